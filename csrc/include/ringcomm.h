@@ -1,0 +1,235 @@
+/* ringcomm.h - the public C interface of ringcomm.
+ *
+ * What it is. A communicator (rc_comm) joins world_size ranks by connected, authenticated stream
+ * sockets that the caller made and hands over (rc_comm_add_lane). Collectives are submitted as
+ * calls (rc_submit), run in the background as works (rc_work) and are waited for, polled or
+ * collected. The core never listens, connects, resolves a name or reads the environment.
+ *
+ * Threads. An rc_engine owns one progress thread and drives every communicator made on it. Every
+ * function may be called from any thread, unless its comment says otherwise. A thread inside
+ * rc_work_wait drives the engine itself; the progress thread does so when nobody waits.
+ *
+ * Order. All ranks must submit the same collectives on a communicator in the same order. Each
+ * frame carries the call's fingerprint, so a difference is RC_MISMATCH on both sides, not a hang.
+ *
+ * Ownership. _create and _free come in pairs; _free takes NULL. Buffers are borrowed from
+ * rc_submit until the work is done. After a failure the content of dst is undefined.
+ *
+ * Errors. Fallible functions return an rc_result. The first failure of a communicator is kept:
+ * every pending and later work of it ends with that error.
+ *
+ * The Python package compiles its declarations from this very file, so between the two guards
+ * below it holds plain declarations and integer macros only.
+ */
+#ifndef RINGCOMM_H
+#define RINGCOMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* -- begin declarations -- */
+
+/* ---- results ---- */
+
+typedef enum rc_result {
+    RC_OK = 0,
+    RC_AGAIN = 1,            /* not yet: still in flight */
+    RC_TIMEOUT = 2,          /* a deadline passed */
+    RC_INVALID_ARGUMENT = 3, /* the caller's mistake; nothing was changed */
+    RC_INVALID_STATE = 4,    /* closed, freed, or used in a forked child */
+    RC_MISMATCH = 5,         /* ranks called different collectives */
+    RC_PEER_LOST = 6,        /* a peer died, left or stopped answering */
+    RC_PROTOCOL = 7,         /* a peer sent bytes that no correct peer sends */
+    RC_SYSTEM = 8,           /* a system call failed; see sys_errno */
+    RC_NO_MEMORY = 9,
+    RC_ABORTED = 10,         /* rc_comm_abort here or on another rank */
+    RC_INTERNAL = 11
+} rc_result;
+
+/* Everything known about a failure. rank, rail and lane are -1 where they do not apply. */
+typedef struct rc_error {
+    rc_result code;
+    int32_t sys_errno;
+    int32_t rank; /* the rank held responsible */
+    int32_t rail;
+    int32_t lane;
+    uint64_t seq;      /* the collective's number on its communicator */
+    double elapsed_s;  /* since that collective was submitted */
+    char message[512]; /* a whole sentence, NUL-terminated */
+} rc_error;
+
+/* Static text for a result: "peer lost", ... Never NULL. */
+const char *rc_result_name(rc_result result);
+
+/* ---- what a collective works on ---- */
+
+typedef enum rc_dtype {
+    RC_F16 = 0,
+    RC_BF16 = 1,
+    RC_F32 = 2,
+    RC_F64 = 3,
+    RC_I8 = 4,
+    RC_U8 = 5,
+    RC_I32 = 6,
+    RC_I64 = 7
+} rc_dtype;
+#define RC_DTYPE_COUNT 8
+
+/* RC_AVG is RC_SUM times 1/world_size (integers: divided, truncated towards zero). */
+typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4 } rc_op;
+#define RC_OP_COUNT 5
+
+/* How elements travel. RC_CODEC_BF16 and _FP16 take RC_F32 and RC_F64 tensors. */
+typedef enum rc_codec { RC_CODEC_NONE = 0, RC_CODEC_BF16 = 1, RC_CODEC_FP16 = 2 } rc_codec;
+#define RC_CODEC_COUNT 3
+
+typedef enum rc_collective {
+    RC_ALLREDUCE = 0,
+    RC_REDUCE_SCATTER = 1,
+    RC_ALLGATHER = 2,
+    RC_BROADCAST = 3,
+    RC_REDUCE = 4,
+    RC_GATHER = 5,
+    RC_SCATTER = 6,
+    RC_ALLTOALL = 7,
+    RC_BARRIER = 8,
+    RC_SEND = 9,
+    RC_RECV = 10
+} rc_collective;
+#define RC_COLLECTIVE_COUNT 11
+
+/* Bytes of one element; 0 for a value that is no dtype. */
+size_t rc_dtype_size(rc_dtype dtype);
+
+/* ---- build and machine ---- */
+
+const char *rc_version(void);
+/* Name of the i-th kernel set of this build ("scalar", "avx2", ...), NULL past the last. */
+const char *rc_kernel_set_name(int index);
+/* 1 where this CPU can run that kernel set. */
+int rc_kernel_set_supported(int index);
+
+/* ---- engine ---- */
+
+typedef struct rc_engine rc_engine;
+
+/* kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU supports. */
+rc_result rc_engine_create(rc_engine **out, const char *kernel_set);
+/* Frees the engine. Its communicators must be freed first; works that are still held stay valid
+ * for rc_work_free only. */
+void rc_engine_free(rc_engine *engine);
+/* Name of the kernel set in use. */
+const char *rc_engine_kernel_set(const rc_engine *engine);
+/* Call in the child after fork(), before anything else: closes every lane's descriptor there, so
+ * that the child neither keeps a peer's connection alive nor can use it. Takes no lock. */
+void rc_engine_after_fork(rc_engine *engine);
+
+/* ---- communicator ---- */
+
+typedef struct rc_comm rc_comm;
+
+typedef struct rc_comm_config {
+    uint32_t size; /* sizeof(rc_comm_config), set by rc_comm_config_init */
+    int32_t rank;
+    int32_t world_size;
+    uint32_t epoch;           /* carried by every frame; frames of another epoch are refused */
+    uint32_t segment_bytes;   /* largest payload of a frame; a multiple of 4096; same on all ranks */
+    uint32_t heartbeat_ms;    /* a lane silent this long sends a heartbeat */
+    uint32_t peer_timeout_ms; /* a peer silent this long is lost */
+} rc_comm_config;
+
+void rc_comm_config_init(rc_comm_config *config);
+rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
+/* Gives the communicator a connected stream socket to peer. rail counts network ports, the same
+ * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
+ * on failure. All lanes are added before rc_comm_start. */
+rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
+/* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
+rc_result rc_comm_start(rc_comm *comm);
+/* Fails all pending and later works here and, naming this rank and reason, on every other rank. */
+void rc_comm_abort(rc_comm *comm, const char *reason);
+/* Says goodbye, sends what is queued and closes, within timeout_ms. Pending works fail. */
+rc_result rc_comm_close(rc_comm *comm, int timeout_ms);
+/* Frees it; closes abruptly if rc_comm_close was not called. */
+void rc_comm_free(rc_comm *comm);
+/* The first failure; code RC_OK if there is none. */
+void rc_comm_error(rc_comm *comm, rc_error *out);
+
+/* Counters since rc_comm_start. */
+typedef struct rc_lane_stats {
+    int32_t peer;
+    int32_t rail;
+    int32_t lane;            /* number of the lane on its link */
+    uint64_t sent_bytes;     /* on the wire, headers included */
+    uint64_t received_bytes;
+    uint64_t sent_frames;
+    uint64_t received_frames;
+    double rate;             /* measured delivery rate, bytes per second; 0 before a measurement */
+} rc_lane_stats;
+
+typedef struct rc_comm_stats {
+    uint64_t works;          /* completed */
+    uint64_t payload_bytes;  /* payload sent, after compression */
+    uint64_t wire_bytes;     /* sent, headers included */
+    double engine_cpu_s;     /* CPU seconds of the progress thread, whole engine */
+    int32_t lanes;
+} rc_comm_stats;
+
+void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
+/* Fills out[0..capacity) and returns the number of lanes there are. */
+int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
+
+/* ---- works ---- */
+
+typedef struct rc_work rc_work;
+
+/* One collective, as this rank calls it. count is in elements:
+ *   allreduce, broadcast, reduce, send, recv   of the tensor
+ *   allgather, gather                          that each rank contributes; dst holds world_size x
+ *   reduce_scatter, scatter                    that each rank receives;    src holds world_size x
+ *   alltoall                                   per pair;           src and dst hold world_size x
+ * src == dst works in place. src is not read on ranks that contribute nothing (broadcast and
+ * scatter off the root), dst not written where nothing arrives (reduce and gather off the root). */
+typedef struct rc_call {
+    uint32_t size; /* sizeof(rc_call) */
+    rc_collective collective;
+    rc_op op;
+    rc_dtype dtype;
+    rc_codec codec;
+    int32_t root; /* of a rooted collective; the other rank of a send or recv; else 0 */
+    uint64_t count;
+    const void *src;
+    void *dst;
+    uint32_t timeout_ms; /* the work fails, and with it the communicator, after this long */
+    int32_t notify;      /* 1: hand the finished work to rc_engine_take_done */
+} rc_call;
+
+/* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that
+ * nothing was submitted; error (may be NULL) then holds the reason. */
+rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error);
+/* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
+ * other result: the work failed with it. */
+rc_result rc_work_wait(rc_work *work, int timeout_ms);
+/* The work's failure; code RC_OK if there is none (yet). */
+void rc_work_error(rc_work *work, rc_error *out);
+/* The collective's number on its communicator. */
+uint64_t rc_work_seq(const rc_work *work);
+/* Seconds from submission to completion; 0 while in flight. */
+double rc_work_elapsed(const rc_work *work);
+/* Lets go of the work. One still in flight goes on; its buffers stay borrowed until it ends, so
+ * wait first, or close the communicator. */
+void rc_work_free(rc_work *work);
+/* Waits for the next finished work that was submitted with notify = 1, in order of completion.
+ * RC_AGAIN after timeout_ms without one. */
+rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
+
+/* -- end declarations -- */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,62 @@
+/* kernels.h - elementwise functions, one table per instruction set.
+ *
+ * Problem. A segment is decoded, reduced and encoded while it is hot in cache. The same arithmetic
+ * must give the same bits on every machine of a job, whatever its instruction set.
+ *
+ * Design. The bodies are written once, in body.h, and compiled once per instruction set; where a
+ * compiler does not find the instruction, a set overrides the body by hand. Every set matches the
+ * scalar one bit for bit, with one exception: where both operands of an f32 or f64 sum or product
+ * are NaN, the payload of the result is unspecified. Encoders turn every NaN into one canonical
+ * NaN (bf16 0x7fc0, fp16 0x7e00).
+ *
+ * Rules. No contraction, no fast math, no flush to zero. 16-bit floats round to nearest even by
+ * integer arithmetic or by an instruction that gives the same bits, subnormals included. fp16
+ * overflow gives infinity. n may be 0; pointers need only the alignment of their element; dst may
+ * be any of the sources, but may not overlap them in another way. Nothing here touches the OS.
+ */
+#ifndef RINGCOMM_KERNELS_H
+#define RINGCOMM_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../include/ringcomm.h"
+
+/* dst[i] = a[i] op b[i]. min and max give NaN if either operand is NaN: min is
+ * (a < b || a != a) ? a : b. Integer sums and products wrap. */
+typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t n);
+
+/* The functions of one 16-bit float format. */
+typedef struct kernel_half {
+    /* dst = E(src * factor), the product in f32 */
+    void (*encode)(uint16_t *dst, const float *src, float factor, size_t n);
+    /* dst = D(src), exact */
+    void (*decode)(float *dst, const uint16_t *src, size_t n);
+    /* dst = E((D(acc) + x * pre) * post), every step rounded in f32 */
+    void (*add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,
+                size_t n);
+    /* the same with a 16-bit x: dst = E((D(acc) + D(x) * pre) * post) */
+    void (*add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float pre, float post,
+                     size_t n);
+} kernel_half;
+
+typedef struct kernel_set {
+    const char *name;
+    int (*supported)(void); /* 1 where this CPU has the instructions */
+    /* [dtype][op]; NULL for RC_F16, RC_BF16 and for RC_AVG */
+    kernel_reduce_fn *reduce[RC_DTYPE_COUNT][RC_OP_COUNT];
+    /* dst = src * factor in the dtype's own precision for f32 and f64; for integers dst = src /
+     * divisor truncated towards zero, with divisor = (int64_t)factor; NULL for 16-bit floats */
+    void (*scale[RC_DTYPE_COUNT])(void *dst, const void *src, double factor, size_t n);
+    kernel_half bf16;
+    kernel_half fp16;
+    void (*f64_to_f32)(float *dst, const double *src, size_t n);
+    void (*f32_to_f64)(double *dst, const float *src, size_t n);
+} kernel_set;
+
+/* i-th set of this build, slowest (scalar) first; NULL past the last. */
+const kernel_set *kernels_at(int index);
+/* The fastest supported set, or the one called name; NULL if name is unknown or unsupported. */
+const kernel_set *kernels_find(const char *name);
+
+#endif

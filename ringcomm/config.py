@@ -1,0 +1,114 @@
+"""Settings: one frozen dataclass, each field with its environment variable in one table.
+
+Invariants: a value is checked when the Config is made, never later; what the caller gives wins
+over the environment, which wins over the default. Nothing else in the package reads a
+RINGCOMM_ variable, save the secret's (bootstrap/secret.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ConfigError
+
+_MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How a communicator is built. Fields that all ranks must share are marked so."""
+
+    interfaces: tuple[str, ...] = ()
+    """Network ports to use, in rail order, as named by the kernel. Empty: every port that is up
+    and real; on a single host, the loopback. A name may stand twice (two rails on one port)."""
+
+    lanes: int = 1
+    """TCP connections per rail and peer, 1 to 16. More than one helps only where a single flow is
+    capped (clouds, link aggregation). Same on all ranks."""
+
+    segment_bytes: int = 256 << 10
+    """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. Same on all
+    ranks."""
+
+    timeout: float = 300.0
+    """Seconds until a collective that has not completed fails, unless the call says otherwise."""
+
+    connect_timeout: float = 30.0
+    """Seconds in which all ranks must have found each other."""
+
+    heartbeat: float = 1.0
+    """Seconds between signs of life on a silent lane."""
+
+    peer_timeout: float = 10.0
+    """Seconds without any sign of life after which a peer is lost."""
+
+    kernel_set: str = ""
+    """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
+    that this CPU supports."""
+
+    insecure: bool = False
+    """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
+
+    secret_file: str = ""
+    """File with the job's secret, mode 0600 (see ``python -m ringcomm keygen``)."""
+
+    secret_fd: int = -1
+    """File descriptor to read the job's secret from; -1: none."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.interfaces, tuple):
+            object.__setattr__(self, "interfaces", tuple(self.interfaces))
+        _check(self, "lanes", 1, 16)
+        _check(self, "segment_bytes", 4096, 4 * _MIB)
+        if self.segment_bytes % 4096:
+            raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
+        _check(self, "timeout", 0.001, 1e6)
+        _check(self, "connect_timeout", 0.1, 1e6)
+        _check(self, "heartbeat", 0.05, 3600)
+        _check(self, "peer_timeout", 0.1, 3600)
+        if self.peer_timeout < 2 * self.heartbeat:
+            raise ConfigError(
+                f"peer_timeout={self.peer_timeout} must be at least twice heartbeat="
+                f"{self.heartbeat}, or healthy peers are declared lost"
+            )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+        """Defaults, then RINGCOMM_* variables, then ``overrides`` (None means not given).
+
+        Raises ConfigError naming the variable whose value cannot be read.
+        """
+        env = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            name = "RINGCOMM_" + field.name.upper()
+            if name in env:
+                values[field.name] = _parse(name, field.default, env[name])
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        return cls(**values)
+
+    def shared_fields(self) -> dict[str, int]:
+        """The fields that must be equal on all ranks; compared when the ranks meet."""
+        return {"lanes": self.lanes, "segment_bytes": self.segment_bytes}
+
+
+def _check(config: Config, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r}: give a number from {low} to {high}")
+
+
+def _parse(name: str, default: Any, text: str) -> Any:
+    try:
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False,
+                    "": False}[text.strip().lower()]
+        if isinstance(default, tuple):
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        return type(default)(text)
+    except (KeyError, ValueError):
+        kind = "1 or 0" if isinstance(default, bool) else f"a value like {default!r}"
+        raise ConfigError(f"{name}={text!r} cannot be read; give {kind}") from None

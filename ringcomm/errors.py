@@ -1,0 +1,89 @@
+"""Every exception of ringcomm: one family, each also a builtin type that users already catch.
+
+Invariants: an error names what happened, who is held responsible (rank, host, rail, lane), during
+which collective (seq) and after how long, and says what to do. Errors survive pickling, so they
+cross process pools whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RingcommError(RuntimeError):
+    """Base of all errors of ringcomm.
+
+    Attributes that do not apply are None:
+        rank: the rank held responsible.
+        host: that rank's host name.
+        rail: index of the network port.
+        lane: index of the connection on its link.
+        seq: number of the collective on its communicator.
+        elapsed: seconds from the collective's submission to the failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        rail: int | None = None,
+        lane: int | None = None,
+        seq: int | None = None,
+        elapsed: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.rail = rail
+        self.lane = lane
+        self.seq = seq
+        self.elapsed = elapsed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), str(self), dict(self.__dict__)))
+
+
+def _rebuild(cls: type[RingcommError], message: str, fields: dict[str, Any]) -> RingcommError:
+    return cls(message, **fields)
+
+
+class ConfigError(RingcommError, ValueError):
+    """A setting, argument or environment variable has a value that cannot work."""
+
+
+class TensorError(RingcommError, TypeError):
+    """A tensor of a kind, dtype, device, layout or size that the call cannot take."""
+
+
+class NotInitializedError(RingcommError):
+    """ringcomm.init was not called, or the communicator is closed."""
+
+
+class BootstrapError(RingcommError, ConnectionError):
+    """The ranks could not all be joined; the message holds a row for each rank and address."""
+
+
+class AuthenticationError(BootstrapError):
+    """A peer does not hold the job's secret, or belongs to another job."""
+
+
+class MismatchError(RingcommError):
+    """Ranks called different collectives, or the same one with different arguments."""
+
+
+class PeerLostError(RingcommError, ConnectionError):
+    """A peer died, left or stopped answering."""
+
+
+class CommTimeoutError(RingcommError, TimeoutError):
+    """A deadline passed before the collective or the wait was over."""
+
+
+class AbortedError(RingcommError):
+    """The communicator was aborted, here or by another rank."""
+
+
+class ProtocolError(RingcommError):
+    """A peer sent bytes that no correct peer sends, or a frame arrived damaged."""
