@@ -206,6 +206,7 @@ typedef struct rc_call {
     void *dst;
     uint32_t timeout_ms; /* the work fails, and with it the communicator, after this long */
     int32_t notify;      /* 1: hand the finished work to rc_engine_take_done */
+    int32_t waits;       /* 1: the caller goes on to rc_work_wait at once */
 } rc_call;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that

@@ -54,6 +54,16 @@ typedef struct kernel_set {
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
 } kernel_set;
 
+/* The sets, one file each; those of another architecture do not exist. */
+extern const kernel_set kernels_scalar;
+#ifdef __x86_64__
+extern const kernel_set kernels_avx2;
+extern const kernel_set kernels_avx512;
+#endif
+#ifdef __aarch64__
+extern const kernel_set kernels_neon;
+#endif
+
 /* i-th set of this build, slowest (scalar) first; NULL past the last. */
 const kernel_set *kernels_at(int index);
 /* The fastest supported set, or the one called name; NULL if name is unknown or unsupported. */

@@ -1,0 +1,62 @@
+"""The cffi builder of ringcomm._core: one public header, compiled and declared from the same text.
+
+The declarations are the part of csrc/include/ringcomm.h between its two marker lines; gcc checks
+each against the sources, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent
+HEADER = ROOT / "csrc" / "include" / "ringcomm.h"
+
+
+def declarations(header: str) -> str:
+    """The header's declarations as cffi takes them: no comments, integer macros left open."""
+    body = header.split("/* -- begin declarations -- */")[1].split("/* -- end declarations -- */")[0]
+    body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+    return re.sub(r"^#define (RC_\w+) \d+$", r"#define \1 ...", body, flags=re.MULTILINE)
+
+
+def sources() -> list[str]:
+    """All C files of the core, relative to the project, in a stable order."""
+    files = (ROOT / "csrc").rglob("*.c")
+    return sorted(str(path.relative_to(ROOT)) for path in files)
+
+
+def version() -> str:
+    """The version, from its one place."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^version = "([^"]+)"$', text, flags=re.MULTILINE)
+    if found is None:
+        raise RuntimeError("pyproject.toml has no version line")
+    return found.group(1)
+
+
+def compile_args() -> list[str]:
+    """Flags for every file. No fast math and no contraction: results are equal bit for bit."""
+    args = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fno-math-errno",
+            "-Wall", "-Wextra"]
+    if os.environ.get("RINGCOMM_WERROR") == "1":
+        args += ["-Wconversion", "-Werror"]
+    return args
+
+
+ffi = FFI()
+ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")))
+ffi.set_source(
+    "ringcomm._core",
+    '#include "csrc/include/ringcomm.h"',
+    sources=sources(),
+    depends=[str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h"))],
+    include_dirs=["."],
+    define_macros=[("RINGCOMM_VERSION", f'"{version()}"'), ("_GNU_SOURCE", "1")],
+    extra_compile_args=compile_args(),
+    extra_link_args=["-pthread", "-Wl,-z,relro,-z,now"],
+    py_limited_api=True,
+)

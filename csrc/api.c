@@ -1,0 +1,290 @@
+/* api.c - the public functions: every argument is checked here, once, and nowhere below.
+ *
+ * The only file that implements rc_comm_*, rc_submit and rc_work_*. A check that fails changes
+ * nothing. Functions that may be called in a forked child look at the engine's `forked` first and
+ * take no lock there.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm.h"
+#include "plan/fingerprint.h"
+
+#ifndef RINGCOMM_VERSION
+#define RINGCOMM_VERSION "unknown"
+#endif
+
+const char *rc_version(void)
+{
+    return RINGCOMM_VERSION;
+}
+
+const char *rc_kernel_set_name(int index)
+{
+    const kernel_set *set = index < 0 ? NULL : kernels_at(index);
+    return set != NULL ? set->name : NULL;
+}
+
+int rc_kernel_set_supported(int index)
+{
+    const kernel_set *set = index < 0 ? NULL : kernels_at(index);
+    return set != NULL && set->supported();
+}
+
+static int is_forked(const rc_engine *engine)
+{
+    return atomic_load(&engine->forked);
+}
+
+/* ---- communicator ---- */
+
+void rc_comm_config_init(rc_comm_config *config)
+{
+    *config = (rc_comm_config){.size = sizeof *config,
+                               .rank = 0,
+                               .world_size = 1,
+                               .segment_bytes = 256 << 10,
+                               .heartbeat_ms = 1000,
+                               .peer_timeout_ms = 10000};
+}
+
+static int config_ok(const rc_comm_config *config)
+{
+    return config->size == sizeof *config && config->world_size >= 1 &&
+           config->world_size <= FINGERPRINT_MAX_ROOT + 1 && config->rank >= 0 &&
+           config->rank < config->world_size && config->segment_bytes >= 4096 &&
+           config->segment_bytes % 4096 == 0 && config->segment_bytes <= 4U << 20 &&
+           config->heartbeat_ms > 0 && config->peer_timeout_ms > 0;
+}
+
+rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config)
+{
+    *out = NULL;
+    if (engine == NULL || config == NULL || !config_ok(config))
+        return RC_INVALID_ARGUMENT;
+    if (is_forked(engine))
+        return RC_INVALID_STATE;
+    return comm_create(out, engine, config);
+}
+
+rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s)
+{
+    int ok = comm != NULL && comm->state == COMM_NEW && peer >= 0 &&
+             peer < comm->env.world_size && peer != comm->env.rank && rail >= 0 &&
+             bytes_per_s >= 0.0;
+    if (ok && fd >= 0)
+        return comm_add_lane(comm, peer, rail, fd, bytes_per_s);
+    if (fd >= 0)
+        close(fd);
+    return RC_INVALID_ARGUMENT;
+}
+
+rc_result rc_comm_start(rc_comm *comm)
+{
+    if (comm == NULL || comm->state != COMM_NEW || is_forked(comm->engine))
+        return RC_INVALID_STATE;
+    for (int rank = 0; rank < comm->env.world_size; rank++)
+        if (comm->env.links[rank] != NULL && comm->env.links[rank]->lane_count == 0)
+            return RC_INVALID_STATE;
+    return comm_start(comm);
+}
+
+void rc_comm_abort(rc_comm *comm, const char *reason)
+{
+    if (comm != NULL && !is_forked(comm->engine))
+        comm_abort(comm, reason != NULL ? reason : "no reason given");
+}
+
+rc_result rc_comm_close(rc_comm *comm, int timeout_ms)
+{
+    if (comm == NULL || is_forked(comm->engine))
+        return RC_INVALID_STATE;
+    return comm_close(comm, timeout_ms < 0 ? 0 : timeout_ms);
+}
+
+void rc_comm_free(rc_comm *comm)
+{
+    if (comm != NULL && !is_forked(comm->engine))
+        comm_free(comm);
+}
+
+void rc_comm_error(rc_comm *comm, rc_error *out)
+{
+    if (is_forked(comm->engine)) {
+        error_clear(out);
+        error_set(out, RC_INVALID_STATE, "this is a forked child");
+        return;
+    }
+    engine_lock(comm->engine);
+    *out = comm->error;
+    engine_unlock(comm->engine);
+}
+
+/* ---- counters ---- */
+
+void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
+{
+    memset(out, 0, sizeof *out);
+    if (is_forked(comm->engine))
+        return;
+    engine_lock(comm->engine);
+    out->works = comm->works_done;
+    out->payload_bytes = comm->payload_bytes;
+    for (int rank = 0; rank < comm->env.world_size; rank++) {
+        const peer_link *ln = &comm->link_storage[rank];
+        out->lanes += ln->lane_count;
+        for (int i = 0; i < ln->lane_count; i++)
+            out->wire_bytes += ln->lanes[i]->sent_bytes;
+    }
+    out->engine_cpu_s = engine_cpu_seconds(comm->engine);
+    engine_unlock(comm->engine);
+}
+
+static rc_lane_stats lane_stats(const lane *l)
+{
+    return (rc_lane_stats){.peer = l->peer,
+                           .rail = l->rail,
+                           .lane = l->index,
+                           .sent_bytes = l->sent_bytes,
+                           .received_bytes = l->received_bytes,
+                           .sent_frames = l->sent_frames,
+                           .received_frames = l->received_frames,
+                           .rate = l->rate * 1e9};
+}
+
+int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)
+{
+    int count = 0;
+    if (is_forked(comm->engine))
+        return 0;
+    engine_lock(comm->engine);
+    for (int rank = 0; rank < comm->env.world_size; rank++) {
+        const peer_link *ln = &comm->link_storage[rank];
+        for (int i = 0; i < ln->lane_count; i++, count++)
+            if (count < capacity)
+                out[count] = lane_stats(ln->lanes[i]);
+    }
+    engine_unlock(comm->engine);
+    return count;
+}
+
+/* ---- works ---- */
+
+static int needs_src(const rc_comm *comm, const rc_call *call)
+{
+    int at_root = comm->env.rank == call->root;
+    switch (call->collective) {
+    case RC_BROADCAST:
+    case RC_SCATTER: return at_root;
+    case RC_BARRIER:
+    case RC_RECV: return 0;
+    default: return 1;
+    }
+}
+
+static int needs_dst(const rc_comm *comm, const rc_call *call)
+{
+    int at_root = comm->env.rank == call->root;
+    switch (call->collective) {
+    case RC_REDUCE:
+    case RC_GATHER: return at_root;
+    case RC_BARRIER:
+    case RC_SEND: return 0;
+    default: return 1;
+    }
+}
+
+static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *error)
+{
+    unsigned collective = call->collective, op = call->op, dtype = call->dtype;
+    unsigned codec = call->codec;
+    if (call->size != sizeof *call || collective >= RC_COLLECTIVE_COUNT || op >= RC_OP_COUNT ||
+        dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT)
+        return error_set(error, RC_INVALID_ARGUMENT, "an unknown collective, op, dtype or codec");
+    if (!codec_supports(call->codec, call->dtype))
+        return error_set(error, RC_INVALID_ARGUMENT, "compression takes f32 and f64 tensors only");
+    if (call->root < 0 || call->root >= comm->env.world_size)
+        return error_set(error, RC_INVALID_ARGUMENT, "rank %d is not in a world of %d", call->root,
+                         comm->env.world_size);
+    if ((collective == RC_SEND || collective == RC_RECV) && call->root == comm->env.rank)
+        return error_set(error, RC_INVALID_ARGUMENT, "a rank cannot send to or receive from itself");
+    if (call->count > FINGERPRINT_MAX_COUNT)
+        return error_set(error, RC_INVALID_ARGUMENT, "more than 2^36 - 1 elements");
+    if (call->count > 0 && ((needs_src(comm, call) && call->src == NULL) ||
+                            (needs_dst(comm, call) && call->dst == NULL)))
+        return error_set(error, RC_INVALID_ARGUMENT, "a buffer is missing");
+    if (call->timeout_ms == 0)
+        return error_set(error, RC_INVALID_ARGUMENT, "a timeout of 0 would fail at once");
+    return RC_OK;
+}
+
+rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error)
+{
+    *out = NULL;
+    if (error != NULL)
+        error_clear(error);
+    if (is_forked(comm->engine))
+        return error_set(error, RC_INVALID_STATE,
+                         "a forked child cannot use its parent's communicator; start workers "
+                         "with spawn, or make a communicator in the child");
+    if (comm->state == COMM_NEW || comm->state == COMM_CLOSED)
+        return error_set(error, RC_INVALID_STATE, "the communicator is %s",
+                         comm->state == COMM_NEW ? "not started" : "closed");
+    RC_TRY(check_call(comm, call, error));
+    rc_result result = comm_submit(comm, call, out);
+    return result == RC_OK ? RC_OK : error_set(error, result, "no memory for a work");
+}
+
+static int is_done(const void *arg)
+{
+    return atomic_load(&((const rc_work *)arg)->result) != RC_AGAIN;
+}
+
+rc_result rc_work_wait(rc_work *work, int timeout_ms)
+{
+    if (timeout_ms > 0 && !is_done(work)) {
+        if (is_forked(work->engine))
+            return RC_INVALID_STATE;
+        uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
+        engine_lock(work->engine);
+        engine_drive(work->engine, is_done, work, deadline);
+        engine_unlock(work->engine);
+    }
+    return (rc_result)atomic_load(&work->result);
+}
+
+void rc_work_error(rc_work *work, rc_error *out)
+{
+    error_clear(out);
+    out->seq = work->seq;
+    if (is_done(work))
+        *out = work->error;
+}
+
+uint64_t rc_work_seq(const rc_work *work)
+{
+    return work->seq;
+}
+
+double rc_work_elapsed(const rc_work *work)
+{
+    return is_done(work) ? clock_seconds(work->submitted, work->finished) : 0.0;
+}
+
+void rc_work_free(rc_work *work)
+{
+    if (work != NULL)
+        work_release(work);
+}
+
+rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out)
+{
+    *out = NULL;
+    if (is_forked(engine))
+        return RC_INVALID_STATE;
+    *out = (rc_work *)engine_pop_done(engine, timeout_ms < 0 ? 0 : timeout_ms);
+    return *out != NULL ? RC_OK : RC_AGAIN;
+}

@@ -1,0 +1,69 @@
+/* pool.c - see pool.h. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+enum { ALIGNMENT = 64 };
+
+void pool_init(pool *p, size_t bytes, int keep)
+{
+    *p = (pool){.bytes = bytes, .keep = keep};
+}
+
+static void release(pool_buffer *buffer)
+{
+    free(buffer->data);
+    free(buffer);
+}
+
+void pool_destroy(pool *p)
+{
+    while (p->free != NULL) {
+        pool_buffer *buffer = p->free;
+        p->free = buffer->next;
+        release(buffer);
+    }
+    p->idle = 0;
+}
+
+static pool_buffer *make(size_t bytes)
+{
+    pool_buffer *buffer = malloc(sizeof *buffer);
+    if (buffer == NULL)
+        return NULL;
+    size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    buffer->data = aligned_alloc(ALIGNMENT, rounded);
+    if (buffer->data == NULL) {
+        free(buffer);
+        return NULL;
+    }
+    return buffer;
+}
+
+pool_buffer *pool_take(pool *p)
+{
+    pool_buffer *buffer = p->free;
+    if (buffer != NULL) {
+        p->free = buffer->next;
+        p->idle--;
+    } else if ((buffer = make(p->bytes)) == NULL) {
+        return NULL;
+    }
+    buffer->next = NULL;
+    p->taken++;
+    return buffer;
+}
+
+void pool_return(pool *p, pool_buffer *buffer)
+{
+    if (buffer == NULL)
+        return;
+    p->taken--;
+    if (p->idle >= p->keep) {
+        release(buffer);
+        return;
+    }
+    buffer->next = p->free;
+    p->free = buffer;
+    p->idle++;
+}

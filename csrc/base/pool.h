@@ -1,0 +1,38 @@
+/* pool.h - reusable buffers of one size.
+ *
+ * A communicator receives each segment into a pool buffer, reduces it there and sends it on from
+ * there, so a buffer's way is: taken, filled by a lane, queued on a link, returned. The most
+ * recently returned buffer is taken first, which keeps the working set in cache; up to `keep`
+ * free buffers are kept, the others go back to the system. Memory in use is bounded by the tensors
+ * in flight, never by what a peer claims.
+ *
+ * Threading: under the engine's lock.
+ */
+#ifndef RINGCOMM_POOL_H
+#define RINGCOMM_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct pool_buffer {
+    struct pool_buffer *next;
+    uint8_t *data; /* aligned to 64 bytes */
+} pool_buffer;
+
+typedef struct pool {
+    pool_buffer *free;
+    size_t bytes; /* of each buffer */
+    int keep;
+    int idle;  /* buffers in the free list */
+    int taken; /* buffers out */
+} pool;
+
+void pool_init(pool *p, size_t bytes, int keep);
+/* Frees the idle buffers; every buffer must have been returned. */
+void pool_destroy(pool *p);
+/* NULL if memory is short. */
+pool_buffer *pool_take(pool *p);
+/* Takes NULL. */
+void pool_return(pool *p, pool_buffer *buffer);
+
+#endif

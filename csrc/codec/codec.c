@@ -1,0 +1,166 @@
+/* codec.c - see codec.h. */
+#include "codec.h"
+
+#include <string.h>
+
+enum { BLOCK = 1024 }; /* elements widened at a time; two f32 blocks stay in the first cache */
+
+size_t rc_dtype_size(rc_dtype dtype)
+{
+    switch (dtype) {
+    case RC_I8:
+    case RC_U8: return 1;
+    case RC_F16:
+    case RC_BF16: return 2;
+    case RC_F32:
+    case RC_I32: return 4;
+    case RC_F64:
+    case RC_I64: return 8;
+    }
+    return 0;
+}
+
+int codec_supports(rc_codec id, rc_dtype dtype)
+{
+    return id == RC_CODEC_NONE || dtype == RC_F32 || dtype == RC_F64;
+}
+
+static const kernel_half *wire_format(const kernel_set *kernels, const rc_call *call)
+{
+    if (call->codec == RC_CODEC_BF16 || (call->codec == RC_CODEC_NONE && call->dtype == RC_BF16))
+        return &kernels->bf16;
+    if (call->codec == RC_CODEC_FP16 || (call->codec == RC_CODEC_NONE && call->dtype == RC_F16))
+        return &kernels->fp16;
+    return NULL;
+}
+
+void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size)
+{
+    *c = (codec){.kernels = kernels,
+                 .half = wire_format(kernels, call),
+                 .dtype = call->dtype,
+                 .op = call->op == RC_AVG ? RC_SUM : call->op,
+                 .pre = 1.0F,
+                 .post = 1.0F,
+                 .elem_bytes = rc_dtype_size(call->dtype)};
+    c->wire_bytes = c->half != NULL ? sizeof(uint16_t) : c->elem_bytes;
+    if (call->op != RC_AVG)
+        return;
+    if (c->half == &kernels->fp16)
+        c->pre = (float)(1.0 / world_size);
+    else if (c->half != NULL)
+        c->post = (float)(1.0 / world_size);
+    else if (c->dtype == RC_F32 || c->dtype == RC_F64)
+        c->plain_post = 1.0 / world_size;
+    else
+        c->plain_post = world_size;
+}
+
+static int is_half_tensor(const codec *c)
+{
+    return c->elem_bytes == sizeof(uint16_t);
+}
+
+int codec_stores_plain(const codec *c)
+{
+    return c->half == NULL || is_half_tensor(c);
+}
+
+int codec_sends_plain(const codec *c)
+{
+    return codec_stores_plain(c) && c->pre == 1.0F;
+}
+
+/* n elements of src, at most BLOCK, as f32: where they lie, or widened into room. */
+static const float *as_f32(const codec *c, const void *src, size_t start, size_t n, float *room)
+{
+    if (c->dtype == RC_F32)
+        return (const float *)src + start;
+    if (c->dtype == RC_F64)
+        c->kernels->f64_to_f32(room, (const double *)src + start, n);
+    else
+        c->half->decode(room, (const uint16_t *)src + start, n);
+    return room;
+}
+
+static size_t block_at(size_t start, size_t n)
+{
+    return n - start < BLOCK ? n - start : BLOCK;
+}
+
+void codec_encode(const codec *c, void *wire, const void *src, size_t n)
+{
+    if (c->half == NULL) {
+        memcpy(wire, src, n * c->elem_bytes);
+        return;
+    }
+    float room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        c->half->encode((uint16_t *)wire + start, as_f32(c, src, start, count, room), c->pre,
+                        count);
+    }
+}
+
+/* Any op but a sum: widened, reduced and encoded block by block. */
+static void reduce_widened(const codec *c, uint16_t *out, const uint16_t *wire, const void *src,
+                           size_t n)
+{
+    float acc[BLOCK], room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        c->half->decode(acc, wire + start, count);
+        c->kernels->reduce[RC_F32][c->op](acc, acc, as_f32(c, src, start, count, room), count);
+        c->half->encode(out + start, acc, 1.0F, count);
+    }
+}
+
+static void reduce_half(const codec *c, uint16_t *out, const uint16_t *wire, const void *src,
+                        size_t n, float post)
+{
+    if (c->op != RC_SUM) {
+        reduce_widened(c, out, wire, src, n);
+        return;
+    }
+    if (is_half_tensor(c)) {
+        c->half->add_half(out, wire, src, c->pre, post, n);
+        return;
+    }
+    float room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        c->half->add(out + start, wire + start, as_f32(c, src, start, count, room), c->pre, post,
+                     count);
+    }
+}
+
+void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last)
+{
+    if (c->half != NULL) {
+        reduce_half(c, out, wire, src, n, last ? c->post : 1.0F);
+        return;
+    }
+    c->kernels->reduce[c->dtype][c->op](out, wire, src, n);
+    if (last && c->plain_post != 0.0)
+        c->kernels->scale[c->dtype](out, out, c->plain_post, n);
+}
+
+void codec_store(const codec *c, void *dst, const void *wire, size_t n)
+{
+    if (codec_stores_plain(c)) {
+        if (dst != wire)
+            memmove(dst, wire, n * c->elem_bytes);
+        return;
+    }
+    float room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        const uint16_t *from = (const uint16_t *)wire + start;
+        if (c->dtype == RC_F32) {
+            c->half->decode((float *)dst + start, from, count);
+        } else {
+            c->half->decode(room, from, count);
+            c->kernels->f32_to_f64((double *)dst + start, room, count);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+/* codec.h - how elements travel, and how they are reduced on the way.
+ *
+ * A codec ties together what a call asks for (dtype, op, compression) with the kernels that do it.
+ * The wire holds either the tensor's own bits ("plain") or 16-bit floats. Sums of 16-bit floats
+ * are made in f32 and rounded once per hop:
+ *
+ *   first hop   wire = E(src * pre)
+ *   reduce hop  wire = E(D(wire) op src * pre)          in f32
+ *   last hop    wire = E((D(wire) op src * pre) * post) in f32, by the chunk's owner
+ *   store       dst  = D(wire)                          also by the owner, of its own encoding
+ *
+ * An average is a sum times 1/world_size: by `pre` on every rank for fp16, whose range the sum
+ * could leave, by `post` at the owner for everything else. Integers are divided by the owner.
+ *
+ * Pure: no state beyond the struct, no OS, no allocation. n may be 0.
+ */
+#ifndef RINGCOMM_CODEC_H
+#define RINGCOMM_CODEC_H
+
+#include <stddef.h>
+
+#include "../include/ringcomm.h"
+#include "../kernels/kernels.h"
+
+typedef struct codec {
+    const kernel_set *kernels;
+    const kernel_half *half; /* the wire's 16-bit format; NULL if the wire holds the dtype's bits */
+    rc_dtype dtype;
+    rc_op op;          /* RC_SUM in place of RC_AVG */
+    float pre;         /* of 16-bit wires */
+    float post;        /* of 16-bit wires */
+    double plain_post; /* of the others: factor, or divisor for integers; 0: none */
+    size_t elem_bytes; /* in memory */
+    size_t wire_bytes; /* of one element */
+} codec;
+
+/* dtype and codec must go together (codec_supports). */
+void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);
+/* 1 if tensors of dtype can travel by this codec. */
+int codec_supports(rc_codec id, rc_dtype dtype);
+
+/* 1 if the first hop may send src as it lies in memory. */
+int codec_sends_plain(const codec *c);
+/* 1 if what arrives may be received straight into dst. */
+int codec_stores_plain(const codec *c);
+
+/* wire = E(src * pre). */
+void codec_encode(const codec *c, void *wire, const void *src, size_t n);
+/* out = wire op src; out may be wire, or with a plain store dst. last: the owner's hop. */
+void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last);
+/* dst = D(wire). */
+void codec_store(const codec *c, void *dst, const void *wire, size_t n);
+
+#endif

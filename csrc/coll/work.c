@@ -1,0 +1,330 @@
+/* work.c - see work.h. */
+#include "work.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "../plan/fingerprint.h"
+
+/* ---- frames ---- */
+
+out_frame *work_env_frame(work_env *env)
+{
+    out_frame *frame = env->frames;
+    if (frame != NULL)
+        env->frames = frame->next;
+    else if ((frame = malloc(sizeof *frame)) == NULL)
+        return NULL;
+    memset(frame, 0, sizeof *frame);
+    return frame;
+}
+
+void work_env_release(work_env *env, out_frame *frame)
+{
+    rc_work *w = frame->owner;
+    pool_return(&env->buffers, frame->buffer);
+    if (w == NULL) { /* a control frame, which has its own size */
+        free(frame);
+        return;
+    }
+    w->sends_left--;
+    frame->next = env->frames;
+    env->frames = frame;
+}
+
+int work_env_encode(work_env *env, out_frame *frame)
+{
+    if (frame->encode_src == NULL)
+        return 1;
+    const rc_work *w = frame->owner;
+    if ((frame->buffer = pool_take(&env->buffers)) == NULL)
+        return 0;
+    codec_encode(&w->codec, frame->buffer->data, frame->encode_src, frame->encode_count);
+    frame->payload = frame->buffer->data;
+    frame->encode_src = NULL;
+    return 1;
+}
+
+void work_env_destroy(work_env *env)
+{
+    while (env->frames != NULL) {
+        out_frame *frame = env->frames;
+        env->frames = frame->next;
+        free(frame);
+    }
+    pool_destroy(&env->buffers);
+}
+
+/* ---- life ---- */
+
+rc_work *work_create(rc_engine *engine, const rc_call *call)
+{
+    rc_work *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return NULL;
+    w->engine = engine;
+    w->call = *call;
+    w->fingerprint = fingerprint_of(call);
+    w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
+    w->submitted = clock_ns();
+    w->deadline = w->submitted + (uint64_t)call->timeout_ms * CLOCK_MS;
+    error_clear(&w->error);
+    atomic_init(&w->result, RC_AGAIN);
+    atomic_init(&w->references, 2);
+    return w;
+}
+
+void work_retain(rc_work *w)
+{
+    atomic_fetch_add(&w->references, 1);
+}
+
+void work_release(rc_work *w)
+{
+    if (atomic_fetch_sub(&w->references, 1) > 1)
+        return;
+    if (w->seen != w->seen_few)
+        free(w->seen);
+    free(w);
+}
+
+int work_complete(const rc_work *w)
+{
+    return w->receives_left == 0 && w->sends_left == 0;
+}
+
+void work_finish(rc_work *w, rc_result result, const rc_error *error)
+{
+    w->finished = clock_ns();
+    if (result != RC_OK) {
+        w->error = *error;
+        w->error.code = result;
+        w->error.elapsed_s = clock_seconds(w->submitted, w->finished);
+    }
+    w->error.seq = w->seq;
+    w->env = NULL;
+    atomic_store(&w->result, result);
+}
+
+/* ---- geometry ---- */
+
+static const uint8_t *src_at(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    uint64_t elems = plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
+    return (const uint8_t *)w->call.src + elems * w->codec.elem_bytes;
+}
+
+static uint8_t *dst_at(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    uint64_t elems = plan_dst_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
+    return (uint8_t *)w->call.dst + elems * w->codec.elem_bytes;
+}
+
+/* Bits are laid out by (phase, chunk, segment), all chunks as long as the first. */
+static uint64_t frame_number(const rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
+{
+    uint64_t per_chunk = plan_segments(&w->plan, 0);
+    uint64_t phase = step >= plan_reduce_hops(&w->plan);
+    return (phase * w->plan.chunks + chunk) * per_chunk + segment;
+}
+
+static rc_result make_bits(rc_work *w)
+{
+    uint64_t words = (2 * (uint64_t)w->plan.chunks * plan_segments(&w->plan, 0) + 63) / 64;
+    w->seen = w->seen_few;
+    if (words > sizeof w->seen_few / sizeof *w->seen_few)
+        w->seen = calloc(words, sizeof *w->seen);
+    if (w->seen != NULL)
+        return RC_OK;
+    w->seen = w->seen_few;
+    return RC_NO_MEMORY;
+}
+
+/* ---- sending ---- */
+
+static out_frame *make_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
+{
+    out_frame *frame = work_env_frame(w->env);
+    if (frame == NULL)
+        return NULL;
+    uint64_t elems = plan_segment_elems(&w->plan, chunk, segment);
+    frame->owner = w;
+    frame->header = (frame_header){.type = FRAME_DATA,
+                                   .flags = w->flags,
+                                   .epoch = w->env->epoch,
+                                   .seq = w->seq,
+                                   .fingerprint = w->fingerprint,
+                                   .chunk = chunk,
+                                   .segment = segment,
+                                   .step = (uint16_t)step,
+                                   .length = (uint32_t)(elems * w->codec.wire_bytes)};
+    return frame;
+}
+
+static rc_result start_chunk(rc_work *w, uint32_t chunk)
+{
+    peer_link *to = w->env->links[plan_rank_at(&w->plan, chunk, 1)];
+    for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++) {
+        out_frame *frame = make_frame(w, chunk, segment, 0);
+        if (frame == NULL)
+            return RC_NO_MEMORY;
+        if (codec_sends_plain(&w->codec)) {
+            frame->payload = src_at(w, chunk, segment);
+        } else {
+            frame->encode_src = src_at(w, chunk, segment);
+            frame->encode_count = plan_segment_elems(&w->plan, chunk, segment);
+        }
+        link_queue(to, frame);
+    }
+    return RC_OK;
+}
+
+/* Chunks that start here, first those for the next rank: every rank begins with another receiver,
+ * so that no switch port sees many senders at once. */
+static rc_result start_chunks(rc_work *w)
+{
+    const plan *p = &w->plan;
+    work_env *env = w->env;
+    for (int distance = 1; distance < p->world_size; distance++) {
+        int peer = (p->rank + distance) % p->world_size;
+        for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+            if (plan_hops(p, chunk) > 0 && plan_rank_at(p, chunk, 0) == p->rank &&
+                plan_rank_at(p, chunk, 1) == peer)
+                RC_TRY(start_chunk(w, chunk));
+    }
+    for (int peer = 0; peer < env->world_size; peer++) /* a failure here may end the work */
+        if (env->links[peer] != NULL)
+            link_pump(env->links[peer]);
+    return RC_OK;
+}
+
+/* dst = D(E(src)): what others get of this chunk is what this rank keeps of it. */
+static void keep_encoded(const rc_work *w, uint32_t chunk)
+{
+    enum { PART = 1024 };
+    uint16_t wire[PART];
+    uint64_t elems = plan_chunk_elems(&w->plan, chunk);
+    for (uint64_t start = 0; start < elems; start += PART) {
+        size_t n = (size_t)(elems - start < PART ? elems - start : PART);
+        size_t offset = start * w->codec.elem_bytes;
+        codec_encode(&w->codec, wire, src_at(w, chunk, 0) + offset, n);
+        codec_store(&w->codec, dst_at(w, chunk, 0) + offset, wire, n);
+    }
+}
+
+/* Chunks that stay here, and own chunks of which the collective leaves a copy here. */
+static void keep_own(const rc_work *w)
+{
+    const plan *p = &w->plan;
+    int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
+        if (plan_rank_at(p, chunk, 0) != p->rank || (plan_hops(p, chunk) > 0 && !copies))
+            continue;
+        size_t bytes = plan_chunk_elems(p, chunk) * w->codec.elem_bytes;
+        if (p->world_size > 1 && !codec_stores_plain(&w->codec))
+            keep_encoded(w, chunk);
+        else if (bytes > 0 && dst_at(w, chunk, 0) != src_at(w, chunk, 0))
+            memmove(dst_at(w, chunk, 0), src_at(w, chunk, 0), bytes);
+    }
+}
+
+rc_result work_start(rc_work *w, work_env *env)
+{
+    w->env = env;
+    codec_init(&w->codec, env->engine->kernels, &w->call, env->world_size);
+    plan_init(&w->plan, &w->call, env->rank, env->world_size,
+              env->segment_bytes / w->codec.wire_bytes);
+    w->receives_left = plan_receives(&w->plan, -1);
+    w->sends_left = plan_sends(&w->plan, -1);
+    RC_TRY(make_bits(w));
+    keep_own(w);
+    return start_chunks(w);
+}
+
+/* ---- receiving ---- */
+
+rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error)
+{
+    const plan *p = &w->plan;
+    if (h->chunk >= p->chunks || h->step >= plan_hops(p, h->chunk) ||
+        h->segment >= plan_segments(p, h->chunk) ||
+        plan_rank_at(p, h->chunk, h->step + 1U) != p->rank ||
+        plan_rank_at(p, h->chunk, h->step) != from)
+        return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u is not expected",
+                         h->segment, h->chunk, h->step);
+    uint64_t elems = plan_segment_elems(p, h->chunk, h->segment);
+    if (h->length != elems * w->codec.wire_bytes)
+        return error_set(error, RC_PROTOCOL, "a segment has %u bytes, not %llu", h->length,
+                         (unsigned long long)(elems * w->codec.wire_bytes));
+    uint64_t number = frame_number(w, h->chunk, h->segment, h->step);
+    uint64_t bit = UINT64_C(1) << number % 64;
+    if (w->seen[number / 64] & bit)
+        return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u came twice",
+                         h->segment, h->chunk, h->step);
+    w->seen[number / 64] |= bit;
+    place->owner = w;
+    if (h->step >= plan_reduce_hops(p) && codec_stores_plain(&w->codec)) {
+        place->data = dst_at(w, h->chunk, h->segment);
+        return RC_OK;
+    }
+    if ((place->buffer = pool_take(&w->env->buffers)) == NULL)
+        return error_set(error, RC_NO_MEMORY, "no memory for a segment of %u bytes",
+                         w->env->segment_bytes);
+    place->data = place->buffer->data;
+    return RC_OK;
+}
+
+/* Reduces a segment that came in a pool buffer, and stores it if its sum is complete. Returns where
+ * its outgoing payload lies; *buffer is NULL afterwards if that is not the buffer. */
+static const uint8_t *reduce(rc_work *w, const frame_header *h, pool_buffer **buffer)
+{
+    size_t n = plan_segment_elems(&w->plan, h->chunk, h->segment);
+    const uint8_t *src = src_at(w, h->chunk, h->segment);
+    uint8_t *data = (*buffer)->data;
+    int last = h->step + 1U == plan_reduce_hops(&w->plan);
+    if (!last || !codec_stores_plain(&w->codec)) {
+        codec_reduce(&w->codec, data, data, src, n, last);
+        if (last)
+            codec_store(&w->codec, dst_at(w, h->chunk, h->segment), data, n);
+        return data;
+    }
+    uint8_t *dst = dst_at(w, h->chunk, h->segment);
+    codec_reduce(&w->codec, dst, data, src, n, 1);
+    pool_return(&w->env->buffers, *buffer);
+    *buffer = NULL;
+    return dst;
+}
+
+static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,
+                         pool_buffer *buffer)
+{
+    if (h->step + 1U == plan_hops(&w->plan, h->chunk)) {
+        pool_return(&w->env->buffers, buffer);
+        return RC_OK;
+    }
+    out_frame *frame = make_frame(w, h->chunk, h->segment, h->step + 1U);
+    if (frame == NULL) {
+        pool_return(&w->env->buffers, buffer);
+        return RC_NO_MEMORY;
+    }
+    frame->payload = payload;
+    frame->buffer = buffer;
+    link_send(w->env->links[plan_rank_at(&w->plan, h->chunk, h->step + 2U)], frame);
+    return RC_OK;
+}
+
+rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
+{
+    pool_buffer *buffer = place->buffer;
+    const uint8_t *payload = place->data;
+    *place = (rx_place){0};
+    w->receives_left--;
+    if (h->step < plan_reduce_hops(&w->plan))
+        payload = reduce(w, h, &buffer);
+    else if (buffer != NULL)
+        codec_store(&w->codec, dst_at(w, h->chunk, h->segment), payload,
+                    plan_segment_elems(&w->plan, h->chunk, h->segment));
+    return send_on(w, h, payload, buffer);
+}

@@ -1,0 +1,86 @@
+/* work.h - one collective in flight: runs a plan over links with a codec.
+ *
+ * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
+ * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
+ * whatever the state of the others. The work is done when every frame it must receive has arrived
+ * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
+ *
+ * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
+ * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
+ * there. src is only read. So nothing is copied that does not change.
+ *
+ * Invariants. The exactly-once bit of a frame is set before its payload is used. After work_finish
+ * the caller's memory is not touched. Threading: under the engine's lock, but for the fields
+ * marked atomic.
+ */
+#ifndef RINGCOMM_WORK_H
+#define RINGCOMM_WORK_H
+
+#include <stdatomic.h>
+
+#include "../codec/codec.h"
+#include "../net/link.h"
+#include "../plan/plan.h"
+
+/* What the works of one communicator share. */
+typedef struct work_env {
+    rc_engine *engine;
+    int rank;
+    int world_size;
+    uint32_t epoch;
+    uint32_t segment_bytes;
+    peer_link **links; /* by rank; NULL for this rank */
+    pool buffers;      /* of segment_bytes */
+    out_frame *frames; /* free list */
+} work_env;
+
+struct rc_work {
+    engine_done done_entry; /* first: rc_engine_take_done hands it back */
+    struct rc_work *next, *prev; /* in the communicator's list of active works */
+    rc_engine *engine;
+    work_env *env; /* valid while active */
+    rc_call call;
+    uint64_t seq;
+    uint64_t fingerprint;
+    uint16_t flags; /* of its frames: 0 or FRAME_P2P */
+    plan plan;
+    codec codec;
+    uint64_t receives_left, sends_left;
+    uint64_t *seen; /* a bit per (chunk, segment, phase) */
+    uint64_t seen_few[4];
+    uint64_t submitted, deadline, finished; /* ns */
+    atomic_int result;     /* RC_AGAIN while in flight */
+    atomic_int references; /* the caller's and the communicator's */
+    rc_error error;        /* written before result */
+};
+
+/* Makes the work; only what needs no lock. NULL if memory is short. */
+rc_work *work_create(rc_engine *engine, const rc_call *call);
+void work_retain(rc_work *w);
+/* Drops one reference; the last one frees. */
+void work_release(rc_work *w);
+
+/* Lays out the plan and queues what starts here. Returns RC_NO_MEMORY or RC_OK; the work may be
+ * complete afterwards (work_complete). */
+rc_result work_start(rc_work *w, work_env *env);
+int work_complete(const rc_work *w);
+
+/* A data frame of this work begins to arrive from a peer: checks every field against the plan and
+ * says where the payload goes. RC_PROTOCOL with the reason in error. */
+rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
+/* Its payload is there. Takes over the place's buffer. */
+rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
+
+/* Ends the work with a result; error says why unless result is RC_OK. Its frames must be out of
+ * all queues. */
+void work_finish(rc_work *w, rc_result result, const rc_error *error);
+
+/* Frames come from a free list. NULL if memory is short. */
+out_frame *work_env_frame(work_env *env);
+/* Returns a frame, its pool buffer and its count in the work it belongs to. */
+void work_env_release(work_env *env, out_frame *frame);
+/* Encodes the payload of a data frame if that is still to be done. 0 if memory is short. */
+int work_env_encode(work_env *env, out_frame *frame);
+void work_env_destroy(work_env *env);
+
+#endif

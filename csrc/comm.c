@@ -1,0 +1,437 @@
+/* comm.c - life of a communicator, submission of works, and the one way to fail. See comm.h. */
+#include "comm.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+enum { BUFFERS_KEPT = 64 };
+
+/* ---- works ---- */
+
+static void append_active(rc_comm *c, rc_work *w)
+{
+    w->next = NULL;
+    w->prev = c->active_tail;
+    if (c->active_tail != NULL)
+        c->active_tail->next = w;
+    else
+        c->active_head = w;
+    c->active_tail = w;
+    c->engine->active++;
+}
+
+static void remove_active(rc_comm *c, rc_work *w)
+{
+    if (w->prev != NULL)
+        w->prev->next = w->next;
+    else
+        c->active_head = w->next;
+    if (w->next != NULL)
+        w->next->prev = w->prev;
+    else
+        c->active_tail = w->prev;
+    c->engine->active--;
+}
+
+static void finish(rc_comm *c, rc_work *w, rc_result result)
+{
+    if (w->call.notify)
+        work_retain(w);
+    work_finish(w, result, &c->error);
+    if (w->call.notify)
+        engine_push_done(c->engine, &w->done_entry);
+    engine_changed(c->engine);
+    work_release(w);
+}
+
+void comm_finish_complete(rc_comm *c, rc_work *w)
+{
+    if (c->state != COMM_RUNNING || w->env == NULL || !work_complete(w))
+        return;
+    c->works_done++;
+    remove_active(c, w);
+    finish(c, w, RC_OK);
+}
+
+/* A peer that has left calls nothing any more: what it has not called cannot complete. */
+static int needs(const rc_work *w, const peer_link *ln)
+{
+    if (w->flags & FRAME_P2P)
+        return w->call.root == ln->peer;
+    return w->seq >= ln->left_at;
+}
+
+static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
+{
+    if (ln->goodbyes == ln->lane_count && needs(w, ln))
+        comm_fail_text(c, RC_PEER_LOST, ln->peer,
+                       "rank %d has shut down without taking part in it", ln->peer);
+}
+
+void comm_check_left(rc_comm *c, const peer_link *ln)
+{
+    for (rc_work *w = c->active_head; w != NULL && c->state == COMM_RUNNING; w = w->next)
+        check_work_left(c, w, ln);
+}
+
+static void note_call(rc_comm *c, const rc_work *w)
+{
+    if (w->call.collective == RC_RECV)
+        c->env.links[w->call.root]->received++;
+    if (w->flags & FRAME_P2P)
+        return;
+    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
+    c->called++;
+}
+
+static void start(rc_comm *c, rc_work *w)
+{
+    if (c->state != COMM_RUNNING) {
+        finish(c, w, c->error.code);
+        return;
+    }
+    work_retain(w); /* it may end below */
+    note_call(c, w);
+    append_active(c, w);
+    engine_schedule(c->engine, &c->member, w->deadline);
+    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
+        if (c->env.links[rank] != NULL)
+            check_work_left(c, w, c->env.links[rank]);
+    if (c->state == COMM_RUNNING && work_start(w, &c->env) != RC_OK)
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+    if (w->env != NULL)
+        comm_announce(c, w);
+    if (w->env != NULL)
+        comm_replay_early(c, w);
+    comm_finish_complete(c, w);
+    work_release(w);
+}
+
+static void drain(engine_member *member)
+{
+    rc_comm *c = (rc_comm *)member;
+    pthread_mutex_lock(&c->engine->inbox_lock);
+    rc_work *list = c->inbox_head;
+    c->inbox_head = c->inbox_tail = NULL;
+    pthread_mutex_unlock(&c->engine->inbox_lock);
+    while (list != NULL) {
+        rc_work *w = list;
+        list = w->next;
+        start(c, w);
+    }
+}
+
+static void number(rc_comm *c, rc_work *w)
+{
+    if (w->call.collective == RC_SEND)
+        w->seq = c->env.links[w->call.root]->sends++;
+    else if (w->call.collective == RC_RECV)
+        w->seq = c->env.links[w->call.root]->receives++;
+    else
+        w->seq = c->next_seq++;
+}
+
+rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
+{
+    rc_work *w = work_create(c->engine, call);
+    if (w == NULL)
+        return RC_NO_MEMORY;
+    pthread_mutex_lock(&c->engine->inbox_lock);
+    number(c, w);
+    w->next = NULL;
+    if (c->inbox_tail != NULL)
+        c->inbox_tail->next = w;
+    else
+        c->inbox_head = w;
+    c->inbox_tail = w;
+    pthread_mutex_unlock(&c->engine->inbox_lock);
+    *out = w;
+    engine_submit(c->engine, call->waits);
+    return RC_OK;
+}
+
+/* ---- control frames ---- */
+
+void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
+                       uint64_t fingerprint, uint16_t flags, int lane)
+{
+    uint8_t text[FRAME_TEXT_BYTES];
+    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error) : 0;
+    out_frame *frame = calloc(1, sizeof *frame + length);
+    if (frame == NULL)
+        return; /* each kind is repeated by a later one, or by the closed connection */
+    memcpy(frame->text, text, length);
+    frame->payload = frame->text;
+    frame->header = (frame_header){.type = (uint8_t)type,
+                                   .flags = flags,
+                                   .epoch = c->config.epoch,
+                                   .seq = seq,
+                                   .fingerprint = fingerprint,
+                                   .length = length};
+    link_control(ln, frame, lane);
+}
+
+/* ---- failure ---- */
+
+static void drop_queue(rc_comm *c, frame_queue *queue)
+{
+    out_frame *frame;
+    while ((frame = queue_pop(queue)) != NULL)
+        work_env_release(&c->env, frame);
+}
+
+static void detach_link(rc_comm *c, peer_link *ln)
+{
+    drop_queue(c, &ln->queue);
+    drop_queue(c, &ln->held[0]);
+    drop_queue(c, &ln->held[1]);
+    for (int i = 0; i < ln->lane_count; i++) {
+        lane *l = ln->lanes[i];
+        pool_return(&c->env.buffers, l->rx_place.buffer);
+        l->rx_place = (rx_place){0};
+        lane_detach(l);
+    }
+}
+
+static void end_works(rc_comm *c)
+{
+    while (c->active_head != NULL) {
+        rc_work *w = c->active_head;
+        remove_active(c, w);
+        finish(c, w, c->error.code);
+    }
+}
+
+void comm_fail(rc_comm *c, const rc_error *error)
+{
+    if (c->state != COMM_RUNNING)
+        return;
+    c->state = COMM_FAILED;
+    c->error = *error;
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL)
+            detach_link(c, c->env.links[rank]);
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL)
+            comm_send_control(c, c->env.links[rank], FRAME_ABORT, error->seq, 0, 0, -1);
+    comm_drop_early(c);
+    end_works(c);
+}
+
+rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
+{
+    rc_error error;
+    char text[sizeof error.message];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    error_clear(&error);
+    error_set(&error, code, "%s", text);
+    error.rank = rank;
+    comm_fail(c, &error);
+    return code;
+}
+
+/* ---- life ---- */
+
+static rc_result make_links(rc_comm *c)
+{
+    size_t n = (size_t)c->env.world_size;
+    c->link_storage = calloc(n, sizeof *c->link_storage);
+    c->env.links = calloc(n, sizeof *c->env.links);
+    if (c->link_storage == NULL || c->env.links == NULL)
+        return RC_NO_MEMORY;
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = &c->link_storage[rank];
+        ln->peer = rank;
+        ln->owner = c;
+        ln->prepare = comm_prepare_frame;
+        ln->credit = (uint64_t)LINK_CREDIT_SEGMENTS * c->config.segment_bytes;
+        ln->left_at = UINT64_MAX;
+        ln->lanes = calloc(LINK_MAX_LANES, sizeof(lane *));
+        if (ln->lanes == NULL)
+            return RC_NO_MEMORY;
+        if (rank != c->env.rank)
+            c->env.links[rank] = ln;
+    }
+    return RC_OK;
+}
+
+static void destroy(rc_comm *c)
+{
+    for (int rank = 0; c->link_storage != NULL && rank < c->env.world_size; rank++) {
+        peer_link *ln = &c->link_storage[rank];
+        for (int i = 0; ln->lanes != NULL && i < ln->lane_count; i++)
+            free(ln->lanes[i]);
+        free(ln->lanes);
+    }
+    free(c->link_storage);
+    free(c->env.links);
+    work_env_destroy(&c->env);
+    free(c);
+}
+
+rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config)
+{
+    rc_comm *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return RC_NO_MEMORY;
+    c->engine = engine;
+    c->config = *config;
+    c->member = (engine_member){.drain = drain, .tick = comm_tick};
+    c->env = (work_env){.engine = engine,
+                        .rank = config->rank,
+                        .world_size = config->world_size,
+                        .epoch = config->epoch,
+                        .segment_bytes = config->segment_bytes};
+    pool_init(&c->env.buffers, config->segment_bytes, BUFFERS_KEPT);
+    error_clear(&c->error);
+    if (make_links(c) != RC_OK) {
+        destroy(c);
+        return RC_NO_MEMORY;
+    }
+    engine_lock(engine);
+    engine_join(engine, &c->member);
+    engine_unlock(engine);
+    *out = c;
+    return RC_OK;
+}
+
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
+{
+    lane *l = calloc(1, sizeof *l);
+    peer_link *ln = &c->link_storage[peer];
+    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
+        free(l);
+        close(fd);
+        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
+    }
+    l->engine = c->engine;
+    l->handler = &comm_lane_handler;
+    l->link = ln;
+    l->rail = rail;
+    l->index = ln->lane_count;
+    l->peer = peer;
+    l->rate = bytes_per_s * 1e-9;
+    l->source.fd = fd;
+    l->source.events = 0;
+    ln->lanes[ln->lane_count++] = l;
+    return RC_OK;
+}
+
+static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
+{
+    RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
+    if (ln->lane_count > 1)
+        lane_limit_backlog(l);
+    return RC_OK;
+}
+
+rc_result comm_start(rc_comm *c)
+{
+    rc_result result = RC_OK;
+    engine_lock(c->engine);
+    c->state = COMM_RUNNING;
+    c->last_tick = clock_ns();
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            if (open_lane(c, ln, ln->lanes[i]) != RC_OK)
+                result = RC_SYSTEM;
+    }
+    engine_schedule(c->engine, &c->member, clock_ns() + comm_tick_interval(c));
+    if (result != RC_OK)
+        comm_fail_text(c, result, -1, "a lane's descriptor is not a usable socket");
+    engine_unlock(c->engine);
+    return result;
+}
+
+void comm_abort(rc_comm *c, const char *reason)
+{
+    engine_lock(c->engine);
+    comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d aborted: %s", c->env.rank, reason);
+    engine_unlock(c->engine);
+}
+
+/* 1 when all that was sent has reached the peers' hosts. */
+static int is_flushed(const void *arg)
+{
+    const rc_comm *c = arg;
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        const peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            if (ln->lanes[i]->source.fd >= 0 && lane_unacked(ln->lanes[i]) > 0)
+                return 0;
+    }
+    return 1;
+}
+
+static void say_goodbye(rc_comm *c)
+{
+    c->leaving = 1;
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            comm_send_control(c, ln, FRAME_GOODBYE, c->called, 0, 0, i);
+    }
+}
+
+static void close_lanes(rc_comm *c)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = &c->link_storage[rank];
+        for (int i = 0; i < ln->lane_count; i++)
+            if (c->state == COMM_NEW)
+                close(ln->lanes[i]->source.fd);
+            else
+                lane_close(ln->lanes[i]);
+    }
+}
+
+rc_result comm_close(rc_comm *c, int timeout_ms)
+{
+    enum { LOOK_EVERY_MS = 1 };
+    engine_lock(c->engine);
+    drain(&c->member);
+    if (c->active_head != NULL)
+        comm_fail_text(c, RC_ABORTED, c->env.rank,
+                       "rank %d closed its communicator with collectives in flight", c->env.rank);
+    if (c->state == COMM_RUNNING)
+        say_goodbye(c);
+    uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
+    while (c->state != COMM_NEW && !is_flushed(c) && now < deadline) {
+        engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS);
+        now = clock_ns();
+    }
+    rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;
+    if (c->state == COMM_RUNNING) {
+        error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
+        comm_drop_early(c);
+    }
+    close_lanes(c);
+    c->state = COMM_CLOSED;
+    engine_unlock(c->engine);
+    return result;
+}
+
+void comm_free(rc_comm *c)
+{
+    engine_lock(c->engine);
+    if (c->state == COMM_RUNNING)
+        comm_fail_text(c, RC_ABORTED, c->env.rank, "rank %d freed its communicator", c->env.rank);
+    if (c->state != COMM_CLOSED)
+        close_lanes(c);
+    c->state = COMM_CLOSED;
+    drain(&c->member);
+    engine_leave(c->engine, &c->member);
+    engine_quiesce(c->engine);
+    engine_unlock(c->engine);
+    destroy(c);
+}

@@ -1,0 +1,97 @@
+/* comm.h - a communicator: the links of one group of ranks, and the works in flight on them.
+ *
+ *                 submit                    start                      finish
+ *   rc_submit  ----------->  inbox  ----------------->  active list  ---------->  history
+ *                         (inbox lock)  (engine lock)                          (last 1,024)
+ *
+ * A frame names its collective by seq. If that is active, the work takes it; if it has not been
+ * called yet here, the frame is kept (early); if it is over, the history tells a mismatch from a
+ * protocol violation. Whatever goes wrong, comm_fail is the one way out: it latches the error, ends
+ * every work with it, and tells every peer.
+ *
+ * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
+ *
+ * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_timers.c deadlines,
+ * heartbeats, silence. Threading: under the engine's lock, but for the inbox.
+ */
+#ifndef RINGCOMM_COMM_H
+#define RINGCOMM_COMM_H
+
+#include "coll/work.h"
+
+enum { COMM_HISTORY = 1024, COMM_MAX_EARLY_CALLS = 4096 };
+
+typedef enum comm_state { COMM_NEW, COMM_RUNNING, COMM_FAILED, COMM_CLOSED } comm_state;
+
+/* A frame of a collective that has not been called here yet. */
+typedef struct early_frame {
+    struct early_frame *next;
+    frame_header header;
+    int from;
+    pool_buffer *buffer; /* NULL for a call announced without data */
+} early_frame;
+
+struct rc_comm {
+    engine_member member; /* first: the engine hands it back */
+    rc_engine *engine;
+    rc_comm_config config;
+    work_env env;
+    peer_link *link_storage; /* world_size of them, this rank's own unused */
+    comm_state state;
+    int leaving; /* goodbye is said */
+    rc_error error;
+
+    rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
+    uint64_t next_seq;
+
+    rc_work *active_head, *active_tail;
+    uint64_t called; /* collectives started here */
+    early_frame *early_head, *early_tail;
+    int early_calls; /* entries without a buffer */
+    uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
+    uint64_t last_tick;
+    uint64_t works_done, payload_bytes;
+};
+
+/* ---- comm.c ---- */
+
+/* What rc_comm_create, _add_lane, _start, _abort, _close, _free and rc_submit do, once api.c has
+ * checked the arguments. */
+rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+rc_result comm_start(rc_comm *c);
+rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
+void comm_abort(rc_comm *c, const char *reason);
+rc_result comm_close(rc_comm *c, int timeout_ms);
+void comm_free(rc_comm *c);
+
+/* Latches the error, ends all works with it and, unless quietly, tells every peer. */
+void comm_fail(rc_comm *c, const rc_error *error);
+/* Makes error from a code and text, held against rank, and fails with it. Returns code. */
+rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Ends a work that has nothing left to do; others, and works of a failed communicator, are left. */
+void comm_finish_complete(rc_comm *c, rc_work *w);
+/* Sends a control frame; text may be NULL. lane < 0: any. */
+void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
+                       uint64_t fingerprint, uint16_t flags, int lane);
+/* Raises PEER_LOST for the first active work that needs a peer which has left. */
+void comm_check_left(rc_comm *c, const peer_link *ln);
+
+/* ---- comm_frames.c ---- */
+
+extern const lane_handler comm_lane_handler;
+int comm_prepare_frame(peer_link *ln, out_frame *frame);
+/* Announces a work to the peers that must know of it before its data can tell. */
+void comm_announce(rc_comm *c, const rc_work *w);
+/* Gives a work that was just started the frames that came before it. */
+rc_result comm_replay_early(rc_comm *c, rc_work *w);
+void comm_drop_early(rc_comm *c);
+
+/* ---- comm_timers.c ---- */
+
+uint64_t comm_tick(engine_member *member, uint64_t now);
+/* When the timers must run next on account of this work. */
+uint64_t comm_tick_interval(const rc_comm *c);
+
+#endif

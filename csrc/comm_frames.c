@@ -1,0 +1,369 @@
+/* comm_frames.c - what arrives on the lanes of a communicator, and what is announced on them.
+ * See comm.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm.h"
+#include "plan/fingerprint.h"
+
+static rc_comm *comm_of(const lane *ln)
+{
+    return ((peer_link *)ln->link)->owner;
+}
+
+/* ---- which collective a frame belongs to ---- */
+
+static int is_p2p(const frame_header *h)
+{
+    return (h->flags & FRAME_P2P) != 0;
+}
+
+/* 1 if the collective, or the receive, of this frame has been called here. */
+static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *h)
+{
+    return h->seq < (is_p2p(h) ? ln->received : c->called);
+}
+
+static int belongs(const rc_work *w, const frame_header *h, int from)
+{
+    if (w->seq != h->seq || w->flags != h->flags)
+        return 0;
+    return !is_p2p(h) || (w->call.collective == RC_RECV && w->call.root == from);
+}
+
+static rc_work *find_active(const rc_comm *c, const frame_header *h, int from)
+{
+    rc_work *w = c->active_head;
+    while (w != NULL && !belongs(w, h, from))
+        w = w->next;
+    return w;
+}
+
+static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
+{
+    char here[96], there[96];
+    fingerprint_text(ours, here, sizeof here);
+    fingerprint_text(h->fingerprint, there, sizeof there);
+    return comm_fail_text(c, RC_MISMATCH, from,
+                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s",
+                          is_p2p(h) ? "send/recv" : "collective", (unsigned long long)h->seq,
+                          c->env.rank, here, from, there);
+}
+
+/* The same for a collective that is over here, as far as it is remembered. */
+static rc_result check_history(rc_comm *c, const frame_header *h, int from)
+{
+    if (is_p2p(h) || c->called - h->seq > COMM_HISTORY)
+        return RC_OK;
+    uint64_t ours = c->history[h->seq % COMM_HISTORY];
+    return ours == h->fingerprint ? RC_OK : mismatch(c, h, from, ours);
+}
+
+static rc_result check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
+{
+    return w->fingerprint == h->fingerprint ? RC_OK : mismatch(c, h, from, w->fingerprint);
+}
+
+/* ---- frames that come before their collective is called ---- */
+
+static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
+{
+    if (ln->early_bytes + h->length > ln->credit)
+        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                              "rank %d sent more ahead than its credit allows", ln->peer);
+    if ((place->buffer = pool_take(&c->env.buffers)) == NULL)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a segment of %u bytes",
+                              c->env.segment_bytes);
+    place->data = place->buffer->data;
+    ln->early_bytes += h->length;
+    return RC_OK;
+}
+
+static rc_result keep_early(rc_comm *c, const peer_link *ln, const frame_header *h,
+                            pool_buffer *buffer)
+{
+    if (buffer == NULL && c->early_calls >= COMM_MAX_EARLY_CALLS)
+        return RC_OK; /* an announcement only helps to find mismatches sooner */
+    early_frame *early = calloc(1, sizeof *early);
+    if (early == NULL) {
+        pool_return(&c->env.buffers, buffer);
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for an early frame");
+    }
+    early->header = *h;
+    early->from = ln->peer;
+    early->buffer = buffer;
+    c->early_calls += buffer == NULL;
+    if (c->early_tail != NULL)
+        c->early_tail->next = early;
+    else
+        c->early_head = early;
+    c->early_tail = early;
+    return RC_OK;
+}
+
+static void consume(rc_comm *c, peer_link *ln, uint32_t bytes)
+{
+    ln->consumed += bytes;
+    if (link_owes_credit(ln))
+        comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
+}
+
+/* Delivers one early frame to the work that it was for. The caller holds a reference to w. */
+static rc_result deliver_early(rc_comm *c, rc_work *w, const early_frame *early)
+{
+    peer_link *ln = c->env.links[early->from];
+    RC_TRY(check_work(c, w, &early->header, early->from));
+    if (early->buffer == NULL)
+        return RC_OK;
+    rx_place place = {0};
+    rc_error why;
+    error_clear(&why);
+    if (work_begin(w, &early->header, early->from, &place, &why) != RC_OK)
+        return comm_fail_text(c, why.code, early->from, "rank %d: %s", early->from, why.message);
+    memcpy(place.data, early->buffer->data, early->header.length);
+    ln->early_bytes -= early->header.length;
+    consume(c, ln, early->header.length);
+    if (c->state != COMM_RUNNING) {
+        pool_return(&c->env.buffers, place.buffer);
+        return RC_ABORTED;
+    }
+    if (work_end(w, &early->header, &place) != RC_OK)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+}
+
+static void free_early(rc_comm *c, early_frame *early)
+{
+    c->early_calls -= early->buffer == NULL;
+    pool_return(&c->env.buffers, early->buffer);
+    free(early);
+}
+
+rc_result comm_replay_early(rc_comm *c, rc_work *w)
+{
+    early_frame *list = c->early_head;
+    c->early_head = c->early_tail = NULL;
+    rc_result result = RC_OK;
+    while (list != NULL) {
+        early_frame *early = list;
+        list = early->next;
+        early->next = NULL;
+        if (result == RC_OK && !belongs(w, &early->header, early->from)) {
+            if (c->early_tail != NULL)
+                c->early_tail->next = early;
+            else
+                c->early_head = early;
+            c->early_tail = early;
+            continue;
+        }
+        if (result == RC_OK)
+            result = deliver_early(c, w, early);
+        free_early(c, early);
+    }
+    return result;
+}
+
+void comm_drop_early(rc_comm *c)
+{
+    while (c->early_head != NULL) {
+        early_frame *early = c->early_head;
+        c->early_head = early->next;
+        free_early(c, early);
+    }
+    c->early_tail = NULL;
+}
+
+/* ---- the lane's handler ---- */
+
+/* Data for a collective that is over here: either another collective over there, or a bug. */
+static rc_result no_such_work(rc_comm *c, const peer_link *ln, const frame_header *h)
+{
+    RC_TRY(check_history(c, h, ln->peer));
+    return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                          "rank %d sent data for collective #%llu, which is over", ln->peer,
+                          (unsigned long long)h->seq);
+}
+
+static rc_result begin(lane *l, const frame_header *h, rx_place *place)
+{
+    rc_comm *c = comm_of(l);
+    peer_link *ln = l->link;
+    if (c->state != COMM_RUNNING)
+        return RC_ABORTED;
+    if (!is_called(c, ln, h))
+        return begin_early(c, ln, h, place);
+    rc_work *w = find_active(c, h, ln->peer);
+    if (w == NULL)
+        return no_such_work(c, ln, h);
+    RC_TRY(check_work(c, w, h, ln->peer));
+    rc_error why;
+    error_clear(&why);
+    if (work_begin(w, h, ln->peer, place, &why) != RC_OK)
+        return comm_fail_text(c, why.code, ln->peer, "rank %d: %s", ln->peer, why.message);
+    return RC_OK;
+}
+
+/* A frame that was early when it began; its collective may have been called since. */
+static rc_result end_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
+{
+    early_frame early = {.header = *h, .from = ln->peer, .buffer = place->buffer};
+    *place = (rx_place){0};
+    if (!is_called(c, ln, h))
+        return keep_early(c, ln, h, early.buffer);
+    rc_work *w = find_active(c, h, ln->peer);
+    if (w == NULL) {
+        pool_return(&c->env.buffers, early.buffer);
+        return no_such_work(c, ln, h);
+    }
+    work_retain(w);
+    rc_result result = deliver_early(c, w, &early);
+    pool_return(&c->env.buffers, early.buffer);
+    comm_finish_complete(c, w);
+    work_release(w);
+    return result;
+}
+
+static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
+{
+    rc_work *w = place->owner;
+    if (w == NULL)
+        return end_early(c, ln, h, place);
+    consume(c, ln, h->length);
+    if (c->state != COMM_RUNNING)
+        return RC_ABORTED;
+    work_retain(w); /* it may end within work_end */
+    if (work_end(w, h, place) != RC_OK)
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    comm_finish_complete(c, w);
+    work_release(w);
+    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+}
+
+static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
+{
+    link_pump(ln);
+    if (c->state != COMM_RUNNING)
+        return RC_ABORTED;
+    if (is_p2p(h))
+        return RC_OK; /* the send that it answers is told by its data, not by this */
+    if (!is_called(c, ln, h))
+        return keep_early(c, ln, h, NULL);
+    rc_work *w = find_active(c, h, ln->peer);
+    return w != NULL ? check_work(c, w, h, ln->peer) : check_history(c, h, ln->peer);
+}
+
+static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
+{
+    peer_link *ln = l->link;
+    l->goodbye = 1;
+    ln->left_at = h->seq;
+    if (++ln->goodbyes == ln->lane_count)
+        comm_check_left(c, ln);
+    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+}
+
+static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
+{
+    rc_error theirs;
+    frame_abort_decode(l->rx_text, h->length, &theirs);
+    if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
+        theirs.rank = l->peer;
+    comm_fail(c, &theirs);
+    return RC_ABORTED;
+}
+
+static rc_result end(lane *l, const frame_header *h, rx_place *place)
+{
+    rc_comm *c = comm_of(l);
+    peer_link *ln = l->link;
+    if (c->state != COMM_RUNNING)
+        return RC_ABORTED;
+    link_learn(ln, h);
+    switch ((frame_type)h->type) {
+    case FRAME_DATA: RC_TRY(end_data(c, ln, h, place)); break;
+    case FRAME_CALL: return end_call(c, ln, h);
+    case FRAME_HEARTBEAT: break;
+    case FRAME_GOODBYE: return end_goodbye(c, l, h);
+    case FRAME_ABORT: return end_abort(c, l, h);
+    }
+    if (ln->queue.head != NULL)
+        link_pump(ln);
+    return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
+}
+
+static void sent(lane *l, out_frame *frame)
+{
+    rc_comm *c = comm_of(l);
+    rc_work *w = frame->owner;
+    work_env_release(&c->env, frame);
+    if (w != NULL)
+        comm_finish_complete(c, w);
+}
+
+static void room(lane *l)
+{
+    link_pump(l->link);
+}
+
+static void dead(lane *l)
+{
+    rc_comm *c = comm_of(l);
+    if (l->goodbye || c->state != COMM_RUNNING) {
+        lane_close(l);
+        return;
+    }
+    rc_error error;
+    error_clear(&error);
+    error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
+    error.rank = l->peer;
+    error.rail = l->rail;
+    error.lane = l->index;
+    error.sys_errno = l->error.sys_errno;
+    lane_close(l);
+    comm_fail(c, &error);
+}
+
+const lane_handler comm_lane_handler = {
+    .begin = begin, .end = end, .sent = sent, .room = room, .dead = dead};
+
+/* ---- what is sent ---- */
+
+int comm_prepare_frame(peer_link *ln, out_frame *frame)
+{
+    rc_comm *c = ln->owner;
+    if (!work_env_encode(&c->env, frame)) {
+        frame->next = ln->queue.head; /* comm_fail releases it with the others */
+        ln->queue.head = frame;
+        if (ln->queue.tail == NULL)
+            ln->queue.tail = frame;
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a segment of %u bytes",
+                       c->env.segment_bytes);
+        return 0;
+    }
+    frame->header.consumed = ln->consumed;
+    ln->consumed_told = ln->consumed;
+    if (frame->header.type == FRAME_DATA)
+        c->payload_bytes += frame->header.length;
+    frame_encode(frame->header_bytes, &frame->header, frame->payload);
+    return 1;
+}
+
+/* Two reasons to announce: the peer may have to hold data back until it knows that we have called,
+ * and a neighbour that gets no data from us could not find out that we called something else. */
+void comm_announce(rc_comm *c, const rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint64_t segment = p->segment_elems * w->codec.wire_bytes;
+    uint64_t expected = w->receives_left * segment;
+    int next = (p->rank + 1) % p->world_size;
+    for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
+        peer_link *ln = c->env.links[peer];
+        if (ln == NULL)
+            continue;
+        int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
+        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_starts_towards(p, peer);
+        if (bulk || silent)
+            comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
+    }
+}

@@ -1,0 +1,161 @@
+/* body.h - the bodies of every kernel set, and its table. A template: each set's file includes it
+ * once, under its own instruction set, so that all names here are private to that file.
+ *
+ * The including file defines
+ *   SET, SET_NAME       the table's identifier and its name as a string
+ *   supported           static int (void)
+ *   LANES, vec          a vector of LANES floats, and on it:
+ *   vec_set             all lanes the same float
+ *   vec_mul, vec_add    rounded in f32, one after the other
+ *   vec_load, vec_store             LANES floats at any alignment
+ *   load_bf16, store_bf16           the same from and to 16 bits
+ *   load_fp16, store_fp16
+ *
+ * Reductions and scalings are plain loops for the compiler to vectorise. Those of the 16-bit formats
+ * are spelled out in vectors (half.h): no compiler finds the conversions by itself.
+ */
+#ifndef RINGCOMM_KERNELS_BODY_H
+#define RINGCOMM_KERNELS_BODY_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels.h"
+
+/* Says that an element depends on no other element. The compiler cannot know, since dst may be one
+ * of the sources, and its own run-time check would send just that case down the slow path. */
+#ifdef __clang__
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for
+#else
+#define EACH _Pragma("GCC ivdep") for
+#endif
+
+/* ---- reductions ---- */
+
+/* One reduction of x and y. type is what both are read as: unsigned for integer sums and products,
+ * whose low bits do not depend on the sign and which then wrap without undefined behaviour. */
+#define REDUCE(name, type, expr)                                                                   \
+    static void name(void *dst, const void *a, const void *b, size_t n)                            \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        const type *left = a;                                                                      \
+        const type *right = b;                                                                     \
+        EACH (size_t i = 0; i < n; i++) {                                                          \
+            const type x = left[i];                                                                \
+            const type y = right[i];                                                               \
+            out[i] = (type)(expr);                                                                 \
+        }                                                                                          \
+    }
+
+REDUCE(sum_f32, float, x + y)
+REDUCE(prod_f32, float, x *y)
+REDUCE(sum_f64, double, x + y)
+REDUCE(prod_f64, double, x *y)
+REDUCE(sum_8, uint8_t, x + y)
+REDUCE(prod_8, uint8_t, x *y)
+REDUCE(sum_32, uint32_t, x + y)
+REDUCE(prod_32, uint32_t, x *y)
+REDUCE(sum_64, uint64_t, x + y)
+REDUCE(prod_64, uint64_t, x *y)
+
+/* A NaN in a is taken by x != x, one in b because no comparison with it holds. The bitwise or keeps
+ * the body free of branches. */
+REDUCE(min_f32, float, (x < y) | (x != x) ? x : y)
+REDUCE(max_f32, float, (x > y) | (x != x) ? x : y)
+REDUCE(min_f64, double, (x < y) | (x != x) ? x : y)
+REDUCE(max_f64, double, (x > y) | (x != x) ? x : y)
+REDUCE(min_i8, int8_t, x < y ? x : y)
+REDUCE(max_i8, int8_t, x > y ? x : y)
+REDUCE(min_u8, uint8_t, x < y ? x : y)
+REDUCE(max_u8, uint8_t, x > y ? x : y)
+REDUCE(min_i32, int32_t, x < y ? x : y)
+REDUCE(max_i32, int32_t, x > y ? x : y)
+REDUCE(min_i64, int64_t, x < y ? x : y)
+REDUCE(max_i64, int64_t, x > y ? x : y)
+
+/* ---- scaling ---- */
+
+/* expr of x and factor, the latter converted once to factor_type. */
+#define SCALE(name, type, factor_type, convert, expr)                                              \
+    static void name(void *dst, const void *src, double by, size_t n)                              \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        const type *in = src;                                                                      \
+        const factor_type factor = (factor_type)(convert);                                         \
+        EACH (size_t i = 0; i < n; i++) {                                                          \
+            const type x = in[i];                                                                  \
+            out[i] = (type)(expr);                                                                 \
+        }                                                                                          \
+    }
+
+/* Integers narrower than 64 bits are divided as floats of twice their width or more, which vector
+ * units can do. It is exact: a quotient that is not a whole number is at least 1/divisor away from
+ * the next one, which is more than the rounding of the wider float can bridge; and a divisor too
+ * large for that float exceeds every dividend, so that the quotient stays below 1. */
+SCALE(scale_f32, float, float, by, x *factor)
+SCALE(scale_f64, double, double, by, x *factor)
+SCALE(scale_i8, int8_t, float, (int64_t)by, (int32_t)((float)x / factor))
+SCALE(scale_u8, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
+SCALE(scale_i32, int32_t, double, (int64_t)by, (int32_t)((double)x / factor))
+SCALE(scale_i64, int64_t, int64_t, by, x / factor)
+
+/* ---- conversions ---- */
+
+static void f64_to_f32(float *dst, const double *src, size_t n)
+{
+    EACH (size_t i = 0; i < n; i++)
+        dst[i] = (float)src[i];
+}
+
+static void f32_to_f64(double *dst, const float *src, size_t n)
+{
+    EACH (size_t i = 0; i < n; i++)
+        dst[i] = src[i];
+}
+
+/* ---- 16-bit floats ---- */
+
+#define HALF(name) bf16_##name
+#define LOAD load_bf16
+#define STORE store_bf16
+#include "half.h"
+
+#define HALF(name) fp16_##name
+#define LOAD load_fp16
+#define STORE store_fp16
+#include "half.h"
+
+/* ---- the table ---- */
+
+#define OPS(sum, min, max, prod)                                                                   \
+    {[RC_SUM] = sum, [RC_MIN] = min, [RC_MAX] = max, [RC_PROD] = prod}
+
+const kernel_set SET = {
+    .name = SET_NAME,
+    .supported = supported,
+    .reduce =
+        {
+            [RC_F32] = OPS(sum_f32, min_f32, max_f32, prod_f32),
+            [RC_F64] = OPS(sum_f64, min_f64, max_f64, prod_f64),
+            [RC_I8] = OPS(sum_8, min_i8, max_i8, prod_8),
+            [RC_U8] = OPS(sum_8, min_u8, max_u8, prod_8),
+            [RC_I32] = OPS(sum_32, min_i32, max_i32, prod_32),
+            [RC_I64] = OPS(sum_64, min_i64, max_i64, prod_64),
+        },
+    .scale =
+        {
+            [RC_F32] = scale_f32,
+            [RC_F64] = scale_f64,
+            [RC_I8] = scale_i8,
+            [RC_U8] = scale_u8,
+            [RC_I32] = scale_i32,
+            [RC_I64] = scale_i64,
+        },
+    .bf16 = {bf16_encode, bf16_decode, bf16_add, bf16_add_half},
+    .fp16 = {fp16_encode, fp16_decode, fp16_add, fp16_add_half},
+    .f64_to_f32 = f64_to_f32,
+    .f32_to_f64 = f32_to_f64,
+};
+
+#endif

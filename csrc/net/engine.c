@@ -1,0 +1,395 @@
+/* engine.c - see engine.h. */
+#include "engine.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+
+enum {
+    EVENTS_PER_PASS = 64,
+    /* How long the progress thread stays parked with no work in flight after a waiter left (a loop
+     * of small collectives must not wake it each time), and how often it looks while others drive. */
+    PARK_MS = 20
+};
+
+static void *progress(void *arg);
+
+void engine_lock(rc_engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+}
+
+void engine_unlock(rc_engine *e)
+{
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void wake(rc_engine *e)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(e->wake_fd, &one, sizeof one); /* full means awake already */
+    (void)ignored;
+}
+
+static void init_cond(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static void wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline)
+{
+    struct timespec at = {.tv_sec = (time_t)(deadline / CLOCK_S),
+                          .tv_nsec = (long)(deadline % CLOCK_S)};
+    pthread_cond_timedwait(cond, lock, &at);
+}
+
+/* The progress thread takes no signals: they belong to the program's own threads. */
+static rc_result start_thread(rc_engine *e)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = pthread_create(&e->thread, NULL, progress, e);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return failed ? RC_SYSTEM : RC_OK;
+}
+
+static void destroy(rc_engine *e)
+{
+    if (e->epoll_fd >= 0)
+        close(e->epoll_fd);
+    if (e->wake_fd >= 0)
+        close(e->wake_fd);
+    pthread_cond_destroy(&e->changed);
+    pthread_cond_destroy(&e->parked);
+    pthread_cond_destroy(&e->done_ready);
+    pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->inbox_lock);
+    pthread_mutex_destroy(&e->done_lock);
+    free(e);
+}
+
+rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
+{
+    *out = NULL;
+    rc_engine *e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return RC_NO_MEMORY;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->inbox_lock, NULL);
+    pthread_mutex_init(&e->done_lock, NULL);
+    init_cond(&e->changed);
+    init_cond(&e->parked);
+    init_cond(&e->done_ready);
+    e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    e->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    e->kernels = kernels_find(kernel_set);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;
+    if (e->kernels != NULL && e->epoll_fd >= 0 && e->wake_fd >= 0 &&
+        epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, e->wake_fd, &event) == 0)
+        result = start_thread(e);
+    if (result != RC_OK) {
+        destroy(e);
+        return result;
+    }
+    *out = e;
+    return RC_OK;
+}
+
+void rc_engine_free(rc_engine *e)
+{
+    if (e == NULL || atomic_load(&e->forked))
+        return;
+    engine_lock(e);
+    e->stopping = 1;
+    pthread_cond_signal(&e->parked);
+    wake(e);
+    engine_unlock(e);
+    pthread_join(e->thread, NULL);
+    destroy(e);
+}
+
+const char *rc_engine_kernel_set(const rc_engine *e)
+{
+    return e->kernels->name;
+}
+
+void rc_engine_after_fork(rc_engine *e)
+{
+    atomic_store(&e->forked, 1);
+    for (engine_source *source = e->sources; source != NULL; source = source->next)
+        if (source->fd >= 0)
+            close(source->fd);
+    close(e->epoll_fd);
+    close(e->wake_fd);
+}
+
+/* ---- sources and members ---- */
+
+rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    if (epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
+        int number = errno;
+        error_set(error, RC_SYSTEM, "epoll refuses a lane's socket (errno %d)", number);
+        error->sys_errno = number;
+        return RC_SYSTEM;
+    }
+    source->events = events;
+    source->prev = NULL;
+    source->next = e->sources;
+    if (e->sources != NULL)
+        e->sources->prev = source;
+    e->sources = source;
+    return RC_OK;
+}
+
+void engine_watch(rc_engine *e, engine_source *source, uint32_t events)
+{
+    if (source->fd < 0 || source->events == events)
+        return;
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, source->fd, &event);
+    source->events = events;
+}
+
+void engine_remove(rc_engine *e, engine_source *source)
+{
+    if (source->fd < 0)
+        return;
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    close(source->fd);
+    source->fd = -1;
+    if (source->prev != NULL)
+        source->prev->next = source->next;
+    else
+        e->sources = source->next;
+    if (source->next != NULL)
+        source->next->prev = source->prev;
+}
+
+void engine_join(rc_engine *e, engine_member *member)
+{
+    member->due = 0;
+    member->prev = NULL;
+    member->next = e->members;
+    if (e->members != NULL)
+        e->members->prev = member;
+    e->members = member;
+    wake(e);
+}
+
+void engine_leave(rc_engine *e, engine_member *member)
+{
+    if (member->prev != NULL)
+        member->prev->next = member->next;
+    else
+        e->members = member->next;
+    if (member->next != NULL)
+        member->next->prev = member->prev;
+}
+
+void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
+{
+    if (due < member->due)
+        member->due = due;
+    if (e->sleeping && due < e->sleep_until)
+        wake(e);
+}
+
+void engine_quiesce(rc_engine *e)
+{
+    uint64_t pass = e->passes;
+    while (e->driver != ENGINE_REST && e->passes == pass) {
+        wake(e);
+        e->waiters++;
+        wait_until(&e->changed, &e->lock, clock_ns() + 10 * CLOCK_MS);
+        e->waiters--;
+    }
+}
+
+/* ---- driving ---- */
+
+static void drain_submissions(rc_engine *e)
+{
+    if (!atomic_exchange(&e->submitted, 0))
+        return;
+    for (engine_member *member = e->members; member != NULL; member = member->next)
+        member->drain(member);
+}
+
+static uint64_t run_timers(rc_engine *e, uint64_t now)
+{
+    uint64_t next = ENGINE_NEVER;
+    for (engine_member *member = e->members; member != NULL; member = member->next) {
+        if (member->due <= now)
+            member->due = member->tick(member, now);
+        if (member->due < next)
+            next = member->due;
+    }
+    return next;
+}
+
+static int epoll_timeout(uint64_t now, uint64_t until)
+{
+    if (until <= now)
+        return 0;
+    uint64_t ms = (until - now + CLOCK_MS - 1) / CLOCK_MS;
+    return ms > 60000 ? 60000 : (int)ms;
+}
+
+static void clear_wake(rc_engine *e)
+{
+    uint64_t count;
+    ssize_t ignored = read(e->wake_fd, &count, sizeof count);
+    (void)ignored;
+}
+
+/* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
+static int drive_once(rc_engine *e, int driver, uint64_t until)
+{
+    struct epoll_event events[EVENTS_PER_PASS];
+    e->news = 0;
+    drain_submissions(e);
+    uint64_t now = clock_ns(), due = run_timers(e, now);
+    e->driver = driver;
+    e->sleep_until = due < until ? due : until;
+    int timeout = e->news ? 0 : epoll_timeout(now, e->sleep_until);
+    e->sleeping = 1;
+    engine_unlock(e);
+    int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, timeout);
+    int interrupted = count < 0 && errno == EINTR;
+    engine_lock(e);
+    e->sleeping = 0;
+    drain_submissions(e);
+    for (int i = 0; i < count; i++) {
+        engine_source *source = events[i].data.ptr;
+        if (source == NULL)
+            clear_wake(e);
+        else if (source->fd >= 0)
+            source->ready(source, events[i].events);
+    }
+    e->driver = ENGINE_REST;
+    e->yielding = 0;
+    e->passes++;
+    return !interrupted;
+}
+
+int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg,
+                 uint64_t deadline)
+{
+    e->waiters++;
+    while (!finished(arg) && clock_ns() < deadline) {
+        if (e->driver == ENGINE_REST) {
+            if (!drive_once(e, ENGINE_WAITER, deadline))
+                break;
+            continue;
+        }
+        if (e->driver == ENGINE_PROGRESS && !e->yielding) {
+            e->yielding = 1;
+            wake(e);
+        }
+        wait_until(&e->changed, &e->lock, deadline);
+    }
+    e->waiters--;
+    e->last_waiter = clock_ns();
+    if (e->waiters > 0)
+        pthread_cond_broadcast(&e->changed); /* one of them drives on */
+    else if (e->active > 0)
+        pthread_cond_signal(&e->parked);
+    return finished(arg);
+}
+
+void engine_changed(rc_engine *e)
+{
+    e->news = 1;
+    if (e->waiters == 0)
+        return;
+    pthread_cond_broadcast(&e->changed);
+    if (e->sleeping && e->driver == ENGINE_WAITER)
+        wake(e); /* it may be the driver's own work that another thread finished */
+}
+
+void engine_submit(rc_engine *e, int waits)
+{
+    atomic_store(&e->submitted, 1);
+    if (pthread_mutex_trylock(&e->lock) != 0) {
+        wake(e);
+        return;
+    }
+    drain_submissions(e);
+    if (e->driver == ENGINE_REST && e->waiters == 0 && !waits)
+        pthread_cond_signal(&e->parked);
+    engine_unlock(e);
+}
+
+static void *progress(void *arg)
+{
+    rc_engine *e = arg;
+    engine_lock(e);
+    while (!e->stopping) {
+        uint64_t now = clock_ns();
+        uint64_t quiet = e->last_waiter + PARK_MS * CLOCK_MS;
+        if (e->driver != ENGINE_REST || e->waiters > 0) {
+            wait_until(&e->parked, &e->lock, now + PARK_MS * CLOCK_MS);
+        } else if (e->active == 0 && now < quiet) {
+            wait_until(&e->parked, &e->lock, quiet);
+        } else {
+            drive_once(e, ENGINE_PROGRESS, ENGINE_NEVER);
+            engine_changed(e);
+        }
+    }
+    engine_unlock(e);
+    return NULL;
+}
+
+/* ---- finished works ---- */
+
+void engine_push_done(rc_engine *e, engine_done *entry)
+{
+    pthread_mutex_lock(&e->done_lock);
+    entry->next = NULL;
+    if (e->done_tail != NULL)
+        e->done_tail->next = entry;
+    else
+        e->done_head = entry;
+    e->done_tail = entry;
+    pthread_cond_signal(&e->done_ready);
+    pthread_mutex_unlock(&e->done_lock);
+}
+
+engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
+{
+    uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
+    pthread_mutex_lock(&e->done_lock);
+    while (e->done_head == NULL && clock_ns() < deadline)
+        wait_until(&e->done_ready, &e->done_lock, deadline);
+    engine_done *entry = e->done_head;
+    if (entry != NULL) {
+        e->done_head = entry->next;
+        if (e->done_head == NULL)
+            e->done_tail = NULL;
+    }
+    pthread_mutex_unlock(&e->done_lock);
+    return entry;
+}
+
+double engine_cpu_seconds(rc_engine *e)
+{
+    clockid_t clock;
+    struct timespec used;
+    if (pthread_getcpuclockid(e->thread, &clock) != 0 || clock_gettime(clock, &used) != 0)
+        return 0.0;
+    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
+}

@@ -1,0 +1,120 @@
+/* engine.h - the event loop, and who runs it.
+ *
+ * Problem. A collective must progress while its caller computes, so a thread of ours has to run it;
+ * but a caller that waits should not pay two thread hand-offs per message.
+ *
+ * Design. One epoll set, one lock. At any moment at most one thread drives: it waits for events
+ * without the lock and handles them under it. A thread that waits for a work drives the engine
+ * itself; the progress thread drives when nobody waits, and steps aside when somebody starts to.
+ *
+ *          rc_submit                     rc_work_wait                 progress thread
+ *     inbox, then try the lock      drives, or sleeps until        drives when nobody else does,
+ *     and start the work, or        the driver has finished        parks while others come and go
+ *     wake the driver               its work
+ *
+ * Everything a member owns (links, lanes, works) is touched under the lock only, except by members
+ * of rc_engine marked otherwise. The engine knows descriptors and members, not what they mean.
+ *
+ * Invariants. Handlers run under the lock and never wait. A descriptor's events may be reported
+ * once more after engine_remove; engine_quiesce waits until that cannot happen.
+ */
+#ifndef RINGCOMM_ENGINE_H
+#define RINGCOMM_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "../include/ringcomm.h"
+#include "../kernels/kernels.h"
+
+#define ENGINE_NEVER UINT64_MAX
+
+/* A descriptor in the epoll set; embedded in its owner. fd is -1 once it is closed. */
+typedef struct engine_source {
+    int fd;
+    uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
+    void (*ready)(struct engine_source *source, uint32_t events);
+    struct engine_source *next, *prev;
+} engine_source;
+
+/* Something that takes submissions and has deadlines: a communicator. */
+typedef struct engine_member {
+    void (*drain)(struct engine_member *member); /* take what was submitted */
+    /* Handle what is due; return when to be called again (ns, or ENGINE_NEVER). */
+    uint64_t (*tick)(struct engine_member *member, uint64_t now);
+    uint64_t due;
+    struct engine_member *next, *prev;
+} engine_member;
+
+/* An entry of the queue of finished works (rc_engine_take_done). */
+typedef struct engine_done {
+    struct engine_done *next;
+} engine_done;
+
+struct rc_engine {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a work finished, or the driver stepped aside */
+    pthread_cond_t parked;  /* the progress thread waits here while others drive */
+    pthread_t thread;
+    int epoll_fd;
+    int wake_fd;
+    enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
+    int sleeping;  /* the driver is inside epoll_wait, without the lock */
+    int news;      /* a work finished since the driver last looked */
+    int yielding;  /* the progress thread was asked to step aside */
+    int waiters;   /* threads inside engine_drive */
+    int active;    /* works in flight; kept by the members */
+    int stopping;
+    uint64_t passes;      /* rounds of events handled */
+    uint64_t last_waiter; /* when the last waiter left */
+    uint64_t sleep_until; /* of the driver */
+    engine_source *sources;
+    engine_member *members;
+    const kernel_set *kernels;
+
+    pthread_mutex_t inbox_lock; /* guards the members' inboxes; taken before nothing else */
+    atomic_int submitted;       /* some inbox is not empty */
+    atomic_int forked;          /* this is a child: nothing works here any more */
+
+    pthread_mutex_t done_lock;
+    pthread_cond_t done_ready;
+    engine_done *done_head, *done_tail;
+};
+
+void engine_lock(rc_engine *e);
+void engine_unlock(rc_engine *e);
+
+/* Under the lock. events: EPOLLIN and EPOLLOUT. */
+rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error);
+void engine_watch(rc_engine *e, engine_source *source, uint32_t events);
+/* Takes the source out and closes its descriptor. Under the lock; does nothing the second time. */
+void engine_remove(rc_engine *e, engine_source *source);
+
+void engine_join(rc_engine *e, engine_member *member);
+void engine_leave(rc_engine *e, engine_member *member);
+/* The member's tick is wanted at due or earlier. */
+void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
+/* Returns when no event of a removed source can still be handled. Under the lock, which it lets go
+ * meanwhile; not from a handler. */
+void engine_quiesce(rc_engine *e);
+
+/* After a work was put into an inbox: start it now, or have the driver do it. With waits the caller
+ * promises to drive next, and the progress thread is left asleep. Without the lock. */
+void engine_submit(rc_engine *e, int waits);
+
+/* Drives until finished(arg) or until the deadline (ns) or a signal. Under the lock, which it lets
+ * go meanwhile. Returns finished(arg). */
+int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg,
+                 uint64_t deadline);
+/* Tell threads in engine_drive to look again. Under the lock. */
+void engine_changed(rc_engine *e);
+
+void engine_push_done(rc_engine *e, engine_done *entry);
+/* Waits up to timeout_ms for an entry; NULL if none came. Without the lock. */
+engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
+
+/* CPU seconds of the progress thread. */
+double engine_cpu_seconds(rc_engine *e);
+
+#endif

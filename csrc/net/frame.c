@@ -1,0 +1,118 @@
+/* frame.c - see frame.h. */
+#include "frame.h"
+
+#include <string.h>
+
+#include "../base/crc32c.h"
+#include "../base/error.h"
+
+enum { MAGIC = 0x4352, VERSION = 1, CRC_OFFSET = 44, ABORT_FIXED_BYTES = 16 };
+
+static void put(uint8_t *bytes, int width, uint64_t value)
+{
+    for (int i = 0; i < width; i++)
+        bytes[i] = (uint8_t)(value >> 8 * i);
+}
+
+static uint64_t get(const uint8_t *bytes, int width)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < width; i++)
+        value |= (uint64_t)bytes[i] << 8 * i;
+    return value;
+}
+
+static uint32_t crc_of(const uint8_t *bytes, const void *payload, uint32_t length)
+{
+    return crc32c(crc32c(0, bytes, CRC_OFFSET), payload, length);
+}
+
+void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload)
+{
+    put(bytes, 2, MAGIC);
+    put(bytes + 2, 1, VERSION);
+    put(bytes + 3, 1, h->type);
+    put(bytes + 4, 4, h->epoch);
+    put(bytes + 8, 8, h->seq);
+    put(bytes + 16, 8, h->fingerprint);
+    put(bytes + 24, 4, h->chunk);
+    put(bytes + 28, 4, h->segment);
+    put(bytes + 32, 2, h->step);
+    put(bytes + 34, 2, h->flags);
+    put(bytes + 36, 4, h->length);
+    put(bytes + 40, 4, h->consumed);
+    put(bytes + CRC_OFFSET, 4, crc_of(bytes, payload, h->length));
+}
+
+static int control_length_ok(const frame_header *h)
+{
+    if (h->type == FRAME_ABORT)
+        return h->length >= ABORT_FIXED_BYTES && h->length <= FRAME_TEXT_BYTES;
+    return h->length == 0;
+}
+
+rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
+                       frame_header *h, uint32_t *crc, rc_error *error)
+{
+    unsigned magic = (unsigned)get(bytes, 2), version = bytes[2];
+    if (magic != MAGIC)
+        return error_set(error, RC_PROTOCOL, "a frame starts with 0x%04x, not 0x%04x", magic,
+                         (unsigned)MAGIC);
+    if (version != VERSION)
+        return error_set(error, RC_PROTOCOL, "a frame of version %u came, this is version %d",
+                         version, VERSION);
+    *h = (frame_header){.type = bytes[3],
+                        .epoch = (uint32_t)get(bytes + 4, 4),
+                        .seq = get(bytes + 8, 8),
+                        .fingerprint = get(bytes + 16, 8),
+                        .chunk = (uint32_t)get(bytes + 24, 4),
+                        .segment = (uint32_t)get(bytes + 28, 4),
+                        .step = (uint16_t)get(bytes + 32, 2),
+                        .flags = (uint16_t)get(bytes + 34, 2),
+                        .length = (uint32_t)get(bytes + 36, 4),
+                        .consumed = (uint32_t)get(bytes + 40, 4)};
+    *crc = (uint32_t)get(bytes + CRC_OFFSET, 4);
+    if (h->type < FRAME_DATA || h->type > FRAME_ABORT || (h->flags & ~FRAME_P2P) != 0)
+        return error_set(error, RC_PROTOCOL, "a frame of type %u with flags %u came", h->type,
+                         h->flags);
+    if (h->epoch != epoch)
+        return error_set(error, RC_PROTOCOL, "a frame of epoch %u came in epoch %u", h->epoch,
+                         epoch);
+    if (h->type == FRAME_DATA ? h->length > max_length : !control_length_ok(h))
+        return error_set(error, RC_PROTOCOL, "a frame of type %u claims %u bytes", h->type,
+                         h->length);
+    return RC_OK;
+}
+
+int frame_check(const uint8_t bytes[FRAME_HEADER_BYTES], const void *payload, uint32_t length,
+                uint32_t crc)
+{
+    return crc_of(bytes, payload, length) == crc;
+}
+
+uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error)
+{
+    size_t text = strnlen(error->message, FRAME_TEXT_BYTES - ABORT_FIXED_BYTES);
+    put(payload, 4, (uint32_t)error->code);
+    put(payload + 4, 4, (uint32_t)error->rank);
+    put(payload + 8, 8, error->seq);
+    memcpy(payload + ABORT_FIXED_BYTES, error->message, text);
+    return ABORT_FIXED_BYTES + (uint32_t)text;
+}
+
+void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error)
+{
+    char text[FRAME_TEXT_BYTES + 1];
+    uint32_t size = length - ABORT_FIXED_BYTES;
+    for (uint32_t i = 0; i < size; i++) {
+        uint8_t byte = payload[ABORT_FIXED_BYTES + i];
+        text[i] = byte >= 32 && byte != 127 ? (char)byte : '?';
+    }
+    text[size] = '\0';
+    uint32_t code = (uint32_t)get(payload, 4);
+    error_clear(error);
+    error_set(error, code > RC_AGAIN && code <= RC_INTERNAL ? (rc_result)code : RC_ABORTED, "%s",
+              text);
+    error->rank = (int32_t)get(payload + 4, 4);
+    error->seq = get(payload + 8, 8);
+}

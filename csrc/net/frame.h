@@ -1,0 +1,58 @@
+/* frame.h - the 48-byte header in front of every payload. docs/WIRE.md is the specification.
+ *
+ *   0 magic u16 | 2 version u8 | 3 type u8 | 4 epoch u32 | 8 seq u64 | 16 fingerprint u64
+ *   24 chunk u32 | 28 segment u32 | 32 step u16 | 34 flags u16 | 36 length u32
+ *   40 consumed u32 | 44 crc32c u32 over bytes 0-43 and the payload          little-endian
+ *
+ * frame_decode bounds what can be bounded without knowing the collective; the owner of the
+ * collective bounds the rest before use. Pure: no state, no OS, no allocation.
+ */
+#ifndef RINGCOMM_FRAME_H
+#define RINGCOMM_FRAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../include/ringcomm.h"
+
+enum { FRAME_HEADER_BYTES = 48, FRAME_TEXT_BYTES = 400 };
+
+typedef enum frame_type {
+    FRAME_DATA = 1,      /* a segment */
+    FRAME_CALL = 2,      /* "I have called collective seq": announces it and grants credit */
+    FRAME_HEARTBEAT = 3, /* "I live, and have called all collectives below seq" */
+    FRAME_GOODBYE = 4,   /* the last frame of a lane: seq and all after it will not be called */
+    FRAME_ABORT = 5      /* payload: why (frame_abort) */
+} frame_type;
+
+enum { FRAME_P2P = 1 }; /* flag: seq counts the sends between these two ranks */
+
+typedef struct frame_header {
+    uint8_t type;
+    uint16_t step;
+    uint16_t flags;
+    uint32_t epoch;
+    uint64_t seq;
+    uint64_t fingerprint;
+    uint32_t chunk;
+    uint32_t segment;
+    uint32_t length;   /* of the payload, in bytes */
+    uint32_t consumed; /* data bytes of this link taken by called collectives, modulo 2^32 */
+} frame_header;
+
+/* Writes the header with the CRC of header and payload. */
+void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload);
+
+/* Reads a header. RC_PROTOCOL, with the reason in error, if magic, version, type, flags, epoch or
+ * length cannot be; *crc is what frame_check must meet. */
+rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
+                       frame_header *h, uint32_t *crc, rc_error *error);
+/* 1 if crc is the CRC of this header and payload. */
+int frame_check(const uint8_t bytes[FRAME_HEADER_BYTES], const void *payload, uint32_t length,
+                uint32_t crc);
+
+/* Payload of FRAME_ABORT: the failure to be raised by whoever receives it. */
+uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error);
+void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error);
+
+#endif

@@ -1,0 +1,358 @@
+/* lane.c - see lane.h. */
+#include "lane.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+
+enum {
+    FRAMES_PER_SEND = 16,
+    READ_BUDGET = 1 << 20 /* bytes read before other lanes get their turn */
+};
+
+static void fail(lane *ln, rc_result code, int number, const char *what)
+{
+    if (number != 0)
+        error_set(&ln->error, code, "%s (errno %d, %s)", what, number, strerror(number));
+    else
+        error_set(&ln->error, code, "%s", what);
+    ln->error.sys_errno = number;
+    ln->handler->dead(ln);
+}
+
+/* ---- sending ---- */
+
+static size_t frame_bytes(const out_frame *frame)
+{
+    return FRAME_HEADER_BYTES + (size_t)frame->header.length;
+}
+
+/* The unsent bytes of the first frames in the list, as iov. */
+static int gather(const lane *ln, struct iovec *iov, size_t *total)
+{
+    int count = 0;
+    size_t skip = ln->out_sent;
+    *total = 0;
+    for (out_frame *f = ln->out_head; f != NULL && count + 2 <= 2 * FRAMES_PER_SEND; f = f->next) {
+        if (skip < FRAME_HEADER_BYTES) {
+            iov[count++] = (struct iovec){f->header_bytes + skip, FRAME_HEADER_BYTES - skip};
+            *total += FRAME_HEADER_BYTES - skip;
+            skip = FRAME_HEADER_BYTES;
+        }
+        size_t done = skip - FRAME_HEADER_BYTES;
+        if (f->header.length > done) {
+            iov[count++] = (struct iovec){(void *)(f->payload + done), f->header.length - done};
+            *total += f->header.length - done;
+        }
+        skip = 0;
+    }
+    return count;
+}
+
+static void advance(lane *ln, size_t bytes)
+{
+    ln->sent_bytes += bytes;
+    ln->out_sent += bytes;
+    while (ln->out_head != NULL && ln->out_sent >= frame_bytes(ln->out_head)) {
+        out_frame *frame = ln->out_head;
+        ln->out_sent -= frame_bytes(frame);
+        ln->out_bytes -= frame_bytes(frame);
+        ln->sent_frames++;
+        ln->out_head = frame->next;
+        if (ln->out_head == NULL)
+            ln->out_tail = NULL;
+        ln->handler->sent(ln, frame);
+    }
+}
+
+static void watch(lane *ln, int writable)
+{
+    engine_watch(ln->engine, &ln->source,
+                 (ln->deaf ? 0U : (uint32_t)EPOLLIN) | (writable ? (uint32_t)EPOLLOUT : 0U));
+}
+
+/* Sends until the list is empty or the socket is full. */
+static void flush(lane *ln)
+{
+    while (ln->out_head != NULL && ln->source.fd >= 0) {
+        struct iovec iov[2 * FRAMES_PER_SEND];
+        size_t total;
+        struct msghdr message = {.msg_iov = iov};
+        message.msg_iovlen = (size_t)gather(ln, iov, &total);
+        ssize_t sent = sendmsg(ln->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+            fail(ln, RC_PEER_LOST, errno, "sending failed");
+            return;
+        }
+        if (sent > 0) {
+            ln->last_tx = clock_ns();
+            advance(ln, (size_t)sent);
+        }
+        if (sent < (ssize_t)total) {
+            watch(ln, 1);
+            return;
+        }
+    }
+    watch(ln, 0);
+}
+
+void lane_push(lane *ln, out_frame *frame)
+{
+    int idle = ln->out_head == NULL;
+    frame->next = NULL;
+    if (idle)
+        ln->out_head = frame;
+    else
+        ln->out_tail->next = frame;
+    ln->out_tail = frame;
+    ln->out_bytes += frame_bytes(frame);
+    if (idle)
+        flush(ln);
+}
+
+uint64_t lane_unacked(const lane *ln)
+{
+    int queued = 0;
+    if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
+        queued = 0;
+    return (uint64_t)queued + ln->out_bytes - ln->out_sent;
+}
+
+/* A measurement runs while the lane has something unacknowledged and is closed every few
+ * milliseconds, so that idle time never counts as slowness. */
+void lane_measure(lane *ln, uint64_t now, uint64_t unacked)
+{
+    enum { WINDOW_MS = 4, MIN_BYTES = 16384 };
+    uint64_t in_socket = unacked - (ln->out_bytes - ln->out_sent);
+    uint64_t delivered = ln->sent_bytes - (in_socket < ln->sent_bytes ? in_socket : ln->sent_bytes);
+    if (unacked == 0) {
+        ln->rate_at = 0;
+        return;
+    }
+    if (ln->rate_at == 0) {
+        ln->rate_at = now;
+        ln->rate_delivered = delivered;
+        return;
+    }
+    uint64_t span = now - ln->rate_at, bytes = delivered - ln->rate_delivered;
+    if (span < WINDOW_MS * CLOCK_MS || (bytes < MIN_BYTES && span < 50 * WINDOW_MS * CLOCK_MS))
+        return;
+    double sample = (double)bytes / (double)span;
+    ln->rate = ln->rate > 0.0 ? 0.5 * ln->rate + 0.5 * sample : sample;
+    ln->rate_at = now;
+    ln->rate_delivered = delivered;
+}
+
+/* ---- receiving ---- */
+
+static int begin_frame(lane *ln)
+{
+    memcpy(ln->rx_bytes, ln->rbuf + ln->rbuf_start, FRAME_HEADER_BYTES);
+    ln->rbuf_start += FRAME_HEADER_BYTES;
+    rc_error why;
+    error_clear(&why);
+    if (frame_decode(ln->rx_bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) !=
+        RC_OK) {
+        fail(ln, why.code, 0, why.message);
+        return 0;
+    }
+    ln->rx_have = 0;
+    ln->rx_place = (rx_place){.data = ln->rx_text};
+    ln->in_payload = 1;
+    if (ln->rx.type != FRAME_DATA)
+        return 1;
+    return ln->handler->begin(ln, &ln->rx, &ln->rx_place) == RC_OK && ln->source.fd >= 0;
+}
+
+static int end_frame(lane *ln)
+{
+    if (!frame_check(ln->rx_bytes, ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
+        fail(ln, RC_PROTOCOL, 0, "a frame arrived damaged (its CRC32C does not match)");
+        return 0;
+    }
+    ln->in_payload = 0;
+    ln->received_frames++;
+    return ln->handler->end(ln, &ln->rx, &ln->rx_place) == RC_OK && ln->source.fd >= 0;
+}
+
+/* Handles what the buffer holds. Returns 0 if the lane died. */
+static int parse(lane *ln)
+{
+    for (;;) {
+        size_t held = ln->rbuf_end - ln->rbuf_start;
+        if (!ln->in_payload) {
+            if (held < FRAME_HEADER_BYTES)
+                return 1;
+            if (!begin_frame(ln))
+                return 0;
+            held = ln->rbuf_end - ln->rbuf_start;
+        }
+        size_t missing = ln->rx.length - ln->rx_have, part = held < missing ? held : missing;
+        if (part > 0) {
+            memcpy(ln->rx_place.data + ln->rx_have, ln->rbuf + ln->rbuf_start, part);
+            ln->rbuf_start += part;
+            ln->rx_have += (uint32_t)part;
+        }
+        if (ln->rx_have < ln->rx.length)
+            return 1;
+        if (!end_frame(ln))
+            return 0;
+    }
+}
+
+/* One readv: the rest of the payload, then the buffer. */
+static ssize_t fill(lane *ln, size_t *wanted)
+{
+    memmove(ln->rbuf, ln->rbuf + ln->rbuf_start, ln->rbuf_end - ln->rbuf_start);
+    ln->rbuf_end -= ln->rbuf_start;
+    ln->rbuf_start = 0;
+    size_t missing = ln->in_payload ? ln->rx.length - ln->rx_have : 0;
+    struct iovec iov[2] = {{NULL, missing},
+                           {ln->rbuf + ln->rbuf_end, LANE_RBUF_BYTES - ln->rbuf_end}};
+    if (missing > 0)
+        iov[0].iov_base = ln->rx_place.data + ln->rx_have;
+    *wanted = missing + iov[1].iov_len;
+    ssize_t got = readv(ln->source.fd, missing > 0 ? iov : iov + 1, missing > 0 ? 2 : 1);
+    if (got > 0) {
+        size_t direct = (size_t)got < missing ? (size_t)got : missing;
+        ln->rx_have += (uint32_t)direct;
+        ln->rbuf_end += (size_t)got - direct;
+        ln->received_bytes += (uint64_t)got;
+    }
+    return got;
+}
+
+static void receive(lane *ln)
+{
+    size_t budget = READ_BUDGET;
+    for (;;) {
+        size_t wanted;
+        ssize_t got = fill(ln, &wanted);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (got < 0) {
+            fail(ln, RC_PEER_LOST, errno, "the connection broke");
+            return;
+        }
+        if (got == 0) {
+            fail(ln, RC_PEER_LOST, 0, "the connection was closed without a goodbye");
+            return;
+        }
+        ln->last_rx = clock_ns();
+        if (!parse(ln) || (size_t)got < wanted || (size_t)got >= budget)
+            return;
+        budget -= (size_t)got;
+    }
+}
+
+static void ready(engine_source *source, uint32_t events)
+{
+    lane *ln = (lane *)source;
+    if (events & EPOLLOUT) {
+        flush(ln);
+        if (ln->source.fd >= 0 && ln->out_head == NULL && !ln->deaf)
+            ln->handler->room(ln);
+    }
+    if (ln->source.fd < 0)
+        return;
+    if (!ln->deaf && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+        receive(ln);
+    else if (ln->deaf && (events & (EPOLLHUP | EPOLLERR)))
+        lane_close(ln);
+}
+
+/* ---- life ---- */
+
+rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
+{
+    ln->source = (engine_source){.fd = fd, .ready = ready};
+    ln->max_length = max_length;
+    ln->epoch = epoch;
+    ln->last_rx = ln->last_tx = clock_ns();
+    error_clear(&ln->error);
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 ||
+        engine_add(ln->engine, &ln->source, EPOLLIN, &ln->error) != RC_OK) {
+        close(fd);
+        ln->source.fd = -1;
+        return error_set(&ln->error, RC_SYSTEM, "lane_open: not a usable socket (errno %d)", errno);
+    }
+    return RC_OK;
+}
+
+void lane_limit_backlog(lane *ln)
+{
+    int bytes = 128 << 10;
+    /* Not every kind of stream socket has it; striping is then coarser, not wrong. */
+    (void)setsockopt(ln->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+}
+
+static void release_list(lane *ln, out_frame *frame)
+{
+    while (frame != NULL) {
+        out_frame *next = frame->next;
+        ln->handler->sent(ln, frame);
+        frame = next;
+    }
+}
+
+/* A control frame with the unsent bytes of a half-sent one as its whole content. */
+static out_frame *copy_rest(const lane *ln, const out_frame *frame)
+{
+    out_frame *copy = malloc(sizeof *copy + frame->header.length);
+    if (copy == NULL)
+        return NULL;
+    *copy = *frame;
+    copy->next = NULL;
+    copy->buffer = NULL;
+    copy->owner = NULL;
+    copy->encode_src = NULL;
+    copy->payload = copy->text;
+    size_t done = ln->out_sent > FRAME_HEADER_BYTES ? ln->out_sent - FRAME_HEADER_BYTES : 0;
+    if (frame->header.length > done)
+        memcpy(copy->text + done, frame->payload + done, frame->header.length - done);
+    return copy;
+}
+
+void lane_detach(lane *ln)
+{
+    out_frame *list = ln->out_head, *rest = NULL;
+    int half_sent = list != NULL && ln->out_sent > 0;
+    if (half_sent)
+        rest = copy_rest(ln, list);
+    ln->out_head = ln->out_tail = rest;
+    ln->out_bytes = rest != NULL ? frame_bytes(rest) : 0;
+    if (rest == NULL)
+        ln->out_sent = 0;
+    release_list(ln, list);
+    ln->deaf = 1;
+    watch(ln, rest != NULL);
+    if (half_sent && rest == NULL)
+        lane_close(ln); /* no memory: a stream cut in mid-frame can only be closed */
+}
+
+void lane_close(lane *ln)
+{
+    out_frame *list = ln->out_head;
+    ln->out_head = ln->out_tail = NULL;
+    ln->out_sent = ln->out_bytes = 0;
+    release_list(ln, list);
+    engine_remove(ln->engine, &ln->source);
+}

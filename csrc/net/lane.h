@@ -1,0 +1,111 @@
+/* lane.h - one TCP connection: frames out, frames in.
+ *
+ * A lane carries frames in order and knows nothing of collectives. Its link gives it frames to send
+ * (lane_push); what arrives is announced to the lane's handler when its header is known, so that
+ * the handler says where the payload shall go, and again when the payload is there and checked.
+ *
+ *      link queue --> out list --> sendmsg                    readv --> rbuf --> header
+ *                     (several frames a call)                    \---> payload, straight into place
+ *
+ * A read takes the rest of the payload in progress and, behind it, the start of the next frame into
+ * a small buffer, so a stream of frames costs one system call each, small ones less.
+ *
+ * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
+ * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
+ * Threading: under the engine's lock. Ownership: a frame's payload is borrowed until its release.
+ */
+#ifndef RINGCOMM_LANE_H
+#define RINGCOMM_LANE_H
+
+#include "../base/pool.h"
+#include "engine.h"
+#include "frame.h"
+
+enum { LANE_RBUF_BYTES = 8192 };
+
+/* A frame on its way out. */
+typedef struct out_frame {
+    struct out_frame *next;
+    frame_header header;
+    uint8_t header_bytes[FRAME_HEADER_BYTES];
+    const uint8_t *payload; /* header.length bytes */
+    pool_buffer *buffer;    /* holds the payload, or NULL */
+    void *owner;            /* the work it belongs to, NULL for control frames */
+    const void *encode_src; /* not yet encoded: elements to encode into a buffer */
+    uint64_t encode_count;
+    uint8_t text[]; /* payload of control frames */
+} out_frame;
+
+typedef struct lane lane;
+
+/* Where a payload shall be received. */
+typedef struct rx_place {
+    uint8_t *data;       /* header.length bytes */
+    pool_buffer *buffer; /* holds data, or NULL */
+    void *owner;         /* the work it belongs to, or NULL */
+} rx_place;
+
+/* What a lane needs of its owner. A result other than RC_OK from begin or end kills the lane. */
+typedef struct lane_handler {
+    rc_result (*begin)(lane *ln, const frame_header *h, rx_place *place);
+    rc_result (*end)(lane *ln, const frame_header *h, rx_place *place);
+    void (*sent)(lane *ln, out_frame *frame); /* the frame is in the socket: release it */
+    void (*room)(lane *ln);                   /* all pushed frames are sent */
+    void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
+} lane_handler;
+
+struct lane {
+    engine_source source; /* first: the engine hands it back */
+    rc_engine *engine;
+    const lane_handler *handler;
+    void *link;
+    int rail;
+    int index; /* on its link */
+    int peer;
+    rc_error error; /* first failure */
+
+    out_frame *out_head, *out_tail;
+    size_t out_sent;    /* bytes of out_head already in the socket */
+    uint64_t out_bytes; /* in the list, sent ones of out_head included */
+
+    uint8_t rbuf[LANE_RBUF_BYTES];
+    size_t rbuf_start, rbuf_end;
+    uint32_t epoch, max_length;
+    int in_payload;
+    int deaf;    /* nothing is read any more (lane_detach) */
+    int goodbye; /* the peer has sent its last frame here */
+    frame_header rx;
+    uint8_t rx_bytes[FRAME_HEADER_BYTES];
+    uint32_t rx_crc;
+    uint32_t rx_have;
+    rx_place rx_place;
+    uint8_t rx_text[FRAME_TEXT_BYTES]; /* payload of control frames */
+
+    uint64_t last_rx, last_tx; /* ns */
+    uint64_t sent_bytes, received_bytes, sent_frames, received_frames;
+
+    /* Delivery rate, kept by lane_measure. */
+    double rate;             /* bytes per ns */
+    uint64_t rate_at;        /* start of the measurement; 0: none runs */
+    uint64_t rate_delivered; /* sent_bytes less what was unacknowledged then */
+};
+
+/* Takes over fd and watches it. On failure fd is closed. */
+rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch);
+/* Asks the kernel to take only as much as it can send soon, so that the rest stays where it can be
+ * given to a sibling lane. For links of several lanes. */
+void lane_limit_backlog(lane *ln);
+/* Puts a frame behind the others and sends what the socket takes. */
+void lane_push(lane *ln, out_frame *frame);
+/* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
+uint64_t lane_unacked(const lane *ln);
+/* Updates rate from what was acknowledged since the last look. */
+void lane_measure(lane *ln, uint64_t now, uint64_t unacked);
+/* Makes the lane independent of memory that is not its own: the rest of a half-sent payload is
+ * copied, frames not begun are released, nothing is read any more. Afterwards only control frames
+ * may be pushed. */
+void lane_detach(lane *ln);
+/* Lets go of its frames through handler->sent and closes the socket. */
+void lane_close(lane *ln);
+
+#endif

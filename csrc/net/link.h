@@ -1,0 +1,74 @@
+/* link.h - all lanes to one peer, and the flow of segments over them.
+ *
+ * Striping. Frames queue here, not in the lanes. Each goes to the lane that would finish it first:
+ * the one with the least (unacknowledged bytes + frame) / measured rate. If that lane's socket
+ * takes nothing more just now, the frame waits for it rather than going to a lane that would finish
+ * later. So ports share a load in the proportion of their speeds with no weights to set, and a slow
+ * port never hoards segments.
+ *
+ * Credit. A peer may run ahead of us: its frames can arrive before our caller has called the
+ * collective. They are kept, but no more than LINK_CREDIT_SEGMENTS segments of them, so memory is
+ * bounded and reading never stops, which is what rules out deadlock. A data frame may leave if the
+ * peer is known to have called its collective, or if the bytes sent but not known to be consumed
+ * are within the credit. What is known comes from the peer's frames: seq and `consumed`.
+ *
+ *   queue: may leave now      held: waits for the peer's call, in order of seq, one list for
+ *                             collectives and one for sends, which must not wait for each other
+ *
+ * Threading: under the engine's lock.
+ */
+#ifndef RINGCOMM_LINK_H
+#define RINGCOMM_LINK_H
+
+#include "lane.h"
+
+enum { LINK_CREDIT_SEGMENTS = 8, LINK_MAX_LANES = 256 };
+
+typedef struct frame_queue {
+    out_frame *head, *tail;
+} frame_queue;
+
+void queue_push(frame_queue *q, out_frame *frame);
+out_frame *queue_pop(frame_queue *q);
+
+typedef struct peer_link {
+    int peer;
+    void *owner;
+    lane **lanes;
+    int lane_count;
+    /* Makes header bytes, CRC and encoded payload just before the frame leaves; 0 on failure. */
+    int (*prepare)(struct peer_link *ln, out_frame *frame);
+
+    frame_queue queue;
+    frame_queue held[2]; /* of collectives, of sends */
+    uint32_t since_probe; /* frames since every lane was last used */
+
+    uint64_t called;     /* the peer has called all collectives below */
+    uint64_t p2p_called; /* the peer has called the receives of all our sends below */
+    uint64_t credit;     /* bytes; LINK_CREDIT_SEGMENTS segments */
+    uint32_t sent;          /* data bytes sent to the peer, modulo 2^32 */
+    uint32_t peer_consumed; /* of these, consumed by the peer */
+    uint32_t consumed;      /* data bytes of the peer consumed here */
+    uint32_t consumed_told; /* the last value that the peer was told */
+    uint64_t early_bytes;   /* held here for collectives not yet called */
+
+    uint64_t sends, receives; /* numbers of the next send to and receive from this peer */
+    uint64_t received;        /* receives from this peer that were called so far */
+    int goodbyes;             /* lanes on which the peer said goodbye */
+    uint64_t left_at;         /* after the last of them: it calls no collective from here on */
+} peer_link;
+
+/* Queues a data frame and sends what can go. */
+void link_send(peer_link *ln, out_frame *frame);
+/* Queues a data frame; link_pump sends it. */
+void link_queue(peer_link *ln, out_frame *frame);
+/* Sends what can go. */
+void link_pump(peer_link *ln);
+/* Sends a control frame before all queued data. lane_index < 0: on the lane that is soonest free. */
+void link_control(peer_link *ln, out_frame *frame, int lane_index);
+/* Takes in what a frame of the peer says about its calls and its consumption. */
+void link_learn(peer_link *ln, const frame_header *h);
+/* 1 if the peer should be told of our consumption before it runs out of credit. */
+int link_owes_credit(const peer_link *ln);
+
+#endif

@@ -1,0 +1,28 @@
+/* fingerprint.h - a whole call in 64 bits.
+ *
+ * Every frame carries the fingerprint of the collective it belongs to, so that ranks which called
+ * different things find out from the first frame, and both can name both calls. It is a packing,
+ * not a hash: equal fingerprints mean equal calls.
+ *
+ *   bits  0-3 collective   4-7 op   8-11 dtype   12-15 codec   16-27 root   28-63 count
+ *
+ * Pure: no state, no OS.
+ */
+#ifndef RINGCOMM_FINGERPRINT_H
+#define RINGCOMM_FINGERPRINT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../include/ringcomm.h"
+
+#define FINGERPRINT_MAX_COUNT ((UINT64_C(1) << 36) - 1)
+#define FINGERPRINT_MAX_ROOT 4095
+
+/* The call must have been validated. Arguments that the collective ignores are packed as 0; a send
+ * and the receive it meets have the same fingerprint. */
+uint64_t fingerprint_of(const rc_call *call);
+/* "allreduce(f32[1024], op=sum, compression=bf16)". Any 64 bits give some text. */
+void fingerprint_text(uint64_t fingerprint, char *text, size_t size);
+
+#endif

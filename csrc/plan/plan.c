@@ -1,0 +1,191 @@
+/* plan.c - see plan.h. */
+#include "plan.h"
+
+/* A chunk of fewer segments than this does not pipeline well; smaller segments than the least cost
+ * more in frames than they win. */
+enum { WANTED_SEGMENTS = 4, LEAST_SEGMENT_ELEMS = 16384 };
+
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t choose_segment(uint64_t chunk_elems, uint64_t most)
+{
+    uint64_t elems = round_up((chunk_elems + WANTED_SEGMENTS - 1) / WANTED_SEGMENTS, PLAN_ALIGN);
+    if (elems < LEAST_SEGMENT_ELEMS)
+        elems = LEAST_SEGMENT_ELEMS;
+    return smaller(elems, most);
+}
+
+void plan_init(plan *p, const rc_call *call, int rank, int world_size, uint64_t segment_elems)
+{
+    uint64_t n = (uint64_t)world_size;
+    *p = (plan){.collective = call->collective,
+                .rank = rank,
+                .world_size = world_size,
+                .root = call->root,
+                .chunk_elems = call->count};
+    switch (call->collective) {
+    case RC_ALLREDUCE:
+        p->chunks = (uint32_t)n;
+        p->chunk_elems = round_up((call->count + n - 1) / n, PLAN_ALIGN);
+        p->total_elems = call->count;
+        break;
+    case RC_REDUCE_SCATTER:
+    case RC_ALLGATHER:
+    case RC_GATHER:
+    case RC_SCATTER:
+        p->chunks = (uint32_t)n;
+        p->total_elems = call->count * n;
+        break;
+    case RC_ALLTOALL:
+    case RC_BARRIER:
+        p->chunks = (uint32_t)(n * n);
+        p->total_elems = call->count * n * n;
+        break;
+    case RC_BROADCAST:
+    case RC_REDUCE:
+    case RC_SEND:
+    case RC_RECV:
+        p->chunks = 1;
+        p->total_elems = call->count;
+        break;
+    }
+    p->segment_elems = choose_segment(p->chunk_elems, segment_elems);
+}
+
+uint64_t plan_chunk_elems(const plan *p, uint32_t chunk)
+{
+    uint64_t start = smaller((uint64_t)chunk * p->chunk_elems, p->total_elems);
+    return smaller(p->chunk_elems, p->total_elems - start);
+}
+
+uint64_t plan_src_offset(const plan *p, uint32_t chunk)
+{
+    switch (p->collective) {
+    case RC_ALLREDUCE:
+    case RC_REDUCE_SCATTER:
+    case RC_SCATTER: return (uint64_t)chunk * p->chunk_elems;
+    case RC_ALLTOALL: return chunk % (uint32_t)p->world_size * p->chunk_elems;
+    default: return 0;
+    }
+}
+
+uint64_t plan_dst_offset(const plan *p, uint32_t chunk)
+{
+    switch (p->collective) {
+    case RC_ALLREDUCE:
+    case RC_ALLGATHER:
+    case RC_GATHER: return (uint64_t)chunk * p->chunk_elems;
+    case RC_ALLTOALL: return chunk / (uint32_t)p->world_size * p->chunk_elems;
+    default: return 0;
+    }
+}
+
+uint32_t plan_segments(const plan *p, uint32_t chunk)
+{
+    int says_something = p->collective == RC_BARRIER || p->collective == RC_SEND ||
+                         p->collective == RC_RECV;
+    if (says_something && p->total_elems == 0)
+        return 1;
+    return (uint32_t)((plan_chunk_elems(p, chunk) + p->segment_elems - 1) / p->segment_elems);
+}
+
+uint64_t plan_segment_offset(const plan *p, uint32_t segment)
+{
+    return (uint64_t)segment * p->segment_elems;
+}
+
+uint64_t plan_segment_elems(const plan *p, uint32_t chunk, uint32_t segment)
+{
+    uint64_t elems = plan_chunk_elems(p, chunk);
+    return smaller(p->segment_elems, elems - smaller(plan_segment_offset(p, segment), elems));
+}
+
+/* Source and destination of the collectives whose paths are a single hop. */
+static void ends(const plan *p, uint32_t chunk, int *from, int *to)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    switch (p->collective) {
+    case RC_GATHER: *from = (int)chunk, *to = p->root; break;
+    case RC_SCATTER: *from = p->root, *to = (int)chunk; break;
+    case RC_SEND: *from = p->rank, *to = p->root; break;
+    case RC_RECV: *from = p->root, *to = p->rank; break;
+    default: *from = (int)(chunk / n), *to = (int)(chunk % n); break;
+    }
+}
+
+uint32_t plan_hops(const plan *p, uint32_t chunk)
+{
+    uint32_t around = (uint32_t)p->world_size - 1;
+    int from, to;
+    switch (p->collective) {
+    case RC_ALLREDUCE: return 2 * around;
+    case RC_REDUCE_SCATTER:
+    case RC_ALLGATHER:
+    case RC_BROADCAST:
+    case RC_REDUCE: return around;
+    default: ends(p, chunk, &from, &to); return from != to;
+    }
+}
+
+uint32_t plan_reduce_hops(const plan *p)
+{
+    switch (p->collective) {
+    case RC_ALLREDUCE:
+    case RC_REDUCE_SCATTER:
+    case RC_REDUCE: return (uint32_t)p->world_size - 1;
+    default: return 0;
+    }
+}
+
+int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    int from, to;
+    switch (p->collective) {
+    case RC_ALLREDUCE:
+    case RC_ALLGATHER: return (int)((chunk + position) % n);
+    case RC_REDUCE_SCATTER: return (int)((chunk + 1 + position) % n);
+    case RC_BROADCAST: return (int)(((uint32_t)p->root + position) % n);
+    case RC_REDUCE: return (int)(((uint32_t)p->root + 1 + position) % n);
+    default: ends(p, chunk, &from, &to); return position == 0 ? from : to;
+    }
+}
+
+uint64_t plan_receives(const plan *p, int peer)
+{
+    uint64_t frames = 0;
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+        for (uint32_t position = 1; position <= plan_hops(p, chunk); position++)
+            if (plan_rank_at(p, chunk, position) == p->rank &&
+                (peer < 0 || plan_rank_at(p, chunk, position - 1) == peer))
+                frames += plan_segments(p, chunk);
+    return frames;
+}
+
+uint64_t plan_sends(const plan *p, int peer)
+{
+    uint64_t frames = 0;
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+        for (uint32_t position = 0; position < plan_hops(p, chunk); position++)
+            if (plan_rank_at(p, chunk, position) == p->rank &&
+                (peer < 0 || plan_rank_at(p, chunk, position + 1) == peer))
+                frames += plan_segments(p, chunk);
+    return frames;
+}
+
+int plan_starts_towards(const plan *p, int peer)
+{
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+        if (plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 &&
+            plan_rank_at(p, chunk, 0) == p->rank && plan_rank_at(p, chunk, 1) == peer)
+            return 1;
+    return 0;
+}

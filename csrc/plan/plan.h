@@ -1,0 +1,69 @@
+/* plan.h - the pure schedule of a collective: which segment goes where, and what happens to it.
+ *
+ * Every collective here is a set of paths. A chunk is the part of the tensor that travels together;
+ * its path is a list of ranks; on the first `reduce_hops` hops each receiver reduces its own
+ * values into what arrives, on the later hops it stores what arrives. Every hop but the last is
+ * followed by the next one, so a rank needs no more than (chunk, step) to know what to do:
+ *
+ *   all-reduce, 4 ranks, chunk 1:     1 --> 2 --> 3 --> 0 --> 1 --> 2 --> 3
+ *                              step      0     1     2     3     4     5
+ *                                      reduce-scatter    |   all-gather
+ *                                       (reduce_hops = 3, rank 0 is the chunk's owner)
+ *
+ * Chunks are cut into segments, the unit of framing, encoding and striping. Segments of one chunk
+ * follow each other along the path without waiting for one another.
+ *
+ * Invariants. The order of a sum is the order of the path: it depends on the chunk and the world
+ * size alone, never on segments, lanes or arrival. Chunks and segments start at multiples of
+ * PLAN_ALIGN elements where the collective lets them, so no codec block straddles two of them.
+ * Pure: no state, no OS, no allocation.
+ */
+#ifndef RINGCOMM_PLAN_H
+#define RINGCOMM_PLAN_H
+
+#include <stdint.h>
+
+#include "../include/ringcomm.h"
+
+#define PLAN_ALIGN 256 /* elements; the largest block of any codec */
+
+typedef struct plan {
+    rc_collective collective;
+    int rank;
+    int world_size;
+    int root; /* the other rank of a send or recv */
+    uint32_t chunks;
+    uint64_t chunk_elems;   /* of a full chunk; the last ones may be shorter or empty */
+    uint64_t total_elems;   /* of all chunks together; world_size^2 chunks each full in alltoall */
+    uint64_t segment_elems; /* of a full segment */
+} plan;
+
+/* segment_elems: upper bound, at least PLAN_ALIGN; the plan takes smaller segments where a chunk
+ * would else be one single segment and not pipeline. */
+void plan_init(plan *p, const rc_call *call, int rank, int world_size, uint64_t segment_elems);
+
+/* Elements of a chunk, and where it lies in this rank's src and dst (in elements). */
+uint64_t plan_chunk_elems(const plan *p, uint32_t chunk);
+uint64_t plan_src_offset(const plan *p, uint32_t chunk);
+uint64_t plan_dst_offset(const plan *p, uint32_t chunk);
+
+/* Segments of a chunk: 0 for an empty one, but 1 (empty) in a barrier and an empty send. */
+uint32_t plan_segments(const plan *p, uint32_t chunk);
+/* Where a segment starts within its chunk, and how many elements it has. */
+uint64_t plan_segment_offset(const plan *p, uint32_t segment);
+uint64_t plan_segment_elems(const plan *p, uint32_t chunk, uint32_t segment);
+
+/* Length of a chunk's path in hops (0: it stays where it is), and how many of them reduce. */
+uint32_t plan_hops(const plan *p, uint32_t chunk);
+uint32_t plan_reduce_hops(const plan *p);
+/* The rank at a position of the path, 0 <= position <= plan_hops. */
+int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position);
+
+/* Calls that this rank must answer for: frames it receives and frames it sends, from or to peer
+ * (or all peers together with peer = -1). */
+uint64_t plan_receives(const plan *p, int peer);
+uint64_t plan_sends(const plan *p, int peer);
+/* 1 if this rank sends a frame of its own (step 0) to peer. */
+int plan_starts_towards(const plan *p, int peer);
+
+#endif

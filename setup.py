@@ -1,0 +1,66 @@
+"""Builds ringcomm._core: the C core, through cffi, with a C compiler and the Python headers alone.
+
+Metadata is in pyproject.toml; only what is code is here. A missing compiler or header ends the
+build with a sentence that says what to install.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+
+def _missing(compiler: list[str]) -> str | None:
+    """What this machine lacks to build a C extension, as a sentence; None if nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.c"
+        include = sysconfig.get_paths()["include"]
+        for code, sentence in (
+            ("int main(void) { return 0; }\n",
+             f"ringcomm needs a C compiler, and '{compiler[0]}' cannot compile. Install one, on "
+             "Debian or Ubuntu with: apt install gcc libc6-dev"),
+            ("#include <Python.h>\nint main(void) { return 0; }\n",
+             f"ringcomm needs the Python headers, and {include}/Python.h is missing. Install "
+             "them, on Debian or Ubuntu with: apt install python3-dev"),
+        ):
+            probe.write_text(code)
+            command = [*compiler, "-I", include, "-c", str(probe), "-o", f"{folder}/probe.o"]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True)
+            except OSError:
+                return sentence
+            if done.returncode != 0:
+                return sentence
+    return None
+
+
+class BuildExt(build_ext):
+    """build_ext that finds out first whether it can work, and says at the end what it built."""
+
+    def build_extensions(self) -> None:
+        self._remove_stale()
+        sentence = _missing(list(self.compiler.compiler_so))
+        if sentence is not None:
+            sys.exit(f"\nerror: {sentence}\n")
+        # setuptools names no parallel compile; a few files take most of the time.
+        super().build_extensions()
+
+    def _remove_stale(self) -> None:
+        """An object left from a build with other flags must not be packed."""
+        for extension in self.extensions:
+            if self.force:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+
+
+options: dict[str, Any] = {}
+if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+    options = {"bdist_wheel": {"py_limited_api": "cp310"}}
+
+setup(cffi_modules=["build_ffi.py:ffi"], cmdclass={"build_ext": BuildExt}, options=options)
