@@ -49,6 +49,10 @@ class Config:
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
     that this CPU supports."""
 
+    congestion: tuple[str, ...] = ("cubic", "reno")
+    """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
+    have is used. Empty: the system's (bbr, a common default, halves throughput on a LAN)."""
+
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
 
@@ -61,6 +65,8 @@ class Config:
     def __post_init__(self) -> None:
         if not isinstance(self.interfaces, tuple):
             object.__setattr__(self, "interfaces", tuple(self.interfaces))
+        if not isinstance(self.congestion, tuple):
+            object.__setattr__(self, "congestion", tuple(self.congestion))
         _check(self, "lanes", 1, 16)
         _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:

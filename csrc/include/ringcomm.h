@@ -225,8 +225,10 @@ double rc_work_elapsed(const rc_work *work);
  * wait first, or close the communicator. */
 void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
- * RC_AGAIN after timeout_ms without one. */
+ * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
+/* Makes the current or next rc_engine_take_done return at once. */
+void rc_engine_interrupt(rc_engine *engine);
 
 /* -- end declarations -- */
 

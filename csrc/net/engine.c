@@ -373,8 +373,9 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
 {
     uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
     pthread_mutex_lock(&e->done_lock);
-    while (e->done_head == NULL && clock_ns() < deadline)
+    while (e->done_head == NULL && !e->done_interrupted && clock_ns() < deadline)
         wait_until(&e->done_ready, &e->done_lock, deadline);
+    e->done_interrupted = 0;
     engine_done *entry = e->done_head;
     if (entry != NULL) {
         e->done_head = entry->next;
@@ -383,6 +384,14 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
     }
     pthread_mutex_unlock(&e->done_lock);
     return entry;
+}
+
+void engine_interrupt_done(rc_engine *e)
+{
+    pthread_mutex_lock(&e->done_lock);
+    e->done_interrupted = 1;
+    pthread_cond_broadcast(&e->done_ready);
+    pthread_mutex_unlock(&e->done_lock);
 }
 
 double engine_cpu_seconds(rc_engine *e)

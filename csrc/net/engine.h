@@ -80,6 +80,7 @@ struct rc_engine {
     pthread_mutex_t done_lock;
     pthread_cond_t done_ready;
     engine_done *done_head, *done_tail;
+    int done_interrupted;
 };
 
 void engine_lock(rc_engine *e);
@@ -113,6 +114,8 @@ void engine_changed(rc_engine *e);
 void engine_push_done(rc_engine *e, engine_done *entry);
 /* Waits up to timeout_ms for an entry; NULL if none came. Without the lock. */
 engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
+
+void engine_interrupt_done(rc_engine *e);
 
 /* CPU seconds of the progress thread. */
 double engine_cpu_seconds(rc_engine *e);

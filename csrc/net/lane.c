@@ -83,6 +83,27 @@ static void watch(lane *ln, int writable)
                  (ln->deaf ? 0U : (uint32_t)EPOLLIN) | (writable ? (uint32_t)EPOLLOUT : 0U));
 }
 
+static void release_list(lane *ln, out_frame *frame)
+{
+    while (frame != NULL) {
+        out_frame *next = frame->next;
+        ln->handler->sent(ln, frame);
+        frame = next;
+    }
+}
+
+/* The peer takes nothing more. It may have left in order, with its goodbye still to be read; so it
+ * is the reading side that judges. */
+static void fall_mute(lane *ln)
+{
+    out_frame *list = ln->out_head;
+    ln->mute = 1;
+    ln->out_head = ln->out_tail = NULL;
+    ln->out_sent = ln->out_bytes = 0;
+    watch(ln, 0);
+    release_list(ln, list);
+}
+
 /* Sends until the list is empty or the socket is full. */
 static void flush(lane *ln)
 {
@@ -95,7 +116,7 @@ static void flush(lane *ln)
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-            fail(ln, RC_PEER_LOST, errno, "sending failed");
+            fall_mute(ln);
             return;
         }
         if (sent > 0) {
@@ -114,6 +135,10 @@ void lane_push(lane *ln, out_frame *frame)
 {
     int idle = ln->out_head == NULL;
     frame->next = NULL;
+    if (ln->mute || ln->source.fd < 0) {
+        ln->handler->sent(ln, frame);
+        return;
+    }
     if (idle)
         ln->out_head = frame;
     else
@@ -302,15 +327,6 @@ void lane_limit_backlog(lane *ln)
     int bytes = 128 << 10;
     /* Not every kind of stream socket has it; striping is then coarser, not wrong. */
     (void)setsockopt(ln->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
-}
-
-static void release_list(lane *ln, out_frame *frame)
-{
-    while (frame != NULL) {
-        out_frame *next = frame->next;
-        ln->handler->sent(ln, frame);
-        frame = next;
-    }
 }
 
 /* A control frame with the unsent bytes of a half-sent one as its whole content. */

@@ -73,6 +73,7 @@ struct lane {
     uint32_t epoch, max_length;
     int in_payload;
     int deaf;    /* nothing is read any more (lane_detach) */
+    int mute;    /* nothing can be sent any more; what was received may still end in a goodbye */
     int goodbye; /* the peer has sent its last frame here */
     frame_header rx;
     uint8_t rx_bytes[FRAME_HEADER_BYTES];

@@ -1,0 +1,85 @@
+"""ringcomm: collective communication for training on a few servers over ordinary Ethernet.
+
+    import ringcomm
+    ringcomm.init()                                       # under torchrun, mpirun or srun
+    ringcomm.allreduce(tensor, op="avg", compression="bf16")
+
+``__all__`` is the stable interface; everything else is internal.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata as _metadata
+
+from .api import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    default_communicator,
+    gather,
+    init,
+    is_initialized,
+    rank,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+    shutdown,
+    world_size,
+)
+from .communicator import Communicator
+from .config import Config
+from .errors import (
+    AbortedError,
+    AuthenticationError,
+    BootstrapError,
+    CommTimeoutError,
+    ConfigError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    ProtocolError,
+    RingcommError,
+    TensorError,
+)
+from .work import Work
+
+__version__ = _metadata.version("ringcomm")
+
+__all__ = [
+    "AbortedError",
+    "AuthenticationError",
+    "BootstrapError",
+    "CommTimeoutError",
+    "Communicator",
+    "Config",
+    "ConfigError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ProtocolError",
+    "RingcommError",
+    "TensorError",
+    "Work",
+    "__version__",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "default_communicator",
+    "gather",
+    "init",
+    "is_initialized",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "shutdown",
+    "world_size",
+]

@@ -1,0 +1,167 @@
+"""The C core: loads the extension, owns the process's engine, and turns C errors into exceptions.
+
+Invariants: one engine per process and kernel set, made with the first communicator and freed with
+the last. A forked child is told at once (rc_engine_after_fork), so it holds no connection open.
+This and work.py and communicator.py are the only modules that call into the extension.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .errors import (
+    AbortedError,
+    CommTimeoutError,
+    ConfigError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    ProtocolError,
+    RingcommError,
+)
+
+try:
+    from ._core import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        "ringcomm's C core is not built here. Install it with 'pip install .' (or 'pip install "
+        f"-e .' to work on it) in the project's folder; it needs gcc and the Python headers. "
+        f"({error})"
+    ) from None
+
+OK, AGAIN = 0, 1
+_log = logging.getLogger("ringcomm")
+_CLASSES: dict[int, type[RingcommError]] = {
+    2: CommTimeoutError,
+    3: ConfigError,
+    4: NotInitializedError,
+    5: MismatchError,
+    6: PeerLostError,
+    7: ProtocolError,
+    10: AbortedError,
+}
+
+
+def text(pointer: Any) -> str:
+    """A C string as str."""
+    return bytes(ffi.string(pointer)).decode("utf-8", "replace")
+
+
+def result_name(result: int) -> str:
+    """rc_result_name as str."""
+    return text(lib.rc_result_name(result))
+
+
+def error_class(code: int) -> type[RingcommError]:
+    """The exception class of an rc_result."""
+    return _CLASSES.get(code, RingcommError)
+
+
+def kernel_sets() -> list[tuple[str, bool]]:
+    """(name, supported by this CPU) of every kernel set in this build, slowest first."""
+    sets = []
+    index = 0
+    while lib.rc_kernel_set_name(index) != ffi.NULL:
+        supported = bool(lib.rc_kernel_set_supported(index))
+        sets.append((text(lib.rc_kernel_set_name(index)), supported))
+        index += 1
+    return sets
+
+
+class Engine:
+    """One rc_engine: an event loop with its progress thread."""
+
+    def __init__(self, kernel_set: str) -> None:
+        out = ffi.new("rc_engine **")
+        name = ffi.new("char[]", kernel_set.encode()) if kernel_set else ffi.NULL
+        result = lib.rc_engine_create(out, name)
+        if result == lib.RC_INVALID_ARGUMENT:
+            known = ", ".join(n for n, supported in kernel_sets() if supported)
+            raise ConfigError(f"kernel_set={kernel_set!r}: this CPU and build have {known}")
+        if result != OK:
+            raise RingcommError(f"the engine cannot start: {result_name(result)}")
+        self.handle = out[0]
+        self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._registered = threading.Condition()
+        self._watcher: threading.Thread | None = None
+        self._stopping = False
+        _live.add(self)
+
+    def watch(self, work: Any, callback: Callable[[], None]) -> None:
+        """Calls back, from a thread of its own, once a work submitted with notify is over."""
+        with self._registered:
+            self._watched[_address(work)] = callback
+            self._registered.notify_all()
+            if self._watcher is None:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="ringcomm-done", daemon=True
+                )
+                self._watcher.start()
+
+    def _watch(self) -> None:
+        out = ffi.new("rc_work **")
+        while not self._stopping:
+            if lib.rc_engine_take_done(self.handle, 60_000, out) != OK:
+                continue
+            with self._registered:  # the work can be over before its submitter got here
+                self._registered.wait_for(lambda: _address(out[0]) in self._watched)
+                callback = self._watched.pop(_address(out[0]))
+            lib.rc_work_free(out[0])
+            try:
+                callback()
+            except Exception:
+                _log.exception("a callback of a finished collective raised")
+
+    def free(self) -> None:
+        """Stops its threads. All communicators must be freed."""
+        _live.discard(self)
+        self._stopping = True
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            lib.rc_engine_interrupt(self.handle)
+            self._watcher.join()
+        lib.rc_engine_free(self.handle)
+
+
+def _address(work: Any) -> int:
+    return int(ffi.cast("uintptr_t", work))
+
+
+_live: weakref.WeakSet[Engine] = weakref.WeakSet()
+_shared: dict[str, tuple[Engine, int]] = {}
+_shared_lock = threading.Lock()
+
+
+def acquire_engine(kernel_set: str) -> Engine:
+    """The process's engine for this kernel set; give it back with release_engine."""
+    with _shared_lock:
+        engine, users = _shared.get(kernel_set) or (Engine(kernel_set), 0)
+        _shared[kernel_set] = (engine, users + 1)
+        return engine
+
+
+def release_engine(kernel_set: str) -> None:
+    """Frees the engine with its last user."""
+    with _shared_lock:
+        engine, users = _shared[kernel_set]
+        if users > 1:
+            _shared[kernel_set] = (engine, users - 1)
+            return
+        del _shared[kernel_set]
+    engine.free()
+
+
+def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+    for engine in list(_live):
+        lib.rc_engine_after_fork(engine.handle)
+
+
+os.register_at_fork(after_in_child=_after_fork)

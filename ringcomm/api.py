@@ -1,0 +1,234 @@
+"""The module-level functions: one default communicator, and its collectives by name.
+
+Invariants: the default communicator is made by init and closed by shutdown or at exit, and is the
+only state. Every collective takes ``comm=`` to use another one, and does what the method of the
+same name does; see Communicator for the arguments, results and errors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Any
+
+from .communicator import Communicator
+from .config import Config
+from .errors import NotInitializedError, RingcommError
+
+_default: Communicator | None = None
+_lock = threading.Lock()
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    init_method: str | None = None,
+    config: Config | None = None,
+    timeout: float | None = None,
+    mpi: Any = None,
+    store: Any = None,
+) -> Communicator:
+    """Joins the ranks of this job and makes the default communicator.
+
+    Args:
+        rank, world_size: this rank and how many there are. None: from the environment of torchrun,
+            Open MPI, MPICH or Slurm; without any of these, a world of one.
+        init_method: ``"tcp://host:port"`` of rank 0, where explicit values are given.
+        config: settings; None: ``Config.from_env()``.
+        timeout: seconds within which all ranks must have found each other; None:
+            ``config.connect_timeout``. (Collectives have ``config.timeout``.)
+        mpi: an mpi4py communicator, over which the ranks find each other.
+        store: a torch.distributed Store for the same.
+
+    Raises:
+        ConfigError: a setting, the environment or the secret cannot work.
+        BootstrapError: a rank did not arrive, or could not be reached; with a table of which.
+        RingcommError: init was called before.
+    """
+    global _default
+    with _lock:
+        if _default is not None:
+            raise RingcommError(
+                "ringcomm.init was called before; call ringcomm.shutdown() first, or use "
+                "Communicator.split for another group"
+            )
+        _default = Communicator.create(
+            rank, world_size, init_method=init_method, config=config, timeout=timeout, mpi=mpi,
+            store=store,
+        )  # fmt: skip
+        return _default
+
+
+def shutdown() -> None:
+    """Closes the default communicator; harmless where there is none."""
+    global _default
+    with _lock:
+        comm, _default = _default, None
+    if comm is not None:
+        comm.close()
+
+
+atexit.register(shutdown)
+
+
+def is_initialized() -> bool:
+    """True between init and shutdown."""
+    return _default is not None
+
+
+def default_communicator() -> Communicator:
+    """The communicator made by init. Raises NotInitializedError."""
+    if _default is None:
+        raise NotInitializedError("call ringcomm.init() first")
+    return _default
+
+
+def _use(comm: Communicator | None) -> Communicator:
+    return default_communicator() if comm is None else comm
+
+
+def rank() -> int:
+    """This rank's number in the default communicator."""
+    return default_communicator().rank
+
+
+def world_size() -> int:
+    """Number of ranks in the default communicator."""
+    return default_communicator().world_size
+
+
+def allreduce(
+    tensor: Any,
+    op: str = "sum",
+    *,
+    compression: str | None = None,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.allreduce."""
+    return _use(comm).allreduce(
+        tensor, op, compression=compression, out=out, async_op=async_op, timeout=timeout
+    )
+
+
+def broadcast(
+    tensor: Any,
+    root: int = 0,
+    *,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.broadcast."""
+    return _use(comm).broadcast(tensor, root, async_op=async_op, timeout=timeout)
+
+
+def reduce(
+    tensor: Any,
+    root: int = 0,
+    op: str = "sum",
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.reduce."""
+    return _use(comm).reduce(tensor, root, op, out=out, async_op=async_op, timeout=timeout)
+
+
+def allgather(
+    tensor: Any,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.allgather."""
+    return _use(comm).allgather(tensor, out=out, async_op=async_op, timeout=timeout)
+
+
+def gather(
+    tensor: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.gather."""
+    return _use(comm).gather(tensor, root, out=out, async_op=async_op, timeout=timeout)
+
+
+def scatter(
+    tensor: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.scatter."""
+    return _use(comm).scatter(tensor, root, out=out, async_op=async_op, timeout=timeout)
+
+
+def reduce_scatter(
+    tensor: Any,
+    op: str = "sum",
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.reduce_scatter."""
+    return _use(comm).reduce_scatter(tensor, op, out=out, async_op=async_op, timeout=timeout)
+
+
+def alltoall(
+    tensor: Any,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.alltoall."""
+    return _use(comm).alltoall(tensor, out=out, async_op=async_op, timeout=timeout)
+
+
+def barrier(
+    *, async_op: bool = False, timeout: float | None = None, comm: Communicator | None = None
+) -> Any:
+    """Communicator.barrier."""
+    return _use(comm).barrier(async_op=async_op, timeout=timeout)
+
+
+def send(
+    tensor: Any,
+    dst: int,
+    *,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.send."""
+    return _use(comm).send(tensor, dst, async_op=async_op, timeout=timeout)
+
+
+def recv(
+    tensor: Any,
+    src: int,
+    *,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.recv."""
+    return _use(comm).recv(tensor, src, async_op=async_op, timeout=timeout)

@@ -1,0 +1,101 @@
+"""From what the caller gave to a Mesh: who am I, where do we meet, connect.
+
+Invariants: exactly one carrier is used to meet: an mpi4py communicator or a torch Store if the
+caller gave one, else our own TCP rendezvous. It is closed before this returns, well or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import mesh
+from ..config import Config
+from ..errors import ConfigError
+from .launch import Identity, identify
+from .mesh import Mesh
+from .rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange
+from .secret import Secret, load
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A mesh, and what is needed to join some of its ranks again."""
+
+    mesh: Mesh
+    config: Config
+    secret: Secret | None
+    job: str
+    epoch: int = 0
+
+
+def join(
+    config: Config,
+    rank: int | None,
+    world_size: int | None,
+    init_method: str | None,
+    timeout: float | None,
+    mpi: Any,
+    store: Any,
+) -> Joined:
+    """Finds the other ranks and connects to them; the arguments are those of ringcomm.init.
+
+    Raises ConfigError, BootstrapError.
+    """
+    if mpi is not None and (rank is not None or store is not None or init_method is not None):
+        raise ConfigError("mpi= already says who is who; leave out rank, init_method and store")
+    if timeout is not None:
+        config = dataclasses.replace(config, connect_timeout=timeout)
+    identity = _mpi_identity(mpi) if mpi is not None else identify(rank, world_size, init_method)
+    secret = load(config)
+    joined = mesh.join(identity, config, secret, _carrier(identity, mpi, store))
+    return Joined(joined, config, secret, identity.job)
+
+
+def _mpi_identity(mpi: Any) -> Identity:
+    try:
+        rank, world_size = int(mpi.Get_rank()), int(mpi.Get_size())
+    except (AttributeError, TypeError):
+        raise ConfigError("mpi= takes an mpi4py communicator, such as MPI.COMM_WORLD") from None
+    return _identity(rank, world_size, "mpi4py", "mpi4py")
+
+
+def _identity(rank: int, world_size: int, launcher: str, job: str) -> Identity:
+    return Identity(
+        rank=rank, world_size=world_size, local_rank=None, local_world_size=None,
+        master_addr="", master_ports=(), launcher=launcher, job=job,
+    )  # fmt: skip
+
+
+def _carrier(identity: Identity, mpi: Any, store: Any) -> Exchange | None:
+    if mpi is not None:
+        return mpi_exchange(mpi)
+    if store is not None:
+        return StoreExchange(store, identity.rank, identity.world_size)
+    return None
+
+
+def regroup(
+    parent: Joined,
+    members: Sequence[int],
+    gather: Callable[[bytes, float], bytes],
+    number: int,
+) -> Joined | None:
+    """Joins some ranks of a mesh anew, with lanes of their own.
+
+    Args:
+        members: ranks of the parent in the order that they shall have; empty for a rank that
+            belongs to no group, which takes part in the exchange all the same and gets None.
+        gather: joins equal-sized parts of all ranks of the parent, in order of rank.
+        number: counts the regroupings of this parent; the same on all ranks.
+    """
+    config, epoch = parent.config, (parent.epoch * 1009 + number) % 2**32
+    exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout)
+    if not members:
+        exchange.close()
+        return None
+    job = f"{parent.job}/{number}:{','.join(map(str, members))}"
+    identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
+    joined = mesh.join(identity, config, parent.secret, exchange, epoch)
+    return Joined(joined, config, parent.secret, job, epoch)

@@ -1,0 +1,171 @@
+"""What a tensor is: any object with memory that the core can read or write.
+
+Takes numpy arrays, torch CPU tensors and anything with ``__array_interface__``, DLPack or the
+buffer protocol. torch is only looked for among the modules that the caller has imported already.
+
+Invariants: a View keeps its object alive, and the memory it names does not move. An object whose
+elements do not lie densely in row-major order is gathered into a copy, which ``finish`` scatters
+back. Nothing is written to an object that says it is read-only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import TensorError
+
+#: dtype name -> number in the C header (rc_dtype)
+DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
+_ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
+_NUMPY_NAMES = {
+    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+    "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64",
+}  # fmt: skip
+_SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
+
+
+class View:
+    """A tensor as the core sees it.
+
+    Attributes:
+        owner: the caller's object, returned as the result of in-place calls.
+        address: of the first element; 0 if there are none.
+        count: elements.
+        dtype: a name of DTYPES.
+        shape: as the caller's object has it.
+        finish: call once after the collective: scatters a gathered copy back.
+    """
+
+    __slots__ = ("_keep", "_make", "address", "count", "dtype", "finish", "owner", "shape")
+
+    def __init__(
+        self,
+        owner: Any,
+        keep: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        make: Callable[[tuple[int, ...]], Any],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self.owner = owner
+        self.shape = tuple(shape)
+        self.count = int(np.prod(self.shape, dtype=np.int64))
+        self.address = address if self.count else 0
+        self.dtype = dtype
+        self.finish = finish
+        self._keep = keep
+        self._make = make
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * _ITEM_BYTES[self.dtype]
+
+    def new(self, shape: tuple[int, ...]) -> Any:
+        """An uninitialised tensor of the same library and dtype."""
+        return self._make(shape)
+
+
+def view(obj: Any, *, writable: bool) -> View:
+    """The memory of a tensor.
+
+    Args:
+        obj: the tensor. 0-d and empty ones are fine.
+        writable: the collective writes to it.
+
+    Raises:
+        TensorError: not a tensor, an unsupported dtype, a device other than the CPU, or read-only
+            memory that would have to be written.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return _torch_view(torch, obj, writable)
+    return _numpy_view(obj, _as_array(obj), writable)
+
+
+def _kind(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+# ---- torch ----
+
+
+def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
+    if tensor.device.type != "cpu":
+        raise TensorError(
+            f"a tensor on device '{tensor.device}' is not supported by this build; "
+            "pass tensor.cpu() and copy the result back"
+        )
+    if tensor.layout != torch.strided:
+        raise TensorError(f"a tensor of layout {tensor.layout} is not supported; pass to_dense()")
+    dtype = _NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise TensorError(f"dtype {tensor.dtype} is not supported; use {_SUPPORTED}")
+    dense = tensor.detach()
+    finish = None
+    if not dense.is_contiguous() or dense.is_neg():
+        gathered = dense.resolve_neg().contiguous()
+        if writable:
+            target = dense
+
+            def finish() -> None:
+                target.copy_(gathered)
+
+        dense = gathered
+
+    def make(shape: tuple[int, ...]) -> Any:
+        return torch.empty(shape, dtype=tensor.dtype)
+
+    return View(tensor, dense, dense.data_ptr(), dtype, tensor.shape, make, finish)
+
+
+# ---- numpy and what numpy can wrap ----
+
+
+def _as_array(obj: Any) -> np.ndarray[Any, Any]:
+    if isinstance(obj, np.ndarray):
+        return obj
+    if hasattr(obj, "__cuda_array_interface__"):
+        raise TensorError(
+            f"{_kind(obj)} lies in GPU memory, which this build does not support; copy it to the "
+            "host first"
+        )
+    try:
+        if hasattr(obj, "__array_interface__"):
+            return np.asarray(obj)
+        if hasattr(obj, "__dlpack__"):
+            return np.from_dlpack(obj)
+        return np.asarray(memoryview(obj))
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise TensorError(
+            f"{_kind(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
+            f"the buffer protocol, __array_interface__ or DLPack ({error})"
+        ) from None
+
+
+def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
+    dtype = _NUMPY_NAMES.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise TensorError(f"dtype {array.dtype.str} is not supported; use native {_SUPPORTED}")
+    if writable and not array.flags.writeable:
+        raise TensorError(
+            f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"
+        )
+    dense = array
+    finish = None
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        dense = np.array(array, order="C", copy=True)
+        if writable:
+
+            def finish() -> None:
+                array[...] = dense
+
+    def make(shape: tuple[int, ...]) -> Any:
+        return np.empty(shape, dtype=array.dtype)
+
+    return View(obj, (array, dense), dense.ctypes.data, dtype, array.shape, make, finish)

@@ -1,0 +1,512 @@
+"""Communicator: a group of ranks joined by lanes, and the collectives on it.
+
+Invariants: arguments are checked here before anything reaches the core, so a call that raises
+ConfigError or TensorError has submitted nothing and the communicator goes on. All ranks call the
+same collectives in the same order. A failed collective fails the communicator: every later call
+raises the first error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._native import OK, error_class, ffi, lib, text
+from .bootstrap.join import Joined, join, regroup
+from .bootstrap.mesh import Mesh
+from .buffers import DTYPES, View, view
+from .config import Config
+from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
+from .work import Work
+
+OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
+CODECS = {"none": 0, "bf16": 1, "fp16": 2}
+_CLOSE_MS = 1000
+
+
+class Communicator:
+    """A group of ranks. Made by ``ringcomm.init`` (the default one), ``Communicator.create`` or
+    ``split``. Usable from any thread; also a context manager, which closes it.
+
+    Attributes:
+        rank, world_size: this rank's number and the number of ranks.
+        hosts: host name of every rank.
+        rails: this rank's network ports in rail order (``.name``, ``.address``).
+        config: its settings.
+    """
+
+    def __init__(self, joined: Joined) -> None:
+        mesh, config = joined.mesh, joined.config
+        self.rank = mesh.rank
+        self.world_size = mesh.world_size
+        self.hosts = mesh.hosts
+        self.rails = mesh.rails
+        self.config = config
+        self._joined = joined
+        self._splits = 0
+        self._lock = threading.Lock()
+        self._in_flight: dict[int, Work] = {}
+        self._handle: Any = None
+        try:
+            self._engine = _native.acquire_engine(config.kernel_set)
+        except BaseException:
+            mesh.close()
+            raise
+        try:
+            self._handle = self._open(mesh)
+        except BaseException:
+            mesh.close()
+            _native.release_engine(config.kernel_set)
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        init_method: str | None = None,
+        config: Config | None = None,
+        timeout: float | None = None,
+        mpi: Any = None,
+        store: Any = None,
+    ) -> Communicator:
+        """Joins the ranks of a job; the arguments are those of ``ringcomm.init``."""
+        settings = Config.from_env() if config is None else config
+        return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
+
+    def _open(self, mesh: Mesh) -> Any:
+        settings = ffi.new("rc_comm_config *")
+        lib.rc_comm_config_init(settings)
+        settings.rank = self.rank
+        settings.world_size = self.world_size
+        settings.epoch = self._joined.epoch
+        settings.segment_bytes = self.config.segment_bytes
+        settings.heartbeat_ms = int(self.config.heartbeat * 1000)
+        settings.peer_timeout_ms = int(self.config.peer_timeout * 1000)
+        out = ffi.new("rc_comm **")
+        self._check(lib.rc_comm_create(out, self._engine.handle, settings), "open")
+        try:
+            while mesh.lanes:
+                lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor
+                result = lib.rc_comm_add_lane(
+                    out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s
+                )
+                self._check(result, "add a lane to")
+            self._check(lib.rc_comm_start(out[0]), "start")
+        except BaseException:
+            lib.rc_comm_free(out[0])
+            raise
+        return out[0]
+
+    @staticmethod
+    def _check(result: int, what: str) -> None:
+        if result != OK:
+            raise error_class(result)(f"cannot {what} the communicator: "
+                                      f"{_native.result_name(result)}")  # fmt: skip
+
+    # ---- collectives ----
+
+    def allreduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        compression: str | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        on_done: Callable[[Work], None] | None = None,
+    ) -> Any:
+        """Reduces a tensor over all ranks; every rank gets the same bits.
+
+        Args:
+            tensor: any shape and supported dtype, the same on all ranks. Overwritten with the
+                result unless ``out`` is given.
+            op: sum, avg, min, max or prod. avg is the sum times 1/world_size; integers are
+                divided and truncated towards zero. 16-bit floats are summed in float32 and rounded
+                at each hop.
+            compression: None, or "bf16" or "fp16" (float32 and float64 tensors): how the elements
+                travel. Every hop rounds to nearest even.
+            out: where to put the result: same size and dtype as ``tensor``.
+            async_op: return a Work at once.
+            timeout: seconds until the collective fails; default ``config.timeout``.
+            on_done: with async_op: called with the Work from a thread of ringcomm once it is over.
+
+        Returns:
+            The tensor that holds the result, or the Work.
+
+        Raises:
+            TensorError, ConfigError: an argument cannot work; nothing was sent.
+            MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
+        """
+        src = view(tensor, writable=out is None)
+        dst = src if out is None else self._out(out, src, src.count)
+        return self._run(
+            lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
+            async_op=async_op, timeout=timeout, on_done=on_done,
+        )  # fmt: skip
+
+    def broadcast(
+        self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Copies root's tensor into every rank's ``tensor`` (same size and dtype), in place."""
+        dst = view(tensor, writable=self.rank != root)
+        return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces to root, in place there unless ``out`` is given; elsewhere the tensor is only
+        read, and returned as it is."""
+        here = self.rank == root
+        src = view(tensor, writable=here and out is None)
+        dst = None
+        if here:
+            dst = src if out is None else self._out(out, src, src.count)
+        return self._run(lib.RC_REDUCE, src, dst, src.count, op=op, root=root, async_op=async_op,
+                         timeout=timeout, result=None if here else tensor)  # fmt: skip
+
+    def allgather(
+        self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """All ranks' tensors (same shape and dtype) stacked: shape (world_size, *tensor.shape)."""
+        src = view(tensor, writable=False)
+        dst = self._result(out, src, (self.world_size, *src.shape))
+        return self._run(lib.RC_ALLGATHER, src, dst, src.count, async_op=async_op, timeout=timeout)
+
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """As allgather, but on root alone; None on the other ranks."""
+        src = view(tensor, writable=False)
+        here = self.rank == root
+        dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
+        return self._run(lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    def scatter(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives rank i the i-th of root's rows.
+
+        Args:
+            tensor: on root: shape (world_size, *s). Elsewhere: None with ``out`` given, or a
+                tensor of root's shape and dtype, of which only these two are used.
+            out: receives shape s; made where it is not given.
+        """
+        if tensor is None:
+            if self.rank == root or out is None:
+                raise TensorError("scatter: give root's tensor, and on the other ranks out=")
+            dst = view(out, writable=True)
+            return self._run(lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op,
+                             timeout=timeout)  # fmt: skip
+        src = view(tensor, writable=False)
+        rows = self._rows("scatter", src, exactly_one=True)
+        dst = self._result(out, src, rows[1:])
+        return self._run(lib.RC_SCATTER, src if self.rank == root else None, dst, dst.count,
+                         root=root, async_op=async_op, timeout=timeout)  # fmt: skip
+
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces over all ranks and gives rank i the i-th of world_size equal parts.
+
+        Args:
+            tensor: its first dimension is a multiple of world_size. Only read.
+
+        Returns:
+            Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
+        """
+        src = view(tensor, writable=False)
+        rows = self._rows("reduce_scatter", src)
+        dst = self._result(out, src, rows)
+        return self._run(lib.RC_REDUCE_SCATTER, src, dst, dst.count, op=op, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    def alltoall(
+        self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Sends the i-th of world_size equal parts to rank i; returns the parts received, in order
+        of rank, in the shape of ``tensor``, whose first dimension is a multiple of world_size."""
+        src = view(tensor, writable=False)
+        self._rows("alltoall", src)
+        dst = self._result(out, src, src.shape)
+        return self._run(lib.RC_ALLTOALL, src, dst, src.count // self.world_size,
+                         async_op=async_op, timeout=timeout)  # fmt: skip
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Returns when every rank has called it."""
+        return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
+
+    def send(
+        self, tensor: Any, dst: int, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Sends a tensor to rank dst, where ``recv`` takes it; sends to one rank keep their order.
+        Done when the tensor may be changed, which can be before it is received."""
+        src = view(tensor, writable=False)
+        return self._run(lib.RC_SEND, src, None, src.count, root=dst, async_op=async_op,
+                         timeout=timeout, result=tensor)  # fmt: skip
+
+    def recv(
+        self, tensor: Any, src: int, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Receives into ``tensor``, of the size and dtype that rank src sends."""
+        dst = view(tensor, writable=True)
+        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    # ---- the rest of its life ----
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Makes a communicator of the ranks that give the same color.
+
+        Args:
+            color: ranks of one color belong together; None takes part in none.
+            key: the new ranks are ordered by key, then by rank.
+
+        Returns:
+            The new communicator with lanes of its own, or None for color None. All ranks must
+            call it.
+        """
+        self._require_open()
+        self._splits += 1
+        members = _members(self, color, key)
+        joined = regroup(self._joined, members, self._gather_bytes, self._splits)
+        return None if joined is None else Communicator(joined)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the communicator was opened.
+
+        Returns:
+            works (completed), payload_bytes (sent, after compression), wire_bytes (sent, with
+            headers), engine_cpu_s (CPU seconds of the progress thread), and lanes: a list of
+            peer, rail, lane, sent_bytes, received_bytes, sent_frames, received_frames, rate
+            (bytes per second as measured, 0.0 if not) and share (of this rank's sent bytes).
+        """
+        self._require_open()
+        totals = ffi.new("rc_comm_stats *")
+        lib.rc_comm_stats_get(self._handle, totals)
+        rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
+        count = min(lib.rc_comm_lane_stats(self._handle, rows, totals.lanes), totals.lanes)
+        fields = ("peer", "rail", "lane", "sent_bytes", "received_bytes", "sent_frames",
+                  "received_frames", "rate")  # fmt: skip
+        lanes = [{name: getattr(rows[i], name) for name in fields} for i in range(count)]
+        for lane in lanes:
+            lane["share"] = lane["sent_bytes"] / totals.wire_bytes if totals.wire_bytes else 0.0
+        return {
+            "works": totals.works,
+            "payload_bytes": totals.payload_bytes,
+            "wire_bytes": totals.wire_bytes,
+            "engine_cpu_s": totals.engine_cpu_s,
+            "lanes": lanes,
+        }
+
+    @property
+    def kernel_set(self) -> str:
+        """The instruction set of its kernels."""
+        return self._engine.kernel_set
+
+    def host_of(self, rank: int | None) -> str | None:
+        """Host name of a rank; None for no rank."""
+        return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else None
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Fails all collectives in flight and to come, here and on every other rank, at once."""
+        self._require_open()
+        lib.rc_comm_abort(self._handle, reason.encode("utf-8", "replace")[:300])
+
+    def close(self) -> None:
+        """Leaves the group: says goodbye and closes the lanes, within about a second. Collectives
+        still in flight fail, here and on the other ranks. Closing twice is harmless."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        lib.rc_comm_close(handle, _CLOSE_MS)
+        for work in list(self._in_flight.values()):
+            work.done()
+        lib.rc_comm_free(handle)
+        _native.release_engine(self.config.kernel_set)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._handle is not None:
+            self.abort(f"{kind.__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._handle is None else f"rank {self.rank} of {self.world_size}"
+        return f"<ringcomm.Communicator {state}>"
+
+    # ---- helpers ----
+
+    def _require_open(self) -> None:
+        if self._handle is None:
+            raise NotInitializedError("the communicator is closed")
+
+    def _rows(self, name: str, src: View, exactly_one: bool = False) -> tuple[int, ...]:
+        """Shape of one of world_size equal parts along the first dimension."""
+        n = self.world_size
+        if not src.shape or src.shape[0] % n or (exactly_one and src.shape[0] != n):
+            wanted = f"be {n}" if exactly_one else f"divide by {n}"
+            raise TensorError(f"{name}: the first dimension must {wanted} (the world size), and "
+                              f"the tensor's shape is {src.shape}")  # fmt: skip
+        return (src.shape[0] // n, *src.shape[1:])
+
+    def _out(self, out: Any, src: View, count: int) -> View:
+        dst = view(out, writable=True)
+        if dst.count != count or dst.dtype != src.dtype:
+            raise TensorError(f"out is {dst.dtype}[{dst.count}], the result is "
+                              f"{src.dtype}[{count}]")  # fmt: skip
+        return dst
+
+    def _result(self, out: Any, src: View, shape: tuple[int, ...]) -> View:
+        made = src.new(shape) if out is None else out
+        count = 1
+        for size in shape:
+            count *= size
+        return self._out(made, src, count)
+
+    def _call(
+        self, collective: int, src: View | None, dst: View | None, count: int, op: str,
+        compression: str | None, root: int, timeout: float | None, async_op: bool, notify: bool,
+    ) -> tuple[Any, str]:  # fmt: skip
+        """The C call and its name for messages. Raises ConfigError, TensorError."""
+        seconds = self.config.timeout if timeout is None else timeout
+        if not 0 < seconds <= 4_000_000:
+            raise ConfigError(f"timeout={seconds}: give seconds above 0, at most 4 million")
+        if op not in OPS:
+            raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
+        codec = "none" if compression is None else compression
+        if codec not in CODECS:
+            raise ConfigError(f"compression={compression!r} is unknown; give one of "
+                              f"{', '.join(CODECS)}")  # fmt: skip
+        if not 0 <= root < self.world_size:
+            raise ConfigError(f"rank {root} is not in a world of {self.world_size}")
+        some = src or dst
+        if codec != "none" and some is not None and some.dtype not in ("f32", "f64"):
+            raise TensorError(f"compression={compression!r} takes float32 and float64 tensors, "
+                              f"not {some.dtype}; leave it out")  # fmt: skip
+        call = ffi.new("rc_call *")
+        call.size = ffi.sizeof("rc_call")
+        call.collective = collective
+        call.op = OPS[op]
+        call.dtype = DTYPES[some.dtype] if some is not None else 0
+        call.codec = CODECS[codec]
+        call.root = root
+        call.count = count
+        call.src = ffi.cast("void *", src.address if src is not None else 0)
+        call.dst = ffi.cast("void *", dst.address if dst is not None else 0)
+        call.timeout_ms = max(1, int(seconds * 1000))
+        call.notify = notify
+        call.waits = not async_op
+        name = _NAMES[collective]
+        return call, f"{name}({some.dtype}[{count}])" if some is not None else f"{name}()"
+
+    def _run(
+        self,
+        collective: int,
+        src: View | None,
+        dst: View | None,
+        count: int,
+        *,
+        op: str = "sum",
+        compression: str | None = None,
+        root: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
+        result: Any = None,
+        on_done: Callable[[Work], None] | None = None,
+    ) -> Any:
+        self._require_open()
+        call, name = self._call(collective, src, dst, count, op, compression, root, timeout,
+                                async_op, on_done is not None)  # fmt: skip
+        out = ffi.new("rc_work **")
+        error = ffi.new("rc_error *")
+        code = lib.rc_submit(self._handle, call, out, error)
+        if code != OK:
+            raise error_class(code)(f"{name}: {text(error.message)}")
+        views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
+        work = Work(self, out[0], name, views, dst.owner if dst is not None else result)
+        self._in_flight[id(work)] = work
+        if on_done is not None:
+            callback = on_done
+
+            def over() -> None:
+                work.done()
+                callback(work)
+
+            self._engine.watch(out[0], over)
+        return work if async_op else work.wait()
+
+    def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
+        """Equal-sized parts of all ranks, joined in order of rank."""
+        mine = np.frombuffer(part, dtype=np.uint8)
+        return bytes(self.allgather(mine, timeout=seconds).tobytes())
+
+    def _forget(self, work: Work) -> None:
+        self._in_flight.pop(id(work), None)
+
+
+def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
+    """The ranks of this rank's color in the order of their keys; empty for color None."""
+    mine = np.array([color is not None, color or 0, key], dtype=np.int64)
+    rows = comm.allgather(mine)
+    same = [r for r in range(comm.world_size) if rows[r][0] and rows[r][1] == mine[1]]
+    return sorted(same, key=lambda r: (int(rows[r][2]), r)) if mine[0] else []
+
+
+_NAMES = {
+    lib.RC_ALLREDUCE: "allreduce",
+    lib.RC_REDUCE_SCATTER: "reduce_scatter",
+    lib.RC_ALLGATHER: "allgather",
+    lib.RC_BROADCAST: "broadcast",
+    lib.RC_REDUCE: "reduce",
+    lib.RC_GATHER: "gather",
+    lib.RC_SCATTER: "scatter",
+    lib.RC_ALLTOALL: "alltoall",
+    lib.RC_BARRIER: "barrier",
+    lib.RC_SEND: "send",
+    lib.RC_RECV: "recv",
+}
+
+__all__ = ["Communicator", "RingcommError", "Work"]

@@ -1,0 +1,133 @@
+"""Work: one submitted collective in flight.
+
+Invariants: a Work keeps the tensors of its call alive and untouched by others until the core is
+done with them, also when the caller drops it. Its result is complete after the first wait, done or
+exception that sees it finished. Waiting stays interruptible: the C wait is cut into slices.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ._native import AGAIN, OK, error_class, ffi, lib, text
+from .buffers import View
+from .errors import CommTimeoutError, RingcommError
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_SLICE_MS = 100
+
+
+class Work:
+    """A collective in flight, as returned by calls with ``async_op=True``.
+
+    Attributes:
+        seq: its number on its communicator, equal on all ranks.
+        name: the call, for messages: ``allreduce(f32[1024])``.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        handle: Any,
+        name: str,
+        views: tuple[View, ...],
+        result: Any,
+    ) -> None:
+        self.name = name
+        self.seq = int(lib.rc_work_seq(handle))
+        self._comm = comm
+        self._handle = ffi.gc(handle, lib.rc_work_free)
+        self._views = views
+        self._result = result
+        self._error: RingcommError | None = None
+        self._finished = False
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until the collective is over and returns its result.
+
+        Args:
+            timeout: seconds to wait; None: until it completes or its own deadline passes.
+
+        Raises:
+            CommTimeoutError: still in flight after ``timeout``; the collective goes on and may be
+                waited for again.
+            RingcommError: the collective failed; the class says how.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _SLICE_MS
+            if deadline is not None:
+                left = min(left, max(0, int((deadline - time.monotonic()) * 1000)))
+            if lib.rc_work_wait(self._handle, left) != AGAIN:
+                return self._settle()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CommTimeoutError(
+                    f"{self.name} #{self.seq} is still in flight after {timeout:g} s; it goes on",
+                    seq=self.seq,
+                    elapsed=timeout,
+                )
+
+    def done(self) -> bool:
+        """True once the collective is over, well or not. Never waits."""
+        if lib.rc_work_wait(self._handle, 0) == AGAIN:
+            return False
+        self._finish()
+        return True
+
+    def exception(self) -> RingcommError | None:
+        """The failure, or None if there is none (yet). Never waits."""
+        return self._error if self.done() else None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from submission to completion; 0.0 while in flight."""
+        return float(lib.rc_work_elapsed(self._handle))
+
+    def _settle(self) -> Any:
+        self._finish()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _finish(self) -> None:
+        """Once: scatters results back, lets go of the tensors, makes the exception."""
+        with self._lock:
+            if self._finished:
+                return
+            result = lib.rc_work_wait(self._handle, 0)
+            if result == OK:
+                for view in self._views:
+                    if view.finish is not None:
+                        view.finish()
+            else:
+                self._error = self._make_error(result)
+            self._views = ()
+            self._finished = True
+            self._comm._forget(self)
+
+    def _make_error(self, result: int) -> RingcommError:
+        error = ffi.new("rc_error *")
+        lib.rc_work_error(self._handle, error)
+        rank = None if error.rank < 0 else int(error.rank)
+        host = self._comm.host_of(rank)
+        place = f"rank {self._comm.rank} ({self._comm.host_of(self._comm.rank)})"
+        culprit = f" [rank {rank} is on {host}]" if host and rank != self._comm.rank else ""
+        return error_class(result)(
+            f"{self.name} #{self.seq} failed on {place} after {error.elapsed_s:.2f} s: "
+            f"{text(error.message)}{culprit}",
+            rank=rank,
+            host=host,
+            rail=None if error.rail < 0 else int(error.rail),
+            lane=None if error.lane < 0 else int(error.lane),
+            seq=self.seq,
+            elapsed=float(error.elapsed_s),
+        )
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self.done() else "failed" if self._error else "done"
+        return f"<ringcomm.Work {self.name} #{self.seq} {state}>"
