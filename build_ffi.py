@@ -18,7 +18,8 @@ HEADER = ROOT / "csrc" / "include" / "ringcomm.h"
 
 def declarations(header: str) -> str:
     """The header's declarations as cffi takes them: no comments, integer macros left open."""
-    body = header.split("/* -- begin declarations -- */")[1].split("/* -- end declarations -- */")[0]
+    body = header.split("/* -- begin declarations -- */")[1]
+    body = body.split("/* -- end declarations -- */")[0]
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
     return re.sub(r"^#define (RC_\w+) \d+$", r"#define \1 ...", body, flags=re.MULTILINE)
 
@@ -55,7 +56,7 @@ ffi.set_source(
     sources=sources(),
     depends=[str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h"))],
     include_dirs=["."],
-    define_macros=[("RINGCOMM_VERSION", f'"{version()}"'), ("_GNU_SOURCE", "1")],
+    define_macros=[("RINGCOMM_VERSION", f'"{version()}"')],
     extra_compile_args=compile_args(),
     extra_link_args=["-pthread", "-Wl,-z,relro,-z,now"],
     py_limited_api=True,

@@ -72,9 +72,8 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
 
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s)
 {
-    int ok = comm != NULL && comm->state == COMM_NEW && peer >= 0 &&
-             peer < comm->env.world_size && peer != comm->env.rank && rail >= 0 &&
-             bytes_per_s >= 0.0;
+    int ok = comm != NULL && comm->state == COMM_NEW && peer >= 0 && peer < comm->env.world_size &&
+             peer != comm->env.rank && rail >= 0 && bytes_per_s >= 0.0;
     if (ok && fd >= 0)
         return comm_add_lane(comm, peer, rail, fd, bytes_per_s);
     if (fd >= 0)
@@ -210,7 +209,8 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
         return error_set(error, RC_INVALID_ARGUMENT, "rank %d is not in a world of %d", call->root,
                          comm->env.world_size);
     if ((collective == RC_SEND || collective == RC_RECV) && call->root == comm->env.rank)
-        return error_set(error, RC_INVALID_ARGUMENT, "a rank cannot send to or receive from itself");
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "a rank cannot send to or receive from itself");
     if (call->count > FINGERPRINT_MAX_COUNT)
         return error_set(error, RC_INVALID_ARGUMENT, "more than 2^36 - 1 elements");
     if (call->count > 0 && ((needs_src(comm, call) && call->src == NULL) ||

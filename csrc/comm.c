@@ -70,8 +70,8 @@ static int needs(const rc_work *w, const peer_link *ln)
 static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
 {
     if (ln->goodbyes == ln->lane_count && needs(w, ln))
-        comm_fail_text(c, RC_PEER_LOST, ln->peer,
-                       "rank %d has shut down without taking part in it", ln->peer);
+        comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d has shut down without taking part in it",
+                       ln->peer);
 }
 
 void comm_check_left(rc_comm *c, const peer_link *ln)

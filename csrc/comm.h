@@ -47,7 +47,7 @@ struct rc_comm {
     rc_work *active_head, *active_tail;
     uint64_t called; /* collectives started here */
     early_frame *early_head, *early_tail;
-    int early_calls; /* entries without a buffer */
+    int early_calls;                /* entries without a buffer */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
     uint64_t last_tick;
     uint64_t works_done, payload_bytes;

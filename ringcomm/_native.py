@@ -26,7 +26,8 @@ from .errors import (
 )
 
 try:
-    from ._core import ffi, lib
+    from ._core import ffi as ffi
+    from ._core import lib as lib
 except ImportError as error:
     raise ImportError(
         "ringcomm's C core is not built here. Install it with 'pip install .' (or 'pip install "

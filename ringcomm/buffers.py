@@ -10,6 +10,7 @@ back. Nothing is written to an object that says it is read-only.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,13 +50,14 @@ class View:
         address: int,
         dtype: str,
         shape: Sequence[int],
+        count: int,
         make: Callable[[tuple[int, ...]], Any],
         finish: Callable[[], None] | None = None,
     ) -> None:
         self.owner = owner
         self.shape = tuple(shape)
-        self.count = int(np.prod(self.shape, dtype=np.int64))
-        self.address = address if self.count else 0
+        self.count = count
+        self.address = address if count else 0
         self.dtype = dtype
         self.finish = finish
         self._keep = keep
@@ -121,7 +123,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=tensor.dtype)
 
-    return View(tensor, dense, dense.data_ptr(), dtype, tensor.shape, make, finish)
+    return View(tensor, dense, dense.data_ptr(), dtype, tensor.shape, tensor.numel(), make, finish)
 
 
 # ---- numpy and what numpy can wrap ----
@@ -148,9 +150,14 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
         ) from None
 
 
+@functools.cache
+def _dtype_name(dtype: np.dtype[Any]) -> str | None:
+    return _NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
+
+
 def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
-    dtype = _NUMPY_NAMES.get(array.dtype.name)
-    if dtype is None or not array.dtype.isnative:
+    dtype = _dtype_name(array.dtype)
+    if dtype is None:
         raise TensorError(f"dtype {array.dtype.str} is not supported; use native {_SUPPORTED}")
     if writable and not array.flags.writeable:
         raise TensorError(
@@ -158,7 +165,8 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         )
     dense = array
     finish = None
-    if not array.flags.c_contiguous or not array.flags.aligned:
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
         dense = np.array(array, order="C", copy=True)
         if writable:
 
@@ -168,4 +176,5 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return np.empty(shape, dtype=array.dtype)
 
-    return View(obj, (array, dense), dense.ctypes.data, dtype, array.shape, make, finish)
+    address = dense.__array_interface__["data"][0]
+    return View(obj, (array, dense), address, dtype, array.shape, array.size, make, finish)

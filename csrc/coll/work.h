@@ -35,7 +35,7 @@ typedef struct work_env {
 } work_env;
 
 struct rc_work {
-    engine_done done_entry; /* first: rc_engine_take_done hands it back */
+    engine_done done_entry;      /* first: rc_engine_take_done hands it back */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
     rc_engine *engine;
     work_env *env; /* valid while active */
@@ -49,9 +49,9 @@ struct rc_work {
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     uint64_t submitted, deadline, finished; /* ns */
-    atomic_int result;     /* RC_AGAIN while in flight */
-    atomic_int references; /* the caller's and the communicator's */
-    rc_error error;        /* written before result */
+    atomic_int result;                      /* RC_AGAIN while in flight */
+    atomic_int references;                  /* the caller's and the communicator's */
+    rc_error error;                         /* written before result */
 };
 
 /* Makes the work; only what needs no lock. NULL if memory is short. */

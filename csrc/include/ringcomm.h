@@ -46,7 +46,7 @@ typedef enum rc_result {
     RC_PROTOCOL = 7,         /* a peer sent bytes that no correct peer sends */
     RC_SYSTEM = 8,           /* a system call failed; see sys_errno */
     RC_NO_MEMORY = 9,
-    RC_ABORTED = 10,         /* rc_comm_abort here or on another rank */
+    RC_ABORTED = 10, /* rc_comm_abort here or on another rank */
     RC_INTERNAL = 11
 } rc_result;
 
@@ -136,9 +136,9 @@ typedef struct rc_comm_config {
     uint32_t size; /* sizeof(rc_comm_config), set by rc_comm_config_init */
     int32_t rank;
     int32_t world_size;
-    uint32_t epoch;           /* carried by every frame; frames of another epoch are refused */
-    uint32_t segment_bytes;   /* largest payload of a frame; a multiple of 4096; same on all ranks */
-    uint32_t heartbeat_ms;    /* a lane silent this long sends a heartbeat */
+    uint32_t epoch;         /* carried by every frame; frames of another epoch are refused */
+    uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
+    uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
 } rc_comm_config;
 
@@ -163,19 +163,19 @@ void rc_comm_error(rc_comm *comm, rc_error *out);
 typedef struct rc_lane_stats {
     int32_t peer;
     int32_t rail;
-    int32_t lane;            /* number of the lane on its link */
-    uint64_t sent_bytes;     /* on the wire, headers included */
+    int32_t lane;        /* number of the lane on its link */
+    uint64_t sent_bytes; /* on the wire, headers included */
     uint64_t received_bytes;
     uint64_t sent_frames;
     uint64_t received_frames;
-    double rate;             /* measured delivery rate, bytes per second; 0 before a measurement */
+    double rate; /* measured delivery rate, bytes per second; 0 before a measurement */
 } rc_lane_stats;
 
 typedef struct rc_comm_stats {
-    uint64_t works;          /* completed */
-    uint64_t payload_bytes;  /* payload sent, after compression */
-    uint64_t wire_bytes;     /* sent, headers included */
-    double engine_cpu_s;     /* CPU seconds of the progress thread, whole engine */
+    uint64_t works;         /* completed */
+    uint64_t payload_bytes; /* payload sent, after compression */
+    uint64_t wire_bytes;    /* sent, headers included */
+    double engine_cpu_s;    /* CPU seconds of the progress thread, whole engine */
     int32_t lanes;
 } rc_comm_stats;
 

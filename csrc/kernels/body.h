@@ -8,11 +8,14 @@
  *   vec_set             all lanes the same float
  *   vec_mul, vec_add    rounded in f32, one after the other
  *   vec_load, vec_store             LANES floats at any alignment
- *   load_bf16, store_bf16           the same from and to 16 bits
+ *   load_bf16, store_bf16           LANES elements of 16 bits, converted from and to floats
  *   load_fp16, store_fp16
+ * and, if in bf16 the order of lanes is not that of vec_load,
+ *   BF16_LOAD_F32       vec_load in the order of load_bf16
+ *   BF16_DECODE         (dst, src): converts LANES elements
  *
- * Reductions and scalings are plain loops for the compiler to vectorise. Those of the 16-bit formats
- * are spelled out in vectors (half.h): no compiler finds the conversions by itself.
+ * Reductions and scalings are plain loops for the compiler to vectorise. Those of the 16-bit
+ * formats are spelled out in vectors (half.h): no compiler finds the conversions by itself.
  */
 #ifndef RINGCOMM_KERNELS_BODY_H
 #define RINGCOMM_KERNELS_BODY_H
@@ -26,9 +29,9 @@
 /* Says that an element depends on no other element. The compiler cannot know, since dst may be one
  * of the sources, and its own run-time check would send just that case down the slow path. */
 #ifdef __clang__
-#define EACH _Pragma("clang loop vectorize(assume_safety)") for
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define EACH _Pragma("GCC ivdep") for
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 /* ---- reductions ---- */
@@ -41,7 +44,8 @@
         type *out = dst;                                                                           \
         const type *left = a;                                                                      \
         const type *right = b;                                                                     \
-        EACH (size_t i = 0; i < n; i++) {                                                          \
+        INDEPENDENT                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                           \
             const type x = left[i];                                                                \
             const type y = right[i];                                                               \
             out[i] = (type)(expr);                                                                 \
@@ -49,22 +53,22 @@
     }
 
 REDUCE(sum_f32, float, x + y)
-REDUCE(prod_f32, float, x *y)
+REDUCE(prod_f32, float, (x * y))
 REDUCE(sum_f64, double, x + y)
-REDUCE(prod_f64, double, x *y)
+REDUCE(prod_f64, double, (x * y))
 REDUCE(sum_8, uint8_t, x + y)
-REDUCE(prod_8, uint8_t, x *y)
+REDUCE(prod_8, uint8_t, (x * y))
 REDUCE(sum_32, uint32_t, x + y)
-REDUCE(prod_32, uint32_t, x *y)
+REDUCE(prod_32, uint32_t, (x * y))
 REDUCE(sum_64, uint64_t, x + y)
-REDUCE(prod_64, uint64_t, x *y)
+REDUCE(prod_64, uint64_t, (x * y))
 
 /* A NaN in a is taken by x != x, one in b because no comparison with it holds. The bitwise or keeps
  * the body free of branches. */
-REDUCE(min_f32, float, (x < y) | (x != x) ? x : y)
-REDUCE(max_f32, float, (x > y) | (x != x) ? x : y)
-REDUCE(min_f64, double, (x < y) | (x != x) ? x : y)
-REDUCE(max_f64, double, (x > y) | (x != x) ? x : y)
+REDUCE(min_f32, float, ((x < y) | (x != x)) ? x : y)
+REDUCE(max_f32, float, ((x > y) | (x != x)) ? x : y)
+REDUCE(min_f64, double, ((x < y) | (x != x)) ? x : y)
+REDUCE(max_f64, double, ((x > y) | (x != x)) ? x : y)
 REDUCE(min_i8, int8_t, x < y ? x : y)
 REDUCE(max_i8, int8_t, x > y ? x : y)
 REDUCE(min_u8, uint8_t, x < y ? x : y)
@@ -83,7 +87,8 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
         type *out = dst;                                                                           \
         const type *in = src;                                                                      \
         const factor_type factor = (factor_type)(convert);                                         \
-        EACH (size_t i = 0; i < n; i++) {                                                          \
+        INDEPENDENT                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                           \
             const type x = in[i];                                                                  \
             out[i] = (type)(expr);                                                                 \
         }                                                                                          \
@@ -93,8 +98,8 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
  * units can do. It is exact: a quotient that is not a whole number is at least 1/divisor away from
  * the next one, which is more than the rounding of the wider float can bridge; and a divisor too
  * large for that float exceeds every dividend, so that the quotient stays below 1. */
-SCALE(scale_f32, float, float, by, x *factor)
-SCALE(scale_f64, double, double, by, x *factor)
+SCALE(scale_f32, float, float, by, (x * factor))
+SCALE(scale_f64, double, double, by, (x * factor))
 SCALE(scale_i8, int8_t, float, (int64_t)by, (int32_t)((float)x / factor))
 SCALE(scale_u8, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
 SCALE(scale_i32, int32_t, double, (int64_t)by, (int32_t)((double)x / factor))
@@ -104,32 +109,42 @@ SCALE(scale_i64, int64_t, int64_t, by, x / factor)
 
 static void f64_to_f32(float *dst, const double *src, size_t n)
 {
-    EACH (size_t i = 0; i < n; i++)
+    INDEPENDENT
+    for (size_t i = 0; i < n; i++)
         dst[i] = (float)src[i];
 }
 
 static void f32_to_f64(double *dst, const float *src, size_t n)
 {
-    EACH (size_t i = 0; i < n; i++)
+    INDEPENDENT
+    for (size_t i = 0; i < n; i++)
         dst[i] = src[i];
 }
 
 /* ---- 16-bit floats ---- */
 
+#ifndef BF16_LOAD_F32
+#define BF16_LOAD_F32 vec_load
+#define BF16_DECODE(dst, src) vec_store(dst, load_bf16(src))
+#endif
+
 #define HALF(name) bf16_##name
+#define LOAD_F32 BF16_LOAD_F32
 #define LOAD load_bf16
 #define STORE store_bf16
+#define DECODE BF16_DECODE
 #include "half.h"
 
 #define HALF(name) fp16_##name
+#define LOAD_F32 vec_load
 #define LOAD load_fp16
 #define STORE store_fp16
+#define DECODE(dst, src) vec_store(dst, load_fp16(src))
 #include "half.h"
 
 /* ---- the table ---- */
 
-#define OPS(sum, min, max, prod)                                                                   \
-    {[RC_SUM] = sum, [RC_MIN] = min, [RC_MAX] = max, [RC_PROD] = prod}
+#define OPS(sum, min, max, prod) {[RC_SUM] = sum, [RC_MIN] = min, [RC_MAX] = max, [RC_PROD] = prod}
 
 const kernel_set SET = {
     .name = SET_NAME,

@@ -9,10 +9,12 @@
  * are NaN, the payload of the result is unspecified. Encoders turn every NaN into one canonical
  * NaN (bf16 0x7fc0, fp16 0x7e00).
  *
- * Rules. No contraction, no fast math, no flush to zero. 16-bit floats round to nearest even by
+ * Rules. No contraction, no fast math, no flush to zero: the calling thread rounds to nearest and
+ * keeps subnormals, as threads do unless told otherwise. 16-bit floats round to nearest even by
  * integer arithmetic or by an instruction that gives the same bits, subnormals included. fp16
  * overflow gives infinity. n may be 0; pointers need only the alignment of their element; dst may
- * be any of the sources, but may not overlap them in another way. Nothing here touches the OS.
+ * be any source whose elements are as wide as its own, and overlaps none in another way. Nothing
+ * here touches the OS.
  */
 #ifndef RINGCOMM_KERNELS_H
 #define RINGCOMM_KERNELS_H
@@ -46,7 +48,8 @@ typedef struct kernel_set {
     /* [dtype][op]; NULL for RC_F16, RC_BF16 and for RC_AVG */
     kernel_reduce_fn *reduce[RC_DTYPE_COUNT][RC_OP_COUNT];
     /* dst = src * factor in the dtype's own precision for f32 and f64; for integers dst = src /
-     * divisor truncated towards zero, with divisor = (int64_t)factor; NULL for 16-bit floats */
+     * divisor truncated towards zero, with divisor = (int64_t)factor, at least 1; NULL for 16-bit
+     * floats */
     void (*scale[RC_DTYPE_COUNT])(void *dst, const void *src, double factor, size_t n);
     kernel_half bf16;
     kernel_half fp16;

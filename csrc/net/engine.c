@@ -14,7 +14,8 @@
 enum {
     EVENTS_PER_PASS = 64,
     /* How long the progress thread stays parked with no work in flight after a waiter left (a loop
-     * of small collectives must not wake it each time), and how often it looks while others drive. */
+     * of small collectives must not wake it each time), and how often it looks while others drive.
+     */
     PARK_MS = 20
 };
 
@@ -286,8 +287,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until)
     return !interrupted;
 }
 
-int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg,
-                 uint64_t deadline)
+int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline)
 {
     e->waiters++;
     while (!finished(arg) && clock_ns() < deadline) {

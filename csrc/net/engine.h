@@ -60,11 +60,11 @@ struct rc_engine {
     int epoll_fd;
     int wake_fd;
     enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
-    int sleeping;  /* the driver is inside epoll_wait, without the lock */
-    int news;      /* a work finished since the driver last looked */
-    int yielding;  /* the progress thread was asked to step aside */
-    int waiters;   /* threads inside engine_drive */
-    int active;    /* works in flight; kept by the members */
+    int sleeping; /* the driver is inside epoll_wait, without the lock */
+    int news;     /* a work finished since the driver last looked */
+    int yielding; /* the progress thread was asked to step aside */
+    int waiters;  /* threads inside engine_drive */
+    int active;   /* works in flight; kept by the members */
     int stopping;
     uint64_t passes;      /* rounds of events handled */
     uint64_t last_waiter; /* when the last waiter left */

@@ -40,12 +40,12 @@ typedef struct peer_link {
     int (*prepare)(struct peer_link *ln, out_frame *frame);
 
     frame_queue queue;
-    frame_queue held[2]; /* of collectives, of sends */
+    frame_queue held[2];  /* of collectives, of sends */
     uint32_t since_probe; /* frames since every lane was last used */
 
-    uint64_t called;     /* the peer has called all collectives below */
-    uint64_t p2p_called; /* the peer has called the receives of all our sends below */
-    uint64_t credit;     /* bytes; LINK_CREDIT_SEGMENTS segments */
+    uint64_t called;        /* the peer has called all collectives below */
+    uint64_t p2p_called;    /* the peer has called the receives of all our sends below */
+    uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments */
     uint32_t sent;          /* data bytes sent to the peer, modulo 2^32 */
     uint32_t peer_consumed; /* of these, consumed by the peer */
     uint32_t consumed;      /* data bytes of the peer consumed here */
@@ -64,7 +64,8 @@ void link_send(peer_link *ln, out_frame *frame);
 void link_queue(peer_link *ln, out_frame *frame);
 /* Sends what can go. */
 void link_pump(peer_link *ln);
-/* Sends a control frame before all queued data. lane_index < 0: on the lane that is soonest free. */
+/* Sends a control frame before all queued data. lane_index < 0: on the lane that is soonest free.
+ */
 void link_control(peer_link *ln, out_frame *frame, int lane_index);
 /* Takes in what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);

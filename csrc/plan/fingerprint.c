@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 static const char *const collective_names[RC_COLLECTIVE_COUNT] = {
-    "allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "gather",
+    "allreduce", "reduce_scatter", "allgather", "broadcast", "reduce",   "gather",
     "scatter",   "alltoall",       "barrier",   "send/recv", "send/recv"};
 static const char *const dtype_names[RC_DTYPE_COUNT] = {"f16", "bf16", "f32", "f64",
                                                         "i8",  "u8",   "i32", "i64"};

@@ -90,8 +90,8 @@ uint64_t plan_dst_offset(const plan *p, uint32_t chunk)
 
 uint32_t plan_segments(const plan *p, uint32_t chunk)
 {
-    int says_something = p->collective == RC_BARRIER || p->collective == RC_SEND ||
-                         p->collective == RC_RECV;
+    int says_something =
+        p->collective == RC_BARRIER || p->collective == RC_SEND || p->collective == RC_RECV;
     if (says_something && p->total_elems == 0)
         return 1;
     return (uint32_t)((plan_chunk_elems(p, chunk) + p->segment_elems - 1) / p->segment_elems);

@@ -8,14 +8,13 @@ Invariants: DDP does not divide when a hook is set, so the result is the mean, m
 memory is DDP's own and is reduced in place. Works carry no state from step to step.
 """
 
-from __future__ import annotations
-
+# No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
 import threading
 import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
 from ..communicator import CODECS, Communicator
@@ -102,7 +101,7 @@ class HookState:
 
 
 def allreduce_hook(
-    state: HookState, bucket: dist.GradBucket
+    state: HookState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
@@ -125,7 +124,7 @@ def allreduce_hook(
             if state.error is None:
                 state.error = error
             raise error
-        return gradients
+        return gradients  # type: ignore[no-any-return]
 
     state.comm.allreduce(gradients, "avg", compression=compression, async_op=True, on_done=over)
-    return future.then(result)  # type: ignore[no-any-return]
+    return future.then(result)

@@ -1,0 +1,20 @@
+"""The reference trainer: ``python -m ringcomm.train``, alone or under torchrun or mpirun.
+
+What it is. A complete, small data-parallel training program: real models (ResNet, ViT, GPT), real
+data, checkpoints, a log, and a report that splits each step into computation and communication.
+It shows how ringcomm is used from PyTorch and is what scaling claims are measured with.
+
+How it is laid out, top to bottom; a file imports only what stands below it:
+
+    __main__     errors become one sentence and an exit code
+    loop         the training run itself
+    progress, report, checkpoint        what is shown, told at the end, kept on disk
+    distributed  the only file that touches ringcomm and torch.distributed
+    timing       where the time of a step went
+    sampling, optim, models, data       which samples, which rule, which network, from where
+    resnet, vit, gpt, transformer, folder
+    options      the command line
+
+Invariant. N ranks with a global batch B see exactly the batches that one process with batch B
+sees, so their weights agree up to the order of summation.
+"""

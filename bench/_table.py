@@ -1,0 +1,154 @@
+"""What sweep.py shows: the table, the verdicts, and the CSV, JSON and plot files.
+
+Invariant: every figure printed here was measured in this run or follows from such figures alone;
+there is no figure to compare with in this file.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _floor import Floor
+from _measure import Row
+
+LARGE_BYTES = 4_000_000  # from here on a link's burst no longer counts
+
+_COLUMNS = (
+    ("size", "(B)", 11), ("count", "(elements)", 11), ("type", "", 5), ("redop", "", 6),
+    ("library", "wire", 14), ("time", "(us)", 11), ("p99", "(us)", 11), ("algbw", "(GB/s)", 9),
+    ("busbw", "(GB/s)", 9), ("wirebw", "(GB/s)", 9), ("#wrong", "", 7), ("cpu", "(s/GB)", 8),
+)
+
+
+def header(others: Sequence[str]) -> str:
+    """Two lines: names and units of the columns; ``others`` get a ratio column each."""
+    columns = [*_COLUMNS, *((f"x {name}", "(busbw)", 8) for name in others)]
+    lines = ("".join(f"{column[part]:>{column[2]}}" for column in columns) for part in (0, 1))
+    return "\n".join("#" + line[1:] for line in lines)
+
+
+def line(row: Row, others: Sequence[str]) -> str:
+    """One line of the table."""
+    wire = "-" if row.wirebw is None else f"{row.wirebw:.4f}"
+    cpu = f"{row.cpu_s_per_gb:.3f}" if row.cpu_s_per_gb < 1000 else f"{row.cpu_s_per_gb:.1e}"
+    text = (
+        f"{row.size:11d}{row.count:11d}{row.dtype:>5}{row.op:>6}"
+        f"{row.library + ' ' + row.compression:>14}{row.time_us:11.1f}{row.p99_us:11.1f}"
+        f"{row.algbw:9.4f}{row.busbw:9.4f}{wire:>9}{row.wrong:7d}{cpu:>8}"
+    )
+    for name in others:
+        text += f"{row.ratios[name]:8.2f}" if name in row.ratios else f"{'':>8}"
+    return text
+
+
+def add_ratios(rows: Sequence[Row], subject: str) -> None:
+    """Give the subject's rows of one size their ratio to each other library's row."""
+    others = {row.library: row for row in rows if row.library != subject}
+    for row in rows:
+        if row.library == subject:
+            row.ratios = {name: other.time_us / row.time_us for name, other in others.items()}
+
+
+# --- the end of the report ---
+
+
+def describe_floor(floors: Sequence[Floor]) -> list[str]:
+    """The floor in words; ``floors`` holds its measurements in order of time."""
+    best = best_floor(floors)
+    if best is None:
+        return []
+    named = zip(best.rails, best.gbps, strict=True)
+    rails = ", ".join(f"{name} {rate:.4f}" for name, rate in named)
+    takes = ", ".join(f"{floor.total:.4f}" for floor in floors)
+    takes = f"; before and after: {takes}" if len(floors) > 1 else ""
+    return [
+        f"floor: {best.total:.4f} GB/s into each rank by bare TCP streams, all ranks at once "
+        f"({rails}; {best.congestion}; {best.cpu_s_per_gb:.3f} CPU s/GB{takes})"
+    ]
+
+
+def best_floor(floors: Sequence[Floor]) -> Floor | None:
+    """The best measurement: the hardest to come up to."""
+    return max(floors, key=lambda floor: floor.total, default=None)
+
+
+def verdicts(rows: Sequence[Row], floor: Floor | None) -> list[str]:
+    """A line for each comparison that the rows allow, large sizes only."""
+    found = []
+    large = [row for row in rows if row.size >= LARGE_BYTES]
+    plain = {(row.library, row.size): row for row in large if row.compression == "none"}
+    for row in large:
+        head = f"{row.size} B, {row.library} {row.compression}:"
+        if floor is not None and floor.total and row.compression == "none":
+            found.append(f"{head} busbw {row.busbw:.4f} GB/s = "
+                         f"{100 * row.busbw / floor.total:.1f} % of the floor")
+        base = plain.get((row.library, row.size))
+        if row.compression != "none" and base is not None:
+            found.append(f"{head} algbw {row.algbw:.4f} GB/s = "
+                         f"{row.algbw / base.algbw:.2f} x uncompressed")
+    wrong = sum(row.wrong for row in rows)
+    checked = sum(row.count for row in rows)
+    found.append(f"wrong elements: {wrong} of {checked} results per rank, checked before timing")
+    return found
+
+
+# --- files ---
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """One line per row, all fields, one column per ratio."""
+    records = [_record(row) for row in rows]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def write_json(
+    path: Path, rows: Iterable[Row], floors: Sequence[Floor], about: dict[str, Any]
+) -> None:
+    """All that was measured, with what is known about the run."""
+    best = best_floor(floors)
+    document = {
+        **about,
+        "floor_gbps": None if best is None else best.total,
+        "floors": [dataclasses.asdict(floor) for floor in floors],
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _record(row: Row) -> dict[str, Any]:
+    record = dataclasses.asdict(row)
+    ratios = record.pop("ratios")
+    return {**record, **{f"busbw_over_{name}": ratio for name, ratio in ratios.items()}}
+
+
+def plot(path: Path, rows: Sequence[Row], floor: Floor | None, title: str) -> None:
+    """Time and busbw over size, log-log, one curve per variant, with the floor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    for label in dict.fromkeys(f"{row.library} {row.compression}" for row in rows):
+        mine = [row for row in rows if f"{row.library} {row.compression}" == label]
+        sizes = [row.size for row in mine]
+        left.plot(sizes, [row.time_us for row in mine], marker="o", markersize=3, label=label)
+        right.plot(sizes, [row.busbw for row in mine], marker="o", markersize=3, label=label)
+    if floor is not None and floor.total:
+        right.axhline(floor.total, color="black", linestyle=":", label="bare TCP")
+    for axes, name in ((left, "time (us)"), (right, "busbw (GB/s)")):
+        axes.set(xscale="log", yscale="log", xlabel="size (B)", ylabel=name)
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,306 @@
+"""Sizes, times and bandwidths of a collective, in nccl-tests' columns, beside what others reach.
+
+    mpirun -n 4 python bench/sweep.py --sizes 4:64M
+    torchrun --nproc-per-node 4 bench/sweep.py --against gloo
+    python bench/netlab.py --hosts 4 --nics 1000 -- python bench/sweep.py --compression none,bf16
+
+Every rank runs this file; rank 0 prints. Results are verified against a closed form before they are
+timed. The same run measures the floor (what bare TCP streams carry over the same ports) and, with
+--against, other libraries in the same process, round by round in turn. README.md explains the
+columns. The exit code is 1 if an element was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import _table
+import numpy as np
+from _closed_form import MAX_WORLD
+from _floor import Floor, FloorError, measure_floor
+from _libraries import PEERS
+from _measure import Row, Variant, measure_size
+from _peers import COLLECTIVES, DTYPES, OPS, Peer, Place, What
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+class UsageError(Exception):
+    """The options cannot work together or here."""
+
+
+# --- options ---
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4", "4K" (4096, as in nccl-tests), "4KB" (4000) or "4KiB" (4096)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"size {text!r}: give for example 4, 64K, 64M or 25MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of "4K,1M,25MB", or of a range "first:last[:factor]", factor 4 unless given."""
+    if ":" not in text:
+        return [parse_size(part) for part in text.split(",")]
+    first, last, *factor = text.split(":")
+    begin, end = parse_size(first), parse_size(last)
+    try:
+        step = float(factor[0]) if factor else 4.0
+    except ValueError:
+        step = 0.0
+    if len(factor) > 1 or step <= 1 or not 0 < begin <= end:
+        raise argparse.ArgumentTypeError(f"range {text!r}: give first:last[:factor], factor > 1")
+    sizes: list[int] = []
+    size = float(begin)
+    while size < end:
+        sizes.append(round(size))
+        size *= step
+    return [*sizes, end]
+
+
+def _list_of(names: Sequence[str] | None) -> Any:
+    def parse(text: str) -> list[str]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        for part in parts:
+            if names is not None and part not in names:
+                raise argparse.ArgumentTypeError(f"{part!r}: choose from {', '.join(names)}")
+        return list(dict.fromkeys(parts))
+
+    return parse
+
+
+def _is_first_rank() -> bool:
+    """By the launcher's word, for what is said before the ranks have met."""
+    return next((os.environ[name] for name in _RANK_NAMES if name in os.environ), "0") == "0"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Speaks on one rank only, or a wrong option is explained as often as there are ranks."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if _is_first_rank():
+            super()._print_message(message, file)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; exits with a sentence on wrong ones."""
+    parser = _Parser(prog="sweep.py", description="Sweep a collective over sizes.")
+    add = parser.add_argument
+    add("--sizes", type=parse_sizes, default="4:64M", metavar="FIRST:LAST[:FACTOR] or LIST",
+        help="bytes; K M G are binary, KB MB GB decimal; 4:64M unless given")
+    add("--collective", choices=COLLECTIVES, default="allreduce")
+    add("--dtype", choices=DTYPES, default="f32")
+    add("--op", choices=OPS, default="sum")
+    add("--compression", type=_list_of(None), default="none,bf16", metavar="LIST",
+        help="wire formats of ringcomm, a row each; none,bf16 unless given, where they apply")
+    add("--against", type=_list_of(("gloo", "mpi")), default="", metavar="gloo,mpi",
+        help="other libraries to measure in the same job")
+    add("--subject", choices=tuple(PEERS), default="ringcomm",
+        help="the library that the others are compared with")
+    add("--warmup", type=int, metavar="N", help="untimed calls; by time unless given")
+    add("--iters", type=int, metavar="N", help="timed calls; by --budget unless given")
+    add("--budget", type=float, default=1.0, metavar="S",
+        help="seconds for each size and library; at least 6 calls are timed; 1 unless given")
+    add("--floor", type=float, default=2.0, metavar="S",
+        help="seconds for each of the two measurements of the floor; 0: none; 2 unless given")
+    for name in ("csv", "json", "plot"):
+        add(f"--{name}", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    if options.budget <= 0 or options.floor < 0:
+        parser.error("--budget must be more than 0 and --floor not less")
+    for name in ("warmup", "iters"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib (pip install 'ringcomm[bench]')")
+    if "--compression" not in (sys.argv if argv is None else argv) and (
+        options.dtype not in ("f32", "f64") or options.collective != "allreduce"
+    ):
+        options.compression = ["none"]
+    return options
+
+
+# --- the run ---
+
+
+def join(options: argparse.Namespace) -> tuple[Peer, list[Peer], list[str]]:
+    """The subject, the others that could be set up on all ranks, and why the rest could not."""
+    subject = PEERS[options.subject]()
+    reason = subject.why_not()
+    if reason:
+        raise UsageError(f"{subject.name} cannot be measured: {reason}")
+    subject.setup(None)
+    if subject.world > MAX_WORLD:
+        raise UsageError(f"{subject.world} ranks: results are verified for up to {MAX_WORLD}")
+    rails = rails_of(subject)
+    name, address = rails[0] if rails else ("lo", "127.0.0.1")
+    place = Place(subject.rank, subject.world, name, address, subject.gather)
+    others, skipped = [], []
+    for other in options.against:
+        peer = PEERS[other]()
+        reason = None if other != subject.name else "it is the subject"
+        reason = _agree(subject, reason or peer.why_not() or peer.unsupported(what_of(options)))
+        if reason is None:
+            try:
+                peer.setup(place)
+            except Exception as error:  # whatever a foreign library raises
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = _agree(subject, reason)
+        if reason is None:
+            others.append(peer)
+        else:
+            skipped.append(f"{other}: skipped: {reason}")
+    return subject, others, skipped
+
+
+def what_of(options: argparse.Namespace, compression: str = "none") -> What:
+    """What the options ask to measure."""
+    return What(options.collective, options.op, options.dtype, compression)
+
+
+def rails_of(subject: Peer) -> list[tuple[str, str]]:
+    """(name, address) of this rank's ports, asked of the library or else of the environment."""
+    found = subject.rails()
+    names = [name for name in os.environ.get("RINGCOMM_INTERFACES", "").split(",") if name]
+    if found or not names:
+        return found or [("lo", "127.0.0.1")]
+    return [(name, _address_of(name)) for name in names]
+
+
+def _address_of(interface: str) -> str:
+    """IPv4 address of an interface (ioctl SIOCGIFADDR)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = interface.encode()[:15].ljust(40, b"\0")
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, request)[20:24])
+
+
+def _agree(control: Peer, reason: str | None) -> str | None:
+    """The first reason that any rank has; None if none has one."""
+    mine = (reason or "").encode()[:200].ljust(200, b"\0")
+    for rank, row in enumerate(control.gather(np.frombuffer(mine, np.uint8))):
+        text = row.tobytes().rstrip(b"\0").decode(errors="replace")
+        if text:
+            return text if rank == 0 else f"{text} (rank {rank})"
+    return None
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Measure, print and write; the exit code."""
+    subject, others, notes = join(options)
+    say = print if subject.rank == 0 else _silent
+    variants = []
+    for compression in options.compression:
+        what = what_of(options, compression)
+        reason = subject.unsupported(what)
+        if reason:
+            notes.append(f"{subject.name} {compression}: skipped: {reason}")
+        else:
+            variants.append(Variant(subject, what))
+    if not variants:
+        raise UsageError(f"nothing to measure: {'; '.join(notes)}")
+    variants += [Variant(other, what_of(options)) for other in others]
+    names = [other.name for other in others]
+    about = describe(options, subject)
+    for text in [f"{about['title']}; load {about['load']}; default congestion control "
+                 f"{about['congestion']}", *notes]:
+        say(f"# {text}")
+    rails = rails_of(subject)
+    floors = _take_floor(subject, rails, options.floor, say)
+    say(_table.header(names), flush=True)
+    rows: list[Row] = []
+    for size in options.sizes:
+        measured = measure_size(variants, size, warmup=options.warmup, calls=options.iters,
+                                budget=options.budget)
+        _table.add_ratios(measured, subject.name)
+        for row in measured:
+            say(_table.line(row, names), flush=True)
+        rows += measured
+    floors += _take_floor(subject, rails, options.floor if floors else 0, _silent)
+    for text in [*_table.describe_floor(floors),
+                 *_table.verdicts(rows, _table.best_floor(floors)),
+                 *subject.notes(), *(note for other in others for note in other.notes())]:
+        say(f"# {text}")
+    if subject.rank == 0:
+        write_files(options, rows, floors, about)
+    for peer in [*others, subject]:
+        peer.close()
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _take_floor(
+    subject: Peer, rails: list[tuple[str, str]], seconds: float, say: Any
+) -> list[Floor]:
+    try:
+        floor = measure_floor(subject, rails, seconds) if seconds else None
+    except FloorError as error:
+        say(f"# {error}")
+        return []
+    for text in _table.describe_floor([floor] if floor else []):
+        say(f"# {text}")
+    return [floor] if floor else []
+
+
+def _silent(*words: object, **options: object) -> None:
+    """Takes print's place on the ranks that do not print."""
+
+
+def describe(options: argparse.Namespace, subject: Peer) -> dict[str, Any]:
+    """What is known about the run, for the title and the JSON file."""
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return {
+        "title": f"{options.collective} {options.op} {options.dtype}, {subject.world} ranks",
+        "world_size": subject.world,
+        "collective": options.collective,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "congestion": congestion.read_text().strip() if congestion.exists() else "unknown",
+        "rails": [f"{name} {address}" for name, address in rails_of(subject)],
+    }
+
+
+def write_files(
+    options: argparse.Namespace, rows: list[Row], floors: list[Floor], about: dict[str, Any]
+) -> None:
+    """The files that were asked for."""
+    if options.csv:
+        _table.write_csv(options.csv, rows)
+    if options.json:
+        _table.write_json(options.json, rows, floors, about)
+    if options.plot:
+        _table.plot(options.plot, rows, _table.best_floor(floors), about["title"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = parse(argv)
+    try:
+        return sweep(options)
+    except UsageError as error:  # the same on all ranks
+        if _is_first_rank():
+            print(f"sweep: {error}", file=sys.stderr)
+        return 2
+    except (OSError, RuntimeError) as error:
+        print(f"sweep: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The command line: ``python -m ringcomm [command]``, each command a module of ringcomm.tools."""
+
+from __future__ import annotations
+
+import sys
+
+_USAGE = """\
+usage: python -m ringcomm            what is installed, and what this machine offers
+       python -m ringcomm keygen F   make a job secret in file F
+       python -m ringcomm.train      the reference trainer (--help for its options)
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns the exit status."""
+    args = sys.argv[1:] if argv is None else argv
+    command = args[0] if args else "info"
+    if command == "info" and len(args) <= 1:
+        from .tools import info
+
+        return info.main()
+    if command == "keygen":
+        from .tools import keygen
+
+        return keygen.main(args[1:])
+    if command in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0
+    print(f"ringcomm: unknown command '{command}'\n{_USAGE}", end="", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What ranks tell each other: strict JSON in ASCII, bounded, checked field by field.
+
+Invariants: nothing received is evaluated, unpickled or used before its type and range were
+checked; a blob is at most 64 KiB; whatever a peer sends, the only error is a BootstrapError that
+names the rank it came from.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from ..errors import BootstrapError, ConfigError
+
+MAX_BYTES = 64 << 10
+_MAX_TEXT = 2000  # characters of any text field
+
+T = TypeVar("T")
+
+
+def pack(fields: dict[str, Any]) -> bytes:
+    """The blob for fields. Raises ConfigError if it would be over the limit."""
+    blob = json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+    if len(blob) > MAX_BYTES:
+        raise ConfigError(
+            f"this rank's part of the bring-up takes {len(blob)} bytes, {MAX_BYTES} are allowed: "
+            "use fewer ranks, rails or lanes"
+        )
+    return blob
+
+
+class Record:
+    """One JSON object from one rank, read field by field."""
+
+    def __init__(self, source: str, fields: dict[str, Any]) -> None:
+        self._source = source
+        self._fields = fields
+
+    @classmethod
+    def unpack(cls, source: str, blob: bytes) -> Record:
+        """The object in blob; source ("rank 3") is for messages. Raises BootstrapError."""
+        if len(blob) > MAX_BYTES:
+            raise _malformed(source, "is too long")
+        try:
+            fields = json.loads(
+                blob.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant
+            )
+        except (ValueError, RecursionError):
+            raise _malformed(source, "is not strict JSON") from None
+        if not isinstance(fields, dict):
+            raise _malformed(source, "is not an object")
+        return cls(source, fields)
+
+    def text(self, name: str) -> str:
+        """A printable string."""
+        value = self._get(name, str)
+        if len(value) > _MAX_TEXT or not value.replace("\n", " ").isprintable():
+            raise _malformed(self._source, f"has an unprintable {name!r}")
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """A whole number from low to high."""
+        value = self._get(name, int)
+        if isinstance(value, bool) or not low <= value <= high:
+            raise _malformed(self._source, f"has {name!r} out of range")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        """A number from low to high."""
+        value = self._fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _malformed(self._source, f"has no number {name!r}")
+        if not low <= value <= high:
+            raise _malformed(self._source, f"has {name!r} out of range")
+        return float(value)
+
+    def records(self, name: str, limit: int) -> list[Record]:
+        """A list of at most limit objects."""
+        value = self._get(name, list)
+        if len(value) > limit or not all(isinstance(item, dict) for item in value):
+            raise _malformed(self._source, f"has a bad list {name!r}")
+        return [Record(self._source, item) for item in value]
+
+    def object(self, name: str) -> Record:
+        """An object in the object."""
+        return Record(self._source, self._get(name, dict))
+
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._fields)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a field."""
+        return name in self._fields
+
+    def _get(self, name: str, kind: type[T]) -> T:
+        value = self._fields.get(name)
+        if not isinstance(value, kind):
+            raise _malformed(self._source, f"has no {name!r}")
+        return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name stands twice")
+    return fields
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _malformed(source: str, what: str) -> BootstrapError:
+    return BootstrapError(f"what {source} sent {what}: is it the same version of ringcomm?")

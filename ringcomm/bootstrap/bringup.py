@@ -1,0 +1,226 @@
+"""Rounds 2 and 3 of a bring-up, for one rank: offer, connect, commit.
+
+mesh.py has the whole sequence and what comes out of it. Invariants: this object owns every socket
+until run() hands the lanes over; close() leaves none behind, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+
+from ..config import Config
+from ..errors import ConfigError
+from . import commit
+from .blobs import Record
+from .dialer import Target
+from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
+from .interfaces import Interface, choose
+from .joined import LaneSocket, Mesh, RailInfo
+from .lanes import LaneId, LaneMaker, Plan
+from .launch import Identity
+from .rails import Endpoint, Pairing, Port, meet, number, pair
+from .rendezvous import Exchange
+from .secret import Secret, check_exposed
+from .sockets import answers_own_arp_only, bind_to_device, listen, shared_subnet, sysctl_advice
+from .terms import Key, job_hash
+
+_COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
+_log = logging.getLogger("ringcomm")
+
+
+class Bringup:
+    """Rounds 2 and 3 of one rank, and the sockets that it holds meanwhile."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: Config,
+        secret: Secret | None,
+        epoch: int,
+        greetings: Sequence[Greeting],
+    ) -> None:
+        keys = [greeting.host_key for greeting in greetings]
+        self._identity = identity
+        self._rank, self._world = identity.rank, identity.world_size
+        self._config = config
+        self._secret = secret
+        self._epoch = epoch
+        self._job = job_hash(f"{greetings[0].session} {identity.world_size}")
+        self._hosts = [greeting.host for greeting in greetings]
+        self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
+        self._interfaces: list[Interface] = []
+        self._listeners: list[socket.socket] = []
+        self._ports: list[tuple[Port, ...]] = []
+        self._pairings: dict[int, list[Pairing]] = {}
+        self._maker: LaneMaker | None = None
+
+    def run(self, exchange: Exchange, deadline: float) -> Mesh:
+        """Raises as connect() does."""
+        offers = exchange_round(
+            exchange, deadline, lambda: self._offer(deadline).to_fields(), Offer.from_record
+        )
+        left = min(offer.seconds_left for offer in offers)
+        began = time.monotonic()
+        deadline = min(deadline, began + left)
+        self._ports = [offer.ports for offer in offers]
+        rails = number(self._ports)
+        peers = [peer for peer in range(self._world) if peer != self._rank]
+        self._pairings = {peer: pair(self._ports, rails, self._rank, peer) for peer in peers}
+
+        self._maker = LaneMaker(self._plan())
+        self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
+        mine = commit.Made.of(self._maker.made, self._maker.rows())
+        made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
+        commit.check(made, self._hosts, time.monotonic() - began)
+        return self._mesh(commit.agreed(made, self._rank), made)
+
+    def close(self) -> None:
+        """Closes what was not handed over."""
+        if self._maker is not None:
+            self._maker.close()
+        for listener in self._listeners:
+            listener.close()
+
+    # -- round 2 --
+
+    @property
+    def _single_host(self) -> bool:
+        return len(set(self._host_numbers)) == 1
+
+    def _offer(self, deadline: float) -> Offer:
+        """Chooses the ports and listens on them. Raises ConfigError."""
+        chosen = choose(self._config.interfaces, self._single_host)
+        if len(chosen) > MAX_PORTS:
+            raise ConfigError(f"{len(chosen)} ports are too many: name at most {MAX_PORTS}")
+        for interface in chosen:
+            if interface.loopback and not self._single_host:
+                raise ConfigError(
+                    f"interface {interface.name} is the loopback, which ranks on other hosts "
+                    "cannot reach: name others"
+                )
+        addresses = [str(address.ip) for i in chosen for address in i.usable]
+        check_exposed(addresses, self._secret, self._config.insecure)
+        self._interfaces = chosen
+        self._advise()
+        ports = tuple(self._listen(interface) for interface in chosen)
+        return Offer(max(0.0, deadline - time.monotonic()), ports)
+
+    def _advise(self) -> None:
+        lines = sysctl_advice(self._interfaces)
+        first_here = self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
+        if lines and first_here:
+            _log.warning(
+                "network ports of this host share a subnet, so their traffic may share one port; "
+                "as root run: sysctl -w %s",
+                " ".join(lines),
+            )
+
+    def _listen(self, interface: Interface) -> Port:
+        endpoints = []
+        for address in interface.usable:
+            try:
+                listener = listen(str(address.ip))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {address.ip} ({interface.name}): {error.strerror}"
+                ) from None
+            self._listeners.append(listener)
+            endpoints.append(Endpoint(address, listener.getsockname()[1]))
+        return Port(interface.name, interface.mbit_per_s or 0, tuple(endpoints))
+
+    # -- connect --
+
+    def _plan(self) -> Plan:
+        dials: dict[LaneId, Target] = {}
+        expected: set[LaneId] = set()
+        for peer, pairings in self._pairings.items():
+            for pairing in pairings:
+                lanes = [LaneId(peer, pairing.rail, i) for i in range(self._config.lanes)]
+                if peer > self._rank:
+                    expected.update(lanes)
+                else:
+                    dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
+        listeners, self._listeners = self._listeners, []
+        return Plan(
+            self._rank, self._world, self._job, self._epoch, Key.derive(self._secret, self._job),
+            listeners, dials, frozenset(expected), self._config.congestion,
+        )  # fmt: skip
+
+    def _target(self, peer: int, pairing: Pairing) -> Target:
+        ours = self._ports[self._rank][pairing.ours]
+        addresses = meet(ours, self._ports[peer][pairing.theirs])
+        assert addresses is not None  # else pair() had raised
+        here, there = addresses
+        device = "" if self._same_host(peer) else ours.name
+        return Target(str(there.address.ip), there.port, str(here.address.ip), device)
+
+    def _same_host(self, peer: int) -> bool:
+        return self._host_numbers[peer] == self._host_numbers[self._rank]
+
+    # -- round 3 --
+
+    def _read_made(self, rank: int, record: Record) -> commit.Made:
+        return commit.Made.from_record(record, self._world, self._config.lanes)
+
+    def _mesh(self, agreed: Sequence[LaneId], made: Sequence[commit.Made]) -> Mesh:
+        rails: dict[int, RailInfo] = {}
+        for peer, pairings in self._pairings.items():
+            for pairing in pairings:
+                if any((lane.peer, lane.rail) == (peer, pairing.rail) for lane in agreed):
+                    rails.setdefault(pairing.rail, self._rail_info(pairing))
+                else:
+                    self._warn_left_out(peer, pairing, made)
+        here = self._host_numbers[self._rank]
+        neighbours = [r for r in range(self._world) if self._host_numbers[r] == here]
+        local_rank = self._identity.local_rank
+        return Mesh(
+            rank=self._rank,
+            world_size=self._world,
+            hosts=self._hosts,
+            host_numbers=self._host_numbers,
+            rails=[rails[index] for index in sorted(rails)],
+            lanes=[self._hand_over(lane) for lane in agreed],
+            local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
+            local_world_size=len(neighbours),
+        )
+
+    def _rail_info(self, pairing: Pairing) -> RailInfo:
+        port = self._ports[self._rank][pairing.ours]
+        address = str(port.endpoints[0].address.ip)
+        return RailInfo(pairing.rail, port.name, address, port.mbit_per_s)
+
+    def _hand_over(self, lane: LaneId) -> LaneSocket:
+        assert self._maker is not None
+        sock = self._maker.made.pop(lane)
+        pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
+        self._keep_on_port(sock, lane.peer, self._interfaces[pairing.ours])
+        speeds = (
+            self._ports[self._rank][pairing.ours].mbit_per_s,
+            self._ports[lane.peer][pairing.theirs].mbit_per_s,
+        )
+        known = [] if self._same_host(lane.peer) else [s for s in speeds if s]
+        return LaneSocket(*lane, sock.detach(), min(known, default=0) * 1e6 / 8)
+
+    def _keep_on_port(self, sock: socket.socket, peer: int, interface: Interface) -> None:
+        """An accepted socket answers through the routing table, which sends everything for a
+        subnet that two ports share through one of them."""
+        if (
+            peer > self._rank
+            and not self._same_host(peer)
+            and shared_subnet(interface, self._interfaces)
+            and answers_own_arp_only(interface)
+        ):
+            bind_to_device(sock, interface.name)
+
+    def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
+        _log.warning(
+            "rail %d (%s) does not reach rank %d (%s): %s; going on without it",
+            pairing.rail,
+            self._ports[self._rank][pairing.ours].name,
+            peer,
+            self._hosts[peer],
+            commit.reason(made, self._rank, peer, pairing.rail),
+        )

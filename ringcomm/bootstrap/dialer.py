@@ -1,0 +1,229 @@
+"""The connecting side of bring-up: one address, tried until it answers as the right peer.
+
+    WAITING --> CONNECTING --> SHAKING --> DONE
+       ^------------+-------------+            (or STOPPED, from any state)
+
+Invariants: ``state`` and ``detail`` always say, in the words of report.py, how the latest try
+went; a peer's refusal is trusted only if it is proven; a Dial owns its socket until it hands it
+over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from .handshake import Client
+from .loop import READ, WRITE, Loop, Timer
+from .report import NO_ANSWER, REFUSED
+from .sockets import bind_to_device, family
+from .terms import Outcome, RefusedError
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two tries: doubled from the first to the longest."""
+
+_CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # of the first, second and every later try
+_SHAKE_PATIENCE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where to connect, and from where."""
+
+    address: str
+    port: int
+    source: str = ""
+    """Local numeric address to bind; empty: the kernel's choice."""
+    device: str = ""
+    """Interface to bind to where permitted; empty: none. Every other try goes without, since a
+    strict rp_filter drops what comes back to a device-bound socket."""
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    CONNECTING = enum.auto()
+    SHAKING = enum.auto()
+    DONE = enum.auto()
+    STOPPED = enum.auto()
+
+
+class Dial:
+    """Connects to a target, again and again, until the handshake succeeds or stop() is called.
+
+    Args:
+        loop: where its socket is watched.
+        target: the address.
+        new_client: makes the handshake of one try.
+        connected: takes the authenticated socket, once.
+        refused: told each RefusedError; may call stop().
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        target: Target,
+        new_client: Callable[[], Client],
+        connected: Callable[[Dial, socket.socket], None],
+        refused: Callable[[Dial, RefusedError], None] | None = None,
+        start_at: float = 0.0,
+    ) -> None:
+        self.target = target
+        self.state = NO_ANSWER
+        self.detail = ""
+        self._loop = loop
+        self._new_client = new_client
+        self._connected = connected
+        self._refused = refused
+        self._phase = _State.WAITING
+        self._tries = 0
+        self._pause = FIRST_PAUSE
+        self._sock: socket.socket | None = None
+        self._client: Client | None = None
+        self._data = b""
+        self._timer: Timer = loop.call_at(start_at, self._try)
+
+    @property
+    def shaking(self) -> bool:
+        """True while a handshake is under way."""
+        return self._phase == _State.SHAKING
+
+    def stop(self) -> None:
+        """Gives up and closes the socket of a try in flight."""
+        self._hang_up()
+        if self._phase != _State.DONE:
+            self._phase = _State.STOPPED
+
+    def _try(self) -> None:
+        self._tries += 1
+        try:
+            self._sock = sock = self._open()
+            code = sock.connect_ex((self.target.address, self.target.port))
+        except OSError as error:
+            self._retry(f"local error: {error.strerror}")
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._connect_failed(code)
+            return
+        self._phase = _State.CONNECTING
+        patience = _CONNECT_PATIENCE[min(self._tries, len(_CONNECT_PATIENCE)) - 1]
+        self._expire_in(patience, NO_ANSWER)
+        self._loop.watch(sock, WRITE, self._on_connect)
+
+    def _open(self) -> socket.socket:
+        sock = socket.socket(family(self.target.address), socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.target.device and self._tries % 2:
+                bind_to_device(sock, self.target.device)
+            if self.target.source:
+                sock.bind((self.target.source, 0))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _on_connect(self) -> None:
+        assert self._sock is not None
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code and self._met_itself(self._sock):
+            code = errno.ECONNREFUSED
+        if code:
+            self._connect_failed(code)
+            return
+        self._phase = _State.SHAKING
+        self._client = self._new_client()
+        self._data = b""
+        self._expire_in(_SHAKE_PATIENCE, "connected, but no answer to the handshake")
+        self._loop.watch(self._sock, READ, self._on_data)
+        self._send(self._client.first())
+
+    @staticmethod
+    def _met_itself(sock: socket.socket) -> bool:
+        """True if nobody listens and the kernel picked the very port we dial as our own."""
+        try:
+            return bool(sock.getsockname() == sock.getpeername())
+        except OSError:
+            return False
+
+    def _on_data(self) -> None:
+        assert self._sock is not None
+        assert self._client is not None
+        try:
+            part = self._sock.recv(self._client.want - len(self._data))
+            if not part:
+                raise self._client.closed()
+            self._data += part
+            if len(self._data) < self._client.want:
+                return
+            data, self._data = self._data, b""
+            answer = self._client.feed(data)
+        except BlockingIOError:
+            return
+        except RefusedError as refusal:
+            self._on_refused(refusal)
+            return
+        except OSError:
+            self._on_refused(self._client.closed())
+            return
+        if answer:
+            self._send(answer)
+        elif self._client.done:
+            self._finish()
+
+    def _send(self, data: bytes) -> None:
+        assert self._sock is not None
+        assert self._client is not None
+        try:
+            complete = self._sock.send(data) == len(data)
+        except OSError:
+            complete = False
+        if not complete:
+            self._on_refused(self._client.closed())
+
+    def _finish(self) -> None:
+        sock, self._sock = self._sock, None
+        assert sock is not None
+        self._timer.cancel()
+        self._loop.forget(sock)
+        self._phase = _State.DONE
+        self._connected(self, sock)
+
+    def _on_refused(self, refusal: RefusedError) -> None:
+        text = "closed" if refusal.outcome == Outcome.CLOSED else refusal.outcome.text
+        self._retry(text, str(refusal))
+        if self._refused is not None:
+            self._refused(self, refusal)
+
+    def _connect_failed(self, code: int) -> None:
+        if code == errno.ECONNREFUSED:
+            self._retry(REFUSED)
+        elif code in (errno.ETIMEDOUT, errno.EAGAIN):
+            self._retry(NO_ANSWER)
+        else:
+            self._retry(os.strerror(code).lower())
+
+    def _expire_in(self, seconds: float, state: str) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_at(time.monotonic() + seconds, lambda: self._retry(state))
+
+    def _retry(self, state: str, detail: str = "") -> None:
+        self._hang_up()
+        self.state, self.detail = state, detail
+        self._phase = _State.WAITING
+        self._timer = self._loop.call_at(time.monotonic() + self._pause, self._try)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _hang_up(self) -> None:
+        self._timer.cancel()
+        if self._sock is not None:
+            self._loop.forget(self._sock)
+            with contextlib.suppress(OSError):
+                self._sock.close()
+            self._sock = None

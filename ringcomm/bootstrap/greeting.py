@@ -1,0 +1,165 @@
+"""The first two rounds of bring-up: who is where with which settings, then who listens where.
+
+Invariants: whatever a rank cannot do, it says in its part of the round, so that nobody waits for
+it; fields that must agree are compared by every rank, which therefore all raise the same error;
+each part is checked field by field before use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ..errors import BootstrapError, ConfigError, RingcommError
+from .blobs import Record, pack
+from .netlink import Address
+from .rails import Endpoint, Port
+from .rendezvous import Exchange
+
+MAX_PORTS = 16
+
+Fields = dict[str, Any]
+T = TypeVar("T")
+
+
+def exchange_round(
+    exchange: Exchange,
+    deadline: float,
+    make: Callable[[], Fields],
+    read: Callable[[int, Record], T],
+) -> list[T]:
+    """One round: everyone's part, as read by ``read(rank, record)``, in rank order.
+
+    If make() fails, the other ranks are told why before its error is raised here. Raises that,
+    or BootstrapError naming the ranks that failed so.
+    """
+    failure: RingcommError | None = None
+    try:
+        blob = pack(make())
+    except RingcommError as error:
+        failure = error
+        blob = pack({"error": str(error)[:1500]})
+    blobs = exchange.allgather(blob, deadline)
+    if failure is not None:
+        raise failure
+    records = [Record.unpack(f"rank {rank}", blob) for rank, blob in enumerate(blobs)]
+    failed = {rank: r.text("error") for rank, r in enumerate(records) if r.has("error")}
+    if failed:
+        _raise_for(failed)
+    return [read(rank, record) for rank, record in enumerate(records)]
+
+
+def _raise_for(failed: dict[int, str]) -> NoReturn:
+    lines = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+    culprit = next(iter(failed)) if len(failed) == 1 else None
+    raise BootstrapError(f"not all ranks could go on. {lines}", rank=culprit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Greeting:
+    """Round 1: one rank introduces itself."""
+
+    host: str
+    """Host name, for messages."""
+    host_key: str
+    """Equal for two ranks exactly if they can reach each other over the loopback."""
+    session: str
+    """Random; rank 0's stands for this bring-up in every lane's handshake."""
+    settings: dict[str, str]
+    """What must be equal on all ranks, by name."""
+
+    def to_fields(self) -> Fields:
+        """For a blob."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_record(cls, _rank: int, record: Record) -> Greeting:
+        """From a blob. Raises BootstrapError."""
+        settings = record.object("settings")
+        return cls(
+            host=record.text("host"),
+            host_key=record.text("host_key"),
+            session=record.text("session"),
+            settings={name: settings.text(name) for name in settings.names()},
+        )
+
+
+def host_key() -> str:
+    """Names this kernel and this network namespace: containers count as hosts of their own."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        boot, namespace = socket.gethostname(), ""
+    return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:32]
+
+
+def check_settings(greetings: Sequence[Greeting]) -> None:
+    """Raises ConfigError naming the first setting that differs, with the ranks and values."""
+    names = dict.fromkeys(name for g in greetings for name in g.settings)
+    for name in names:
+        by_value: dict[str, list[int]] = {}
+        for rank, greeting in enumerate(greetings):
+            by_value.setdefault(greeting.settings.get(name, "nothing"), []).append(rank)
+        if len(by_value) > 1:
+            values = ", ".join(f"{value} on {_ranks(who)}" for value, who in by_value.items())
+            raise ConfigError(f"{name} differs between ranks: {values}. Make it the same on all")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0-2, 5"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Round 2: where one rank listens."""
+
+    seconds_left: float
+    """Until its own deadline; the earliest counts for all."""
+    ports: tuple[Port, ...]
+
+    def to_fields(self) -> Fields:
+        """For a blob."""
+        return {"seconds_left": self.seconds_left, "ports": [_port_fields(p) for p in self.ports]}
+
+    @classmethod
+    def from_record(cls, rank: int, record: Record) -> Offer:
+        """From a blob. Raises BootstrapError."""
+        ports = tuple(_read_port(rank, port) for port in record.records("ports", MAX_PORTS))
+        if not ports:
+            raise BootstrapError(f"rank {rank} offers no port", rank=rank)
+        return cls(record.number("seconds_left", 0.0, 1e9), ports)
+
+
+def _port_fields(port: Port) -> Fields:
+    endpoints = [{"address": str(e.address), "port": e.port} for e in port.endpoints]
+    return {"name": port.name, "mbit_per_s": port.mbit_per_s, "endpoints": endpoints}
+
+
+def _read_port(rank: int, record: Record) -> Port:
+    endpoints = tuple(
+        Endpoint(_read_address(rank, e.text("address")), e.integer("port", 1, 65535))
+        for e in record.records("endpoints", 2)
+    )
+    return Port(record.text("name"), record.integer("mbit_per_s", 0, 10**9), endpoints)
+
+
+def _read_address(rank: int, text: str) -> Address:
+    try:
+        return ipaddress.ip_interface(text)
+    except ValueError:
+        raise BootstrapError(f"rank {rank} sent a bad address", rank=rank) from None

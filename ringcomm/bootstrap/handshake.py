@@ -1,0 +1,287 @@
+"""Mutual HMAC-SHA256 challenge-response: who may hand a socket to the core, and as whom.
+
+    client                                  server
+      HELLO     128 bytes  ------------------>    who I am, whom I want, my nonce
+                <------------------  CHALLENGE     48 bytes   its nonce
+      PROOF      32 bytes  ------------------>    HMAC(key, "client" | HELLO | CHALLENGE)
+                <------------------  VERDICT       64 bytes   yes or no, and
+                                                  HMAC(key, "server" | all of the above)
+
+Both ends prove that they hold the key and mean the same connection: the transcript binds magic,
+version, job, world size, the ranks of both ends, role, rail, lane, epoch, security level and both
+nonces. The role words keep a proof from being reflected, the nonces from being replayed. Without
+a secret (loopback, or insecure) the key is derived from the job, so that a process of another job
+is still told apart.
+
+Client and Server are machines without I/O: exactly ``want`` bytes in, bytes to send out. run()
+drives one over a blocking socket, acceptor.py and dialer.py over non-blocking ones.
+
+Invariants: a server reads at most 160 bytes from anyone and says nothing to a stranger whose
+first bytes are not ours; nothing in HELLO is believed before its PROOF is good, and then only
+what equals the server's own terms; every failure is a RefusedError.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from .terms import (
+    Key,
+    Outcome,
+    RefusedError,
+    Terms,
+    duplicate,
+    key_differs,
+    term_differs,
+    unexpected,
+    version_differs,
+)
+
+VERSION = 1
+
+_HELLO_MAGIC = b"RCOMMhi\n"
+_CHALLENGE_MAGIC = b"RCOMMch\n"
+_HELLO = struct.Struct("<8sHBBIIIHHI32s4s32s28x")
+_CHALLENGE = struct.Struct("<8sHBB4s32s")
+_VERDICT = struct.Struct("<B3xI24x32s")
+_PREFIX_BYTES = 10  # magic and version: the same in every version of the protocol
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+
+# Terms in the order in which a difference is reported; the verdict's code is the position + 1.
+_COMPARED = ("job", "role", "world_size", "server_rank", "epoch")
+_UNEXPECTED_CODE = 254
+_DUPLICATE_CODE = 255
+
+
+class Client:
+    """The connecting side: send first(), then feed() what comes, ``want`` bytes at a time."""
+
+    def __init__(self, key: Key, terms: Terms) -> None:
+        self._key = key
+        self._terms = terms
+        self._hello = _HELLO.pack(
+            _HELLO_MAGIC, VERSION, terms.role, key.level, terms.world_size, terms.client_rank,
+            terms.server_rank, terms.rail, terms.lane, terms.epoch, terms.job, key.id,
+            secrets.token_bytes(_NONCE_BYTES),
+        )  # fmt: skip
+        self._challenge = b""
+        self._proof = b""
+        self.want = _PREFIX_BYTES
+        self.done = False
+
+    def first(self) -> bytes:
+        """What to send at once."""
+        return self._hello
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes exactly ``want`` bytes; returns what to send. Raises RefusedError."""
+        if self._proof:
+            self._check_verdict(data)
+            self.want = 0
+            self.done = True
+            return b""
+        self._challenge += data
+        if len(self._challenge) == _PREFIX_BYTES:
+            self._check_prefix()
+            self.want = _CHALLENGE.size - _PREFIX_BYTES
+            return b""
+        self._check_challenge()
+        self._proof = self._key.sign(b"client", self._hello, self._challenge)
+        self.want = _VERDICT.size
+        return self._proof
+
+    def closed(self) -> RefusedError:
+        """The failure to report if the other end closes now."""
+        if self._proof:
+            return RefusedError("closed after our proof", outcome=Outcome.AUTHENTICATION_FAILED)
+        return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
+
+    def _check_prefix(self) -> None:
+        magic, version = self._challenge[:8], int.from_bytes(self._challenge[8:], "little")
+        if magic != _CHALLENGE_MAGIC:
+            raise RefusedError("something else than ringcomm answers", outcome=Outcome.STRANGER)
+        if version != VERSION:
+            raise version_differs(version, VERSION)
+
+    def _check_challenge(self) -> None:
+        _magic, _version, outcome, level, key_id, _nonce = _CHALLENGE.unpack(self._challenge)
+        if (key_id, level) != (self._key.id, self._key.level):
+            raise key_differs(self._key, level, key_id)
+        if outcome != Outcome.OK:
+            raise RefusedError("refused before proof", outcome=Outcome.AUTHENTICATION_FAILED)
+
+    def _check_verdict(self, data: bytes) -> None:
+        code, value, mac = _VERDICT.unpack(data)
+        expected = self._key.sign(
+            b"server", self._hello, self._challenge, self._proof, data[:-_PROOF_BYTES]
+        )
+        if not hmac.compare_digest(mac, expected):
+            raise RefusedError(
+                f"the other end does not hold our key ({self._key.name})",
+                outcome=Outcome.AUTHENTICATION_FAILED,
+            )
+        if code == _DUPLICATE_CODE:
+            raise duplicate(self._terms)
+        if 1 <= code <= len(_COMPARED):
+            field = _COMPARED[code - 1]
+            raise term_differs(field, getattr(self._terms, field), value)
+        if code:
+            raise unexpected(self._terms)
+
+
+class Server:
+    """The accepting side: feed() what comes, ``want`` bytes at a time, and send what it returns.
+
+    Args:
+        key: ours.
+        terms: what is accepted; client_rank, rail and lane are the client's to say.
+        admit: called with the client's proven terms; returns None, or the RefusedError to end with
+            (from unexpected() or duplicate()).
+
+    After a feed() that returned something, ``done`` says yes, ``refusal`` why not.
+    """
+
+    def __init__(
+        self, key: Key, terms: Terms, admit: Callable[[Terms], RefusedError | None] | None = None
+    ) -> None:
+        self._key = key
+        self._terms = terms
+        self._admit = admit
+        self._hello = b""
+        self._challenge = b""
+        self.want = _PREFIX_BYTES
+        self.done = False
+        self.refusal: RefusedError | None = None
+        self.claimed: Terms | None = None
+        """What the client says it is; proven only when done, or if refusal.proven."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes exactly ``want`` bytes; returns what to send.
+
+        Raises RefusedError where the only good answer is to close without a word.
+        """
+        if not self._hello:
+            return self._take_prefix(data)
+        if not self._challenge:
+            return self._take_hello(data)
+        return self._take_proof(data)
+
+    def closed(self) -> RefusedError:
+        """The failure to report if the other end closes now."""
+        return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
+
+    def _take_prefix(self, data: bytes) -> bytes:
+        magic, version = data[:8], int.from_bytes(data[8:], "little")
+        if magic != _HELLO_MAGIC:
+            raise RefusedError("not ringcomm", outcome=Outcome.STRANGER)
+        if version != VERSION:
+            return self._refuse_early(version_differs(version, VERSION))
+        self._hello = data
+        self.want = _HELLO.size - _PREFIX_BYTES
+        return b""
+
+    def _take_hello(self, data: bytes) -> bytes:
+        self._hello += data
+        (_magic, _version, role, level, world_size, client_rank, server_rank, rail, lane, epoch,
+         job, key_id, _nonce) = _HELLO.unpack(self._hello)  # fmt: skip
+        self.claimed = Terms(role, job, world_size, client_rank, server_rank, rail, lane, epoch)
+        if (key_id, level) != (self._key.id, self._key.level):
+            return self._refuse_early(key_differs(self._key, level, key_id))
+        self._challenge = self._make_challenge(Outcome.OK)
+        self.want = _PROOF_BYTES
+        return self._challenge
+
+    def _take_proof(self, proof: bytes) -> bytes:
+        expected = self._key.sign(b"client", self._hello, self._challenge)
+        if not hmac.compare_digest(proof, expected):
+            raise RefusedError(
+                f"no valid proof of {self._key.name}", outcome=Outcome.AUTHENTICATION_FAILED
+            )
+        assert self.claimed is not None
+        code, value = self._judge(self.claimed)
+        verdict = _VERDICT.pack(code, value, b"")[:-_PROOF_BYTES]
+        self.want = 0
+        self.done = code == 0
+        return verdict + self._key.sign(b"server", self._hello, self._challenge, proof, verdict)
+
+    def _judge(self, claimed: Terms) -> tuple[int, int]:
+        """The verdict's code and value; sets refusal if the code is not 0."""
+        for position, field in enumerate(_COMPARED, start=1):
+            ours, theirs = getattr(self._terms, field), getattr(claimed, field)
+            if ours != theirs:
+                self.refusal = term_differs(field, ours, theirs)
+                return position, 0 if field == "job" else ours
+        if claimed.client_rank >= claimed.world_size or claimed.client_rank == claimed.server_rank:
+            self.refusal = unexpected(claimed)
+        elif self._admit is not None:
+            self.refusal = self._admit(claimed)
+        if self.refusal is None:
+            return 0, 0
+        is_duplicate = self.refusal.outcome == Outcome.DUPLICATE
+        return (_DUPLICATE_CODE if is_duplicate else _UNEXPECTED_CODE), 0
+
+    def _make_challenge(self, outcome: Outcome) -> bytes:
+        return _CHALLENGE.pack(
+            _CHALLENGE_MAGIC, VERSION, outcome, self._key.level, self._key.id,
+            secrets.token_bytes(_NONCE_BYTES),
+        )  # fmt: skip
+
+    def _refuse_early(self, refusal: RefusedError) -> bytes:
+        self.want = 0
+        self.refusal = refusal
+        return self._make_challenge(refusal.outcome)
+
+
+def run(sock: socket.socket, machine: Client | Server, deadline: float) -> None:
+    """Drives a machine over a connected socket until it is done.
+
+    deadline is a time.monotonic(). The socket's timeout is changed; it stays open on failure.
+    Raises RefusedError.
+    """
+    try:
+        if isinstance(machine, Client):
+            _send(sock, machine.first(), deadline)
+        while machine.want:
+            data = _receive(sock, machine.want, deadline)
+            if len(data) < machine.want:
+                raise machine.closed()
+            _send(sock, machine.feed(data), deadline)
+    except RefusedError:
+        raise
+    except TimeoutError:
+        raise RefusedError("no answer in time", outcome=Outcome.TIMEOUT) from None
+    except OSError as error:
+        raise machine.closed() from error
+    if isinstance(machine, Server) and machine.refusal is not None:
+        raise machine.refusal
+
+
+def _receive(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly size bytes, or fewer if the other end closed."""
+    data = b""
+    while len(data) < size:
+        _arm(sock, deadline)
+        part = sock.recv(size - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
+    if data:
+        _arm(sock, deadline)
+        sock.sendall(data)
+
+
+def _arm(sock: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    sock.settimeout(left)

@@ -1,0 +1,240 @@
+"""Our own rendezvous: rank 0 is the hub, the others are its members.
+
+    member --(handshake, role RENDEZVOUS)--> hub         once
+    member --BLOB(round, seconds left)-----> hub         each round
+    member <--ALL(round), or FAILED(table)-- hub
+
+Invariants: only who passed the handshake is listened to; a message is at most 64 KiB to the hub;
+the bring-up ends for all at the earliest deadline of any, and then, or as soon as a member
+leaves, the hub tells everyone who is missing, so that all raise the same table; no threads, the
+hub works only inside rank 0's allgather(). The listeners close once all members are in.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from ..errors import BootstrapError
+from .acceptor import Acceptor
+from .blobs import MAX_BYTES, pack
+from .handshake import Server
+from .loop import READ, WRITE, Loop
+from .report import MAX_ROWS, NEVER_CAME, Row, join_error
+from .sockets import tune
+from .terms import Key, RefusedError, Terms, duplicate, unexpected
+
+HEADER = struct.Struct("<BxHII")
+"""kind, round, milliseconds until the sender's deadline, payload bytes."""
+BLOB, ALL, FAILED = 1, 2, 3
+LENGTH = struct.Struct("<I")
+"""In ALL, before each rank's blob."""
+
+_FLUSH_PATIENCE = 1.0
+
+
+class Hub:
+    """Rank 0's end of the rendezvous.
+
+    Takes over the listeners. key and terms are those of the handshake (server_rank 0).
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], key: Key, terms: Terms) -> None:
+        self._terms = terms
+        self._world = terms.world_size
+        self._members: dict[int, _Member] = {}
+        self._claims: dict[int, Row] = {}
+        self._gone: dict[int, str] = {}
+        self._round = 0
+        self._began = time.monotonic()
+        self._deadline = float("inf")
+        self._loop = Loop()
+        self._acceptor: Acceptor | None = Acceptor(
+            self._loop, listeners, lambda: Server(key, terms, self._admit), self._welcome,
+            self._turned_away,
+        )  # fmt: skip
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """See rendezvous.Exchange."""
+        self._round += 1
+        self._deadline = min(self._deadline, deadline)
+        for member in self._members.values():
+            member.next_round()
+        self._loop.run(self._settled, deadline)
+        if not self._complete():
+            raise self._fail()
+        self._close_acceptor()
+        blobs = [blob] + [self._members[rank].blob or b"" for rank in range(1, self._world)]
+        self._send_all(ALL, b"".join(LENGTH.pack(len(b)) + b for b in blobs))
+        return blobs
+
+    def close(self) -> None:
+        """Closes every socket."""
+        self._close_acceptor()
+        for member in self._members.values():
+            member.close()
+        self._loop.close()
+
+    # -- what the members do --
+
+    def expect_by(self, deadline: float) -> None:
+        """A member's own deadline."""
+        if deadline < self._deadline:
+            self._deadline = deadline
+            self._loop.call_at(deadline, lambda: None)  # wakes the loop
+
+    def lost(self, rank: int, why: str) -> None:
+        """A member's connection ended."""
+        self._gone.setdefault(rank, why)
+
+    # -- the round --
+
+    @property
+    def round(self) -> int:
+        """Number of the current round, from 1."""
+        return self._round
+
+    def _complete(self) -> bool:
+        return len(self._members) == self._world - 1 and all(
+            member.blob is not None for member in self._members.values()
+        )
+
+    def _settled(self) -> bool:
+        return bool(self._complete() or self._gone or time.monotonic() >= self._deadline)
+
+    def _send_all(self, kind: int, payload: bytes) -> None:
+        message = HEADER.pack(kind, self._round, 0, len(payload)) + payload
+        members = [m for m in self._members.values() if m.rank not in self._gone]
+        for member in members:
+            member.send(message)
+        self._loop.run(
+            lambda: all(m.flushed or m.rank in self._gone for m in members),
+            time.monotonic() + _FLUSH_PATIENCE,
+        )
+
+    def _fail(self) -> BootstrapError:
+        """Tells the members and returns the error to raise."""
+        ranks = sorted(self._gone) or range(1, self._world)
+        rows = [row for row in map(self._row, ranks) if row is not None]
+        if self._gone:
+            headline = "the bring-up failed"
+        else:
+            here = self._world - len(rows)
+            waited = time.monotonic() - self._began
+            headline = f"only {here} of {self._world} ranks were ready within {waited:.1f} s"
+        fields = [row.to_fields() for row in rows[:MAX_ROWS]]
+        self._send_all(FAILED, pack({"headline": headline, "rows": fields}))
+        return join_error(headline, rows)
+
+    def _row(self, rank: int) -> Row | None:
+        """What is wrong with a rank, if anything is."""
+        member = self._members.get(rank)
+        if member is None:
+            return self._claims.get(rank) or Row(rank, -1, "", NEVER_CAME)
+        if rank in self._gone:
+            return Row(rank, -1, member.address, self._gone[rank])
+        if member.blob is None:
+            return Row(rank, -1, member.address, "came, but stopped answering")
+        return None
+
+    # -- who comes in --
+
+    def _admit(self, claimed: Terms) -> RefusedError | None:
+        if claimed.rail or claimed.lane:
+            return unexpected(claimed)
+        if claimed.client_rank in self._members:
+            return duplicate(claimed)
+        return None
+
+    def _welcome(self, sock: socket.socket, terms: Terms) -> None:
+        tune(sock)
+        self._claims.pop(terms.client_rank, None)
+        self._members[terms.client_rank] = _Member(self, self._loop, sock, terms.client_rank)
+        if len(self._members) == self._world - 1:
+            self._close_acceptor()
+
+    def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms | None) -> None:
+        if claimed is not None and claimed.client_rank < self._world:
+            rank, text = claimed.client_rank, refusal.outcome.text
+            self._claims[rank] = Row(rank, -1, address, text, str(refusal))
+
+    def _close_acceptor(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+
+
+class _Member:
+    """The hub's connection to one rank."""
+
+    def __init__(self, hub: Hub, loop: Loop, sock: socket.socket, rank: int) -> None:
+        self.rank = rank
+        self.address = str(sock.getpeername()[0])
+        self.blob: bytes | None = None
+        self._hub = hub
+        self._loop = loop
+        self._sock = sock
+        self._inbox = b""
+        self._outbox = b""
+        self._watch()
+
+    @property
+    def flushed(self) -> bool:
+        """All that was to be sent is sent."""
+        return not self._outbox
+
+    def next_round(self) -> None:
+        """Forgets this round's blob; the next may have come already."""
+        self.blob = None
+        self._parse()
+
+    def send(self, message: bytes) -> None:
+        """Queues a message."""
+        self._outbox += message
+        self._watch()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._loop.forget(self._sock)
+        self._sock.close()
+
+    def _watch(self) -> None:
+        self._loop.watch(self._sock, READ | (WRITE if self._outbox else 0), self._advance)
+
+    def _lose(self, why: str) -> None:
+        self._loop.forget(self._sock)
+        self._hub.lost(self.rank, why)
+
+    def _advance(self) -> None:
+        try:
+            if self._outbox:
+                self._outbox = self._outbox[self._sock.send(self._outbox) :]
+                self._watch()
+            data = self._sock.recv(HEADER.size + MAX_BYTES - len(self._inbox) + 1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"its connection broke: {error.strerror}")
+            return
+        if not data:
+            self._lose("left during the bring-up")
+            return
+        self._inbox += data
+        self._parse()
+
+    def _parse(self) -> None:
+        if self.blob is not None or len(self._inbox) < HEADER.size:
+            if len(self._inbox) > HEADER.size + MAX_BYTES:
+                self._lose("sent more than is allowed")
+            return
+        kind, number, left_ms, size = HEADER.unpack_from(self._inbox)
+        if kind != BLOB or number != self._hub.round or size > MAX_BYTES:
+            self._lose("sent what no ringcomm sends")
+            return
+        self._hub.expect_by(time.monotonic() + left_ms / 1000)
+        end = HEADER.size + size
+        if len(self._inbox) >= end:
+            self.blob = self._inbox[HEADER.size : end]
+            self._inbox = self._inbox[end:]

@@ -1,0 +1,166 @@
+"""The network ports of this host, and which of them to use.
+
+Invariants: nothing is derived from the host's name (it often resolves to 127.0.1.1); an interface
+that is chosen has at least one address that peers can use; the loopback is never chosen for a job
+that spans hosts unless it was named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Sequence
+
+from ..errors import ConfigError
+from . import netlink
+from .netlink import Address
+
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+_IFA_TENTATIVE, _IFA_DADFAILED, _IFA_DEPRECATED, _IFA_TEMPORARY = 0x40, 0x08, 0x20, 0x01
+
+# Devices that carry other traffic than the hosts' own, or carry it somewhere slow.
+_VIRTUAL_NAMES = ("docker", "br-", "virbr", "cni", "flannel", "veth", "cali", "lxc", "podman")
+_VIRTUAL_KINDS = frozenset(
+    ("bridge", "dummy", "gre", "ip6tnl", "ipip", "sit", "tun", "vxlan", "wireguard", "ifb", "vrf")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """A network port."""
+
+    name: str
+    index: int
+    kind: str
+    """"loopback", "ethernet", or the kernel's name for a software device ("veth", "bond", ...)."""
+    up: bool
+    running: bool
+    """A cable is plugged in, as far as the driver knows."""
+    loopback: bool
+    virtual: bool
+    """A container, virtual machine or tunnel device: used only if there is nothing else."""
+    mbit_per_s: int | None
+    """Speed of a hardware port; None where it is not known (or made up, as by veth)."""
+    addresses: tuple[Address, ...]
+    """IPv4 first, then IPv6, link-local ones last in each; none that is tentative or deprecated."""
+
+    @property
+    def usable(self) -> tuple[Address, ...]:
+        """At most one address per family, the ones to give to peers. Link-local IPv4 serves where
+        there is nothing else; link-local IPv6 would need each peer's own scope."""
+        picked: dict[int, Address] = {}
+        for address in self.addresses:
+            if address.is_link_local and (address.version == 6 or not self.only_link_local):
+                continue
+            picked.setdefault(address.version, address)
+        return tuple(picked.values())
+
+    @property
+    def only_link_local(self) -> bool:
+        """True if no address was given to it on purpose."""
+        return all(address.is_link_local for address in self.addresses)
+
+    def describe(self) -> str:
+        """One line: name, state, speed, addresses."""
+        state = "up" if self.up and self.running else "no carrier" if self.up else "down"
+        speed = f", {self.mbit_per_s} Mbit/s" if self.mbit_per_s else ""
+        where = ", ".join(str(address) for address in self.addresses) or "no address"
+        return f"{self.name} ({self.kind}, {state}{speed}): {where}"
+
+
+def list_interfaces() -> list[Interface]:
+    """All network ports of this network namespace, in the kernel's order."""
+    by_link: dict[int, list[netlink.LinkAddress]] = {}
+    for entry in netlink.addresses():
+        if not entry.flags & (_IFA_TENTATIVE | _IFA_DADFAILED | _IFA_DEPRECATED):
+            by_link.setdefault(entry.index, []).append(entry)
+    return [_interface(link, by_link.get(link.index, [])) for link in netlink.links()]
+
+
+def _interface(link: netlink.Link, entries: list[netlink.LinkAddress]) -> Interface:
+    loopback = bool(link.flags & _IFF_LOOPBACK)
+    entries = sorted(entries, key=_preference)
+    return Interface(
+        name=link.name,
+        index=link.index,
+        kind="loopback" if loopback else link.kind or "ethernet",
+        up=bool(link.flags & _IFF_UP),
+        running=loopback or bool(link.flags & _IFF_RUNNING),
+        loopback=loopback,
+        virtual=link.kind in _VIRTUAL_KINDS or link.name.startswith(_VIRTUAL_NAMES),
+        mbit_per_s=None if loopback or link.kind == "veth" else _speed(link),
+        addresses=tuple(entry.address for entry in entries),
+    )
+
+
+def _preference(entry: netlink.LinkAddress) -> tuple[bool, bool, bool]:
+    temporary = entry.address.version == 6 and bool(entry.flags & _IFA_TEMPORARY)
+    return entry.address.version == 6, entry.address.is_link_local, temporary
+
+
+def _speed(link: netlink.Link) -> int | None:
+    """Mbit/s as the driver says; None if it does not, or if /sys is another namespace's."""
+    base = f"/sys/class/net/{link.name}/"
+    try:
+        with open(base + "ifindex", encoding="ascii") as file:
+            if int(file.read()) != link.index:
+                return None
+        with open(base + "speed", encoding="ascii") as file:
+            speed = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return speed if speed > 0 else None
+
+
+def choose(
+    names: Sequence[str], single_host: bool, interfaces: Sequence[Interface] | None = None
+) -> list[Interface]:
+    """The ports to use, in rail order.
+
+    Args:
+        names: ports asked for; one may stand twice (two rails). Empty: on a single host the
+            loopback, else every real port that is up, in the kernel's order.
+        single_host: all ranks share this host.
+        interfaces: what there is; list_interfaces() if None.
+
+    Raises ConfigError, listing what there is, if a named port does not exist, is down or has no
+    address, or if nothing is left.
+    """
+    present = list_interfaces() if interfaces is None else list(interfaces)
+    if names:
+        return [_named(name, present) for name in names]
+    ready = [i for i in present if i.up and i.running and i.usable]
+    if single_host:
+        chosen = [i for i in ready if i.loopback][:1]
+    else:
+        outside = [i for i in ready if not i.loopback and not i.only_link_local]
+        chosen = [i for i in outside if not i.virtual] or outside
+    if not chosen:
+        wanted = "loopback interface" if single_host else "network port"
+        raise ConfigError(f"no {wanted} is up and has an address. {_what_there_is(present)}")
+    return chosen
+
+
+def _named(name: str, present: Sequence[Interface]) -> Interface:
+    for interface in present:
+        if interface.name != name:
+            continue
+        if not interface.up:
+            reason = f"is down: run `ip link set {name} up`"
+        elif not interface.running:
+            reason = "has no carrier: is the cable plugged in?"
+        elif not interface.usable:
+            reason = "has no address that another host can use: give it one"
+        else:
+            return interface
+        raise ConfigError(f"interface {name} {reason}. {_what_there_is(present)}")
+    raise ConfigError(f"there is no interface {name!r}. {_what_there_is(present)}")
+
+
+def _what_there_is(present: Sequence[Interface]) -> str:
+    return "This host has: " + "; ".join(i.describe() for i in present)
+
+
+def is_loopback(address: str) -> bool:
+    """True for a numeric address that only this host can reach."""
+    return ipaddress.ip_address(address).is_loopback

@@ -1,0 +1,64 @@
+"""What a bring-up results in: the mesh of all ranks, ready to be handed to the core.
+
+Invariants: plain data; the file descriptors in it belong to whoever holds the Mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class RailInfo:
+    """A rail as this rank uses it."""
+
+    index: int
+    interface: str
+    address: str
+    mbit_per_s: int
+    """Speed of this rank's port; 0: not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneSocket:
+    """A connected, authenticated, non-blocking, close-on-exec TCP socket to a peer."""
+
+    peer: int
+    rail: int
+    lane: int
+    """Number of the connection on its rail."""
+    fd: int
+    """Detached: whoever takes the lane closes it."""
+    bytes_per_s: float
+    """Speed of the slower of the two ports; 0.0: not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """All ranks, joined."""
+
+    rank: int
+    world_size: int
+    hosts: list[str]
+    """Host name of each rank."""
+    host_numbers: list[int]
+    """Ranks with equal numbers share a host (and its network namespace)."""
+    rails: list[RailInfo]
+    lanes: list[LaneSocket]
+    """By peer, rail and lane; the same lanes at both ends."""
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def single_host(self) -> bool:
+        """All ranks share one host."""
+        return len(set(self.host_numbers)) == 1
+
+    def close(self) -> None:
+        """Closes every lane; for use before they are handed on."""
+        for lane in self.lanes:
+            os.close(lane.fd)
+        self.lanes.clear()
+
+

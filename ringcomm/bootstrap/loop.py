@@ -1,0 +1,88 @@
+"""One selectors loop with timers, for sockets that are on their way to becoming lanes.
+
+It exists only while ranks are joined, in the thread that joins them. Invariants: callbacks run in
+that thread only, never from within watch() or call_at(); a socket is watched by one callback;
+close() lets go of everything and closes no socket.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+Callback = Callable[[], None]
+
+
+class Timer:
+    """A callback at a time; cancel() any number of times."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Keeps the callback from running."""
+        self.callback = None
+
+
+class Loop:
+    """Watches sockets and runs timers until told otherwise."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+
+    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
+        """Calls callback whenever sock is ready for one of events; replaces an earlier watch."""
+        if sock in self._selector.get_map():
+            self._selector.modify(sock, events, callback)
+        else:
+            self._selector.register(sock, events, callback)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stops watching sock, if it was watched. Call it before closing the socket."""
+        if sock.fileno() >= 0 and sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def call_at(self, when: float, callback: Callback) -> Timer:
+        """Calls callback once, at or after time.monotonic() == when."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def run(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Runs until the condition holds, checked after each event; returns whether it does at
+        the deadline. Whatever a callback raises ends the run."""
+        while not until():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            for key, _ in self._selector.select(self._patience(now, deadline)):
+                # An earlier callback of this round may have let go of this socket.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+            self._run_timers()
+        return True
+
+    def close(self) -> None:
+        """Forgets all sockets and timers."""
+        self._timers.clear()
+        self._selector.close()
+
+    def _patience(self, now: float, deadline: float) -> float:
+        next_timer = self._timers[0][0] if self._timers else deadline
+        return max(0.0, min(deadline, next_timer) - now)
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()

@@ -1,0 +1,205 @@
+"""The other ranks' end of the rendezvous: find the hub, then speak when asked.
+
+All candidate ports of the master address are tried side by side, in order of preference; the first
+that proves to be this job's hub wins. Invariants: after open_member() there is one blocking
+socket and nothing else; every wait has a deadline; nothing is allocated from a length that the
+hub sends beyond what a world of this size can need.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+
+from ..config import Config
+from ..errors import BootstrapError
+from .blobs import MAX_BYTES, Record
+from .dialer import Dial, Target
+from .handshake import Client
+from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
+from .launch import Identity
+from .loop import Loop
+from .meeting import resolve
+from .report import MAX_ROWS, Row, join_error
+from .secret import Secret, check_exposed
+from .sockets import show, tune
+from .terms import Key, Outcome, RefusedError, Terms
+
+_STAGGER = 0.1  # seconds between starting to try one candidate port and the next
+_RESOLVE_PAUSE = 0.5
+_VERDICT_PATIENCE = 1.5  # seconds past our own deadline for the hub to say who is missing
+
+
+def open_member(
+    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms,
+    deadline: float,
+) -> Member:  # fmt: skip
+    """Joins rank 0's hub.
+
+    Raises ConfigError if that needs a secret and there is none, BootstrapError with a table at
+    the deadline, or as soon as the hub itself says that this rank cannot join.
+    """
+    addresses = _resolve_by(identity, deadline)
+    check_exposed(addresses, secret, config.insecure)
+    return Member(identity, _Search(identity, addresses, key, terms).run(deadline))
+
+
+def _resolve_by(identity: Identity, deadline: float) -> list[str]:
+    """A name that appears only when rank 0's host is up is waited for."""
+    while True:
+        try:
+            return resolve(identity.master_addr)
+        except OSError as error:
+            if time.monotonic() + _RESOLVE_PAUSE >= deadline:
+                why = f"the name cannot be resolved: {error.strerror}"
+                row = Row(0, identity.rank, identity.master_addr, why)
+                raise join_error("rank 0 was not found", [row]) from None
+            time.sleep(_RESOLVE_PAUSE)
+
+
+class _Search:
+    """Dials every candidate until one is the hub."""
+
+    def __init__(
+        self, identity: Identity, addresses: Iterable[str], key: Key, terms: Terms
+    ) -> None:
+        self._identity = identity
+        self._began = now = time.monotonic()
+        self._found: socket.socket | None = None
+        self._verdict: RefusedError | None = None
+        self._loop = Loop()
+        targets = [Target(a, port) for port in identity.master_ports for a in addresses]
+        self._dials = [
+            Dial(
+                self._loop, target, lambda: Client(key, terms), self._connected, self._refused,
+                now + position * _STAGGER,
+            )
+            for position, target in enumerate(targets)
+        ]  # fmt: skip
+
+    def run(self, deadline: float) -> socket.socket:
+        """The socket of the hub. Raises BootstrapError."""
+        try:
+            self._loop.run(lambda: bool(self._found or self._verdict), deadline)
+        finally:
+            for dial in self._dials:
+                dial.stop()
+            self._loop.close()
+        if self._found is not None:
+            return self._found
+        headline = f"rank 0 was not found within {time.monotonic() - self._began:.1f} s"
+        if self._verdict is not None:
+            headline = f"rank 0 refused rank {self._identity.rank}"
+        raise join_error(headline, self._rows())
+
+    def _connected(self, dial: Dial, sock: socket.socket) -> None:
+        if self._found is None:
+            self._found = sock
+        else:
+            sock.close()
+
+    def _refused(self, dial: Dial, refusal: RefusedError) -> None:
+        # Only the hub of our own job ends the search; other refusals may be another job's. We
+        # may also have reached the hub at two of its addresses, and be our own duplicate.
+        if refusal.proven and (
+            refusal.outcome == Outcome.UNEXPECTED_PEER
+            or (refusal.outcome == Outcome.DUPLICATE and not any(d.shaking for d in self._dials))
+        ):
+            self._verdict = refusal
+
+    def _rows(self) -> list[Row]:
+        """One row for each address and state; ports that fared alike share it."""
+        ports: dict[tuple[str, str, str], list[int]] = {}
+        for dial in self._dials:
+            fared = (dial.target.address, dial.state, dial.detail)
+            ports.setdefault(fared, []).append(dial.target.port)
+        rows = []
+        for (address, state, detail), alike in ports.items():
+            shown = show(address, alike[0])
+            if len(alike) > 1:
+                shown += f" (and {len(alike) - 1} more ports)"
+            rows.append(Row(0, self._identity.rank, shown, state, detail))
+        return rows
+
+
+class Member:
+    """The rendezvous as ranks other than 0 see it."""
+
+    def __init__(self, identity: Identity, sock: socket.socket) -> None:
+        self._rank = identity.rank
+        self._world = identity.world_size
+        self._sock = sock
+        self._address = show(*sock.getpeername()[:2])
+        self._round = 0
+        tune(sock)
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """See rendezvous.Exchange."""
+        self._round += 1
+        left_ms = max(0, min(int(1000 * (deadline - time.monotonic())), 2**32 - 1))
+        try:
+            self._arm(deadline)
+            self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
+            return self._answer(deadline + _VERDICT_PATIENCE)
+        except TimeoutError:
+            raise self._lost("no answer") from None
+        except BootstrapError:
+            raise
+        except OSError as error:
+            raise self._lost(f"the connection broke: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Leaves the rendezvous."""
+        self._sock.close()
+
+    def _answer(self, deadline: float) -> list[bytes]:
+        kind, number, _, size = HEADER.unpack(self._receive(HEADER.size, deadline))
+        limit = self._world * (LENGTH.size + MAX_BYTES)
+        if number != self._round or size > limit:
+            raise self._lost("sent what no ringcomm sends")
+        payload = self._receive(size, deadline)
+        if kind == FAILED:
+            raise self._failure(payload)
+        blobs = _split(payload, self._world) if kind == ALL else None
+        if blobs is None:
+            raise self._lost("sent what no ringcomm sends")
+        return blobs
+
+    def _failure(self, payload: bytes) -> BootstrapError:
+        record = Record.unpack("rank 0", payload)
+        rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
+        return join_error(record.text("headline"), rows)
+
+    def _lost(self, state: str) -> BootstrapError:
+        return join_error(
+            "rank 0 was lost during the bring-up", [Row(0, self._rank, self._address, state)]
+        )
+
+    def _receive(self, size: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._arm(deadline)
+            part = self._sock.recv(min(size - len(data), MAX_BYTES))
+            if not part:
+                raise self._lost("left during the bring-up")
+            data += part
+        return bytes(data)
+
+    def _arm(self, deadline: float) -> None:
+        self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+
+
+def _split(payload: bytes, count: int) -> list[bytes] | None:
+    """The blobs of an ALL message, or None if it is malformed."""
+    blobs, at = [], 0
+    for _ in range(count):
+        if len(payload) - at < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(payload, at)
+        at += LENGTH.size
+        if size > MAX_BYTES or len(payload) - at < size:
+            return None
+        blobs.append(payload[at : at + size])
+        at += size
+    return blobs if at == len(payload) else None

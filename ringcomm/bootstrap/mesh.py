@@ -1,0 +1,106 @@
+"""From an identity and a way to exchange bytes to connected sockets between all ranks.
+
+    round 1  greet    who is on which host, with which settings      -> differences are errors
+    round 2  offer    which ports each rank listens on               -> rails are paired
+             connect  the higher rank dials the lower one, every lane authenticated
+    round 3  commit   which lanes each rank made                     -> both ends keep the same
+
+Invariants: either every rank gets a Mesh in which both ends of each lane agree that it exists and
+each pair of ranks has at least one, or every rank raises, with the same table; no socket outlives
+a failure; a world of one opens none; nothing listens once connect() is over.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import socket
+import time
+
+from ..config import Config
+from ..errors import ConfigError
+from .bringup import Bringup
+from .greeting import Greeting, check_settings, exchange_round, host_key
+from .joined import LaneSocket, Mesh, RailInfo
+from .launch import Identity
+from .rendezvous import Exchange, open_tcp
+from .secret import Secret
+
+__all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]
+
+ROUNDS = 3
+"""Allgathers that a bring-up makes when nothing fails."""
+
+
+def join(
+    identity: Identity,
+    config: Config,
+    secret: Secret | None,
+    exchange: Exchange | None = None,
+    epoch: int = 0,
+) -> Mesh:
+    """connect() over the given exchange, or over our own rendezvous; closes it in any case.
+
+    Raises what connect() and rendezvous.open_tcp() raise.
+    """
+    deadline = time.monotonic() + config.connect_timeout
+    if exchange is None and identity.world_size > 1:
+        exchange = open_tcp(identity, config, secret, deadline)
+    try:
+        return connect(identity, exchange, config, secret, epoch, deadline)
+    finally:
+        if exchange is not None:
+            exchange.close()
+
+
+def connect(
+    identity: Identity,
+    exchange: Exchange | None,
+    config: Config,
+    secret: Secret | None,
+    epoch: int = 0,
+    deadline: float | None = None,
+) -> Mesh:
+    """Joins all ranks of identity's world.
+
+    Args:
+        exchange: may be None in a world of one.
+        epoch: number of this bring-up of the communicator; part of every handshake.
+        deadline: time.monotonic() by which all ranks must be joined; connect_timeout from now if
+            None. The earliest of all ranks counts.
+
+    Raises ConfigError for settings that cannot work or differ between ranks, BootstrapError with
+    a table of who was reached where if not all ranks could be joined.
+    """
+    if identity.world_size == 1:
+        return Mesh(0, 1, [socket.gethostname()], [0], [], [], identity.local_rank or 0, 1)
+    if exchange is None:
+        raise ConfigError("a world of more than one rank needs an exchange")
+    if deadline is None:
+        deadline = time.monotonic() + config.connect_timeout
+    greetings = _greet(exchange, config, deadline)
+    bringup = Bringup(identity, config, secret, epoch, greetings)
+    try:
+        return bringup.run(exchange, deadline)
+    finally:
+        bringup.close()
+
+
+def _greet(exchange: Exchange, config: Config, deadline: float) -> list[Greeting]:
+    settings = {name: str(value) for name, value in config.shared_fields().items()}
+    mine = Greeting(
+        host=socket.gethostname(),
+        host_key=host_key(),
+        session=secrets.token_hex(16),
+        settings={"the version of ringcomm": _version(), **settings},
+    )
+    greetings = exchange_round(exchange, deadline, mine.to_fields, Greeting.from_record)
+    check_settings(greetings)
+    return greetings
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("ringcomm")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

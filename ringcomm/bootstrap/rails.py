@@ -1,0 +1,119 @@
+"""Which port of one rank goes with which port of another: pure functions over addresses.
+
+A rail is a network that ranks have a port on. Rails are numbered by first appearance, going
+through the ranks in order and each rank's ports in order, so rank 0's order is the canonical one:
+
+    rank 0   eth0 10.0.0.1/24 -> rail 0    eth1 10.1.0.1/24 -> rail 1
+    rank 1   eth0 10.1.0.2/24 -> rail 1    eth1 10.0.0.2/24 -> rail 0     (cabled the other way)
+    rank 2   eth0 10.0.0.3/24 -> rail 0                                   (one port only)
+
+Two ports of one rank in one subnet are two rails; the same port named twice is, too. Two ranks are
+joined on every rail that both have; ranks that share none (each host in a subnet of its own, behind
+routers) are paired port by port in their own order.
+
+Invariants: every rank computes the same from the same input; each pair of ranks gets at least one
+rail or a ConfigError that names both; a port serves at most one rail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..errors import ConfigError
+from .netlink import Address
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """An address that a rank listens on."""
+
+    address: Address
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """A network port of a rank, as it tells the others."""
+
+    name: str
+    mbit_per_s: int
+    """0: not known."""
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairing:
+    """One rail between two ranks, as one of them sees it."""
+
+    rail: int
+    ours: int
+    """Index of our port."""
+    theirs: int
+    """Index of the peer's port."""
+
+
+def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
+    """The rail of every port of every rank."""
+    rails: list[list[Address]] = []  # the addresses seen on each
+    numbered = []
+    for ports in ports_by_rank:
+        taken: list[int] = []
+        for port in ports:
+            fitting = (r for r, seen in enumerate(rails) if r not in taken and _on(port, seen))
+            rail = next(fitting, len(rails))
+            if rail == len(rails):
+                rails.append([])
+            rails[rail] += [endpoint.address for endpoint in port.endpoints]
+            taken.append(rail)
+        numbered.append(taken)
+    return numbered
+
+
+def pair(
+    ports_by_rank: Sequence[Sequence[Port]], rails: Sequence[Sequence[int]], us: int, peer: int
+) -> list[Pairing]:
+    """The rails between two ranks, in rail order.
+
+    rails is what number() says. Raises ConfigError if the two cannot be joined.
+    """
+    ours, theirs = ports_by_rank[us], ports_by_rank[peer]
+    shared = [
+        Pairing(rail, rails[us].index(rail), rails[peer].index(rail))
+        for rail in sorted(set(rails[us]) & set(rails[peer]))
+    ]
+    shared = [p for p in shared if meet(ours[p.ours], theirs[p.theirs])]
+    if not shared:
+        indices = range(min(len(ours), len(theirs)))
+        shared = [Pairing(i, i, i) for i in indices if meet(ours[i], theirs[i])]
+    if not shared:
+        raise ConfigError(
+            f"ranks {min(us, peer)} and {max(us, peer)} have no network in common, not even a "
+            f"version of IP: {_addresses(ports_by_rank[min(us, peer)])} and "
+            f"{_addresses(ports_by_rank[max(us, peer)])}. Name their interfaces"
+        )
+    return shared
+
+
+def meet(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
+    """The two addresses to connect: in one subnet if there are such, else of one IP version."""
+    pairs = [
+        (mine, other)
+        for mine in ours.endpoints
+        for other in theirs.endpoints
+        if mine.address.version == other.address.version
+    ]
+    near = [p for p in pairs if _same_subnet(p[0].address, p[1].address)]
+    return next(iter(near or pairs), None)
+
+
+def _on(port: Port, seen: Sequence[Address]) -> bool:
+    return any(_same_subnet(e.address, address) for e in port.endpoints for address in seen)
+
+
+def _same_subnet(a: Address, b: Address) -> bool:
+    return a.version == b.version and (a.ip in b.network or b.ip in a.network)
+
+
+def _addresses(ports: Sequence[Port]) -> str:
+    return ", ".join(str(e.address.ip) for port in ports for e in port.endpoints)

@@ -1,0 +1,206 @@
+"""How ranks that know only their number exchange a few bytes: one protocol, several carriers.
+
+    Exchange.allgather(blob) -> every rank's blob, in rank order
+
+Carriers: our own TCP hub (hub.py, member.py), a torch Store, an mpi4py communicator, or any
+function that gathers equal-sized bytes (a parent communicator). torch and mpi4py are never
+imported here; their objects come from the caller.
+
+Invariants: allgather() returns or raises by about its deadline; all ranks make the same calls in
+the same order; blobs are bytes in and bytes out, never pickled; what comes back is checked for
+size only, its content is for blobs.py to judge.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..config import Config
+from ..errors import BootstrapError, RingcommError
+from .blobs import MAX_BYTES
+from .hub import Hub
+from .launch import Identity
+from .meeting import open_listeners
+from .member import open_member
+from .report import NEVER_CAME, Row, join_error
+from .secret import Secret
+from .terms import Key, Role, Terms, job_hash
+
+_POLL_SLICE = 0.25  # seconds for which a store may block, so that Ctrl-C is heard
+_LENGTH = struct.Struct("<Q")
+
+
+class Exchange(Protocol):
+    """Carries blobs between ranks while they are being joined."""
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """Every rank's blob, in rank order.
+
+        deadline is a time.monotonic(). Raises BootstrapError naming the ranks that are missing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of what the exchange holds. No rank waits for another here."""
+        ...
+
+
+def open_tcp(
+    identity: Identity, config: Config, secret: Secret | None, deadline: float
+) -> Exchange:
+    """Our own rendezvous at identity's master address: the hub on rank 0, else a member of it.
+
+    Raises ConfigError (no secret off loopback, port in use, not this host's address) before
+    anything listens, BootstrapError if rank 0 is not found by the deadline.
+    """
+    job = job_hash(identity.job)
+    key = Key.derive(secret, job)
+    terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
+    if identity.rank == 0:
+        return Hub(open_listeners(identity, config, secret), key, terms)
+    return open_member(identity, config, secret, key, terms, deadline)
+
+
+class StoreExchange:
+    """Over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
+
+    Keys are ``prefix/round/rank``. Give each use of a store a prefix of its own: what an earlier
+    one left behind would be taken for this one's.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, prefix: str = "ringcomm") -> None:
+        self._store = store
+        self._rank = rank
+        self._world = world_size
+        self._prefix = prefix
+        self._round = 0
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """See Exchange."""
+        self._round += 1
+        began = time.monotonic()
+        self._call("set", self._key(self._rank), blob)
+        blobs: list[bytes] = []
+        for rank in range(self._world):
+            if not self._wait(rank, deadline):
+                raise self._missing(rank, time.monotonic() - began)
+            blobs.append(bytes(self._call("get", self._key(rank))))
+            if len(blobs[-1]) > MAX_BYTES:
+                raise BootstrapError(f"what rank {rank} put in the store is too long", rank=rank)
+        return blobs
+
+    def close(self) -> None:
+        """The store is the caller's."""
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{self._round}/{rank}"
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, method)(*arguments)
+        except Exception as error:
+            raise BootstrapError(f"the store failed in {method}(): {error}") from error
+
+    def _wait(self, rank: int, deadline: float) -> bool:
+        """True once the rank's blob is there, False at the deadline."""
+        while True:
+            began = time.monotonic()
+            patience = max(0.001, min(_POLL_SLICE, deadline - began))
+            try:
+                self._store.wait([self._key(rank)], datetime.timedelta(seconds=patience))
+                return True
+            except Exception as error:
+                now = time.monotonic()
+                # Stores have no common error for a timeout, but a broken one fails at once.
+                if now - began < patience / 2:
+                    raise BootstrapError(f"the store failed in wait(): {error}") from error
+                if now >= deadline:
+                    return False
+
+    def _missing(self, first: int, waited: float) -> BootstrapError:
+        absent = [first] + [r for r in range(first + 1, self._world) if not self._wait(r, 0.0)]
+        state = NEVER_CAME if self._round == 1 else "came, but stopped answering"
+        rows = [Row(rank, -1, "", state) for rank in absent]
+        here = self._world - len(absent)
+        return join_error(
+            f"only {here} of {self._world} ranks were in the store within {waited:.1f} s", rows
+        )
+
+
+class GatherExchange:
+    """Over a function that gathers the same number of bytes from every rank of a larger group.
+
+    Args:
+        gather: called as ``gather(part, seconds)``, returns the parts of all ranks of the group,
+            joined in order; raises if that takes longer.
+        members: the group's ranks that make up this world, in order of their new ranks.
+        rounds: allgathers that every world of this group makes, two calls of gather each. close()
+            makes the ones that are left, so that worlds whose bring-up ended early, and ranks
+            that belong to none, do not keep the others waiting. 0: close() does nothing.
+    """
+
+    def __init__(
+        self,
+        gather: Callable[[bytes, float], bytes],
+        members: Sequence[int],
+        rounds: int = 0,
+        patience: float = 30.0,
+    ) -> None:
+        self._gather = gather
+        self._members = list(members)
+        self._rounds_left = rounds
+        self._patience = patience
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """See Exchange."""
+        self._rounds_left -= 1
+        lengths = self._call(_LENGTH.pack(len(blob)), deadline)
+        sizes = [size for (size,) in _LENGTH.iter_unpack(lengths)]
+        longest = max(sizes, default=0)
+        if longest > MAX_BYTES or len(sizes) <= max(self._members, default=-1):
+            raise BootstrapError("the ranks' parts have impossible sizes")
+        parts = self._call(blob.ljust(longest, b"\0"), deadline) if longest else b""
+        if len(parts) != longest * len(sizes):
+            raise BootstrapError("the ranks' parts have impossible sizes")
+        return [parts[r * longest : r * longest + sizes[r]] for r in self._members]
+
+    def close(self) -> None:
+        """Makes the rounds that are left; what they gather, or fail with, is nobody's business."""
+        while self._rounds_left > 0:
+            try:
+                self.allgather(b"", time.monotonic() + self._patience)
+            except RingcommError:
+                return
+
+    def _call(self, part: bytes, deadline: float) -> bytes:
+        return bytes(self._gather(part, max(0.001, deadline - time.monotonic())))
+
+
+def mpi_exchange(comm: Any) -> GatherExchange:
+    """Over an mpi4py communicator, with buffers only: nothing is pickled."""
+    size = int(comm.Get_size())
+
+    def gather(part: bytes, seconds: float) -> bytes:
+        mine, everyone = bytearray(part), bytearray(len(part) * size)
+        give_up = time.monotonic() + seconds
+        request = comm.Iallgather(mine, everyone)
+        pause = 0.0
+        while not request.Test():
+            if time.monotonic() >= give_up:
+                # MPI may still write there: a collective cannot be cancelled.
+                _abandoned.append((request, mine, everyone))
+                raise BootstrapError(
+                    f"not all {size} ranks of the MPI communicator joined within {seconds:.1f} s"
+                )
+            time.sleep(pause)
+            pause = min(pause + 0.0001, 0.005)
+        return bytes(everyone)
+
+    return GatherExchange(gather, range(size))
+
+
+_abandoned: list[tuple[Any, bytearray, bytearray]] = []

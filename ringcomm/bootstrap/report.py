@@ -1,0 +1,100 @@
+"""The table that a failed bring-up ends with: who was reached where, and why not.
+
+Invariants: every row names a rank and says one thing about it; rows travel between ranks as
+records, so that all of them show the same table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import BootstrapError
+from .blobs import Record
+
+MAX_ROWS = 100
+MAX_RAIL = 1 << 16
+
+CONNECTED = "connected"
+REFUSED = "refused"
+NO_ANSWER = "no answer"
+NEVER_CAME = "never came to the rendezvous"
+NOT_SEEN = "did not connect"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Row:
+    """One rank, as seen from another or from the rendezvous."""
+
+    rank: int
+    """The rank that could not be reached."""
+    seen_from: int
+    """The rank that tried; -1: the rendezvous."""
+    address: str
+    """Where it was tried; empty if nowhere."""
+    state: str
+    """One of the words above or an Outcome's text."""
+    detail: str = ""
+    rail: int = -1
+    """-1: not about one rail."""
+
+    def to_fields(self) -> dict[str, Any]:
+        """For a blob."""
+        fields = dataclasses.asdict(self)
+        fields["detail"] = self.detail[:200]
+        return fields
+
+    @classmethod
+    def from_record(cls, record: Record, world_size: int) -> Row:
+        """From a blob. Raises BootstrapError."""
+        return cls(
+            rank=record.integer("rank", 0, world_size - 1),
+            seen_from=record.integer("seen_from", -1, world_size - 1),
+            address=record.text("address"),
+            state=record.text("state"),
+            detail=record.text("detail"),
+            rail=record.integer("rail", -1, MAX_RAIL),
+        )
+
+
+class JoinError(BootstrapError):
+    """Not all ranks could be joined.
+
+    Attributes:
+        rows: one for each rank and address that stood in the way.
+    """
+
+    def __init__(self, message: str, *, rows: Sequence[Row] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.rows = tuple(rows)
+
+
+def join_error(headline: str, rows: Iterable[Row], hosts: Sequence[str] = ()) -> JoinError:
+    """The error with its table. hosts, where known, are the host names by rank."""
+    rows = sorted(rows)
+    lines = [_line(row, hosts) for row in rows]
+    culprits = sorted({row.rank for row in rows if row.state != CONNECTED})
+    culprit = culprits[0] if len(culprits) == 1 else None
+    return JoinError(
+        "\n".join([f"{headline}:", *_align(lines)]),
+        rows=rows,
+        rank=culprit,
+        host=hosts[culprit] if hosts and culprit is not None else None,
+    )
+
+
+def _line(row: Row, hosts: Sequence[str]) -> tuple[str, str, str, str]:
+    who = f"rank {row.rank}" + (f" ({hosts[row.rank]})" if hosts else "")
+    seen = f"from rank {row.seen_from}" if row.seen_from >= 0 else ""
+    if row.rail >= 0:
+        seen += f" on rail {row.rail}"
+    return who, row.address, seen, row.state + (f": {row.detail}" if row.detail else "")
+
+
+def _align(lines: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) if lines else 0 for i in range(3)]
+    return [
+        "  " + "  ".join([line[i].ljust(widths[i]) for i in range(3) if widths[i]] + [line[3]])
+        for line in lines
+    ]

@@ -1,0 +1,184 @@
+"""The job's secret: where it comes from, and an object that does not give it away.
+
+Sources, first match wins: ``Config.secret_fd``, ``Config.secret_file``, the RINGCOMM_SECRET
+variable. The variable is taken out of os.environ on first sight, so that children do not inherit
+it; a pipe can be read only once. Both are therefore remembered for this process's later
+communicators.
+
+Invariants: at least 32 bytes of key material; a file must be private to this user; neither repr,
+str nor pickle of a Secret, nor any error raised here, shows a byte of the key.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import select
+import shlex
+import stat
+import threading
+from collections.abc import Iterable, MutableMapping
+
+from ..config import Config
+from ..errors import ConfigError
+from .interfaces import is_loopback
+
+MIN_BYTES = 32
+VARIABLE = "RINGCOMM_SECRET"
+KEYGEN_HINT = "python -m ringcomm keygen FILE"
+
+_MAX_TEXT = 4096  # bytes read from any source
+_FD_PATIENCE = 5.0  # seconds for a launcher to write into secret_fd
+
+_log = logging.getLogger("ringcomm")
+_lock = threading.Lock()
+_taken: dict[str, Secret] = {}
+
+
+class Secret:
+    """Key material of at least 32 bytes. Shows only its key id."""
+
+    __slots__ = ("_material", "key_id")
+
+    def __init__(self, material: bytes) -> None:
+        if len(material) < MIN_BYTES:
+            raise ConfigError(
+                f"the secret has {len(material)} bytes, at least {MIN_BYTES} are needed: make one "
+                f"with `{KEYGEN_HINT}`"
+            )
+        self._material = bytes(material)
+        self.key_id = key_id(self._material)
+
+    def material(self) -> bytes:
+        """The key itself, for key derivation only."""
+        return self._material
+
+    def __repr__(self) -> str:
+        return f"Secret(key id {self.key_id.hex()})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Secret is not pickled: load it in each process")
+
+
+def key_id(material: bytes) -> bytes:
+    """4 bytes that tell keys apart in messages and say nothing else about them."""
+    return hashlib.sha256(b"id" + material).digest()[:4]
+
+
+def load(config: Config, env: MutableMapping[str, str] | None = None) -> Secret | None:
+    """The job's secret, or None if no source is configured.
+
+    env is os.environ if None; RINGCOMM_SECRET is removed from it. Raises ConfigError for a source
+    that cannot be read, is not private or holds too short a key.
+    """
+    variable = _from_variable(os.environ if env is None else env)
+    if config.secret_fd >= 0:
+        return _from_fd(config.secret_fd)
+    if config.secret_file:
+        return _from_file(config.secret_file)
+    return variable
+
+
+def parse(text: bytes, source: str) -> Secret:
+    """The Secret in text: hexadecimal digits as keygen writes them, else the bytes themselves."""
+    text = text.strip()
+    if not text:
+        raise ConfigError(f"{source} holds no secret: make one with `{KEYGEN_HINT}`")
+    try:
+        material = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        material = text
+    try:
+        return Secret(material)
+    except ConfigError as short:
+        raise ConfigError(f"{source}: {short}") from None
+
+
+def _from_variable(env: MutableMapping[str, str]) -> Secret | None:
+    with _lock:
+        text = env.pop(VARIABLE, None)
+        if text is not None:
+            secret = parse(os.fsencode(text), VARIABLE)
+            if env is not os.environ:
+                return secret
+            _taken[VARIABLE] = secret
+        return _taken.get(VARIABLE) if env is os.environ else None
+
+
+def _from_file(path: str) -> Secret:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(
+            f"secret_file {path!r} cannot be read: {error.strerror}; make one with "
+            f"`{KEYGEN_HINT}`"
+        ) from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"secret_file {path!r} is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise ConfigError(
+                f"secret_file {path!r} belongs to user {status.st_uid}, not to you "
+                f"({os.geteuid()}): keep a copy of your own"
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise ConfigError(
+                f"secret_file {path!r} has mode {stat.S_IMODE(status.st_mode):04o}, others may "
+                f"read or change it: run `chmod 600 {shlex.quote(path)}`"
+            )
+        return parse(os.read(fd, _MAX_TEXT), f"secret_file {path!r}")
+    finally:
+        os.close(fd)
+
+
+def _from_fd(fd: int) -> Secret:
+    source = f"secret_fd {fd}"
+    with _lock:
+        try:
+            text = _drain(fd)
+        except OSError as error:
+            if error.errno == errno.EBADF and source in _taken:
+                return _taken[source]
+            raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
+        if text or source not in _taken:
+            _taken[source] = parse(text, source)
+        return _taken[source]
+
+
+def _drain(fd: int) -> bytes:
+    """What fd holds up to its end, 4096 bytes at most."""
+    text = b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while len(text) < _MAX_TEXT:
+        if not poll.poll(_FD_PATIENCE * 1000):
+            raise ConfigError(
+                f"secret_fd {fd} gave no end of file within {_FD_PATIENCE:g} s: close its writing "
+                "end after the secret"
+            )
+        part = os.read(fd, _MAX_TEXT - len(text))
+        if not part:
+            break
+        text += part
+    return text
+
+
+def check_exposed(addresses: Iterable[str], secret: Secret | None, insecure: bool) -> None:
+    """Call before anything listens on, or talks to, these numeric addresses.
+
+    Raises ConfigError if others can reach one of them and there is neither a secret nor insecure.
+    """
+    exposed = sorted({address for address in addresses if not is_loopback(address)})
+    if not exposed or secret is not None:
+        return
+    where = ", ".join(exposed)
+    if not insecure:
+        raise ConfigError(
+            f"this job uses {where}, which others can reach, but has no secret: make one with "
+            f"`{KEYGEN_HINT}`, copy FILE to every host and set RINGCOMM_SECRET_FILE=FILE "
+            "(RINGCOMM_INSECURE=1 runs without)"
+        )
+    _log.warning("insecure: anyone who can reach %s can join this job or read its data", where)

@@ -1,0 +1,111 @@
+"""How a socket of ringcomm is set up, and what the host must allow for it.
+
+Invariants: every socket is close-on-exec and non-blocking; an option that the kernel refuses is
+left out, never an error; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from .interfaces import Interface
+
+BACKLOG = 1024  # capped by net.core.somaxconn
+
+
+def family(address: str) -> socket.AddressFamily:
+    """Of a numeric address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def show(address: str, port: int) -> str:
+    """host:port, IPv6 in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A listening socket on exactly this numeric address; port 0: any free one.
+
+    Raises OSError.
+    """
+    sock = socket.socket(family(address), socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((address, port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
+    """No Nagle delay, and the first of these congestion controls that the kernel lets us have."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name in congestion:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            return
+
+
+def bind_to_device(sock: socket.socket, name: str) -> bool:
+    """Keeps sock's traffic on one interface; False where the kernel does not permit it."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode() + b"\0")
+    except OSError:
+        return False
+    return True
+
+
+def shared_subnet(interface: Interface, others: Sequence[Interface]) -> bool:
+    """True if another of the interfaces has an address in one of this one's subnets."""
+    ours = [address.network for address in interface.usable]
+    return any(
+        mine.version == theirs.version and mine.overlaps(theirs)
+        for other in others
+        if other.index != interface.index
+        for theirs in (address.network for address in other.usable)
+        for mine in ours
+    )
+
+
+def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
+    """The sysctl lines without which ports that share a subnet share one port's traffic.
+
+    The kernel answers ARP for any of its addresses on any port, so without them both ports'
+    traffic arrives on one. Empty if no two ports share a subnet or all is set.
+    """
+    lines = []
+    for interface in interfaces:
+        if interface.loopback or not shared_subnet(interface, interfaces):
+            continue
+        if _sysctl("arp_ignore", interface.name) < 1:
+            lines.append(f"net.ipv4.conf.{interface.name}.arp_ignore=1")
+        if _sysctl("arp_announce", interface.name) < 2:
+            lines.append(f"net.ipv4.conf.{interface.name}.arp_announce=2")
+        if _sysctl("rp_filter", interface.name) == 1:
+            lines.append(f"net.ipv4.conf.{interface.name}.rp_filter=2")
+    return list(dict.fromkeys(lines))
+
+
+def answers_own_arp_only(interface: Interface) -> bool:
+    """True if what peers send to this port's IPv4 address arrives on this very port."""
+    return _sysctl("arp_ignore", interface.name) >= 1
+
+
+def _sysctl(setting: str, name: str) -> int:
+    """The value in force: the larger of the interface's and that of "all"."""
+    values = [0]
+    for where in (name, "all"):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(f"/proc/sys/net/ipv4/conf/{where}/{setting}", encoding="ascii") as file,
+        ):
+            values.append(int(file.read()))
+    return max(values)

@@ -1,0 +1,46 @@
+"""What the log says about connections that are not ours: one line per address per minute.
+
+Invariants: no byte that a stranger sent is logged; memory is bounded however many addresses come;
+safe from any thread, since the ranks of one process share the log.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+
+_log = logging.getLogger("ringcomm")
+
+QUIET = 60.0
+"""Seconds between two lines about one address."""
+_MAX_ADDRESSES = 256
+
+
+class StrangerLog:
+    """Counts refused connections per address and logs them sparingly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: collections.OrderedDict[str, list[float]] = collections.OrderedDict()
+
+    def note(self, address: str, why: str, level: int = logging.INFO) -> None:
+        """A connection from address was turned away."""
+        now = time.monotonic()
+        with self._lock:
+            entry = self._seen.pop(address, None) or [now - QUIET, 0.0]
+            self._seen[address] = entry
+            if len(self._seen) > _MAX_ADDRESSES:
+                self._seen.popitem(last=False)
+            if now - entry[0] < QUIET:
+                entry[1] += 1
+                return
+            more = int(entry[1])
+            entry[:] = [now, 0.0]
+        since = f" (and {more} more since the last such line)" if more else ""
+        _log.log(level, "turned away a connection from %s: %s%s", address, why, since)
+
+
+LOG = StrangerLog()
+"""The process's one log of strangers."""

@@ -1,0 +1,60 @@
+"""``python -m ringcomm``: what this installation is and what this machine offers."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__, _native
+from ..bootstrap.interfaces import Interface, choose, list_interfaces
+from ..errors import ConfigError
+
+
+def cuda_state() -> tuple[bool, str]:
+    """Whether GPU tensors can be used, and why (not)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False, "libcuda.so.1 is not on this machine"
+    return False, "this version reduces tensors in host memory only"
+
+
+def _state(port: Interface) -> str:
+    if not port.up:
+        return "down"
+    return "up" if port.running else "no carrier"
+
+
+def _ports() -> Table:
+    table = Table("interface", "address", "Mbit/s", "state", "used", box=None, pad_edge=False)
+    try:
+        chosen = {port.name for port in choose((), single_host=False)}
+    except ConfigError:
+        chosen = set()
+    for port in list_interfaces():
+        addresses = ", ".join(str(address) for address in port.usable) or "-"
+        speed = str(port.mbit_per_s) if port.mbit_per_s else "-"
+        used = "yes" if port.name in chosen else "one host only" if port.loopback else "no"
+        table.add_row(port.name, addresses, speed, _state(port), used)
+    return table
+
+
+def main() -> int:
+    """Prints version, kernel sets, CUDA and interfaces."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    engine = _native.acquire_engine("")
+    sets = [
+        f"[bold]{name} (chosen)[/bold]" if name == engine.kernel_set
+        else name if supported else f"{name} (not on this CPU)"
+        for name, supported in _native.kernel_sets()
+    ]  # fmt: skip
+    _native.release_engine("")
+    usable, why = cuda_state()
+    console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
+    console.print(f"kernel sets  {', '.join(sets)}")
+    console.print(f"CUDA         {'yes' if usable else 'no'}: {why}")
+    console.print(_ports())
+    return 0

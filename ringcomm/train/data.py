@@ -1,0 +1,216 @@
+"""Where samples come from: digits, the standard library's text, an image folder, synthetic images.
+
+A Data holds a training set and a held-out set, both addressed by sample number, so that what a
+rank sees is a matter of numbers alone (``sampling``).
+
+Invariants: the same source gives the same samples under the same numbers in every process; the
+two sets share no sample; nothing is downloaded. ``fingerprint`` differs where the content differs:
+ranks on several hosts compare it before they train.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import zlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .options import Options
+
+Part = Literal["train", "held_out"]
+
+_HELD_OUT = 0.2
+_TEXT_HELD_OUT = 0.05
+_TEXT_DEFAULT_MB = 4.0
+_SYNTHETIC_BYTES = 256_000_000
+
+
+class Data(ABC):
+    """Samples of one kind.
+
+    Attributes:
+        kind: "image" (float32 [C, H, W], one class each) or "text" (int64 [T], next byte each).
+        shape: shape of one input: (C, H, W) or (T,).
+        classes: number of classes, or of different bytes.
+        sizes: number of samples of each part.
+        epochs: length of a run that suits this data.
+        on_disk: whether ``batch`` reads files, so that it pays to fetch ahead.
+        fingerprint: crc32 over the content.
+    """
+
+    kind: Literal["image", "text"] = "image"
+    shape: tuple[int, ...]
+    classes: int
+    sizes: dict[Part, int]
+    epochs: int = 1
+    on_disk: bool = False
+    fingerprint: int
+
+    @abstractmethod
+    def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [n, *shape] and targets (int64 [n], or [n, T] for text) of n sample numbers."""
+
+
+def load(options: Options) -> Data:
+    """The data that ``--data`` names.
+
+    Raises ConfigError for an unknown source, a missing library or path, or a set too small to
+    split.
+    """
+    source, _, argument = options.data.partition(":")
+    if source == "digits" and not argument:
+        return _digits()
+    if source == "stdlib-text":
+        return TextWindows(_stdlib_text(argument), options.context)
+    if source == "folder" and argument:
+        from .folder import ImageFolder
+
+        return ImageFolder(Path(argument), options.image_size)
+    if source == "synthetic" and argument:
+        return _synthetic(argument)
+    raise ConfigError(
+        f"--data {options.data} is unknown; give digits, stdlib-text, folder:PATH or "
+        "synthetic:3x32x32,10"
+    )
+
+
+class ImageTensors(Data):
+    """Images held in memory, normalised by the training set's mean and deviation."""
+
+    def __init__(self, images: Tensor, labels: Tensor, *, classes: int, epochs: int) -> None:
+        """Split float32 images [n, C, H, W] with int64 labels [n], the same share of each class."""
+        train, held_out = stratified_split(labels)
+        mean, deviation = images[train].mean(), images[train].std()
+        images = (images - mean) / deviation
+        self._images: dict[Part, Tensor] = {"train": images[train], "held_out": images[held_out]}
+        self._labels: dict[Part, Tensor] = {"train": labels[train], "held_out": labels[held_out]}
+        self.shape = tuple(images.shape[1:])
+        self.classes = classes
+        self.sizes = {"train": len(train), "held_out": len(held_out)}
+        self.epochs = epochs
+        content = images.numpy().tobytes() + labels.numpy().tobytes()
+        self.fingerprint = zlib.crc32(content)
+
+    def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return self._images[part][numbers], self._labels[part][numbers]
+
+
+class TextWindows(Data):
+    """Text cut into windows of T bytes; the target at each place is the byte that follows."""
+
+    kind = "text"
+    classes = 256
+
+    def __init__(self, text: bytes, context: int) -> None:
+        """The end of the text (5 %) is held out; ConfigError if that is no whole window."""
+        tail = int(len(text) * _TEXT_HELD_OUT)
+        if tail <= context:
+            raise ConfigError(
+                f"5 % of {len(text)} bytes of text do not fill a window of {context} bytes; give "
+                "a smaller --context or more text"
+            )
+        self._text: dict[Part, Tensor] = {
+            "train": _bytes_tensor(text[: len(text) - tail]),
+            "held_out": _bytes_tensor(text[len(text) - tail :]),
+        }
+        self.shape = (context,)
+        self.sizes = {part: (len(text) - 1) // context for part, text in self._text.items()}
+        self.fingerprint = zlib.crc32(text)
+
+    def batch(self, part: Part, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        places = numbers[:, None] * self.shape[0] + torch.arange(self.shape[0] + 1)
+        window = self._text[part][places].long()
+        return window[:, :-1], window[:, 1:]
+
+
+def stratified_split(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample numbers (train, held out) with 20 % of each class held out, always the same ones.
+
+    Args:
+        labels: int64 [n]. A class of one sample stays in the training set.
+
+    Raises:
+        ConfigError: nothing can be held out.
+    """
+    generator = torch.Generator().manual_seed(0)
+    train, held_out = [], []
+    for label in range(int(labels.max()) + 1):
+        members = (labels == label).nonzero().flatten()
+        members = members[torch.randperm(len(members), generator=generator)]
+        cut = round(len(members) * _HELD_OUT)
+        held_out.append(members[:cut])
+        train.append(members[cut:])
+    if not sum(map(len, held_out)):
+        raise ConfigError(f"{len(labels)} samples are too few to hold any out; give more data")
+    return torch.cat(train).sort().values, torch.cat(held_out).sort().values
+
+
+def _digits() -> Data:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError(
+            "--data digits needs scikit-learn, which brings the images; pip install scikit-learn"
+        ) from None
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    return ImageTensors(pixels, torch.tensor(labels, dtype=torch.int64), classes=10, epochs=15)
+
+
+def _stdlib_text(argument: str) -> bytes:
+    """Up to ``argument`` MB of the running interpreter's own library, folder by folder.
+
+    Tests that a distribution ships or leaves out, and what was installed later, are skipped, so
+    that hosts with the same Python hold the same text.
+    """
+    try:
+        limit = round(float(argument or _TEXT_DEFAULT_MB) * 1e6)
+    except (ValueError, OverflowError):
+        limit = 0
+    if limit <= 0:
+        raise ConfigError(
+            f"--data stdlib-text:{argument} is no size; give megabytes, as in stdlib-text:2"
+        )
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"}
+    text = bytearray()
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(set(below) - skipped)
+        for name in sorted(names):
+            if name.endswith(".py") and len(text) < limit:
+                text += Path(folder, name).read_bytes()
+    if not text:
+        raise ConfigError(f"--data stdlib-text found no source files in {root}; use other data")
+    return bytes(text[:limit])
+
+
+def _synthetic(argument: str) -> Data:
+    """Noise around one random pattern per class: learnable, and of any size one asks for."""
+    try:
+        shape_text, classes_text = argument.split(",")
+        shape = tuple(int(part) for part in shape_text.split("x"))
+        classes = int(classes_text)
+    except ValueError:
+        shape, classes = (), 0
+    if len(shape) != 3 or min(shape) < 1 or classes < 2:
+        raise ConfigError(
+            f"--data synthetic:{argument} cannot be read; give channels x height x width and two "
+            "or more classes, as in synthetic:3x32x32,10"
+        )
+    count = min(4096, _SYNTHETIC_BYTES // (4 * shape[0] * shape[1] * shape[2]))
+    count = max(count, 10 * classes)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % classes
+    patterns = torch.randn((classes, *shape), generator=generator)
+    images = torch.randn((count, *shape), generator=generator).add_(patterns[labels])
+    return ImageTensors(images, labels, classes=classes, epochs=1)
+
+
+def _bytes_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)

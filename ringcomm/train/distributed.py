@@ -1,0 +1,218 @@
+"""The ranks of a run and what passes between them.
+
+This file and ``gloo`` are the only ones of the trainer that touch ringcomm and torch.distributed.
+Gradients go through a DDP communication hook, ringcomm's or, to compare with, gloo's. Both keep
+the same account (``timing.Traffic``), so both are timed alike. DDP needs a torch.distributed group
+to be built on: a gloo group, which carries the first copy of the weights and the few numbers of
+the report, never gradients when ringcomm does.
+
+    torchrun   the group meets at the launcher's store
+    mpirun     rank 0 opens a store on a free port and ringcomm tells the others its address
+
+Invariants: a world of one uses neither DDP nor a group. Collective methods say so and must be
+called by all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from ..bootstrap.launch import Identity, identify
+from ..config import Config
+from ..errors import ConfigError
+from . import launcher
+from .gloo import GlooState, gloo_hook
+from .launcher import SharedError
+from .options import Options
+from .timing import Traffic
+
+Made = TypeVar("Made")
+
+
+class World:
+    """This process among the others. ``World()`` is a world of one; ``join`` makes larger ones."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, reduce: str = "ringcomm") -> None:
+        self.rank = rank
+        self.size = size
+        self.reduce = reduce
+        self._hook: Any = None
+
+    def wrap(self, model: nn.Module, options: Options) -> nn.Module:
+        """The model as it is trained: in DDP with the chosen hook. Collective.
+
+        Raises ConfigError if ringcomm does not know the codec.
+        """
+        if self.size == 1:
+            return model
+        hook = self.agree(lambda: self._make_hook(options))
+        ddp = DistributedDataParallel(
+            model,
+            bucket_cap_mb=options.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        ddp.register_comm_hook(self._hook, hook)
+        return ddp
+
+    def _make_hook(self, options: Options) -> Callable[..., Any]:
+        if self.reduce == "gloo":
+            self._hook = GlooState(self.size)
+            return gloo_hook
+        from ringcomm.torch import HookState, allreduce_hook
+
+        self._hook = HookState(compression=None if options.codec == "none" else options.codec)
+        hook: Callable[..., Any] = allreduce_hook
+        return hook
+
+    def traffic(self) -> Traffic:
+        """The hook's account since the last call."""
+        if self._hook is None:
+            return Traffic(buckets=0, payload_bytes=0, wire_bytes=0, comm_s=0.0, works=[])
+        account: Traffic = self._hook.report()
+        self._hook.reset()
+        return account
+
+    def hook_state(self) -> dict[str, Any]:
+        """What the hook must remember over a restart; empty if nothing. Collective."""
+        save = getattr(self._hook, "state_dict", None)
+        return dict(save()) if save else {}
+
+    def load_hook_state(self, state: dict[str, Any]) -> None:
+        """Give back what ``hook_state`` returned. Collective."""
+        load = getattr(self._hook, "load_state_dict", None)
+        if load and state:
+            load(state)
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over all ranks, in float64. Collective."""
+        if self.size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        return [float(value) for value in total]
+
+    def require_same(self, what: str, value: int, fix: str) -> None:
+        """Raise ConfigError on every rank if ``value`` differs between any. Collective."""
+        if self.size == 1:
+            return
+        bounds = torch.tensor([value, -value])
+        dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
+        if bounds[0] != -bounds[1]:
+            raise SharedError(f"{what} differs between ranks; {fix}")
+
+    def agree(self, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, if it returns on every rank. Collective.
+
+        If it raises ConfigError on any, SharedError with the first such rank's text on all.
+        """
+        if self.size == 1:
+            return make()
+        text, result = "", None
+        try:
+            result = make()
+        except ConfigError as error:
+            text = str(error)
+        failed = torch.tensor(self.rank if text else self.size)
+        dist.all_reduce(failed, op=dist.ReduceOp.MIN)
+        root = int(failed)
+        if root == self.size:
+            return cast(Made, result)
+        text = self._spread(text.encode(), root).decode()
+        raise SharedError(f"on rank {root}: {text}" if root else text, rank=root)
+
+    def from_root(self, make: Callable[[], bytes]) -> bytes:
+        """The bytes that ``make`` returns on rank 0, on every rank. Collective.
+
+        If it raises ConfigError there, SharedError on all.
+        """
+        content = self.agree(lambda: make() if self.rank == 0 else b"")
+        return content if self.size == 1 else self._spread(content, 0)
+
+    def _spread(self, content: bytes, root: int) -> bytes:
+        length = torch.tensor(len(content))
+        dist.broadcast(length, root)
+        body = torch.zeros(int(length), dtype=torch.uint8)
+        if len(body):
+            if self.rank == root:
+                body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            dist.broadcast(body, root)
+        return body.numpy().tobytes()
+
+    def barrier(self) -> None:
+        """Return when all ranks are here. Collective."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Within it, backward adds gradients up on this rank and exchanges none."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def join(reduce: str) -> Iterator[World]:
+    """The world that the launcher made, left again at the end.
+
+    Raises what ringcomm.init raises if the ranks do not find each other.
+    """
+    identity = identify()
+    if identity.world_size == 1:
+        yield World()
+        return
+    torchrun = launcher.by_torchrun()
+    native = reduce == "ringcomm" or not torchrun
+    if native:
+        import ringcomm
+
+        ringcomm.init()
+    try:
+        store = None if torchrun else _shared_store(identity)
+        _open_group(identity, store)
+        yield World(identity.rank, identity.world_size, reduce=reduce)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if native:
+            ringcomm.shutdown()
+
+
+def _open_group(identity: Identity, store: Any) -> None:
+    """The gloo group; without a store, at torchrun's."""
+    ports = Config.from_env().interfaces
+    if ports:
+        # gloo looks for an address by the host's name, which is often the loopback.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", ports[0])
+    if store is None:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group(
+            "gloo", store=store, rank=identity.rank, world_size=identity.world_size
+        )
+
+
+def _shared_store(identity: Identity) -> Any:
+    """A store on a free port of rank 0's host; ringcomm tells the others which."""
+    import ringcomm
+
+    host, size = identity.master_addr, identity.world_size
+    wait = datetime.timedelta(seconds=Config.from_env().connect_timeout)
+    port = np.zeros(1, dtype=np.int64)
+    store = None
+    if identity.rank == 0:
+        store = TCPStore(host, 0, size, is_master=True, timeout=wait, wait_for_workers=False)
+        port[0] = store.port
+    ringcomm.broadcast(port, root=0)
+    return store or TCPStore(host, int(port[0]), size, is_master=False, timeout=wait)

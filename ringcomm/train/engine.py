@@ -1,0 +1,134 @@
+"""One model on one rank: a training step, a step without exchange, an evaluation.
+
+A step is: fetch the micro-batches of this rank; forward and backward on each, the last one with
+the gradient exchange; one update. The loss is the mean over the global batch: each micro-batch
+counts 1/accumulate, and the hook averages over ranks.
+
+Invariants: between two steps every rank holds the same weights; random numbers of a step (dropout)
+depend on (seed, step, rank) alone, so that a resumed run draws the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from . import optim
+from .data import Data
+from .distributed import World, no_sync
+from .options import Options
+from .sampling import MicroBatches
+from .timing import StepTimes, Traffic, split_step
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """One step on this rank: mean loss over its share, rate used, times, what the hook did."""
+
+    loss: float
+    lr: float
+    times: StepTimes
+    traffic: Traffic
+
+
+class Engine:
+    """The model, its optimizer and how they advance.
+
+    Attributes:
+        model: the bare model; its weights are what is evaluated and kept.
+        optimizer: over ``model``'s parameters.
+    """
+
+    def __init__(self, model: nn.Module, options: Options, world: World) -> None:
+        self.model = model
+        self.optimizer = optim.make_optimizer(model, options)
+        self._trained = model
+        self._options = options
+        self._world = world
+        self._peak_rate = optim.choices(options)[1]
+        self._last: MicroBatches = []
+
+    def connect(self) -> None:
+        """Take the weights of rank 0 and exchange gradients from now on. Collective."""
+        self._trained = self._world.wrap(self.model, self._options)
+
+    def train_step(self, step: int, steps: int, source: Iterator[MicroBatches]) -> StepRecord:
+        """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
+        rate = optim.rate_at(step, steps, self._peak_rate, self._options.warmup)
+        optim.set_rate(self.optimizer, rate)
+        torch.manual_seed((self._options.seed << 32) ^ (step << 8) ^ self._world.rank)
+        begin = time.perf_counter()
+        self._last = next(source)
+        input_done = time.perf_counter()
+        loss = self._backward(self._last)
+        backward_done = time.perf_counter()
+        self._update()
+        end = time.perf_counter()
+        traffic = self._world.traffic()
+        times = split_step(begin, input_done, backward_done, end, traffic["works"])
+        return StepRecord(loss, rate, times, traffic)
+
+    def no_sync_steps(self, count: int) -> list[StepTimes]:
+        """Times of ``count`` steps on the last batch, without communication. Collective.
+
+        Each rank goes its own way in them: nothing may be trained or kept afterwards.
+        """
+        times = []
+        self._world.barrier()
+        for _ in range(1 + count):
+            begin = time.perf_counter()
+            self._backward(self._last, exchange=False)
+            backward_done = time.perf_counter()
+            self._update()
+            times.append(split_step(begin, begin, backward_done, time.perf_counter(), ()))
+        return times[1:]
+
+    def evaluate(self, data: Data) -> dict[str, float]:
+        """Loss, and accuracy or perplexity, on the held-out set. Collective: ranks share it."""
+        options, world = self._options, self._world
+        numbers = torch.arange(world.rank, data.sizes["held_out"], world.size)
+        batch = options.batch // (world.size * options.accumulate)
+        loss = correct = count = 0.0
+        self.model.eval()
+        with torch.no_grad():
+            for first in range(0, len(numbers), batch):
+                inputs, targets = data.batch("held_out", numbers[first : first + batch])
+                logits = self._forward(self.model, inputs)
+                targets = targets.flatten()
+                loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+                correct += float((logits.argmax(-1) == targets).sum())
+                count += len(targets)
+        self.model.train()
+        loss, correct, count = world.sum([loss, correct, count])
+        if data.kind == "text":
+            return {"loss": loss / count, "perplexity": math.exp(loss / count)}
+        return {"loss": loss / count, "accuracy": correct / count}
+
+    def _backward(self, micro_batches: MicroBatches, *, exchange: bool = True) -> float:
+        """Gradients of the mean loss over all micro-batches; that loss on this rank."""
+        total = 0.0
+        for number, (inputs, targets) in enumerate(micro_batches, 1):
+            exchanges = exchange and number == len(micro_batches)
+            with contextlib.nullcontext() if exchanges else no_sync(self._trained):
+                logits = self._forward(self._trained, inputs)
+                loss = functional.cross_entropy(logits, targets.flatten()) / len(micro_batches)
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total
+
+    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Logits float32, one row per target."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._options.precision == "bf16"):
+            logits: Tensor = model(inputs)
+        return logits.float().flatten(0, -2)
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()

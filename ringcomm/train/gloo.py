@@ -1,0 +1,56 @@
+"""DDP's own all-reduce as a communication hook that takes its time: what to compare ringcomm with.
+
+DDP without a hook does the same: divide by the number of ranks, then sum over gloo. As a hook it
+can be timed bucket by bucket, and so is accounted for exactly as ringcomm's is.
+
+This file does without ``from __future__ import annotations``: DDP compares a hook's annotations
+with the types themselves and refuses strings.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from .timing import Interval, Traffic
+
+
+class GlooState:
+    """The account of ``gloo_hook``, in the terms of ringcomm's HookState."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: ranks that share the sum."""
+        self.size = size
+        self.payload_bytes = 0
+        self.works: list[Interval] = []
+
+    def reset(self) -> None:
+        """Start a new account."""
+        self.payload_bytes = 0
+        self.works = []
+
+    def report(self) -> Traffic:
+        """The account so far. Wire bytes are by the ring's formula: gloo does not count them."""
+        return Traffic(
+            buckets=len(self.works),
+            payload_bytes=self.payload_bytes,
+            wire_bytes=2 * (self.size - 1) * self.payload_bytes // self.size,
+            comm_s=sum(done - submitted for submitted, done in self.works),
+            works=list(self.works),
+        )
+
+
+def gloo_hook(state: GlooState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket over all ranks."""
+    submitted = time.perf_counter()
+    buffer = bucket.buffer()
+    state.payload_bytes += buffer.numel() * buffer.element_size()
+    work = dist.all_reduce(buffer.div_(state.size), async_op=True)
+
+    def finish(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        state.works.append((submitted, time.perf_counter()))
+        return future.value()[0]
+
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(finish)
+    return averaged

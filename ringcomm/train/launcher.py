@@ -1,0 +1,43 @@
+"""What the launcher says about this process, asked before PyTorch is loaded.
+
+Only used for manners: which rank prints an error that all share, how many ranks share the cores of
+this host, and whether torchrun keeps a store for us. Who takes part is decided by
+``ringcomm.init``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..bootstrap.launchers import Launched, detect
+from ..errors import ConfigError
+
+
+class SharedError(ConfigError):
+    """A ConfigError that every rank raises with the same text."""
+
+
+def rank() -> int:
+    """This process's rank; 0 without a launcher."""
+    launched = _launched()
+    return launched.rank if launched else 0
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun started this process, and so keeps a store for it."""
+    launched = _launched()
+    return launched is not None and launched.launcher == "torchrun"
+
+
+def default_threads() -> int:
+    """Cores that this process may use, shared with the other ranks of its host."""
+    launched = _launched()
+    local = launched.local_world_size if launched else 1
+    return max(1, len(os.sched_getaffinity(0)) // (local or 1))
+
+
+def _launched() -> Launched | None:
+    try:
+        return detect(os.environ)
+    except ConfigError:
+        return None  # ringcomm.init will say what is wrong

@@ -1,0 +1,242 @@
+"""A run from set-up to report: what happens after which step.
+
+Invariants: a ConfigError of set-up is raised on all ranks alike; after ``--resume`` the run goes
+on as if it had not been broken off, for its step number decides everything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import checkpoint, launcher, models, optim, sampling
+from .data import Data, load
+from .distributed import World
+from .engine import Engine, StepRecord
+from .options import Options
+from .progress import Log, Progress
+from .report import Measured, build, table
+from .timing import StepTimes, means, settled
+
+
+def train(options: Options, world: World) -> dict[str, Any]:
+    """Run what ``options`` say and return the report (``report.build``). Collective.
+
+    Raises ConfigError if the options do not fit the data or the world, and ringcomm's errors if a
+    peer is lost.
+    """
+    torch.set_num_threads(options.threads or launcher.default_threads())
+    run = Run(options, world)
+    try:
+        with Progress(run.steps, run.step, quiet=world.rank > 0) as progress:
+            run.train(progress)
+            report = run.finish()
+        progress.console.print(table(report))
+        return report
+    finally:
+        run.log.close()
+
+
+class Run:
+    """One run on one rank.
+
+    Attributes:
+        step: steps done; the coming step has this number.
+        steps: steps of the whole run.
+    """
+
+    def __init__(self, options: Options, world: World) -> None:
+        """Set everything up. Collective; raises ConfigError on every rank alike."""
+        self.options = options
+        self.world = world
+        self.step = 0
+        self.data, self.sampler, model, self.log = world.agree(self._open)
+        world.require_same(
+            "the content of --data", self.data.fingerprint, "give every host the same files"
+        )
+        epochs = options.epochs or self.data.epochs
+        self.steps = options.steps or epochs * self.sampler.steps_per_epoch
+        self.engine = Engine(model, options, world)
+        hook_state = self._restore()
+        self.engine.connect()
+        world.load_hook_state(hook_state)
+        self._records: list[StepRecord] = []
+        self._told = self.step
+
+    def train(self, progress: Progress) -> None:
+        """All steps that are left, with what is due after each. Collective."""
+        options, per_epoch = self.options, self.sampler.steps_per_epoch
+        progress.say(self._headline())
+        self.log.write("config", **self._description(), settings=self._settings())
+        source = sampling.batches(self.data, self.sampler, self.step, self.steps)
+        while self.step < self.steps:
+            self._records.append(self.engine.train_step(self.step, self.steps, source))
+            self.step += 1
+            last = self.step == self.steps
+            evaluates = not last and self._due(per_epoch * options.eval_every)
+            saves = options.checkpoint and (last or self._due(options.checkpoint_every))
+            if last or evaluates or saves or self._due(options.log_every):
+                self._tell(progress)
+            if evaluates:
+                self._tell_held_out(progress)
+            if saves:
+                self._save()
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluate, time the steps under no_sync, and build and log the report. Collective."""
+        held_out = self.engine.evaluate(self.data)
+        report = build(self._description(), held_out, self._measured())
+        self.log.write("report", **report)
+        return report
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    # ---- what is told ----
+
+    def _tell(self, progress: Progress) -> None:
+        """Show and log the steps since the last time, their losses averaged over ranks."""
+        first, self._told = self._told, self.step
+        records = self._records[first - self.step :]
+        losses = self.world.sum([record.loss for record in records])
+        for step, (record, loss) in enumerate(zip(records, losses, strict=True), first):
+            self.log.write(
+                "step",
+                step=step + 1,
+                epoch=step // self.sampler.steps_per_epoch,
+                loss=loss / self.world.size,
+                lr=record.lr,
+                **_seconds(record.times),
+            )
+        rate = self.options.batch / means([record.times for record in records]).step
+        progress.show(self.step, losses[-1] / self.world.size, records[-1].lr, rate)
+
+    def _tell_held_out(self, progress: Progress) -> None:
+        epoch = self.step // self.sampler.steps_per_epoch
+        figures = self.engine.evaluate(self.data)
+        self.log.write("held_out", step=self.step, epoch=epoch, **figures)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        progress.say(f"epoch {epoch}: held-out {text}")
+
+    def _headline(self) -> str:
+        about, sizes = self._description(), self.data.sizes
+        start = f" from step {self.step} on" if self.step else ""
+        return (
+            f"{about['model']} with {about['parameters']:,} parameters on {about['data']}, "
+            f"{sizes['train']} samples and {sizes['held_out']} held out: {self.steps} steps of "
+            f"{about['batch']}{start}, {about['world_size']} x {about['threads']} threads"
+        )
+
+    def _measured(self) -> Measured | None:
+        """Means over this run's settled steps and over ranks; None without steps. Collective."""
+        if not self._records:
+            return None
+        kept = settled(self._records)
+        traffic = [record.traffic for record in kept]
+        sums = self.world.sum([
+            *dataclasses.astuple(means([record.times for record in kept])),
+            sum(account["payload_bytes"] for account in traffic) / len(kept),
+            sum(account["wire_bytes"] for account in traffic) / len(kept),
+            sum(account["buckets"] for account in traffic) / len(kept),
+        ])
+        *times, gradient_bytes, wire_bytes, buckets = (total / self.world.size for total in sums)
+        return Measured(
+            len(kept), StepTimes(*times), self._no_sync_step(), gradient_bytes, wire_bytes, buckets
+        )
+
+    def _no_sync_step(self) -> StepTimes | None:
+        """A step without communication, mean over ranks. Collective; ends all training."""
+        if self.world.size == 1 or not self.options.baseline_steps:
+            return None
+        own = means(self.engine.no_sync_steps(self.options.baseline_steps))
+        sums = self.world.sum(list(dataclasses.astuple(own)))
+        return StepTimes(*(total / self.world.size for total in sums))
+
+    def _description(self) -> dict[str, Any]:
+        options, alone = self.options, self.world.size == 1
+        return {
+            "model": options.model,
+            "parameters": models.parameter_count(self.engine.model),
+            "data": options.data,
+            "world_size": self.world.size,
+            "reduce": "none" if alone else options.reduce,
+            "compression": "none" if alone else options.codec,
+            "precision": options.precision,
+            "batch": options.batch,
+            "accumulate": options.accumulate,
+            "threads": torch.get_num_threads(),
+            "steps": self.steps,
+        }
+
+    # ---- set-up and checkpoints ----
+
+    def _open(self) -> tuple[Data, sampling.Sampler, nn.Module, Log]:
+        options, world = self.options, self.world
+        models.family(options.model)
+        data = load(options)
+        sampler = sampling.Sampler(
+            data.sizes["train"],
+            options.batch,
+            rank=world.rank,
+            world_size=world.size,
+            accumulate=options.accumulate,
+            seed=options.seed,
+        )
+        model = models.build(
+            options.model,
+            data,
+            width=options.width,
+            dropout=options.dropout,
+            seed=options.seed,
+        )
+        return data, sampler, model, Log(options.log_file if world.rank == 0 else None)
+
+    def _settings(self) -> dict[str, Any]:
+        """What shapes the loss curve: equal in a run and in the run that resumes it."""
+        options = self.options
+        optimizer, rate, decay = optim.choices(options)
+        names = ("model", "width", "dropout", "batch", "momentum", "warmup", "precision", "seed")
+        return {
+            **{f"--{name}": getattr(options, name) for name in names},
+            "--optimizer": optimizer,
+            "--lr": rate,
+            "--weight-decay": decay,
+            "number of steps": self.steps,
+            "crc of --data": self.data.fingerprint,
+        }
+
+    def _restore(self) -> dict[str, Any]:
+        """Take up the checkpoint that is to be resumed; the hook's part of it. Collective."""
+        if self.options.checkpoint is None:
+            return {}
+        folder, resume = Path(self.options.checkpoint), self.options.resume
+        content = self.world.from_root(lambda: checkpoint.open_folder(folder, resume))
+        if not content:
+            return {}
+        state = self.world.agree(lambda: checkpoint.read(content, self._settings()))
+        self.engine.model.load_state_dict(state["model"])
+        self.engine.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        return state["hook"]
+
+    def _save(self) -> None:
+        """Write a checkpoint; no rank goes on before it is on disk. Collective."""
+        epoch, position = divmod(self.step, self.sampler.steps_per_epoch)
+        state = checkpoint.new_state(
+            self._settings(),
+            step=self.step,
+            epoch=epoch,
+            position=position,
+            model=self.engine.model.state_dict(),
+            optimizer=self.engine.optimizer.state_dict(),
+            hook=self.world.hook_state(),
+        )
+        self.world.from_root(lambda: checkpoint.save(Path(self.options.checkpoint or "."), state))
+
+
+def _seconds(times: StepTimes) -> dict[str, float]:
+    return {f"{name}_s": value for name, value in dataclasses.asdict(times).items()}

@@ -1,0 +1,75 @@
+"""The models by name, each fitted to the data at hand.
+
+Invariants: no model has buffers or statistics over the batch, so a step on N ranks equals a step
+of one process with the same global batch; weights depend on the seed alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from .data import Data
+from .gpt import GPT
+from .resnet import ResNet
+from .vit import ViT
+
+_SIZES = {
+    "mini": {"width": 128, "layers": 4, "heads": 4},
+    "s": {"width": 384, "layers": 12, "heads": 6},
+}
+
+
+def family(name: str) -> Literal["resnet", "vit", "gpt"]:
+    """What kind of model a name stands for. ConfigError if it stands for none."""
+    if re.fullmatch(r"resnet\d{1,4}", name):
+        depth = int(name.removeprefix("resnet"))
+        if depth < 8 or (depth - 2) % 6:
+            raise ConfigError(
+                f"--model {name} has no whole blocks; give a depth of 6n+2, as resnet8 or resnet20"
+            )
+        return "resnet"
+    kind, _, size = name.partition("-")
+    if size in _SIZES and kind == "vit":
+        return "vit"
+    if size in _SIZES and kind == "gpt":
+        return "gpt"
+    raise ConfigError(
+        f"--model {name} is unknown; give resnet8, resnet20, resnet56, vit-mini, vit-s, gpt-mini "
+        "or gpt-s"
+    )
+
+
+def build(name: str, data: Data, *, width: int, dropout: float, seed: int) -> nn.Module:
+    """The model ``name`` for the shape and classes of ``data``, its weights drawn from ``seed``.
+
+    Args:
+        width: channels of a ResNet's first stage; the others have sizes of their own.
+        dropout: for ViT and GPT.
+
+    Raises:
+        ConfigError: no such model, or it does not take this kind of data.
+    """
+    kind = family(name)
+    if (kind == "gpt") != (data.kind == "text"):
+        fix = "stdlib-text" if kind == "gpt" else "digits, a folder or synthetic images"
+        raise ConfigError(f"--model {name} does not take {data.kind} data; give --data {fix}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "gpt":
+            size = _SIZES[name.partition("-")[2]]
+            return GPT(data.shape[0], data.classes, dropout=dropout, **size)
+        channels, height, breadth = data.shape
+        if kind == "vit":
+            size = _SIZES[name.partition("-")[2]]
+            return ViT((channels, height, breadth), data.classes, dropout=dropout, **size)
+        return ResNet(int(name.removeprefix("resnet")), width, channels, data.classes)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of trained values."""
+    return sum(parameter.numel() for parameter in model.parameters())

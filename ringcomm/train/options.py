@@ -1,0 +1,212 @@
+"""The command line: one frozen dataclass of settings and the parser that fills it.
+
+Invariants: this file does not import torch, so ``--help`` and a bad argument answer at once. What
+can be judged without the data and the world size is judged here; the rest by ``loop``. Every
+refusal is a ConfigError of one sentence that names the fix. No option is the beginning of one of
+torchrun's, which would take it for its own (so ``--log-file``, for it has ``--log-dir``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from ..errors import ConfigError
+
+_DESCRIPTION = """\
+Train a model with data parallelism and report where the time of a step goes.
+
+  python -m ringcomm.train                                        one process
+  torchrun --nproc-per-node 2 -m ringcomm.train                   two ranks on this host
+  mpirun -n 4 -H host1,host2,host3,host4 python -m ringcomm.train
+"""
+
+_EPILOG = """\
+models   resnet8, resnet20, resnet56 (any depth 6n+2), vit-mini, vit-s, gpt-mini, gpt-s
+data     digits                    8x8 scans of digits that come with scikit-learn
+         stdlib-text[:MB]          source text of Python's standard library, byte by byte
+         folder:PATH               PATH/train/CLASS/*.png and PATH/val/..., or PATH/CLASS/*.png
+         synthetic:3x32x32,10      random images of that shape in 10 classes
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Settings of one run; the command line's help says what each one means. Equal on all ranks."""
+
+    model: str = "resnet8"
+    width: int = 16
+    dropout: float = 0.0
+    data: str = "digits"
+    image_size: int = 32
+    context: int = 128
+    batch: int = 64
+    accumulate: int = 1
+    epochs: int | None = None
+    steps: int | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float | None = None
+    warmup: float = 0.1
+    precision: str = "fp32"
+    seed: int = 0
+    threads: int | None = None
+    reduce: str = "ringcomm"
+    compression: str | None = None
+    bucket_mb: float | None = None
+    baseline_steps: int = 10
+    checkpoint: str | None = None
+    checkpoint_every: int = 0
+    resume: bool = False
+    log_file: str | None = None
+    log_every: int = 10
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError("--epochs and --steps both set the length of the run; give one")
+        if self.checkpoint is None and (self.checkpoint_every or self.resume):
+            flag = "--resume" if self.resume else "--checkpoint-every"
+            raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
+        if self.reduce == "gloo" and self.compression not in (None, "none"):
+            raise ConfigError(
+                f"--compression {self.compression} works with ringcomm only; leave it out or use "
+                "--reduce ringcomm"
+            )
+
+    @property
+    def codec(self) -> str:
+        """The codec that gradients travel in: bf16 unless chosen; gloo has none."""
+        return self.compression or ("none" if self.reduce == "gloo" else "bf16")
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Options from the command line (``sys.argv`` for None). Raises ConfigError; --help exits."""
+    return Options(**vars(_parser().parse_args(arguments)))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see python -m ringcomm.train --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m ringcomm.train",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    _add_task(parser)
+    _add_training(parser)
+    _add_communication(parser)
+    _add_files(parser)
+    return parser
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--model", metavar="NAME", help="network, see below (default: resnet8)")
+    group.add_argument("--width", type=_whole(1), metavar="N",
+                       help="channels of a ResNet's first stage (default: 16)")
+    group.add_argument("--dropout", type=_number(0, 0.95), metavar="P",
+                       help="dropout of ViT and GPT (default: 0)")
+    group.add_argument("--data", metavar="SOURCE", help="see below (default: digits)")
+    group.add_argument("--image-size", type=_whole(4, 4096), metavar="PIXELS",
+                       help="side to which images of a folder are resized (default: 32)")
+    group.add_argument("--context", type=_whole(2, 65536), metavar="BYTES",
+                       help="length of a text sample (default: 128)")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--batch", type=_whole(1), metavar="N",
+                       help="GLOBAL batch: samples per step over all ranks (default: 64)")
+    group.add_argument("--accumulate", type=_whole(1), metavar="K",
+                       help="micro-batches per step on each rank; gradients are exchanged after "
+                       "the last one only (default: 1)")
+    group.add_argument("--epochs", type=_whole(1), metavar="N",
+                       help="passes over the data (default: digits 15, folder 10, else 1)")
+    group.add_argument("--steps", type=_whole(1), metavar="N",
+                       help="length of the run in steps, instead of --epochs")
+    group.add_argument("--optimizer", choices=("sgd", "adamw"),
+                       help="default: sgd for ResNet, adamw for ViT and GPT")
+    group.add_argument("--lr", type=_number(0), metavar="RATE",
+                       help="peak learning rate (default: sgd 0.1, adamw 0.001)")
+    group.add_argument("--momentum", type=_number(0, 0.9999), metavar="M",
+                       help="momentum of sgd (default: 0.9)")
+    group.add_argument("--weight-decay", type=_number(0), metavar="D",
+                       help="of matrices and filters (default: sgd 0.0005, adamw 0.05)")
+    group.add_argument("--warmup", type=_number(0, 1), metavar="FRACTION",
+                       help="part of the run in which the rate rises; a cosine follows "
+                       "(default: 0.1)")
+    group.add_argument("--precision", choices=("fp32", "bf16"),
+                       help="of forward and backward; bf16 is autocast, quick only on processors "
+                       "with bf16 instructions (default: fp32)")
+    group.add_argument("--seed", type=_whole(0, 2**31 - 1), metavar="N", help="default: 0")
+    group.add_argument("--threads", type=_whole(1), metavar="N",
+                       help="PyTorch's threads per rank (default: cores / ranks on this host)")
+
+
+def _add_communication(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("communication")
+    group.add_argument("--reduce", choices=("ringcomm", "gloo"),
+                       help="who averages gradients; gloo is there to compare with "
+                       "(default: ringcomm)")
+    group.add_argument("--compression", metavar="CODEC",
+                       help="codec of gradients on the wire: none, bf16, fp16 (default: bf16; "
+                       "with gloo none)")
+    group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
+                       help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB)")
+    group.add_argument("--baseline-steps", type=_whole(0), metavar="N",
+                       help="steps without communication, timed after the run to compare with; "
+                       "0: none (default: 10)")
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints and log")
+    group.add_argument("--checkpoint", metavar="DIR",
+                       help="keep DIR/checkpoint.pt, written by rank 0 at the end of the run")
+    group.add_argument("--checkpoint-every", type=_whole(1), metavar="N",
+                       help="and after every N steps")
+    group.add_argument("--resume", action="store_true",
+                       help="go on from DIR/checkpoint.pt; from the start where there is none")
+    group.add_argument("--log-file", metavar="FILE",
+                       help="append JSON lines: one object per step, then the report")
+    group.add_argument("--log-every", type=_whole(1), metavar="N",
+                       help="show and log after every N steps (default: 10)")
+    group.add_argument("--eval-every", type=_whole(0), metavar="N",
+                       help="held-out evaluation after every N epochs; 0: at the end only "
+                       "(default: 1)")
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text)
+        _check(value, low, high)
+        return value
+
+    read.__name__ = "whole number"
+    return read
+
+
+def _number(low: float, high: float | None = None) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = float(text)
+        _check(value, low, high)
+        return value
+
+    read.__name__ = "number"
+    return read
+
+
+def _check(value: float, low: float, high: float | None) -> None:
+    if not (low <= value < math.inf and (high is None or value <= high)):
+        bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"{value} does not fit, give a value {bounds}")

@@ -1,0 +1,129 @@
+"""The final report: one dictionary for the log, one table for people.
+
+Invariants: every figure in it was measured or counted in this run; ``measured`` says how. Times
+are means over the measured steps and over the ranks, so the parts add up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from .timing import StepTimes, efficiency
+
+_HOW = {
+    "held_out": "after the last step",
+    "samples_per_s": "global batch / step time",
+    "step_s": "mean over settled steps and ranks",
+    "input_s": "fetching the batch",
+    "compute_s": "step - input - exposed",
+    "exposed_s": "last bucket submitted to end of backward",
+    "hidden_s": "part of compute with works in flight",
+    "no_sync_step_s": "steps under no_sync after the run",
+    "gradient_bytes_per_step": "counted by the hook",
+    "wire_bytes_per_step": "counted by ringcomm, mean over ranks",
+    "scaling_efficiency": "compute / (compute + exposed)",
+    "efficiency_against_no_sync": "no_sync step / (step - input)",
+}
+_HOW_GLOO_WIRE = "2(N-1)/N of gradients, the ring's formula"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a run measured, each mean over ranks. Times in seconds, of one step."""
+
+    steps: int
+    times: StepTimes
+    no_sync: StepTimes | None
+    gradient_bytes: float
+    wire_bytes: float
+    buckets: float
+
+
+def build(
+    run: Mapping[str, Any], held_out: Mapping[str, float], measured: Measured | None
+) -> dict[str, Any]:
+    """The report as it is logged.
+
+    Args:
+        run: what was run; needs "batch" and "reduce", the rest is passed on.
+        held_out: loss, with accuracy (images) or perplexity (text).
+        measured: None if no step was left to run.
+    """
+    how = dict(_HOW)
+    if run["reduce"] == "gloo":
+        how["wire_bytes_per_step"] = _HOW_GLOO_WIRE
+    report: dict[str, Any] = {**run, "held_out": dict(held_out)}
+    if measured is not None:
+        times = measured.times
+        report |= {f"{name}_s": value for name, value in dataclasses.asdict(times).items()}
+        report |= {
+            "measured_steps": measured.steps,
+            "samples_per_s": run["batch"] / times.step,
+            "gradient_bytes_per_step": round(measured.gradient_bytes),
+            "wire_bytes_per_step": round(measured.wire_bytes),
+            "buckets_per_step": measured.buckets,
+            "scaling_efficiency": efficiency(times.compute, times.exposed),
+        }
+        if measured.no_sync is not None:
+            alone = measured.no_sync.step
+            report["no_sync_step_s"] = alone
+            report["efficiency_against_no_sync"] = alone / (times.step - times.input)
+    report["measured"] = {name: text for name, text in how.items() if name in report}
+    return report
+
+
+def table(report: Mapping[str, Any]) -> Table:
+    """The report for people, each figure with how it was measured."""
+    title = (
+        f"{report['model']} on {report['data']}: {report['steps']} steps, "
+        f"{report['world_size']} rank{'s' if report['world_size'] > 1 else ''}"
+    )
+    if report["world_size"] > 1:
+        title += f", {report['reduce']} with {report['compression']} on the wire"
+    out = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+    out.add_column("")
+    out.add_column("figure", justify="right", no_wrap=True)
+    out.add_column("how it was measured", style="dim")
+    for name, value in report["held_out"].items():
+        shown = f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4f}"
+        out.add_row(f"held-out {name}", shown, _HOW["held_out"])
+    for label, name, form in _ROWS:
+        if name in report and (report["world_size"] > 1 or name in _ALONE):
+            out.add_row(label, form(report[name]), report["measured"][name])
+    return out
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+_ALONE = {"samples_per_s", "step_s", "input_s", "compute_s"}
+_ROWS: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("throughput", "samples_per_s", lambda value: f"{value:,.0f} samples/s"),
+    ("step", "step_s", _milliseconds),
+    ("  input", "input_s", _milliseconds),
+    ("  compute", "compute_s", _milliseconds),
+    ("  exposed communication", "exposed_s", _milliseconds),
+    ("hidden communication", "hidden_s", _milliseconds),
+    ("step without communication", "no_sync_step_s", _milliseconds),
+    ("gradients per step", "gradient_bytes_per_step", _bytes),
+    ("sent per step and rank", "wire_bytes_per_step", _bytes),
+    ("scaling efficiency", "scaling_efficiency", _percent),
+    ("efficiency against no_sync", "efficiency_against_no_sync", _percent),
+)

@@ -1,0 +1,80 @@
+"""A world of ranks as threads, each joining the others as a process would."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringcomm.bootstrap import mesh
+from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.secret import Secret
+from ringcomm.config import Config
+
+
+def identity(rank: int, world_size: int, port: int, job: str = "test") -> Identity:
+    """A rank whose rendezvous is on exactly this loopback port."""
+    return Identity(rank, world_size, None, None, "127.0.0.1", (port,), "explicit", job)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one rank's call returned or raised, and how long that took."""
+
+    value: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+def run_ranks(call: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Outcome]:
+    """Runs call(rank) in a thread per rank."""
+    outcomes = {rank: Outcome() for rank in ranks}
+
+    def body(rank: int) -> None:
+        began = time.monotonic()
+        try:
+            outcomes[rank].value = call(rank)
+        except Exception as error:
+            outcomes[rank].error = error
+        outcomes[rank].seconds = time.monotonic() - began
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    return outcomes
+
+
+def join_world(
+    world_size: int,
+    port: int,
+    *,
+    ranks: Sequence[int] | None = None,
+    secrets: dict[int, Secret | None] | None = None,
+    configs: dict[int, Config] | None = None,
+    **settings: Any,
+) -> dict[int, Outcome]:
+    """Joins the given ranks (all, if None) of a world; settings make their Config."""
+    settings.setdefault("connect_timeout", 10.0)
+    config = Config(**settings)
+
+    def call(rank: int) -> mesh.Mesh:
+        return mesh.join(
+            identity(rank, world_size, port),
+            (configs or {}).get(rank, config),
+            (secrets or {}).get(rank),
+        )
+
+    return run_ranks(call, range(world_size) if ranks is None else ranks)
+
+
+def meshes(outcomes: dict[int, Outcome]) -> list[mesh.Mesh]:
+    """The meshes of a world in which every rank succeeded."""
+    for outcome in outcomes.values():
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcomes[rank].value for rank in sorted(outcomes)]

@@ -1,0 +1,507 @@
+"""The carriers of the exchange: our hub, stores, MPI, a parent's gather."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from bringup_world import Outcome, identity, run_ranks
+
+from ringcomm.bootstrap import member, rendezvous
+from ringcomm.bootstrap.blobs import MAX_BYTES
+from ringcomm.bootstrap.hub import HEADER
+from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.rendezvous import GatherExchange, StoreExchange, mpi_exchange, open_tcp
+from ringcomm.bootstrap.report import JoinError
+from ringcomm.bootstrap.secret import Secret
+from ringcomm.config import Config
+from ringcomm.errors import BootstrapError, ConfigError
+
+pytestmark = pytest.mark.usefixtures("no_leaked_fds")
+
+SECRET = Secret(b"k" * 32)
+
+
+def rounds(exchange: rendezvous.Exchange, rank: int, count: int, patience: float) -> list[bytes]:
+    """All blobs of count rounds, each rank's of another length."""
+    everything: list[bytes] = []
+    for number in range(count):
+        blob = f"{rank}.{number}".encode() * (1 + 1000 * rank)
+        everything += exchange.allgather(blob, time.monotonic() + patience)
+    return everything
+
+
+def expected(world_size: int, count: int) -> list[bytes]:
+    return [f"{r}.{n}".encode() * (1 + 1000 * r) for n in range(count) for r in range(world_size)]
+
+
+def over_tcp(
+    world_size: int,
+    port: int,
+    *,
+    ranks: list[int] | None = None,
+    patience: float = 10.0,
+    late: dict[int, float] | None = None,
+    who: Callable[[int], Identity] | None = None,
+    secrets: dict[int, Secret] | None = None,
+    count: int = 3,
+) -> dict[int, Outcome]:
+    def call(rank: int) -> list[bytes]:
+        time.sleep((late or {}).get(rank, 0.0))
+        me = who(rank) if who else identity(rank, world_size, port)
+        deadline = time.monotonic() + patience
+        secret = (secrets or {}).get(rank, SECRET)
+        exchange = open_tcp(me, Config(), secret, deadline)
+        try:
+            return rounds(exchange, rank, count, patience)
+        finally:
+            exchange.close()
+
+    return run_ranks(call, ranks if ranks is not None else range(world_size))
+
+
+def rows(outcome: Outcome) -> list[tuple[int, str]]:
+    assert isinstance(outcome.error, JoinError), outcome
+    return [(row.rank, row.state) for row in outcome.error.rows]
+
+
+# -- our own hub --
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_hub(world_size: int, port: int) -> None:
+    for outcome in over_tcp(world_size, port).values():
+        assert outcome.error is None
+        assert outcome.value == expected(world_size, 3)
+
+
+def test_rank_0_comes_last(port: int) -> None:
+    outcomes = over_tcp(3, port, late={0: 0.5})
+    assert all(o.value == expected(3, 3) for o in outcomes.values())
+
+
+def test_again_on_the_same_port(port: int) -> None:
+    for _ in range(5):
+        assert all(o.error is None for o in over_tcp(3, port).values())
+
+
+def test_largest_blob(port: int) -> None:
+    def call(rank: int) -> bool:
+        deadline = time.monotonic() + 10
+        exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
+        try:
+            return exchange.allgather(b"x" * MAX_BYTES, deadline) == [b"x" * MAX_BYTES] * 3
+        finally:
+            exchange.close()
+
+    assert all(outcome.value for outcome in run_ranks(call, range(3)).values())
+
+
+def test_missing_rank_is_named_to_all(port: int) -> None:
+    outcomes = over_tcp(4, port, ranks=[0, 1, 3], patience=0.7)
+    for outcome in outcomes.values():
+        assert rows(outcome) == [(2, "never came to the rendezvous")]
+        assert "only 3 of 4 ranks" in str(outcome.error)
+        assert outcome.error.rank == 2  # type: ignore[union-attr]
+        assert 0.6 < outcome.seconds < 1.7
+
+
+def test_the_earliest_deadline_counts(port: int) -> None:
+    def call(rank: int) -> list[bytes]:
+        deadline = time.monotonic() + (0.5 if rank == 1 else 20.0)
+        exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
+        try:
+            return exchange.allgather(b"x", deadline)
+        finally:
+            exchange.close()
+
+    for outcome in run_ranks(call, [0, 1]).values():
+        assert rows(outcome) == [(2, "never came to the rendezvous")]
+        assert outcome.seconds < 2.0
+
+
+def test_rank_0_missing(port: int) -> None:
+    outcomes = over_tcp(3, port, ranks=[1, 2], patience=0.5)
+    for outcome in outcomes.values():
+        assert rows(outcome) == [(0, "refused")]
+        assert f"127.0.0.1:{port}" in str(outcome.error)
+        assert outcome.seconds < 1.5
+
+
+def test_rank_that_leaves_is_noticed_at_once(port: int) -> None:
+    def call(rank: int) -> Any:
+        deadline = time.monotonic() + 20
+        exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
+        try:
+            exchange.allgather(b"1", deadline)
+            if rank == 2:
+                return None
+            return exchange.allgather(b"2", deadline)
+        finally:
+            exchange.close()
+
+    outcomes = run_ranks(call, range(3))
+    for rank in (0, 1):
+        assert rows(outcomes[rank]) == [(2, "left during the bring-up")]
+        assert outcomes[rank].seconds < 5
+
+
+def test_rank_0_leaves(port: int) -> None:
+    def call(rank: int) -> Any:
+        deadline = time.monotonic() + 20
+        exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
+        try:
+            exchange.allgather(b"1", deadline)
+            return exchange.allgather(b"2", deadline) if rank else None
+        finally:
+            exchange.close()
+
+    outcome = run_ranks(call, range(2))[1]
+    assert [row[0] for row in rows(outcome)] == [0]
+    assert "rank 0 was lost" in str(outcome.error)
+
+
+def test_wrong_secret_is_in_every_table(port: int) -> None:
+    other = Secret(b"q" * 32)
+    outcomes = over_tcp(3, port, patience=1.0, secrets={2: other})
+    for rank in (0, 1):
+        assert rows(outcomes[rank]) == [(2, "authentication failed")]
+    assert rows(outcomes[2]) == [(0, "authentication failed")]
+    for outcome in outcomes.values():
+        assert SECRET.key_id.hex() in str(outcome.error)
+        assert other.key_id.hex() in str(outcome.error)
+
+
+def test_other_job(port: int) -> None:
+    outcomes = over_tcp(
+        2, port, patience=0.7, who=lambda rank: identity(rank, 2, port, job=f"job {rank}")
+    )
+    assert rows(outcomes[0]) == [(1, "other job")]
+    assert rows(outcomes[1]) == [(0, "other job")]
+
+
+def test_two_processes_claim_one_rank(port: int) -> None:
+    me = {0: 0, 1: 1, 2: 1}
+    outcomes = over_tcp(3, port, patience=1.0, who=lambda r: identity(me[r], 3, port))
+    refused = [o for r, o in outcomes.items() if r and rows(o) == [(0, "duplicate")]]
+    assert len(refused) == 1
+    assert "already rank 1" in str(refused[0].error)
+    assert refused[0].seconds < 0.9
+
+
+def test_world_sizes_that_differ(port: int) -> None:
+    size = {0: 2, 1: 3}
+    outcomes = over_tcp(2, port, patience=0.7, who=lambda r: identity(r, size[r], port))
+    assert rows(outcomes[1]) == [(0, "unexpected peer")]
+    assert "world_size is 2 there and 3 here" in str(outcomes[1].error)
+    assert rows(outcomes[0]) == [(1, "unexpected peer")]
+
+
+def test_exact_port_in_use(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
+            open_tcp(identity(0, 2, port), Config(), None, time.monotonic() + 5)
+
+
+def test_candidate_ports_step_over_taken_ones(port: int) -> None:
+    """The first candidate belongs to a service that accepts and stays silent."""
+
+    def who(rank: int) -> Identity:
+        return Identity(rank, 3, None, None, "localhost", (port, port + 1), "env", "job")
+
+    with socket.create_server(("127.0.0.1", port)):
+        outcomes = over_tcp(3, port, who=who)
+    for outcome in outcomes.values():
+        assert outcome.value == expected(3, 3)
+        assert outcome.seconds < 3
+
+
+def test_two_jobs_with_the_same_candidates(port: int) -> None:
+    def who(job: str) -> Callable[[int], Identity]:
+        ports = tuple(range(port, port + 4))
+        return lambda rank: Identity(rank, 3, None, None, "127.0.0.1", ports, "mpirun", job)
+
+    found: dict[str, dict[int, Outcome]] = {}
+    threads = [
+        threading.Thread(target=lambda j=job: found.update({j: over_tcp(3, port, who=who(j))}))
+        for job in ("a", "b")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(o.value == expected(3, 3) for job in "ab" for o in found[job].values())
+
+
+def test_address_of_another_host(port: int) -> None:
+    elsewhere = Identity(0, 2, None, None, "203.0.113.7", (port,), "env", "job")
+    with pytest.raises(ConfigError, match="no address of this host"):
+        open_tcp(elsewhere, Config(insecure=True), None, time.monotonic() + 5)
+
+
+def test_no_secret_off_loopback(port: int) -> None:
+    for rank in (0, 1):
+        elsewhere = Identity(rank, 2, None, None, "203.0.113.7", (port,), "env", "job")
+        with pytest.raises(ConfigError, match="python -m ringcomm keygen"):
+            open_tcp(elsewhere, Config(), None, time.monotonic() + 5)
+
+
+def test_name_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(member, "_RESOLVE_PAUSE", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    unknown = Identity(0, 2, None, None, "node0", (port,), "env", "job")
+    with pytest.raises(ConfigError, match="MASTER_ADDR=node0 cannot be resolved"):
+        open_tcp(unknown, Config(), SECRET, time.monotonic() + 5)
+    unknown = Identity(1, 2, None, None, "node0", (port,), "env", "job")
+    with pytest.raises(JoinError, match="cannot be resolved"):
+        open_tcp(unknown, Config(), SECRET, time.monotonic() + 0.3)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEADER.pack(9, 1, 1000, 0),
+        HEADER.pack(1, 2, 1000, 0),
+        HEADER.pack(1, 1, 1000, MAX_BYTES + 1),
+        HEADER.pack(1, 1, 1000, 2**32 - 1) + b"x" * 100000,
+        b"\xff" * 200000,
+    ],
+)
+def test_hub_survives_a_broken_member(message: bytes, port: int) -> None:
+    """One that holds the key, even."""
+
+    def call(rank: int) -> Any:
+        deadline = time.monotonic() + 10
+        exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
+        try:
+            if rank == 1:
+                exchange._sock.sendall(message)  # type: ignore[attr-defined]
+                time.sleep(0.2)
+                return None
+            return exchange.allgather(b"x", deadline)
+        except ConnectionError as error:
+            if rank == 1 and not isinstance(error, BootstrapError):
+                return None  # the hub closed while we still sent
+            raise
+        finally:
+            exchange.close()
+
+    outcome = run_ranks(call, range(2))[0]
+    assert [row[0] for row in rows(outcome)] == [1]
+    assert outcome.seconds < 5
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEADER.pack(2, 1, 0, 2**32 - 1),
+        HEADER.pack(2, 7, 0, 0),
+        HEADER.pack(5, 1, 0, 0),
+        HEADER.pack(2, 1, 0, 8) + struct.pack("<II", 2**31, 0),
+        HEADER.pack(2, 1, 0, 9) + struct.pack("<IIB", 0, 0, 0),
+        HEADER.pack(3, 1, 0, 2) + b"{}",
+        HEADER.pack(3, 1, 0, 4) + b"\xff" * 4,
+    ],
+)
+def test_member_survives_a_broken_hub(answer: bytes) -> None:
+    hub_end, member_end = socket.socketpair()
+    server = socket.create_server(("127.0.0.1", 0))
+    hub_end.close()
+    member_end.close()
+    member_end = socket.create_connection(server.getsockname())
+    hub_end, _ = server.accept()
+    with server, hub_end:
+        exchange = member.Member(identity(1, 2, 4000), member_end)
+        hub_end.sendall(answer)
+        with pytest.raises(BootstrapError):
+            exchange.allgather(b"x", time.monotonic() + 2)
+        exchange.close()
+
+
+# -- stores --
+
+
+class FakeStore:
+    """torch's Store, as far as we use it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.broken = False
+
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
+        if self.broken:
+            raise RuntimeError("connection reset")
+        give_up = time.monotonic() + timeout.total_seconds()
+        while not all(key in self.values for key in keys):
+            if time.monotonic() > give_up:
+                raise RuntimeError("wait timeout")
+            time.sleep(0.001)
+
+
+def over_store(
+    make: Callable[[int], Any], world_size: int, ranks: list[int], patience: float
+) -> dict[int, Outcome]:
+    def call(rank: int) -> list[bytes]:
+        exchange = StoreExchange(make(rank), rank, world_size, prefix="test")
+        return rounds(exchange, rank, 3, patience)
+
+    return run_ranks(call, ranks)
+
+
+def test_store() -> None:
+    store = FakeStore()
+    outcomes = over_store(lambda _: store, 3, [0, 1, 2], 5.0)
+    assert all(o.value == expected(3, 3) for o in outcomes.values())
+    assert all(key.startswith("test/") for key in store.values)
+
+
+def test_store_with_missing_ranks() -> None:
+    store = FakeStore()
+    for outcome in over_store(lambda _: store, 4, [0, 2], 0.4).values():
+        assert rows(outcome) == [(1, "never came to the rendezvous"),
+                                 (3, "never came to the rendezvous")]  # fmt: skip
+        assert outcome.seconds < 1.5
+
+
+def test_broken_store() -> None:
+    store = FakeStore()
+    store.broken = True
+    outcome = over_store(lambda _: store, 2, [0], 5.0)[0]
+    assert isinstance(outcome.error, BootstrapError)
+    assert "connection reset" in str(outcome.error)
+    assert outcome.seconds < 1
+
+
+# -- MPI and parents --
+
+
+class FakeRequest:
+    def __init__(self, barrier: threading.Barrier, finish: Callable[[], None]) -> None:
+        self._arrived = threading.Event()
+        self._finish = finish
+        threading.Thread(target=self._wait, args=(barrier,), daemon=True).start()
+
+    def _wait(self, barrier: threading.Barrier) -> None:
+        try:
+            barrier.wait(5)
+        except threading.BrokenBarrierError:
+            return
+        self._finish()
+        self._arrived.set()
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        return self._arrived.is_set()
+
+
+class FakeMpi:
+    """An mpi4py communicator whose ranks are threads."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.lock = threading.Lock()
+        self.calls: dict[int, tuple[threading.Barrier, dict[int, Any]]] = {}
+
+    def rank(self, rank: int) -> Any:
+        shared, calls = self, 0
+
+        class Comm:
+            def Get_size(self) -> int:  # noqa: N802
+                return shared.world_size
+
+            def Iallgather(self, mine: bytearray, everyone: bytearray) -> FakeRequest:  # noqa: N802
+                nonlocal calls
+                calls += 1
+                assert isinstance(mine, bytearray)
+                assert len(everyone) == len(mine) * shared.world_size
+                with shared.lock:
+                    barrier, parts = shared.calls.setdefault(
+                        calls, (threading.Barrier(shared.world_size), {})
+                    )
+                    parts[rank] = mine
+
+                def finish() -> None:
+                    everyone[:] = b"".join(parts[r] for r in range(shared.world_size))
+
+                return FakeRequest(barrier, finish)
+
+        return Comm()
+
+
+def test_mpi() -> None:
+    mpi, before = FakeMpi(3), set(sys.modules)
+    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 3, 5.0), range(3))
+    assert all(o.value == expected(3, 3) for o in outcomes.values())
+    assert "mpi4py" not in set(sys.modules) - before
+
+
+def test_mpi_with_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_abandoned", [])
+    mpi = FakeMpi(3)
+    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 1, 0.3), [0, 1])
+    for outcome in outcomes.values():
+        assert isinstance(outcome.error, BootstrapError)
+        assert "not all 3 ranks" in str(outcome.error)
+        assert outcome.seconds < 1.5
+
+
+class Parent:
+    """A group of threads that can gather equal-sized parts."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size)
+        self._parts: dict[int, bytes] = {}
+        self._world = world_size
+        self.rounds = 0
+
+    def gather(self, rank: int, part: bytes, seconds: float) -> bytes:
+        self._parts[rank] = part
+        self._barrier.wait(seconds)
+        everything = b"".join(self._parts[r] for r in range(self._world))
+        if self._barrier.wait(seconds) == 0:
+            self.rounds += 1
+        return everything
+
+
+def test_groups_of_a_parent() -> None:
+    """One group ends early, one rank is in none; the third is not held up."""
+    parent = Parent(5)
+    groups = {0: [3, 0], 3: [3, 0], 1: [1], 2: [2, 4], 4: [2, 4]}
+
+    def call(rank: int) -> list[bytes]:
+        exchange = GatherExchange(
+            lambda part, seconds: parent.gather(rank, part, seconds), groups[rank], 3, 5.0
+        )
+        try:
+            return rounds(exchange, rank, {1: 1}.get(rank, 3), 5.0)
+        finally:
+            exchange.close()
+
+    outcomes = run_ranks(call, range(5))
+    assert all(outcome.error is None for outcome in outcomes.values())
+    assert outcomes[0].value == outcomes[3].value
+    assert outcomes[0].value[:2] == [b"3.0" * 3001, b"0.0"]
+    assert outcomes[4].value[0] == b"2.0" * 2001
+    assert parent.rounds == 6  # of each of three rounds, the lengths and the content
+
+
+def test_impossible_sizes() -> None:
+    huge = struct.pack("<QQ", 1, 2**40)
+    exchange = GatherExchange(lambda part, seconds: huge, [0, 1])
+    with pytest.raises(BootstrapError, match="impossible sizes"):
+        exchange.allgather(b"x", time.monotonic() + 1)

@@ -1,0 +1,195 @@
+"""The secret: where it may come from, and that it stays one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+
+from ringcomm.bootstrap import secret as secret_module
+from ringcomm.bootstrap.secret import Secret, check_exposed, load, parse
+from ringcomm.config import Config
+from ringcomm.errors import ConfigError
+from ringcomm.tools import keygen
+
+HEX = "00112233445566778899aabbccddeeff" * 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_module, "_taken", {})
+    monkeypatch.delenv(secret_module.VARIABLE, raising=False)
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_no_source_no_secret() -> None:
+    assert load(Config()) is None
+
+
+def test_order_of_sources(tmp_path: Path) -> None:
+    by_fd, by_file, by_variable = "x" * 40, "y" * 40, "z" * 40
+    file = write(tmp_path / "key", by_file)
+    with open(write(tmp_path / "fd", by_fd), "rb") as stream:
+        env = {secret_module.VARIABLE: by_variable}
+        both = Config(secret_file=file, secret_fd=stream.fileno())
+        assert load(both, env) == parse_equal(by_fd)
+    env = {secret_module.VARIABLE: by_variable}
+    assert load(Config(secret_file=file), env) == parse_equal(by_file)
+    assert env == {}  # taken out even though the file won
+    env = {secret_module.VARIABLE: by_variable}
+    assert load(Config(), env) == parse_equal(by_variable)
+    assert env == {}
+
+
+class parse_equal:  # noqa: N801 - reads as a value
+    """Compares a Secret with the text it should have come from."""
+
+    def __init__(self, text: str) -> None:
+        self.expected = parse(text.encode(), "test").material()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.material() == self.expected
+
+
+def test_variable_is_popped_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(secret_module.VARIABLE, HEX)
+    first = load(Config())
+    assert secret_module.VARIABLE not in os.environ
+    assert first is not None
+    assert load(Config()) is first
+
+
+def test_pipe_is_read_once_and_remembered() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, HEX.encode() + b"\n")
+        os.close(writing)
+        first = load(Config(secret_fd=reading))
+        assert first is not None
+        assert load(Config(secret_fd=reading)) is first
+    finally:
+        os.close(reading)
+    assert load(Config(secret_fd=reading)) is first
+
+
+def test_pipe_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_module, "_FD_PATIENCE", 0.05)
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, HEX.encode())
+        with pytest.raises(ConfigError, match="no end of file"):
+            load(Config(secret_fd=reading))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_fd_that_is_not_open() -> None:
+    with pytest.raises(ConfigError, match="secret_fd 900 cannot be read"):
+        load(Config(secret_fd=900))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_file_that_others_can_read(tmp_path: Path, mode: int) -> None:
+    path = write(tmp_path / "a key", HEX, mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}.*chmod 600 '{path}'"):
+        load(Config(secret_file=path))
+
+
+def test_file_that_may_only_be_read(tmp_path: Path) -> None:
+    assert load(Config(secret_file=write(tmp_path / "key", HEX, 0o400))) is not None
+
+
+def test_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(Config(secret_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(Config(secret_file=str(tmp_path)))
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(Config(secret_file=str(tmp_path / "fifo")))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_file_of_another_user(tmp_path: Path) -> None:
+    path = write(tmp_path / "key", HEX)
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        load(Config(secret_file=path))
+
+
+@pytest.mark.parametrize("text", ["short", "00" * 31, "x" * 31])
+def test_short_secret(text: str) -> None:
+    with pytest.raises(ConfigError, match="at least 32.*python -m ringcomm keygen") as raised:
+        parse(text.encode(), "RINGCOMM_SECRET")
+    assert text not in str(raised.value)
+
+
+def test_empty_secret() -> None:
+    with pytest.raises(ConfigError, match="holds no secret"):
+        parse(b" \n", "RINGCOMM_SECRET")
+
+
+def test_hexadecimal_and_plain_text() -> None:
+    assert parse(HEX.encode() + b"\n", "x").material() == bytes.fromhex(HEX)
+    assert parse(b"not hexadecimal, but thirty-two bytes", "x").material().startswith(b"not hex")
+
+
+def test_secret_shows_only_its_key_id() -> None:
+    secret = Secret(bytes.fromhex(HEX))
+    shown = f"{secret} {secret!r} {[secret]}"
+    assert secret.key_id.hex() in shown
+    assert len(secret.key_id) == 4
+    assert HEX[:8] not in shown
+    with pytest.raises(TypeError):
+        pickle.dumps(secret)
+    assert not hasattr(secret, "__dict__")
+
+
+def test_exposed_without_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    check_exposed(["127.0.0.1", "127.1.2.3", "::1"], None, insecure=False)
+    check_exposed(["192.0.2.1"], Secret(b"k" * 32), insecure=False)
+    assert not caplog.records
+    with pytest.raises(ConfigError, match="192.0.2.1.*python -m ringcomm keygen FILE"):
+        check_exposed(["127.0.0.1", "192.0.2.1"], None, insecure=False)
+    check_exposed(["192.0.2.1"], None, insecure=True)
+    assert "insecure" in caplog.text
+
+
+def test_keygen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.key"
+    assert keygen.main([str(path)]) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made = load(Config(secret_file=str(path)))
+    assert made is not None
+    assert len(made.material()) == 32
+    said = capsys.readouterr().out
+    assert made.key_id.hex() in said
+    assert f"RINGCOMM_SECRET_FILE={path}" in said
+    assert path.read_text().strip() not in said
+
+
+def test_keygen_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.key"
+    path.write_text("precious")
+    assert keygen.main([str(path)]) == 1
+    assert path.read_text() == "precious"
+    assert "exists" in capsys.readouterr().err
+    assert keygen.main([str(tmp_path / "no" / "such")]) == 1
+
+
+def test_keygen_ignores_a_wide_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert keygen.main([str(tmp_path / "key")]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600

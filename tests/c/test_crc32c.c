@@ -1,0 +1,109 @@
+/* test_crc32c.c - the checksum against published values and a bit-by-bit reference. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../csrc/base/crc32c.h"
+#include "check.h"
+
+enum { SIZE = 3 * 3 * 4096 + 3 * 256 + 100 };
+
+static unsigned char bytes[SIZE];
+
+static void fill(void)
+{
+    uint64_t state = 12345;
+    for (size_t i = 0; i < SIZE; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = (unsigned char)(state >> 56);
+    }
+}
+
+/* The definition: a shift register, one bit at a time. */
+static uint32_t reference(uint32_t crc, const unsigned char *data, size_t n)
+{
+    crc = ~crc;
+    for (size_t i = 0; i < n; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            const uint32_t out = (crc ^ (uint32_t)(data[i] >> bit)) & 1;
+            crc = (crc >> 1) ^ (out ? 0x82f63b78u : 0);
+        }
+    return ~crc;
+}
+
+static void expect(const void *data, size_t n, uint32_t want)
+{
+    CHECK_EQ(crc32c(0, data, n), want);
+    CHECK_EQ(crc32c_portable(0, data, n), want);
+    CHECK_EQ(reference(0, data, n), want);
+}
+
+/* RFC 3720, appendix B.4, and the check value of the CRC catalogues. */
+static void published_values(void)
+{
+    unsigned char block[32];
+    expect("", 0, 0);
+    expect("123456789", 9, 0xe3069283u);
+    memset(block, 0, sizeof block);
+    expect(block, sizeof block, 0x8a9136aau);
+    memset(block, 0xff, sizeof block);
+    expect(block, sizeof block, 0x62a8ab43u);
+    for (int i = 0; i < 32; i++)
+        block[i] = (unsigned char)i;
+    expect(block, sizeof block, 0x46dd794eu);
+    for (int i = 0; i < 32; i++)
+        block[i] = (unsigned char)(31 - i);
+    expect(block, sizeof block, 0x113fdb5cu);
+}
+
+/* Lengths around every change of method: words, short blocks, long blocks. */
+static void every_length_and_alignment(void)
+{
+    static const size_t around[] = {
+        64, 256, 3 * 256, 6 * 256, 3 * 4096, 3 * 4096 + 3 * 256, 6 * 4096, SIZE - 24};
+    for (size_t i = 0; i < CHECK_COUNT(around); i++)
+        for (size_t n = around[i] - 17; n <= around[i] + 17; n++)
+            for (size_t offset = 0; offset < 8; offset += i < 3 ? 1 : 3) {
+                const uint32_t want = reference(0, bytes + offset, n);
+                CHECK_EQ(crc32c(0, bytes + offset, n), want);
+                CHECK_EQ(crc32c_portable(0, bytes + offset, n), want);
+            }
+    for (size_t n = 0; n < 64; n++)
+        for (size_t offset = 0; offset < 8; offset++)
+            CHECK_EQ(crc32c(0, bytes + offset, n), reference(0, bytes + offset, n));
+}
+
+static void continues_at_any_split(void)
+{
+    const uint32_t whole = reference(0, bytes, SIZE);
+    for (size_t split = 0; split <= SIZE; split += 97) {
+        const uint32_t head = crc32c(0, bytes, split);
+        CHECK_EQ(crc32c(head, bytes + split, SIZE - split), whole);
+        CHECK_EQ(crc32c_portable(head, bytes + split, SIZE - split), whole);
+    }
+}
+
+/* A single changed bit changes the checksum, wherever it is. */
+static void sees_every_flipped_bit(void)
+{
+    const size_t n = 3 * 4096 + 3 * 256 + 13;
+    const uint32_t whole = crc32c(0, bytes, n);
+    for (size_t bit = 0; bit < 8 * n; bit += 7) {
+        bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        CHECK(crc32c(0, bytes, n) != whole);
+        bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    }
+    CHECK_EQ(crc32c(0, bytes, n), whole);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"published_values", published_values},
+        {"every_length_and_alignment", every_length_and_alignment},
+        {"continues_at_any_split", continues_at_any_split},
+        {"sees_every_flipped_bit", sees_every_flipped_bit},
+    };
+    fill();
+    return check_run(tests, CHECK_COUNT(tests));
+}

@@ -1,0 +1,328 @@
+/* test_kernels.c - the table of kernel sets, and their reductions, scalings and conversions.
+ *
+ * Each set must follow arithmetic written differently (integers in 128 bits, f32 in f64) and give
+ * the scalar set's bits, for all dtypes, ops, sizes, offsets and aliases.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../../csrc/kernels/kernels.h"
+#include "check.h"
+#include "operands.h"
+
+typedef __int128 wide;
+
+/* ---- elements of any dtype ---- */
+
+static double load_float(rc_dtype dtype, const void *data, size_t i)
+{
+    return dtype == RC_F32 ? (double)((const float *)data)[i] : ((const double *)data)[i];
+}
+
+static wide load_int(rc_dtype dtype, const void *data, size_t i)
+{
+    switch (dtype) {
+    case RC_I8: return ((const int8_t *)data)[i];
+    case RC_U8: return ((const uint8_t *)data)[i];
+    case RC_I32: return ((const int32_t *)data)[i];
+    default: return ((const int64_t *)data)[i];
+    }
+}
+
+static int is_float(rc_dtype dtype)
+{
+    return dtype == RC_F32 || dtype == RC_F64;
+}
+
+/* value in the dtype, wrapped: compared by its low bits. */
+static int wraps_to(rc_dtype dtype, wide value, wide got)
+{
+    const uint64_t mask = ~0ull >> (64 - 8 * size_of(dtype));
+    return (((uint64_t)value ^ (uint64_t)got) & mask) == 0;
+}
+
+/* ---- reductions ---- */
+
+static int follows_rule_float(rc_dtype dtype, rc_op op, double x, double y, double got)
+{
+    double want = 0;
+    if (isnan(x) || isnan(y))
+        return isnan(got);
+    switch (op) {
+    case RC_SUM: want = x + y; break;
+    case RC_PROD: want = x * y; break;
+    case RC_MIN: want = x < y ? x : y; break;
+    default: want = x > y ? x : y; break;
+    }
+    if (dtype == RC_F32)
+        want = (double)(float)want; /* rounding twice is harmless from 53 to 24 bits */
+    return isnan(want) ? isnan(got) : want == got && !signbit(want) == !signbit(got);
+}
+
+static int follows_rule_int(rc_dtype dtype, rc_op op, wide x, wide y, wide got)
+{
+    switch (op) {
+    case RC_SUM: return wraps_to(dtype, x + y, got);
+    case RC_PROD: return wraps_to(dtype, x * y, got);
+    case RC_MIN: return got == (x < y ? x : y);
+    default: return got == (x > y ? x : y);
+    }
+}
+
+static int follows_rule(rc_dtype dtype, rc_op op, const void *a, const void *b, const void *got,
+                        size_t i)
+{
+    if (is_float(dtype))
+        return follows_rule_float(dtype, op, load_float(dtype, a, i), load_float(dtype, b, i),
+                                  load_float(dtype, got, i));
+    return follows_rule_int(dtype, op, load_int(dtype, a, i), load_int(dtype, b, i),
+                            load_int(dtype, got, i));
+}
+
+/* The one freedom that the contract leaves. */
+static int payload_is_free(rc_dtype dtype, rc_op op, const void *a, const void *b, size_t i)
+{
+    return is_float(dtype) && (op == RC_SUM || op == RC_PROD) && isnan(load_float(dtype, a, i)) &&
+           isnan(load_float(dtype, b, i));
+}
+
+static void reduce_case(const kernel_set *set, rc_dtype dtype, rc_op op, size_t n, size_t offset,
+                        enum alias alias)
+{
+    const size_t width = size_of(dtype);
+    const size_t bytes = n * width;
+    const size_t skip[] = {offset * width, offset * 3 % 5 * width, offset * 2 % 7 * width};
+    void *a = make(skip[0], bytes);
+    void *b = make(skip[1], bytes);
+    void *out = make(skip[2], bytes + GUARD);
+    void *left = make(0, bytes);
+    void *right = make(0, bytes);
+    void *want = make(0, bytes);
+    void *dst = alias == ALIAS_A ? a : alias == ALIAS_B ? b : out;
+    int exact = 1;
+    int lawful = 1;
+    fill(left, dtype, n);
+    fill(right, dtype, n);
+    memcpy(a, left, bytes);
+    memcpy(b, right, bytes);
+    kernels_at(0)->reduce[dtype][op](want, left, right, n);
+    set->reduce[dtype][op](dst, a, b, n);
+    for (size_t i = 0; i < n; i++) {
+        exact &= payload_is_free(dtype, op, left, right, i) ||
+                 memcmp((char *)dst + i * width, (char *)want + i * width, width) == 0;
+        lawful &= follows_rule(dtype, op, left, right, dst, i);
+    }
+    if (!CHECK(exact) || !CHECK(lawful) || !CHECK(guard_holds(out, alias ? 0 : bytes)))
+        CHECK_NOTE("  set %s dtype %d op %d n %zu offset %zu alias %d\n", set->name, dtype, op, n,
+                   offset, alias);
+    drop(a, skip[0]);
+    drop(b, skip[1]);
+    drop(out, skip[2]);
+    drop(left, 0);
+    drop(right, 0);
+    drop(want, 0);
+}
+
+static void reduce_set(const kernel_set *set)
+{
+    for (rc_dtype dtype = RC_F32; dtype <= RC_I64; dtype++)
+        for (rc_op op = RC_SUM; op <= RC_PROD; op++)
+            for (size_t s = 0; op != RC_AVG && s < CHECK_COUNT(sizes); s++)
+                for (size_t offset = 0; offset < 6; offset++)
+                    for (enum alias alias = ALIAS_NONE; alias < ALIAS_COUNT; alias++)
+                        reduce_case(set, dtype, op, sizes[s], offset, alias);
+}
+
+static void reductions(void)
+{
+    each_set(reduce_set);
+}
+
+static void min_max_rule_set(const kernel_set *set)
+{
+    enum { N = 40 };
+    const uint32_t nan = 0x7fa12345;
+    const uint32_t other_nan = 0xffc54321;
+    const uint32_t one = 0x3f800000;
+    const uint32_t zero = 0;
+    const uint32_t minus_zero = 0x80000000;
+    /* a, b, and the bits of either result */
+    const uint32_t cases[][3] = {
+        {nan, one, nan},
+        {one, nan, nan},
+        {nan, other_nan, nan},
+        {other_nan, nan, other_nan},
+        {zero, minus_zero, minus_zero},
+        {minus_zero, zero, zero},
+    };
+    for (size_t c = 0; c < CHECK_COUNT(cases); c++) {
+        float a[N], b[N], low[N], high[N];
+        for (size_t i = 0; i < N; i++) {
+            a[i] = float_of(cases[c][0]);
+            b[i] = float_of(cases[c][1]);
+        }
+        set->reduce[RC_F32][RC_MIN](low, a, b, N);
+        set->reduce[RC_F32][RC_MAX](high, a, b, N);
+        for (size_t i = 0; i < N; i++) {
+            CHECK_EQ(bits_of(low[i]), cases[c][2]);
+            CHECK_EQ(bits_of(high[i]), cases[c][2]);
+        }
+    }
+}
+
+static void min_max_rule(void)
+{
+    each_set(min_max_rule_set);
+}
+
+/* ---- scaling and conversion ---- */
+
+static int scaled_right(rc_dtype dtype, double factor, const void *src, const void *got, size_t i)
+{
+    if (!is_float(dtype))
+        return load_int(dtype, got, i) == load_int(dtype, src, i) / (wide)factor;
+    const double x = load_float(dtype, src, i);
+    const double y = load_float(dtype, got, i);
+    const double want = dtype == RC_F32 ? (double)(float)(x * (double)(float)factor) : x * factor;
+    return isnan(want) ? isnan(y) : want == y && !signbit(want) == !signbit(y);
+}
+
+static void scale_case(const kernel_set *set, rc_dtype dtype, double factor, size_t n,
+                       size_t offset, int in_place)
+{
+    const size_t width = size_of(dtype);
+    const size_t skip = offset * width;
+    void *src = make(0, n * width);
+    void *in = make(skip, n * width);
+    void *want = make(0, n * width);
+    void *out = make(skip, n * width + GUARD);
+    void *dst = in_place ? in : out;
+    int lawful = 1;
+    fill(src, dtype, n);
+    memcpy(in, src, n * width);
+    kernels_at(0)->scale[dtype](want, src, factor, n);
+    set->scale[dtype](dst, in, factor, n);
+    for (size_t i = 0; i < n; i++)
+        lawful &= scaled_right(dtype, factor, src, dst, i);
+    if (!CHECK(memcmp(dst, want, n * width) == 0) || !CHECK(lawful) ||
+        !CHECK(guard_holds(out, in_place ? 0 : n * width)))
+        CHECK_NOTE("  set %s dtype %d factor %g n %zu\n", set->name, dtype, factor, n);
+    drop(src, 0);
+    drop(in, skip);
+    drop(want, 0);
+    drop(out, skip);
+}
+
+static void scale_set(const kernel_set *set)
+{
+    static const double divisors[] = {1,   2,   3,    5,       7,          16,         127, 128,
+                                      255, 256, 1000, 8388609, 2147483647, 4294967296, 1e18};
+    for (rc_dtype dtype = RC_F32; dtype <= RC_I64; dtype++)
+        for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
+            for (size_t f = 0; f < (is_float(dtype) ? CHECK_COUNT(factors) : CHECK_COUNT(divisors));
+                 f++)
+                for (int in_place = 0; in_place < 2; in_place++)
+                    scale_case(set, dtype, is_float(dtype) ? (double)factors[f] : divisors[f],
+                               sizes[s], (s + f) % 4, in_place);
+}
+
+static void scalings(void)
+{
+    each_set(scale_set);
+}
+
+/* Every dividend of 8 bits by every divisor up to 300. */
+static void byte_division_set(const kernel_set *set)
+{
+    for (int divisor = 1; divisor <= 300; divisor++) {
+        uint8_t all[256], out[256];
+        for (int i = 0; i < 256; i++)
+            all[i] = (uint8_t)i;
+        set->scale[RC_U8](out, all, divisor, 256);
+        for (int i = 0; i < 256; i++)
+            CHECK_EQ(out[i], i / divisor);
+        set->scale[RC_I8](out, all, divisor, 256);
+        for (int i = 0; i < 256; i++)
+            CHECK_EQ((int8_t)out[i], (int8_t)i / divisor);
+    }
+}
+
+static void byte_division(void)
+{
+    each_set(byte_division_set);
+}
+
+static void convert_set(const kernel_set *set)
+{
+    for (size_t s = 0; s < CHECK_COUNT(sizes); s++) {
+        const size_t n = sizes[s];
+        const size_t skip = s % 3 * sizeof(float);
+        double *doubles = make(2 * skip, n * sizeof(double));
+        float *floats = make(skip, n * sizeof(float) + GUARD);
+        float *floats_want = make(0, n * sizeof(float));
+        double *back = make(2 * skip, n * sizeof(double) + GUARD);
+        double *back_want = make(0, n * sizeof(double));
+        fill(doubles, RC_F64, n);
+        set->f64_to_f32(floats, doubles, n);
+        kernels_at(0)->f64_to_f32(floats_want, doubles, n);
+        set->f32_to_f64(back, floats, n);
+        kernels_at(0)->f32_to_f64(back_want, floats, n);
+        CHECK(memcmp(floats, floats_want, n * sizeof *floats) == 0);
+        CHECK(memcmp(back, back_want, n * sizeof *back) == 0);
+        CHECK(guard_holds(floats, n * sizeof *floats) && guard_holds(back, n * sizeof *back));
+        for (size_t i = 0; i < n; i++) {
+            const float want = (float)doubles[i];
+            CHECK(isnan(doubles[i]) ? isnan(floats[i]) : bits_of(floats[i]) == bits_of(want));
+            CHECK(isnan(doubles[i]) ? isnan(back[i]) : back[i] == (double)want);
+        }
+        drop(doubles, 2 * skip);
+        drop(floats, skip);
+        drop(floats_want, 0);
+        drop(back, 2 * skip);
+        drop(back_want, 0);
+    }
+}
+
+static void conversions(void)
+{
+    each_set(convert_set);
+}
+
+/* ---- the table ---- */
+
+static void table(void)
+{
+    CHECK(kernels_at(-1) == NULL);
+    CHECK(strcmp(kernels_at(0)->name, "scalar") == 0);
+    CHECK(kernels_at(0)->supported());
+    CHECK(kernels_find("no such set") == NULL);
+    CHECK(kernels_find("") == NULL);
+    const kernel_set *last = NULL;
+    int count = 0;
+    for (; kernels_at(count); count++) {
+        const kernel_set *set = kernels_at(count);
+        const int supported = set->supported();
+        CHECK(kernels_find(set->name) == (supported ? set : NULL));
+        last = supported ? set : last;
+        printf("     %s%s\n", set->name, supported ? "" : ": not on this CPU, not tested");
+        for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++) {
+            const int half = dtype == RC_F16 || dtype == RC_BF16;
+            for (int op = 0; op < RC_OP_COUNT; op++)
+                CHECK((set->reduce[dtype][op] == NULL) == (half || op == RC_AVG));
+            CHECK((set->scale[dtype] == NULL) == half);
+        }
+    }
+    CHECK(kernels_at(count + 1) == NULL);
+    CHECK(kernels_find(NULL) == last);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"table", table},       {"reductions", reductions},       {"min_max_rule", min_max_rule},
+        {"scalings", scalings}, {"byte_division", byte_division}, {"conversions", conversions},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

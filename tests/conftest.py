@@ -1,0 +1,58 @@
+"""What all tests share: a clean environment, and a check that a test leaves nothing open.
+
+Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
+reaches a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ringcomm import Config, _native
+
+_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[None]:
+    """Takes away what would make a test a rank of something else."""
+    settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
+    unwanted = settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in unwanted or name.startswith(_LAUNCHERS):
+                patch.delenv(name)
+        yield
+
+
+def _open_fds() -> dict[str, str]:
+    """Sockets, event loops and wake-ups of this process, by descriptor."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if target.startswith(("socket:", "anon_inode:")):
+            found[fd] = target
+    return found
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails a test that leaves a socket open or an engine running."""
+    before, engines = _open_fds(), set(_native._shared)
+    yield
+    for _ in range(40):
+        leaked = set(_open_fds().items()) - set(before.items())
+        running = set(_native._shared) - engines
+        if not leaked and not running:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"left open: {sorted(leaked)}; engines running: {len(running)}")

@@ -1,0 +1,273 @@
+"""The sweep: its options, the closed form that judges results, the floor, and one run of it all."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import _closed_form as closed_form  # noqa: E402
+import _floor  # noqa: E402
+import _measure  # noqa: E402
+import _table  # noqa: E402
+import sweep  # noqa: E402
+from _peers import DTYPES, OPS, What  # noqa: E402
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("4", [4]),
+        ("4K,1MB,1.5KiB", [4096, 1_000_000, 1536]),
+        ("4:64", [4, 16, 64]),
+        ("4:20:2", [4, 8, 16, 20]),
+        ("64M:64M", [64 << 20]),
+    ],
+)
+def test_sizes(text: str, sizes: list[int]) -> None:
+    assert sweep.parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "x", "4Q", "-1", "8:4", "4:8:1", "4:8:2:2", "0:8", "4:8:x"])
+def test_wrong_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        sweep.parse_sizes(text)
+
+
+def test_bf16_is_swept_only_where_it_applies() -> None:
+    assert sweep.parse([]).compression == ["none", "bf16"]
+    assert sweep.parse(["--dtype", "i32"]).compression == ["none"]
+    assert sweep.parse(["--collective", "broadcast"]).compression == ["none"]
+    assert sweep.parse(["--compression=fp16"]).compression == ["fp16"]
+
+
+def test_a_wrong_option_is_explained_by_one_rank_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, said in (("0", "--iters must be"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            sweep.parse(["--iters", "0"])
+        assert said in capsys.readouterr().err
+
+
+# --- the closed form ---
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    """Rounded to bf16, by truncation: changes every value that bf16 cannot hold."""
+    return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+@pytest.mark.parametrize("world", [1, 3, 4, 16])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_partial_result_is_exact(world: int, op: str, dtype: str) -> None:
+    inputs = [closed_form.pattern(rank, world, op, dtype) for rank in range(world)]
+    want = closed_form.expected(world, op, dtype)
+    combine = {"min": np.minimum, "max": np.maximum, "prod": np.multiply}.get(op, np.add)
+    total = np.zeros(closed_form.PERIOD) + inputs[0]
+    for values in inputs[1:]:
+        combine(total, values, out=total)
+        kept = closed_form.tile(total, total.size, dtype)
+        assert np.array_equal(kept, total)
+        if dtype[0] not in "iu":
+            assert np.array_equal(bf16(total), total)
+    result = total / world if op == "avg" else total
+    assert np.array_equal(result, want)
+    assert np.array_equal(closed_form.tile(want, want.size, dtype), want)
+
+
+def test_wrong_elements_are_counted() -> None:
+    want = closed_form.expected(4, "sum", "f32")
+    good = closed_form.tile(want, 200_000, "f32")
+    assert closed_form.count_wrong(good, want, 0, "sum") == 0
+    assert closed_form.count_wrong(good[70_000:], want, 70_000, "sum") == 0
+    for index, value in ((0, np.nan), (65_537, 100.0), (199_999, good[199_999] + 2e-7)):
+        bad = good.copy()
+        bad[index] = value
+        changed = int(bad[index] != good[index])
+        assert closed_form.count_wrong(bad, want, 0, "sum") == changed
+    swapped = good.reshape(-1, 50_000)[[0, 2, 1, 3]].reshape(-1)
+    assert closed_form.count_wrong(swapped, want, 0, "sum") > 50_000
+
+
+def test_inputs_differ_between_ranks() -> None:
+    columns = [closed_form.pattern(rank, 4, "sum", "f32") for rank in range(4)]
+    for left in range(4):
+        for right in range(left):
+            assert np.mean(columns[left] == columns[right]) < 0.3
+
+
+# --- figures ---
+
+
+def test_bandwidths_as_defined() -> None:
+    assert _measure.busbw_factor("allreduce", 4) == 1.5
+    assert _measure.busbw_factor("allgather", 4) == 0.75
+    assert _measure.busbw_factor("broadcast", 4) == 1.0
+    assert _measure.sent_factor("broadcast", 4) == 0.75
+    assert _measure.element_count(What("allreduce", "sum", "f64"), 4, 3) == 1
+    assert _measure.element_count(What("allgather", "sum", "f32"), 1000, 3) == 249
+
+
+def _row(library: str, compression: str, time_us: float, size: int = 4_194_304) -> _measure.Row:
+    algbw = size / time_us / 1e3
+    return _measure.Row(size, size // 4, "f32", "sum", library, compression, 6, time_us, time_us,
+                        algbw, algbw, None, 0, 0.1)
+
+
+def test_verdicts_follow_from_the_rows() -> None:
+    rows = [_row("ringcomm", "none", 1000.0), _row("ringcomm", "bf16", 500.0),
+            _row("gloo", "none", 1500.0), _row("ringcomm", "none", 1.0, 4096)]
+    _table.add_ratios(rows[:3], "ringcomm")
+    assert rows[0].ratios == {"gloo": 1.5}
+    assert rows[2].ratios == {}
+    floor = _floor.Floor(("eth0",), (8.388608,), 8.388608, "cubic", 0.3)
+    text = "\n".join(_table.verdicts(rows, floor))
+    assert "ringcomm none: busbw 4.1943 GB/s = 50.0 % of the floor" in text
+    assert "ringcomm bf16: algbw 8.3886 GB/s = 2.00 x uncompressed" in text
+    assert "4096 B" not in text
+    heads = _table.header(["gloo"]).splitlines()
+    assert {len(line) for line in heads} == {len(_table.line(rows[0], ["gloo"]))}
+
+
+# --- the floor ---
+
+
+class Together:
+    """Two ranks as threads of this process."""
+
+    world = 2
+
+    def __init__(self, rank: int, shared: list[np.ndarray | None], gate: threading.Barrier) -> None:
+        self.rank, self._shared, self._gate = rank, shared, gate
+
+    def barrier(self) -> None:
+        self._gate.wait(30)
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        self._shared[self.rank] = values
+        self.barrier()
+        rows = np.stack([row for row in self._shared if row is not None])
+        self.barrier()
+        return rows
+
+
+def _floors(rails: list[list[tuple[str, str]]]) -> list[object]:
+    shared: list[np.ndarray | None] = [None, None]
+    gate = threading.Barrier(2)
+    results: list[object] = [None, None]
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = _floor.measure_floor(Together(rank, shared, gate), rails[rank], 0.3)
+        except _floor.FloorError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_floor_is_the_same_on_all_ranks() -> None:
+    rails = [("lo", "127.0.0.1"), ("lo", "127.0.0.2")]
+    left, right = _floors([rails, rails])
+    assert isinstance(left, _floor.Floor)
+    assert left == right
+    assert all(rate > 0.001 for rate in left.gbps)
+    assert left.total >= sum(left.gbps) * 0.999
+
+
+def test_floor_without_ports_is_none_and_with_a_wrong_one_an_error_on_all() -> None:
+    assert _floors([[("lo", "127.0.0.1")], []]) == [None, None]
+    broken = _floors([[("lo", "127.0.0.1")], [("lo", "192.0.2.1")]])
+    assert all("could not be measured: rank 1" in str(error) for error in broken)
+
+
+def test_a_stranger_without_the_token_is_turned_away() -> None:
+    token = bytes(range(_floor.TOKEN_BYTES))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(b"x" * _floor.TOKEN_BYTES)
+            with socket.create_connection(address) as friend:
+                friend.sendall(token)
+                with _floor._accept(listener, token) as accepted:
+                    assert accepted.getpeername() == friend.getsockname()
+            assert stranger.recv(1) == b""
+
+
+# --- all of it ---
+
+
+def _run_sweep(*options: str, world: int = 2) -> list[tuple[int, str]]:
+    """Exit code and output of every rank of a sweep on the loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(BENCH / "sweep.py"), *options],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]
+    ends = [(rank.communicate(timeout=100)[0], rank.returncode) for rank in ranks]
+    return [(code, text) for text, code in ends]
+
+
+def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("ringcomm")
+    table, document = tmp_path / "out.csv", tmp_path / "out.json"
+    (code, text), (other_code, other_text) = _run_sweep(
+        "--sizes", "4,40000,4MB", "--compression", "none,bf16,fp16", "--iters", "3",
+        "--floor", "0.2", "--csv", str(table), "--json", str(document), "--against", "mpi",
+    )
+    assert (code, other_code, other_text) == (0, 0, ""), text + other_text
+    assert "# mpi: skipped: an MPI job must be started by mpirun" in text
+    assert "% of the floor" in text
+    assert "x uncompressed" in text
+    told = json.loads(document.read_text())
+    assert told["world_size"] == 2
+    assert told["floor_gbps"] > 0
+    assert [(row["size"], row["compression"]) for row in told["rows"]] == [
+        (size, codec) for size in (4, 40000, 4_000_000) for codec in ("none", "bf16", "fp16")
+    ]
+    for row in told["rows"]:
+        assert row["wrong"] == 0
+        assert row["time_us"] > 0
+        halved = 0.5 if row["compression"] != "none" else 1.0
+        if row["size"] == 4_000_000:
+            assert row["wirebw"] == pytest.approx(row["busbw"] * halved, rel=0.02)
+    with table.open() as file:
+        assert len(list(csv.DictReader(file))) == 9
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allgather", "reduce_scatter"])
+def test_sweep_of_the_other_collectives(collective: str) -> None:
+    pytest.importorskip("ringcomm")
+    ends = _run_sweep("--collective", collective, "--sizes", "1000,300000", "--iters", "2",
+                      "--floor", "0", world=3)
+    assert [code for code, _ in ends] == [0, 0, 0], ends
+    assert "wrong elements: 0 of" in ends[0][1]

@@ -1,0 +1,528 @@
+"""The reference trainer: what each rank sees, that models learn, resuming, the report, refusals.
+
+Most tests run a world of one in this process. Two start two ranks under torchrun over gloo, so
+they say what the trainer does by itself; with ringcomm underneath it is tested where ringcomm is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ringcomm.errors import ConfigError  # noqa: E402
+from ringcomm.train import checkpoint, models, optim, sampling, timing  # noqa: E402
+from ringcomm.train.__main__ import main  # noqa: E402
+from ringcomm.train.data import ImageTensors, TextWindows, load, stratified_split  # noqa: E402
+from ringcomm.train.distributed import World  # noqa: E402
+from ringcomm.train.engine import Engine  # noqa: E402
+from ringcomm.train.loop import Run, train  # noqa: E402
+from ringcomm.train.options import Options, _parser, parse  # noqa: E402
+from ringcomm.train.progress import Progress  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small work on a shared machine; the trainer sets the number for the whole process too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(**changes: Any) -> Options:
+    """A run of a second or so."""
+    return dataclasses.replace(Options(steps=8, threads=1, eval_every=0), **changes)
+
+
+def events(path: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def text_data() -> TextWindows:
+    return TextWindows(b"for each rank in the ring: send, receive, add. " * 100, 32)
+
+
+def torchrun(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    """The trainer on two ranks of one thread each."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+               "-m", "ringcomm.train", "--reduce", "gloo", "--threads", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+# ---- what each rank sees ----
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_together_see_what_one_process_sees(world_size: int, accumulate: int) -> None:
+    def sampler(rank: int, size: int, parts: int) -> sampling.Sampler:
+        return sampling.Sampler(
+            50, 16, rank=rank, world_size=size, accumulate=parts, seed=3
+        )
+
+    whole = sampler(0, 1, 1)
+    ranks = [sampler(rank, world_size, accumulate) for rank in range(world_size)]
+    for step in range(2 * whole.steps_per_epoch):
+        shares = [ranks[rank].share(step) for rank in range(world_size)]
+        assert all(len(share) == accumulate for share in shares)
+        assert len({len(part) for share in shares for part in share}) == 1
+        together = torch.cat([part for share in shares for part in share])
+        assert together.sort().values.equal(whole.share(step)[0].sort().values)
+
+
+def test_an_epoch_repeats_no_sample_and_the_next_has_another_order() -> None:
+    sampler = sampling.Sampler(50, 16, rank=0, world_size=1, accumulate=1, seed=0)
+    epochs = [
+        torch.cat([sampler.share(epoch * 3 + step)[0] for step in range(3)]) for epoch in (0, 1)
+    ]
+    assert all(len(epoch.unique()) == 48 for epoch in epochs)
+    assert not epochs[0].equal(epochs[1])
+    assert sampler.share(1)[0].equal(epochs[0][16:32])
+
+
+def test_reading_ahead_yields_the_same_batches() -> None:
+    data = load(Options())
+    sampler = sampling.Sampler(data.sizes["train"], 64, rank=1, world_size=2, accumulate=2, seed=0)
+    plain = list(sampling.batches(data, sampler, 20, 25))
+    data.on_disk = True
+    ahead = list(sampling.batches(data, sampler, 20, 25))
+    assert len(plain) == len(ahead) == 5
+    assert list(sampling.batches(data, sampler, 5, 5)) == []
+    for a, b in zip(plain, ahead, strict=True):
+        assert all(x.equal(y) for ab in zip(a, b, strict=True) for x, y in zip(*ab, strict=True))
+
+
+# ---- data ----
+
+
+def test_the_split_holds_out_a_fifth_of_each_class_and_nothing_twice() -> None:
+    labels = torch.arange(100) % 4
+    parts = stratified_split(labels)
+    assert [len(part) for part in parts] == [80, 20]
+    assert torch.cat(parts).unique().numel() == 100
+    assert torch.bincount(labels[parts[1]]).tolist() == [5, 5, 5, 5]
+
+
+def test_digits_are_the_real_ones() -> None:
+    data = load(Options())
+    assert data.shape == (1, 8, 8)
+    assert sum(data.sizes.values()) == 1797
+    assert data.fingerprint == load(Options()).fingerprint
+
+
+def test_text_targets_are_the_bytes_that_follow() -> None:
+    data = load(Options(data="stdlib-text:0.05", context=64))
+    assert sum(data.sizes.values()) * 64 <= 50_000
+    inputs, targets = data.batch("train", torch.tensor([0, 3]))
+    assert inputs.shape == targets.shape == (2, 64)
+    assert inputs[:, 1:].equal(targets[:, :-1])
+    following, _ = data.batch("train", torch.tensor([1, 4]))
+    assert targets[:, -1].equal(following[:, 0])
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    for name, level in (("bright", 255), ("dark", 0)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            image.new("RGB", (12, 9), (level, level, 0)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def test_an_image_folder_is_split_resized_and_labelled(image_folder: Path) -> None:
+    data = load(Options(data=f"folder:{image_folder}", image_size=8))
+    assert data.sizes == {"train": 16, "held_out": 4}
+    images, labels = data.batch("train", torch.arange(16))
+    assert images.shape == (16, 3, 8, 8)
+    assert images[labels == 0][:, :2].eq(1).all()
+    assert images[labels == 1].eq(-1).all()
+
+
+def test_an_image_folder_may_bring_its_own_split(image_folder: Path) -> None:
+    for part, names in (("train", range(8)), ("val", range(8, 10))):
+        for label in ("bright", "dark"):
+            (image_folder / part / label).mkdir(parents=True)
+            for number in names:
+                source = image_folder / label / f"{number}.png"
+                source.rename(image_folder / part / label / source.name)
+    data = load(Options(data=f"folder:{image_folder}", image_size=8))
+    assert data.sizes == {"train": 16, "held_out": 4}
+
+
+def test_a_damaged_image_is_named(image_folder: Path) -> None:
+    (image_folder / "dark" / "0.png").write_bytes(b"no image")
+    data = load(Options(data=f"folder:{image_folder}"))
+    with pytest.raises(ConfigError, match=r"dark/0\.png cannot be read"):
+        for part in ("train", "held_out"):
+            data.batch(part, torch.arange(data.sizes[part]))
+
+
+# ---- models and optimizers ----
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet20", "vit-mini", "vit-s", "gpt-mini", "gpt-s"])
+def test_models_have_the_shape_of_their_targets(name: str) -> None:
+    data = text_data() if name.startswith("gpt") else load(Options())
+    inputs, targets = data.batch("train", torch.arange(2))
+    model = models.build(name, data, width=8, dropout=0.1, seed=0)
+    with torch.no_grad():
+        assert model(inputs).shape == (*targets.shape, data.classes)
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet20", "vit-mini", "gpt-mini"])
+def test_training_lowers_the_loss_on_a_batch(name: str) -> None:
+    options = small(model=name, warmup=0.0, batch=16)
+    data = text_data() if name.startswith("gpt") else load(options)
+    engine = Engine(models.build(name, data, width=8, dropout=0.0, seed=0), options, World())
+    source = iter([[data.batch("train", torch.arange(16))]] * 20)
+    losses = [engine.train_step(step, 20, source).loss for step in range(20)]
+    assert losses[-1] < 0.96 * losses[0]
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    data = load(Options())
+    built = [models.build("resnet8", data, width=8, dropout=0, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in built)
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
+def test_a_gpt_does_not_see_what_follows() -> None:
+    model = models.build("gpt-mini", text_data(), width=8, dropout=0.0, seed=0).eval()
+    tokens = torch.randint(256, (1, 32))
+    changed = tokens.clone()
+    changed[0, 20] += 1
+    with torch.no_grad():
+        difference = (model(tokens) - model(changed % 256)).abs().amax(-1)[0]
+    assert difference[:20].max() == 0
+    assert difference[20:].min() > 0
+
+
+def test_accumulation_leaves_the_gradient_as_it_was() -> None:
+    weights = []
+    for accumulate in (1, 4):
+        run = Run(small(accumulate=accumulate, steps=3), World())
+        with Progress(run.steps, 0, quiet=True) as progress:
+            run.train(progress)
+        weights.append(torch.cat([p.detach().flatten() for p in run.engine.model.parameters()]))
+    assert torch.allclose(*weights, rtol=1e-3, atol=1e-5)
+
+
+def test_the_rate_rises_then_follows_a_cosine() -> None:
+    rates = [optim.rate_at(step, 100, 2.0, 0.1) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[10] == 2.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(1.01)
+    assert 0.02 <= rates[99] < 0.022
+
+
+def test_vectors_do_not_decay() -> None:
+    model = models.build("vit-mini", load(Options()), width=8, dropout=0.0, seed=0)
+    decaying, steady = optim.make_optimizer(model, Options(model="vit-mini")).param_groups
+    assert decaying["weight_decay"] == 0.05
+    assert steady["weight_decay"] == 0.0
+    assert all(p.dim() == 1 for p in steady["params"])
+    assert len(decaying["params"]) + len(steady["params"]) == len(list(model.parameters()))
+
+
+# ---- where the time goes ----
+
+
+def test_a_step_is_split_by_hand_computed_intervals() -> None:
+    # Computation until 8, works [2, 5] and [4, 6] overlap, [8, 9] is the last one.
+    times = timing.split_step(0.0, 1.0, 9.5, 11.0, [(8.0, 9.0), (2.0, 5.0), (4.0, 6.0)])
+    assert times == timing.StepTimes(step=11.0, input=1.0, compute=8.5, exposed=1.5, hidden=4.0)
+    assert timing.efficiency(times.compute, times.exposed) == 0.85
+
+
+def test_a_work_that_outlasts_computation_is_hidden_up_to_its_end_only() -> None:
+    times = timing.split_step(0.0, 0.0, 10.0, 10.0, [(2.0, 9.0), (6.0, 10.0)])
+    assert times.hidden == 4.0
+    assert times.exposed == 4.0
+    assert times.compute == 6.0
+
+
+def test_without_works_all_is_computation() -> None:
+    assert timing.split_step(0.0, 1.0, 4.0, 5.0, ()) == timing.StepTimes(5.0, 1.0, 4.0, 0.0, 0.0)
+    assert timing.efficiency(4.0, 0.0) == timing.efficiency(0.0, 0.0) == 1.0
+
+
+# ---- checkpoints ----
+
+
+class BrokenOff(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"model": "resnet8", "width": 8, "batch": 128},
+        {"model": "gpt-mini", "data": "stdlib-text:0.005", "context": 8, "dropout": 0.1},
+    ],
+    ids=lambda task: task["model"],
+)
+def test_a_resumed_run_goes_on_bit_for_bit(
+    task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the end of an epoch, with momentum, and with Adam's moments and dropout."""
+
+    def options(name: str, **changes: Any) -> Options:
+        return small(steps=16, checkpoint_every=5, checkpoint=str(tmp_path / name),
+                     log_file=str(tmp_path / f"{name}.jsonl"), **task, **changes)
+
+    whole = train(options("whole"), World())
+
+    step = Engine.train_step
+
+    def break_off(engine: Engine, number: int, *rest: Any) -> Any:
+        if number == 12:
+            raise BrokenOff
+        return step(engine, number, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "train_step", break_off)
+        with pytest.raises(BrokenOff):
+            train(options("broken"), World())
+    resumed = train(options("broken", resume=True), World())
+
+    curve = {e["step"]: (e["loss"], e["lr"], e["epoch"])
+             for e in events(tmp_path / "broken.jsonl", "step")}
+    expected = {e["step"]: (e["loss"], e["lr"], e["epoch"])
+                for e in events(tmp_path / "whole.jsonl", "step")}
+    assert sorted(expected) == list(range(1, 17))
+    assert curve == expected
+    assert resumed["held_out"] == whole["held_out"]
+    assert resumed["measured_steps"] < whole["measured_steps"]
+    states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+              for name in ("whole", "broken")]
+    assert states[0]["step"] == 16
+    assert all(states[0]["model"][k].equal(states[1]["model"][k]) for k in states[0]["model"])
+
+
+def test_resuming_a_finished_run_only_evaluates(tmp_path: Path) -> None:
+    options = small(steps=3, checkpoint=str(tmp_path))
+    first = train(options, World())
+    again = train(dataclasses.replace(options, resume=True), World())
+    assert again["held_out"] == first["held_out"]
+    assert "step_s" not in again
+
+
+def test_resuming_where_nothing_is_starts_a_run(tmp_path: Path) -> None:
+    train(small(steps=2, checkpoint=str(tmp_path / "new" / "folder"), resume=True), World())
+    assert (tmp_path / "new" / "folder" / "checkpoint.pt").is_file()
+
+
+def test_a_checkpoint_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = small(steps=3, checkpoint=str(tmp_path))
+    train(options, World())
+    kept = (tmp_path / "checkpoint.pt").read_bytes()
+    with pytest.raises(ConfigError, match="add --resume"):
+        train(options, World())
+
+    def full_disk(state: Any, file: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(ConfigError, match="No space left"):
+        checkpoint.save(tmp_path, checkpoint.new_state({}, step=9))
+    assert (tmp_path / "checkpoint.pt").read_bytes() == kept
+
+
+def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> None:
+    options = small(steps=2, checkpoint=str(tmp_path))
+    train(options, World())
+    with pytest.raises(ConfigError, match=r"--lr = 0\.1, this run has 0\.5"):
+        train(dataclasses.replace(options, resume=True, lr=0.5), World())
+    path = tmp_path / "checkpoint.pt"
+    whole = path.read_bytes()
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"x" * 100):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="damaged"):
+            train(dataclasses.replace(options, resume=True), World())
+
+
+# ---- the report and the log ----
+
+
+def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "runs" / "log.jsonl"
+    report = train(small(steps=24, log_file=str(log), log_every=7, eval_every=1), World())
+    assert 0 <= report["held_out"]["accuracy"] <= 1
+    assert report["held_out"]["loss"] > 0
+    assert report["steps"] == 24
+    assert report["measured_steps"] == 19
+    assert report["step_s"] == pytest.approx(report["input_s"] + report["compute_s"])
+    assert report["samples_per_s"] == pytest.approx(64 / report["step_s"])
+    assert report["exposed_s"] == report["hidden_s"] == report["wire_bytes_per_step"] == 0
+    assert report["scaling_efficiency"] == 1
+    assert set(report["measured"]) <= set(report)
+    assert [e["step"] for e in events(log, "step")] == list(range(1, 25))
+    assert [e["step"] for e in events(log, "held_out")] == [22]
+    assert len(events(log, "config")) == 1
+    assert events(log, "report")[0]["held_out"] == report["held_out"]
+    out = capsys.readouterr().out
+    assert "held-out accuracy" in out
+    assert "\x1b" not in out
+
+
+def test_text_reports_perplexity() -> None:
+    report = train(small(model="gpt-mini", data="stdlib-text:0.05", context=32, steps=2,
+                         precision="fp32"), World())
+    assert 1 < report["held_out"]["perplexity"] < 400
+
+
+def test_bf16_autocast_trains() -> None:
+    report = train(small(model="resnet8", width=8, batch=8, steps=2, precision="bf16"), World())
+    assert report["held_out"]["loss"] < 5
+
+
+@pytest.mark.slow
+def test_two_ranks_match_one_process(tmp_path: Path) -> None:
+    """The same loss curve up to the order of summation, and so the same accuracy."""
+    log = tmp_path / "two.jsonl"
+    arguments = ["--epochs", "4", "--accumulate", "2", "--bucket-mb", "0.1", "--eval-every", "0"]
+    done = torchrun(*arguments, "--baseline-steps", "3", "--log-file", str(log))
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone = tmp_path / "one.jsonl"
+    one = train(parse([*arguments, "--threads", "1", "--log-file", str(alone)]), World())
+
+    two = events(log, "report")[0]
+    assert two["world_size"] == 2
+    assert abs(two["held_out"]["accuracy"] - one["held_out"]["accuracy"]) <= 0.03
+    assert one["held_out"]["accuracy"] > 0.8
+    curves = [[e["loss"] for e in events(path, "step")][:20] for path in (log, alone)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+    assert two["gradient_bytes_per_step"] == 4 * two["parameters"] == two["wire_bytes_per_step"]
+    assert two["buckets_per_step"] > 1
+    assert two["exposed_s"] > 0
+    assert 0 < two["hidden_s"] < two["compute_s"]
+    assert two["step_s"] == pytest.approx(two["input_s"] + two["compute_s"] + two["exposed_s"])
+    assert two["scaling_efficiency"] == pytest.approx(1 - two["exposed_s"] /
+                                                      (two["step_s"] - two["input_s"]))
+    assert two["no_sync_step_s"] > 0
+    assert two["efficiency_against_no_sync"] > 0
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ("--model alexnet", "give resnet8"),
+        ("--model resnet9", "6n+2"),
+        ("--model gpt-mini", "--data stdlib-text"),
+        ("--data stdlib-text", "--data digits"),
+        ("--data imagenet", "give digits"),
+        ("--data stdlib-text:much --model gpt-mini", "give megabytes"),
+        ("--data folder:/no/such/place", "give the path"),
+        ("--data synthetic:3x32,10", "as in synthetic:3x32x32,10"),
+        ("--data synthetic:3x10x10,4 --model vit-mini --batch 0", "1 or more"),
+        ("--data synthetic:3x9x9,4 --model vit-mini", "multiples of 2"),
+        ("--batch 63 --accumulate 2", "multiple of 2 (62, 64)"),
+        ("--batch 2000", "smaller"),
+        ("--lr nan", "0 or more"),
+        ("--epochs x", "whole number"),
+        ("--epochs 2 --steps 2", "give one"),
+        ("--resume", "--checkpoint DIR"),
+        ("--checkpoint-every 2", "--checkpoint DIR"),
+        ("--checkpoint /dev/null/x", "cannot be used"),
+        ("--log-file /dev/null/x", "cannot be written"),
+        ("--reduce gloo --compression bf16", "--reduce ringcomm"),
+        ("--comp bf16", "--help"),
+    ],
+)
+def test_refusals_are_one_sentence_that_names_the_fix(
+    arguments: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("ringcomm.train: ")
+    assert said.err.count("\n") == 1
+    assert fix in said.err
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "fix"),
+    [
+        ("sklearn.datasets", "", "pip install scikit-learn"),
+        ("PIL", "--data folder:.", "pip install pillow"),
+        ("torch", "", "pip install 'ringcomm[torch]'"),
+    ],
+)
+def test_a_missing_library_is_named(
+    module: str,
+    arguments: str,
+    fix: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(arguments.split()) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_help_and_bad_arguments_do_without_pytorch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from ringcomm.train.__main__ import main\n"
+        "assert main(['--batch', '0']) == 2\n"
+        "main(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "stdlib-text" in done.stdout
+    assert "give a value of 1 or more" in done.stderr
+
+
+def test_no_option_is_the_beginning_of_one_of_torchruns() -> None:
+    from torch.distributed.run import get_args_parser
+
+    theirs = [name for action in get_args_parser()._actions for name in action.option_strings]
+    ours = [name for action in _parser()._actions for name in action.option_strings]
+    assert [name for name in ours if any(other.startswith(name) for other in theirs)] == [
+        "-h", "--help"
+    ]
+
+
+@pytest.mark.slow
+def test_what_all_ranks_refuse_is_said_once() -> None:
+    done = torchrun("--batch", "63")
+    assert done.returncode != 0
+    assert done.stderr.count("give a multiple of 2 (62, 64)") == 1
+
+
+def test_ranks_that_fail_alone_fail_together() -> None:
+    """In a world of one: an error passes through as it is."""
+    with pytest.raises(ConfigError, match="as it is"):
+        World().agree(lambda: (_ for _ in ()).throw(ConfigError("as it is")))
+
+
+def test_data_too_small_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too few"):
+        stratified_split(torch.tensor([0, 1]))
+    with pytest.raises(ConfigError, match="smaller --context"):
+        TextWindows(b"short", 128)
+    images = torch.randn(20, 1, 4, 4)
+    data = ImageTensors(images, torch.arange(20) % 2, classes=2, epochs=1)
+    assert data.sizes == {"train": 16, "held_out": 4}
