@@ -18,7 +18,7 @@ help:
 	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
-	@echo "make bench     micro-benchmarks (pytest-benchmark)"
+	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
 	@echo "make clean     removes everything that was built, .venv too"
 
@@ -64,7 +64,7 @@ tsan:
 	@$(MAKE) --no-print-directory -C tests/c SANITIZER=thread run
 
 bench: $(VENV)/.test
-	@$(BIN)/python -m pytest bench --benchmark-only
+	@$(BIN)/torchrun --standalone --nproc-per-node 2 bench/sweep.py --against gloo
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

@@ -105,9 +105,9 @@ static void start(rc_comm *c, rc_work *w)
             check_work_left(c, w, c->env.links[rank]);
     if (c->state == COMM_RUNNING && work_start(w, &c->env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
-    if (w->env != NULL)
+    if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w);
-    if (w->env != NULL)
+    if (c->state == COMM_RUNNING)
         comm_replay_early(c, w);
     comm_finish_complete(c, w);
     work_release(w);

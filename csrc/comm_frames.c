@@ -67,6 +67,21 @@ static rc_result check_work(rc_comm *c, const rc_work *w, const frame_header *h,
 
 /* ---- frames that come before their collective is called ---- */
 
+/* A peer this far ahead may be out of credit, and then holds back what is wanted here with all the
+ * rest, unless it knows what has been called: it is told so when it gets there, and of each call
+ * from then on. Below this, what it does not know of leaves it credit for a segment or more. */
+static int is_far_ahead(const peer_link *ln)
+{
+    return ln->early_bytes > ln->credit / 4;
+}
+
+static void tell_calls(rc_comm *c, peer_link *ln)
+{
+    comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
+    if (ln->received > 0)
+        comm_send_control(c, ln, FRAME_CALL, ln->received - 1, 0, FRAME_P2P, -1);
+}
+
 static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
 {
     if (ln->early_bytes + h->length > ln->credit)
@@ -76,7 +91,10 @@ static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, r
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a segment of %u bytes",
                               c->env.segment_bytes);
     place->data = place->buffer->data;
+    int was_far_ahead = is_far_ahead(ln);
     ln->early_bytes += h->length;
+    if (!was_far_ahead && is_far_ahead(ln))
+        tell_calls(c, ln);
     return RC_OK;
 }
 
@@ -269,6 +287,8 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
     frame_abort_decode(l->rx_text, h->length, &theirs);
     if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
         theirs.rank = l->peer;
+    if (theirs.code == RC_MISMATCH && theirs.rank == c->env.rank)
+        theirs.rank = l->peer; /* two ranks differ: each holds it against the other */
     comm_fail(c, &theirs);
     return RC_ABORTED;
 }
@@ -349,21 +369,25 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     return 1;
 }
 
-/* Two reasons to announce: the peer may have to hold data back until it knows that we have called,
- * and a neighbour that gets no data from us could not find out that we called something else. */
+/* Three reasons to announce: the peer may have to hold data back until it knows that we have called
+ * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
+ * that we called something else; and a deadline that passes before the next heartbeats come must
+ * not be held against who has called. */
 void comm_announce(rc_comm *c, const rc_work *w)
 {
     const plan *p = &w->plan;
     uint64_t segment = p->segment_elems * w->codec.wire_bytes;
     uint64_t expected = w->receives_left * segment;
     int next = (p->rank + 1) % p->world_size;
+    int hurried = !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
     for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
         peer_link *ln = c->env.links[peer];
         if (ln == NULL)
             continue;
         int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
         int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_starts_towards(p, peer);
-        if (bulk || silent)
+        int ahead = is_far_ahead(ln) && plan_receives(p, peer) > 0;
+        if (bulk || ahead || silent || hurried)
             comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
     }
 }

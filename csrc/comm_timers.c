@@ -27,9 +27,9 @@ static int list_missing(const rc_comm *c, uint64_t seq, char *text, size_t size)
     return first;
 }
 
-static void time_out(rc_comm *c, const rc_work *w, uint64_t now)
+static void time_out(rc_comm *c, const rc_work *w)
 {
-    double seconds = clock_seconds(w->submitted, now);
+    double seconds = w->call.timeout_ms * 1e-3;
     char missing[160];
     if (w->flags & FRAME_P2P) {
         comm_fail_text(c, RC_TIMEOUT, w->call.root, "no %s by rank %d within %.3g s",
@@ -54,7 +54,7 @@ static uint64_t check_deadlines(rc_comm *c, uint64_t now)
     uint64_t next = ENGINE_NEVER;
     for (rc_work *w = c->active_head; w != NULL; w = w->next) {
         if (w->deadline <= now) {
-            time_out(c, w, now);
+            time_out(c, w);
             return ENGINE_NEVER;
         }
         if (w->deadline < next)

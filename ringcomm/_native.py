@@ -92,7 +92,17 @@ class Engine:
         self._registered = threading.Condition()
         self._watcher: threading.Thread | None = None
         self._stopping = False
+        self._freed_by_watcher = False
+        self.forked = False
         _live.add(self)
+
+    def require_own_process(self) -> None:
+        """Raises NotInitializedError in a forked child: there, nothing of it works."""
+        if self.forked:
+            raise NotInitializedError(
+                "a forked child cannot use its parent's communicator; start workers with spawn, "
+                "or call ringcomm.init() in the child"
+            )
 
     def watch(self, work: Any, callback: Callable[[], None]) -> None:
         """Calls back, from a thread of its own, once a work submitted with notify is over."""
@@ -107,8 +117,11 @@ class Engine:
 
     def _watch(self) -> None:
         out = ffi.new("rc_work **")
-        while not self._stopping:
-            if lib.rc_engine_take_done(self.handle, 60_000, out) != OK:
+        while True:
+            stopping = self._stopping  # read first: what was finished by then is still taken
+            if lib.rc_engine_take_done(self.handle, 0 if stopping else 60_000, out) != OK:
+                if stopping:
+                    break
                 continue
             with self._registered:  # the work can be over before its submitter got here
                 self._registered.wait_for(lambda: _address(out[0]) in self._watched)
@@ -118,12 +131,17 @@ class Engine:
                 callback()
             except Exception:
                 _log.exception("a callback of a finished collective raised")
+        if self._freed_by_watcher:
+            lib.rc_engine_free(self.handle)
 
     def free(self) -> None:
         """Stops its threads. All communicators must be freed."""
         _live.discard(self)
+        if self._watcher is threading.current_thread():  # closed by a callback
+            self._freed_by_watcher = self._stopping = True
+            return
         self._stopping = True
-        if self._watcher is not None and self._watcher is not threading.current_thread():
+        if self._watcher is not None:
             lib.rc_engine_interrupt(self.handle)
             self._watcher.join()
         lib.rc_engine_free(self.handle)
@@ -162,6 +180,7 @@ def _after_fork() -> None:
     _shared_lock = threading.Lock()
     _shared.clear()
     for engine in list(_live):
+        engine.forked = True
         lib.rc_engine_after_fork(engine.handle)
 
 

@@ -8,6 +8,7 @@ same name does; see Communicator for the arguments, results and errors.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from typing import Any
 
@@ -48,7 +49,7 @@ def init(
     """
     global _default
     with _lock:
-        if _default is not None:
+        if is_initialized():
             raise RingcommError(
                 "ringcomm.init was called before; call ringcomm.shutdown() first, or use "
                 "Communicator.split for another group"
@@ -69,12 +70,18 @@ def shutdown() -> None:
         comm.close()
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_initialized() -> bool:
-    """True between init and shutdown."""
-    return _default is not None
+    """True between init and shutdown; False in a forked child that has not called init itself."""
+    return _default is not None and not _default.is_inherited
 
 
 def default_communicator() -> Communicator:

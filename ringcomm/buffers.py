@@ -103,8 +103,9 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
             f"a tensor on device '{tensor.device}' is not supported by this build; "
             "pass tensor.cpu() and copy the result back"
         )
-    if tensor.layout != torch.strided:
-        raise TensorError(f"a tensor of layout {tensor.layout} is not supported; pass to_dense()")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
     dtype = _NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise TensorError(f"dtype {tensor.dtype} is not supported; use {_SUPPORTED}")
@@ -113,6 +114,8 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     if not dense.is_contiguous() or dense.is_neg():
         gathered = dense.resolve_neg().contiguous()
         if writable:
+            if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise TensorError("an expanded tensor cannot be written to; pass tensor.clone()")
             target = dense
 
             def finish() -> None:
@@ -138,6 +141,10 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
             "host first"
         )
     try:
+        if isinstance(obj, np.generic):
+            copy = np.asarray(obj)
+            copy.flags.writeable = False  # what is written to it would be lost
+            return copy
         if hasattr(obj, "__array_interface__"):
             return np.asarray(obj)
         if hasattr(obj, "__dlpack__"):

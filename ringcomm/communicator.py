@@ -27,6 +27,7 @@ from .work import Work
 OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 CODECS = {"none": 0, "bf16": 1, "fp16": 2}
 _CLOSE_MS = 1000
+_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
 class Communicator:
@@ -49,8 +50,11 @@ class Communicator:
         self.config = config
         self._joined = joined
         self._splits = 0
-        self._lock = threading.Lock()
+        # Held while the handle is in use, so that close() in another thread cannot free it then. A
+        # signal handler may close within such a call.
+        self._lock = threading.RLock()
         self._in_flight: dict[int, Work] = {}
+        self._collect_at = _UNWAITED
         self._handle: Any = None
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
@@ -301,6 +305,9 @@ class Communicator:
             call it.
         """
         self._require_open()
+        for name, value in (("color", 0 if color is None else color), ("key", key)):
+            if not _is_integer(value) or not -(2**63) <= value < 2**63:
+                raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
         joined = regroup(self._joined, members, self._gather_bytes, self._splits)
@@ -317,9 +324,11 @@ class Communicator:
         """
         self._require_open()
         totals = ffi.new("rc_comm_stats *")
-        lib.rc_comm_stats_get(self._handle, totals)
-        rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
-        count = min(lib.rc_comm_lane_stats(self._handle, rows, totals.lanes), totals.lanes)
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_stats_get(self._handle, totals)
+            rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
+            count = min(lib.rc_comm_lane_stats(self._handle, rows, totals.lanes), totals.lanes)
         fields = ("peer", "rail", "lane", "sent_bytes", "received_bytes", "sent_frames",
                   "received_frames", "rate")  # fmt: skip
         lanes = [{name: getattr(rows[i], name) for name in fields} for i in range(count)]
@@ -342,14 +351,28 @@ class Communicator:
         """Host name of a rank; None for no rank."""
         return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else None
 
+    @property
+    def is_inherited(self) -> bool:
+        """True in a forked child of the process that made it, where it is of no use."""
+        return self._engine.forked
+
+    def require_own_process(self) -> None:
+        """Raises NotInitializedError in a forked child of the process that made it."""
+        self._engine.require_own_process()
+
     def abort(self, reason: str = "abort() was called") -> None:
         """Fails all collectives in flight and to come, here and on every other rank, at once."""
         self._require_open()
-        lib.rc_comm_abort(self._handle, reason.encode("utf-8", "replace")[:300])
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_abort(self._handle, reason.encode("utf-8", "replace")[:300])
 
     def close(self) -> None:
         """Leaves the group: says goodbye and closes the lanes, within about a second. Collectives
-        still in flight fail, here and on the other ranks. Closing twice is harmless."""
+        still in flight fail, here and on the other ranks. Closing twice, or in a forked child, is
+        harmless."""
+        if self._engine.forked:
+            return
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is None:
@@ -369,7 +392,7 @@ class Communicator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and self._handle is not None:
+        if kind is not None and self._handle is not None and not self.is_inherited:
             self.abort(f"{kind.__name__}: {error}")
         self.close()
 
@@ -380,6 +403,7 @@ class Communicator:
     # ---- helpers ----
 
     def _require_open(self) -> None:
+        self.require_own_process()
         if self._handle is None:
             raise NotInitializedError("the communicator is closed")
 
@@ -412,16 +436,16 @@ class Communicator:
     ) -> tuple[Any, str]:  # fmt: skip
         """The C call and its name for messages. Raises ConfigError, TensorError."""
         seconds = self.config.timeout if timeout is None else timeout
-        if not 0 < seconds <= 4_000_000:
-            raise ConfigError(f"timeout={seconds}: give seconds above 0, at most 4 million")
-        if op not in OPS:
+        if not isinstance(seconds, (int, float)) or not 0 < seconds <= 4_000_000:
+            raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
+        if not isinstance(op, str) or op not in OPS:
             raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
         codec = "none" if compression is None else compression
-        if codec not in CODECS:
+        if not isinstance(codec, str) or codec not in CODECS:
             raise ConfigError(f"compression={compression!r} is unknown; give one of "
                               f"{', '.join(CODECS)}")  # fmt: skip
-        if not 0 <= root < self.world_size:
-            raise ConfigError(f"rank {root} is not in a world of {self.world_size}")
+        if not _is_integer(root) or not 0 <= root < self.world_size:
+            raise ConfigError(f"rank {root!r} is not in a world of {self.world_size}")
         some = src or dst
         if codec != "none" and some is not None and some.dtype not in ("f32", "f64"):
             raise TensorError(f"compression={compression!r} takes float32 and float64 tensors, "
@@ -462,29 +486,44 @@ class Communicator:
                                 async_op, on_done is not None)  # fmt: skip
         out = ffi.new("rc_work **")
         error = ffi.new("rc_error *")
-        code = lib.rc_submit(self._handle, call, out, error)
-        if code != OK:
-            raise error_class(code)(f"{name}: {text(error.message)}")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
-        work = Work(self, out[0], name, views, dst.owner if dst is not None else result)
-        self._in_flight[id(work)] = work
-        if on_done is not None:
-            callback = on_done
-
-            def over() -> None:
-                work.done()
-                callback(work)
-
-            self._engine.watch(out[0], over)
+        with self._lock:
+            self._require_open()
+            code = lib.rc_submit(self._handle, call, out, error)
+            if code != OK:
+                raise error_class(code)(f"{name}: {text(error.message)}")
+            work = Work(self, out[0], name, views, dst.owner if dst is not None else result)
+            self._in_flight[id(work)] = work
+            if on_done is not None:
+                self._call_back(out[0], work, on_done)
+        if len(self._in_flight) > self._collect_at:
+            self._collect()
         return work if async_op else work.wait()
+
+    def _call_back(self, handle: Any, work: Work, callback: Callable[[Work], None]) -> None:
+        def over() -> None:
+            work.done()
+            callback(work)
+
+        self._engine.watch(handle, over)
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Equal-sized parts of all ranks, joined in order of rank."""
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
+    def _collect(self) -> None:
+        """Lets go of finished works that nobody has waited for, and so of their tensors."""
+        for work in list(self._in_flight.values()):
+            work.done()
+        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer))
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,10 +64,10 @@ class Config:
     """File descriptor to read the job's secret from; -1: none."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.interfaces, tuple):
-            object.__setattr__(self, "interfaces", tuple(self.interfaces))
-        if not isinstance(self.congestion, tuple):
-            object.__setattr__(self, "congestion", tuple(self.congestion))
+        _check_names(self, "interfaces")
+        _check_names(self, "congestion")
+        if not isinstance(self.insecure, bool):
+            raise ConfigError(f"insecure={self.insecure!r}: give True or False")
         _check(self, "lanes", 1, 16)
         _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
@@ -90,21 +91,47 @@ class Config:
         env = os.environ if env is None else env
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            name = "RINGCOMM_" + field.name.upper()
+            name = _variable(field.name)
             if name in env:
                 values[field.name] = _parse(name, field.default, env[name])
         values.update({k: v for k, v in overrides.items() if v is not None})
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            set_here = [
+                field for field in values
+                if overrides.get(field) is None and re.search(rf"\b{field}=", str(error))
+            ]  # fmt: skip
+            if not set_here:
+                raise
+            names = ", ".join(map(_variable, set_here))
+            raise ConfigError(f"{error} (set by {names})") from None
 
     def shared_fields(self) -> dict[str, int]:
         """The fields that must be equal on all ranks; compared when the ranks meet."""
         return {"lanes": self.lanes, "segment_bytes": self.segment_bytes}
 
 
+def _variable(field: str) -> str:
+    return "RINGCOMM_" + field.upper()
+
+
 def _check(config: Config, name: str, low: float, high: float) -> None:
     value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r}: give a number from {low} to {high}")
+    whole = isinstance(getattr(Config, name), int)
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        number = "whole number" if whole else "number"
+        raise ConfigError(f"{name}={value!r}: give a {number} from {low} to {high}")
+
+
+def _check_names(config: Config, name: str) -> None:
+    """Keeps a tuple of names; a lone string would fall apart into its letters."""
+    value = getattr(config, name)
+    listed = isinstance(value, (tuple, list))
+    if not listed or not all(isinstance(part, str) for part in value):
+        raise ConfigError(f'{name}={value!r}: give a tuple of names, such as ("eth0", "eth1")')
+    object.__setattr__(config, name, tuple(value))
 
 
 def _parse(name: str, default: Any, text: str) -> Any:

@@ -58,6 +58,7 @@ class Work:
                 waited for again.
             RingcommError: the collective failed; the class says how.
         """
+        self._comm.require_own_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _SLICE_MS
@@ -74,6 +75,7 @@ class Work:
 
     def done(self) -> bool:
         """True once the collective is over, well or not. Never waits."""
+        self._comm.require_own_process()
         if lib.rc_work_wait(self._handle, 0) == AGAIN:
             return False
         self._finish()

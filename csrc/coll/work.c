@@ -65,8 +65,10 @@ rc_work *work_create(rc_engine *engine, const rc_call *call)
     if (w == NULL)
         return NULL;
     w->engine = engine;
+    engine_retain(engine);
     w->call = *call;
     w->fingerprint = fingerprint_of(call);
+    w->call.op = fingerprint_op(w->fingerprint);
     w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
     w->submitted = clock_ns();
     w->deadline = w->submitted + (uint64_t)call->timeout_ms * CLOCK_MS;
@@ -87,6 +89,7 @@ void work_release(rc_work *w)
         return;
     if (w->seen != w->seen_few)
         free(w->seen);
+    engine_release(w->engine);
     free(w);
 }
 

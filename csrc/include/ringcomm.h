@@ -119,8 +119,8 @@ typedef struct rc_engine rc_engine;
 
 /* kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU supports. */
 rc_result rc_engine_create(rc_engine **out, const char *kernel_set);
-/* Frees the engine. Its communicators must be freed first; works that are still held stay valid
- * for rc_work_free only. */
+/* Frees the engine. Its communicators must be freed first, so its works are over; those that are
+ * still held stay valid, and what rc_work_* say of them stays the same. */
 void rc_engine_free(rc_engine *engine);
 /* Name of the kernel set in use. */
 const char *rc_engine_kernel_set(const rc_engine *engine);

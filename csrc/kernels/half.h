@@ -14,7 +14,6 @@ static void HALF(encode)(uint16_t *dst, const float *src, float factor, size_t n
     const size_t whole = n - n % LANES;
     const size_t rest = n - whole;
     const vec by = vec_set(factor);
-    INDEPENDENT
     for (size_t i = 0; i < whole; i += LANES)
         STORE(dst + i, vec_mul(LOAD_F32(src + i), by));
     if (rest) {
@@ -30,7 +29,6 @@ static void HALF(decode)(float *dst, const uint16_t *src, size_t n)
 {
     const size_t whole = n - n % LANES;
     const size_t rest = n - whole;
-    INDEPENDENT
     for (size_t i = 0; i < whole; i += LANES)
         DECODE(dst + i, src + i);
     if (rest) {
@@ -54,7 +52,6 @@ static void HALF(add)(uint16_t *dst, const uint16_t *acc, const float *x, float 
     const size_t rest = n - whole;
     const vec before = vec_set(pre);
     const vec after = vec_set(post);
-    INDEPENDENT
     for (size_t i = 0; i < whole; i += LANES)
         STORE(dst + i, HALF(fused)(LOAD(acc + i), LOAD_F32(x + i), before, after));
     if (rest) {
@@ -74,7 +71,6 @@ static void HALF(add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x
     const size_t rest = n - whole;
     const vec before = vec_set(pre);
     const vec after = vec_set(post);
-    INDEPENDENT
     for (size_t i = 0; i < whole; i += LANES)
         STORE(dst + i, HALF(fused)(LOAD(acc + i), LOAD(x + i), before, after));
     if (rest) {

@@ -6,8 +6,9 @@
  * Design. The bodies are written once, in body.h, and compiled once per instruction set; where a
  * compiler does not find the instruction, a set overrides the body by hand. Every set matches the
  * scalar one bit for bit, with one exception: where both operands of an f32 or f64 sum or product
- * are NaN, the payload of the result is unspecified. Encoders turn every NaN into one canonical
- * NaN (bf16 0x7fc0, fp16 0x7e00).
+ * are NaN, the payload of the result is unspecified. (Between x86-64 and ARM the sign of a NaN made
+ * from numbers differs too.) Encoders turn every NaN into one canonical NaN (bf16 0x7fc0, fp16
+ * 0x7e00).
  *
  * Rules. No contraction, no fast math, no flush to zero: the calling thread rounds to nearest and
  * keeps subnormals, as threads do unless told otherwise. 16-bit floats round to nearest even by

@@ -65,12 +65,18 @@ static rc_result start_thread(rc_engine *e)
     return failed ? RC_SYSTEM : RC_OK;
 }
 
-static void destroy(rc_engine *e)
+static void close_fds(rc_engine *e)
 {
     if (e->epoll_fd >= 0)
         close(e->epoll_fd);
     if (e->wake_fd >= 0)
         close(e->wake_fd);
+    e->epoll_fd = e->wake_fd = -1;
+}
+
+static void destroy(rc_engine *e)
+{
+    close_fds(e);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->done_ready);
@@ -118,7 +124,19 @@ void rc_engine_free(rc_engine *e)
     wake(e);
     engine_unlock(e);
     pthread_join(e->thread, NULL);
-    destroy(e);
+    close_fds(e);
+    engine_release(e);
+}
+
+void engine_retain(rc_engine *e)
+{
+    atomic_fetch_add(&e->holders, 1);
+}
+
+void engine_release(rc_engine *e)
+{
+    if (atomic_fetch_sub(&e->holders, 1) == 0)
+        destroy(e);
 }
 
 const char *rc_engine_kernel_set(const rc_engine *e)
@@ -128,7 +146,8 @@ const char *rc_engine_kernel_set(const rc_engine *e)
 
 void rc_engine_after_fork(rc_engine *e)
 {
-    atomic_store(&e->forked, 1);
+    if (atomic_exchange(&e->forked, 1))
+        return; /* a child of this child: the numbers may be other files by now */
     for (engine_source *source = e->sources; source != NULL; source = source->next)
         if (source->fd >= 0)
             close(source->fd);

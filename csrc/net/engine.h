@@ -76,12 +76,18 @@ struct rc_engine {
     pthread_mutex_t inbox_lock; /* guards the members' inboxes; taken before nothing else */
     atomic_int submitted;       /* some inbox is not empty */
     atomic_int forked;          /* this is a child: nothing works here any more */
+    atomic_int holders;         /* works; one less after rc_engine_free. Below 0: destroyed */
 
     pthread_mutex_t done_lock;
     pthread_cond_t done_ready;
     engine_done *done_head, *done_tail;
     int done_interrupted;
 };
+
+/* A holder keeps the locks in existence, so that a thread on its way into a wait for a finished
+ * work finds them even when all communicators and the engine itself are freed meanwhile. */
+void engine_retain(rc_engine *e);
+void engine_release(rc_engine *e);
 
 void engine_lock(rc_engine *e);
 void engine_unlock(rc_engine *e);

@@ -79,8 +79,7 @@ static void advance(lane *ln, size_t bytes)
 
 static void watch(lane *ln, int writable)
 {
-    engine_watch(ln->engine, &ln->source,
-                 (ln->deaf ? 0U : (uint32_t)EPOLLIN) | (writable ? (uint32_t)EPOLLOUT : 0U));
+    engine_watch(ln->engine, &ln->source, (uint32_t)EPOLLIN | (writable ? (uint32_t)EPOLLOUT : 0U));
 }
 
 static void release_list(lane *ln, out_frame *frame)
@@ -173,7 +172,9 @@ void lane_measure(lane *ln, uint64_t now, uint64_t unacked)
         ln->rate_delivered = delivered;
         return;
     }
-    uint64_t span = now - ln->rate_at, bytes = delivered - ln->rate_delivered;
+    uint64_t span = now - ln->rate_at, bytes = 0;
+    if (delivered > ln->rate_delivered) /* Unix sockets count their own overhead as queued */
+        bytes = delivered - ln->rate_delivered;
     if (span < WINDOW_MS * CLOCK_MS || (bytes < MIN_BYTES && span < 50 * WINDOW_MS * CLOCK_MS))
         return;
     double sample = (double)bytes / (double)span;
@@ -286,6 +287,25 @@ static void receive(lane *ln)
     }
 }
 
+/* A peer that cannot get rid of what it sends here would not get its abort out either, nor close
+ * in less than its whole patience. */
+static void discard(lane *ln)
+{
+    size_t budget = READ_BUDGET;
+    while (budget > LANE_RBUF_BYTES) {
+        ssize_t got = read(ln->source.fd, ln->rbuf, LANE_RBUF_BYTES);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (got <= 0) {
+            lane_close(ln);
+            return;
+        }
+        budget -= (size_t)got;
+    }
+}
+
 static void ready(engine_source *source, uint32_t events)
 {
     lane *ln = (lane *)source;
@@ -296,10 +316,12 @@ static void ready(engine_source *source, uint32_t events)
     }
     if (ln->source.fd < 0)
         return;
-    if (!ln->deaf && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+    if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+        return;
+    if (ln->deaf)
+        discard(ln);
+    else
         receive(ln);
-    else if (ln->deaf && (events & (EPOLLHUP | EPOLLERR)))
-        lane_close(ln);
 }
 
 /* ---- life ---- */

@@ -72,7 +72,7 @@ struct lane {
     size_t rbuf_start, rbuf_end;
     uint32_t epoch, max_length;
     int in_payload;
-    int deaf;    /* nothing is read any more (lane_detach) */
+    int deaf;    /* what arrives is thrown away (lane_detach) */
     int mute;    /* nothing can be sent any more; what was received may still end in a goodbye */
     int goodbye; /* the peer has sent its last frame here */
     frame_header rx;
@@ -103,8 +103,8 @@ uint64_t lane_unacked(const lane *ln);
 /* Updates rate from what was acknowledged since the last look. */
 void lane_measure(lane *ln, uint64_t now, uint64_t unacked);
 /* Makes the lane independent of memory that is not its own: the rest of a half-sent payload is
- * copied, frames not begun are released, nothing is read any more. Afterwards only control frames
- * may be pushed. */
+ * copied, frames not begun are released, what arrives is thrown away. Afterwards only control
+ * frames may be pushed. */
 void lane_detach(lane *ln);
 /* Lets go of its frames through handler->sent and closes the socket. */
 void lane_close(lane *ln);

@@ -32,6 +32,11 @@ uint64_t fingerprint_of(const rc_call *call)
            call->count << 28;
 }
 
+rc_op fingerprint_op(uint64_t fingerprint)
+{
+    return (rc_op)(fingerprint >> 4 & 15);
+}
+
 static const char *name_at(const char *const *names, int count, uint64_t index)
 {
     return index < (uint64_t)count ? names[index] : "?";

@@ -22,6 +22,8 @@
 /* The call must have been validated. Arguments that the collective ignores are packed as 0; a send
  * and the receive it meets have the same fingerprint. */
 uint64_t fingerprint_of(const rc_call *call);
+/* The op of the call; RC_SUM where the collective ignores it. */
+rc_op fingerprint_op(uint64_t fingerprint);
 /* "allreduce(f32[1024], op=sum, compression=bf16)". Any 64 bits give some text. */
 void fingerprint_text(uint64_t fingerprint, char *text, size_t size);
 

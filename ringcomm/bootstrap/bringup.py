@@ -17,14 +17,14 @@ from . import commit
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
-from .interfaces import Interface, choose
+from .interfaces import Interface, choose, is_loopback
 from .joined import LaneSocket, Mesh, RailInfo
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
-from .rails import Endpoint, Pairing, Port, meet, number, pair
+from .rails import Endpoint, Pairing, Port, meet, pair_all
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
-from .sockets import answers_own_arp_only, bind_to_device, listen, shared_subnet, sysctl_advice
+from .sockets import device_binding_works, keep_on_port, listen, sysctl_advice
 from .terms import Key, job_hash
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
@@ -66,9 +66,7 @@ class Bringup:
         began = time.monotonic()
         deadline = min(deadline, began + left)
         self._ports = [offer.ports for offer in offers]
-        rails = number(self._ports)
-        peers = [peer for peer in range(self._world) if peer != self._rank]
-        self._pairings = {peer: pair(self._ports, rails, self._rank, peer) for peer in peers}
+        self._pairings = pair_all(self._ports)[self._rank]
 
         self._maker = LaneMaker(self._plan())
         self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
@@ -104,14 +102,21 @@ class Bringup:
         addresses = [str(address.ip) for i in chosen for address in i.usable]
         check_exposed(addresses, self._secret, self._config.insecure)
         self._interfaces = chosen
-        self._advise()
+        self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
 
-    def _advise(self) -> None:
+    def _warn(self, addresses: Sequence[str]) -> None:
+        """What one rank of each host says about the host's ports."""
+        if self._host_numbers.index(self._host_numbers[self._rank]) != self._rank:
+            return
+        if self._secret is None and not all(map(is_loopback, addresses)):
+            _log.warning(
+                "insecure: anyone who can reach %s can join this job or read its data",
+                ", ".join(addresses),
+            )
         lines = sysctl_advice(self._interfaces)
-        first_here = self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
-        if lines and first_here:
+        if lines:
             _log.warning(
                 "network ports of this host share a subnet, so their traffic may share one port; "
                 "as root run: sysctl -w %s",
@@ -154,7 +159,10 @@ class Bringup:
         addresses = meet(ours, self._ports[peer][pairing.theirs])
         assert addresses is not None  # else pair() had raised
         here, there = addresses
-        device = "" if self._same_host(peer) else ours.name
+        use_device = not self._same_host(peer) and device_binding_works(
+            self._interfaces[pairing.ours], self._interfaces
+        )
+        device = ours.name if use_device else ""
         return Target(str(there.address.ip), there.port, str(here.address.ip), device)
 
     def _same_host(self, peer: int) -> bool:
@@ -196,24 +204,14 @@ class Bringup:
         assert self._maker is not None
         sock = self._maker.made.pop(lane)
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        self._keep_on_port(sock, lane.peer, self._interfaces[pairing.ours])
+        if not self._same_host(lane.peer):
+            keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
         speeds = (
             self._ports[self._rank][pairing.ours].mbit_per_s,
             self._ports[lane.peer][pairing.theirs].mbit_per_s,
         )
         known = [] if self._same_host(lane.peer) else [s for s in speeds if s]
         return LaneSocket(*lane, sock.detach(), min(known, default=0) * 1e6 / 8)
-
-    def _keep_on_port(self, sock: socket.socket, peer: int, interface: Interface) -> None:
-        """An accepted socket answers through the routing table, which sends everything for a
-        subnet that two ports share through one of them."""
-        if (
-            peer > self._rank
-            and not self._same_host(peer)
-            and shared_subnet(interface, self._interfaces)
-            and answers_own_arp_only(interface)
-        ):
-            bind_to_device(sock, interface.name)
 
     def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
         _log.warning(

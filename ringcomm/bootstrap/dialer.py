@@ -41,8 +41,8 @@ class Target:
     source: str = ""
     """Local numeric address to bind; empty: the kernel's choice."""
     device: str = ""
-    """Interface to bind to where permitted; empty: none. Every other try goes without, since a
-    strict rp_filter drops what comes back to a device-bound socket."""
+    """Interface to bind to where permitted; empty: none. Every other try goes without: the route
+    may need it."""
 
 
 class _State(enum.Enum):
@@ -82,6 +82,7 @@ class Dial:
         self._refused = refused
         self._phase = _State.WAITING
         self._tries = 0
+        self._heard = False
         self._pause = FIRST_PAUSE
         self._sock: socket.socket | None = None
         self._client: Client | None = None
@@ -196,8 +197,7 @@ class Dial:
         self._connected(self, sock)
 
     def _on_refused(self, refusal: RefusedError) -> None:
-        text = "closed" if refusal.outcome == Outcome.CLOSED else refusal.outcome.text
-        self._retry(text, str(refusal))
+        self._retry(refusal.outcome.text, str(refusal), refusal.outcome != Outcome.CLOSED)
         if self._refused is not None:
             self._refused(self, refusal)
 
@@ -213,9 +213,12 @@ class Dial:
         self._timer.cancel()
         self._timer = self._loop.call_at(time.monotonic() + seconds, lambda: self._retry(state))
 
-    def _retry(self, state: str, detail: str = "") -> None:
+    def _retry(self, state: str, detail: str = "", heard: bool = False) -> None:
+        """heard: the peer itself said why; a later failure to connect says less."""
         self._hang_up()
-        self.state, self.detail = state, detail
+        if heard or not self._heard:
+            self.state, self.detail = state, detail
+        self._heard = self._heard or heard
         self._phase = _State.WAITING
         self._timer = self._loop.call_at(time.monotonic() + self._pause, self._try)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -94,7 +94,7 @@ def host_key() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        namespace = os.readlink("/proc/self/ns/net")
+        namespace = os.readlink("/proc/thread-self/ns/net")
     except OSError:
         boot, namespace = socket.gethostname(), ""
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:32]

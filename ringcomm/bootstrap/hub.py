@@ -23,7 +23,7 @@ from .blobs import MAX_BYTES, pack
 from .handshake import Server
 from .loop import READ, WRITE, Loop
 from .report import MAX_ROWS, NEVER_CAME, Row, join_error
-from .sockets import tune
+from .sockets import show, tune
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")
@@ -50,6 +50,7 @@ class Hub:
         self._round = 0
         self._began = time.monotonic()
         self._deadline = float("inf")
+        self._address = show(*listeners[0].getsockname()[:2])
         self._loop = Loop()
         self._acceptor: Acceptor | None = Acceptor(
             self._loop, listeners, lambda: Server(key, terms, self._admit), self._welcome,
@@ -123,7 +124,9 @@ class Hub:
         else:
             here = self._world - len(rows)
             waited = time.monotonic() - self._began
-            headline = f"only {here} of {self._world} ranks were ready within {waited:.1f} s"
+            headline = (
+                f"only {here} of {self._world} ranks met at {self._address} within {waited:.1f} s"
+            )
         fields = [row.to_fields() for row in rows[:MAX_ROWS]]
         self._send_all(FAILED, pack({"headline": headline, "rows": fields}))
         return join_error(headline, rows)

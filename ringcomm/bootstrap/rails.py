@@ -70,29 +70,38 @@ def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
     return numbered
 
 
-def pair(
-    ports_by_rank: Sequence[Sequence[Port]], rails: Sequence[Sequence[int]], us: int, peer: int
-) -> list[Pairing]:
-    """The rails between two ranks, in rail order.
+def pair_all(ports_by_rank: Sequence[Sequence[Port]]) -> list[dict[int, list[Pairing]]]:
+    """For each rank, the rails to each of its peers, in rail order.
 
-    rails is what number() says. Raises ConfigError if the two cannot be joined.
+    Raises ConfigError, the same on all ranks, if two ranks cannot be joined.
     """
-    ours, theirs = ports_by_rank[us], ports_by_rank[peer]
-    shared = [
-        Pairing(rail, rails[us].index(rail), rails[peer].index(rail))
-        for rail in sorted(set(rails[us]) & set(rails[peer]))
+    rails = number(ports_by_rank)
+    pairings: list[dict[int, list[Pairing]]] = [{} for _ in ports_by_rank]
+    for low in range(len(ports_by_rank)):
+        for high in range(low + 1, len(ports_by_rank)):
+            shared = _pair(ports_by_rank, rails, low, high)
+            pairings[low][high] = shared
+            pairings[high][low] = [Pairing(p.rail, p.theirs, p.ours) for p in shared]
+    return pairings
+
+
+def _pair(
+    ports_by_rank: Sequence[Sequence[Port]], rails: Sequence[Sequence[int]], low: int, high: int
+) -> list[Pairing]:
+    ours, theirs = ports_by_rank[low], ports_by_rank[high]
+    common = [
+        Pairing(rail, rails[low].index(rail), rails[high].index(rail))
+        for rail in sorted(set(rails[low]) & set(rails[high]))
     ]
-    shared = [p for p in shared if meet(ours[p.ours], theirs[p.theirs])]
-    if not shared:
-        indices = range(min(len(ours), len(theirs)))
-        shared = [Pairing(i, i, i) for i in indices if meet(ours[i], theirs[i])]
-    if not shared:
-        raise ConfigError(
-            f"ranks {min(us, peer)} and {max(us, peer)} have no network in common, not even a "
-            f"version of IP: {_addresses(ports_by_rank[min(us, peer)])} and "
-            f"{_addresses(ports_by_rank[max(us, peer)])}. Name their interfaces"
-        )
-    return shared
+    by_order = [Pairing(i, i, i) for i in range(min(len(ours), len(theirs)))]
+    for candidates in (common, by_order):
+        joined = [p for p in candidates if meet(ours[p.ours], theirs[p.theirs])]
+        if joined:
+            return joined
+    raise ConfigError(
+        f"ranks {low} and {high} have no network in common, not even a version of IP: "
+        f"{_addresses(ours)} and {_addresses(theirs)}. Name their interfaces"
+    )
 
 
 def meet(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:

@@ -30,7 +30,7 @@ from .report import NEVER_CAME, Row, join_error
 from .secret import Secret
 from .terms import Key, Role, Terms, job_hash
 
-_POLL_SLICE = 0.25  # seconds for which a store may block, so that Ctrl-C is heard
+_WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
 _LENGTH = struct.Struct("<Q")
 
 
@@ -68,8 +68,9 @@ def open_tcp(
 class StoreExchange:
     """Over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
 
-    Keys are ``prefix/round/rank``. Give each use of a store a prefix of its own: what an earlier
-    one left behind would be taken for this one's.
+    Keys are ``prefix/use/round/rank``, where use counts how often this rank has met others in this
+    store (through ``add``, where the store has it), so that what an earlier meeting left behind is
+    not taken for this one's. Without ``add``, give each meeting a prefix of its own.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, prefix: str = "ringcomm") -> None:
@@ -77,10 +78,14 @@ class StoreExchange:
         self._rank = rank
         self._world = world_size
         self._prefix = prefix
+        self._use = 0
         self._round = 0
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """See Exchange."""
+        if not self._use:
+            counts = hasattr(self._store, "add")
+            self._use = self._call("add", f"{self._prefix}/uses/{self._rank}", 1) if counts else 1
         self._round += 1
         began = time.monotonic()
         self._call("set", self._key(self._rank), blob)
@@ -97,7 +102,7 @@ class StoreExchange:
         """The store is the caller's."""
 
     def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{self._round}/{rank}"
+        return f"{self._prefix}/{self._use}/{self._round}/{rank}"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -107,11 +112,27 @@ class StoreExchange:
 
     def _wait(self, rank: int, deadline: float) -> bool:
         """True once the rank's blob is there, False at the deadline."""
+        if hasattr(self._store, "check"):
+            return self._poll(self._key(rank), deadline)
+        return self._block(self._key(rank), deadline)
+
+    def _poll(self, key: str, deadline: float) -> bool:
+        """By asking: torch logs a warning for each wait() that times out."""
+        pause = 0.0005
+        while not self._call("check", [key]):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def _block(self, key: str, deadline: float) -> bool:
+        """By waiting, in slices short enough for Ctrl-C to be heard."""
         while True:
             began = time.monotonic()
-            patience = max(0.001, min(_POLL_SLICE, deadline - began))
+            patience = max(0.001, min(_WAIT_SLICE, deadline - began))
             try:
-                self._store.wait([self._key(rank)], datetime.timedelta(seconds=patience))
+                self._store.wait([key], datetime.timedelta(seconds=patience))
                 return True
             except Exception as error:
                 now = time.monotonic()

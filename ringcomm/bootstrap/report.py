@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import BootstrapError
+from ..errors import AuthenticationError, BootstrapError
 from .blobs import Record
+from .terms import Outcome
 
 MAX_ROWS = 100
 MAX_RAIL = 1 << 16
@@ -21,6 +22,7 @@ REFUSED = "refused"
 NO_ANSWER = "no answer"
 NEVER_CAME = "never came to the rendezvous"
 NOT_SEEN = "did not connect"
+_DENIED = (Outcome.AUTHENTICATION_FAILED.text, Outcome.OTHER_JOB.text)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -70,13 +72,19 @@ class JoinError(BootstrapError):
         self.rows = tuple(rows)
 
 
+class JoinDeniedError(JoinError, AuthenticationError):
+    """Not all ranks could be joined, and all that was wrong is who holds which secret."""
+
+
 def join_error(headline: str, rows: Iterable[Row], hosts: Sequence[str] = ()) -> JoinError:
     """The error with its table. hosts, where known, are the host names by rank."""
     rows = sorted(rows)
     lines = [_line(row, hosts) for row in rows]
-    culprits = sorted({row.rank for row in rows if row.state != CONNECTED})
-    culprit = culprits[0] if len(culprits) == 1 else None
-    return JoinError(
+    failed = [row for row in rows if row.state != CONNECTED]
+    culprits = {row.rank for row in failed}
+    culprit = next(iter(culprits)) if len(culprits) == 1 else None
+    denied = failed and all(row.state in _DENIED for row in failed)
+    return (JoinDeniedError if denied else JoinError)(
         "\n".join([f"{headline}:", *_align(lines)]),
         rows=rows,
         rank=culprit,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import select
 import shlex
@@ -32,7 +31,6 @@ KEYGEN_HINT = "python -m ringcomm keygen FILE"
 _MAX_TEXT = 4096  # bytes read from any source
 _FD_PATIENCE = 5.0  # seconds for a launcher to write into secret_fd
 
-_log = logging.getLogger("ringcomm")
 _lock = threading.Lock()
 _taken: dict[str, Secret] = {}
 
@@ -172,13 +170,9 @@ def check_exposed(addresses: Iterable[str], secret: Secret | None, insecure: boo
     Raises ConfigError if others can reach one of them and there is neither a secret nor insecure.
     """
     exposed = sorted({address for address in addresses if not is_loopback(address)})
-    if not exposed or secret is not None:
-        return
-    where = ", ".join(exposed)
-    if not insecure:
+    if exposed and secret is None and not insecure:
         raise ConfigError(
-            f"this job uses {where}, which others can reach, but has no secret: make one with "
-            f"`{KEYGEN_HINT}`, copy FILE to every host and set RINGCOMM_SECRET_FILE=FILE "
+            f"this job uses {', '.join(exposed)}, which others can reach, but has no secret: make "
+            f"one with `{KEYGEN_HINT}`, copy FILE to every host and set RINGCOMM_SECRET_FILE=FILE "
             "(RINGCOMM_INSECURE=1 runs without)"
         )
-    _log.warning("insecure: anyone who can reach %s can join this job or read its data", where)

@@ -94,9 +94,23 @@ def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def answers_own_arp_only(interface: Interface) -> bool:
-    """True if what peers send to this port's IPv4 address arrives on this very port."""
-    return _sysctl("arp_ignore", interface.name) >= 1
+def device_binding_works(interface: Interface, others: Sequence[Interface]) -> bool:
+    """False where a strict rp_filter would drop what comes back to a device-bound socket."""
+    return _sysctl("rp_filter", interface.name) != 1 or not shared_subnet(interface, others)
+
+
+def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Interface]) -> None:
+    """Binds a connected socket to its port, if that helps and all that comes for it comes there.
+
+    An accepted socket, too, answers through the routing table, which sends everything for a
+    subnet that two ports share through one of them.
+    """
+    if (
+        shared_subnet(interface, others)
+        and _sysctl("arp_ignore", interface.name) >= 1
+        and device_binding_works(interface, others)
+    ):
+        bind_to_device(sock, interface.name)
 
 
 def _sysctl(setting: str, name: str) -> int:

@@ -124,7 +124,7 @@ def allreduce_hook(
             if state.error is None:
                 state.error = error
             raise error
-        return gradients  # type: ignore[no-any-return]
+        return gradients
 
     state.comm.allreduce(gradients, "avg", compression=compression, async_op=True, on_done=over)
-    return future.then(result)
+    return future.then(result)  # type: ignore[no-any-return]

@@ -6,15 +6,17 @@ It shows how ringcomm is used from PyTorch and is what scaling claims are measur
 
 How it is laid out, top to bottom; a file imports only what stands below it:
 
-    __main__     errors become one sentence and an exit code
-    loop         the training run itself
-    progress, report, checkpoint        what is shown, told at the end, kept on disk
-    distributed  the only file that touches ringcomm and torch.distributed
-    timing       where the time of a step went
-    sampling, optim, models, data       which samples, which rule, which network, from where
-    resnet, vit, gpt, transformer, folder
-    options      the command line
+    __main__                      errors become one sentence and an exit code
+    loop                          a run from set-up to report
+    engine                        a training step, an evaluation
+    distributed, gloo             the only files that touch ringcomm and torch.distributed
+    progress, report, checkpoint  what is shown, told at the end, kept on disk
+    sampling, optim, models       which samples, which rule, which network
+    resnet, vit, gpt, transformer
+    folder, data                  where samples come from
+    timing                        where the time of a step went
+    launcher, options             the environment, the command line
 
-Invariant. N ranks with a global batch B see exactly the batches that one process with batch B
-sees, so their weights agree up to the order of summation.
+Invariants. It trains on the CPU. N ranks with a global batch B see exactly the batches that one
+process with batch B sees, so their weights agree up to the order of summation.
 """

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> None:
+    launcher.let_idle_threads_sleep()
     try:
         import torch  # noqa: F401
     except ImportError:

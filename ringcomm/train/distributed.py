@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..bootstrap.launch import Identity, identify
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, RingcommError
 from . import launcher
 from .gloo import GlooState, gloo_hook
 from .launcher import SharedError
@@ -57,12 +57,12 @@ class World:
         if self.size == 1:
             return model
         hook = self.agree(lambda: self._make_hook(options))
-        ddp = DistributedDataParallel(
-            model,
-            bucket_cap_mb=options.bucket_mb,
-            gradient_as_bucket_view=True,
-        )
+        size: dict[str, Any] = {}
+        if options.bucket_mb is not None:
+            size["bucket_cap_mb"] = options.bucket_mb
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **size)
         ddp.register_comm_hook(self._hook, hook)
+        self._hook.reset()
         return ddp
 
     def _make_hook(self, options: Options) -> Callable[..., Any]:
@@ -82,6 +82,11 @@ class World:
         account: Traffic = self._hook.report()
         self._hook.reset()
         return account
+
+    def failure(self) -> RingcommError | None:
+        """The error of ringcomm that made backward fail: DDP turns all into RuntimeError."""
+        error: RingcommError | None = getattr(self._hook, "error", None)
+        return error
 
     def hook_state(self) -> dict[str, Any]:
         """What the hook must remember over a restart; empty if nothing. Collective."""

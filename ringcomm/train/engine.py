@@ -1,4 +1,4 @@
-"""One model on one rank: a training step, a step without exchange, an evaluation.
+"""One model on one rank: a training step, an evaluation, a trial of what the exchange costs.
 
 A step is: fetch the micro-batches of this rank; forward and backward on each, the last one with
 the gradient exchange; one update. The loss is the mean over the global batch: each micro-batch
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -75,20 +76,22 @@ class Engine:
         times = split_step(begin, input_done, backward_done, end, traffic["works"])
         return StepRecord(loss, rate, times, traffic)
 
-    def no_sync_steps(self, count: int) -> list[StepTimes]:
-        """Times of ``count`` steps on the last batch, without communication. Collective.
+    def trial(self, pairs: int) -> tuple[float, float]:
+        """Median seconds of a step with the gradient exchange and of one without. Collective.
 
-        Each rank goes its own way in them: nothing may be trained or kept afterwards.
+        Both run in turn, from a barrier on and on the last batch, so that what else the machine
+        does touches them alike. Without exchange each rank goes its own way: nothing may be
+        trained or kept afterwards.
         """
-        times = []
-        self._world.barrier()
-        for _ in range(1 + count):
-            begin = time.perf_counter()
-            self._backward(self._last, exchange=False)
-            backward_done = time.perf_counter()
-            self._update()
-            times.append(split_step(begin, begin, backward_done, time.perf_counter(), ()))
-        return times[1:]
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(1 + pairs):
+            for exchange in (True, False):
+                self._world.barrier()
+                begin = time.perf_counter()
+                self._backward(self._last, exchange=exchange)
+                self._update()
+                taken[exchange].append(time.perf_counter() - begin)
+        return statistics.median(taken[True][1:]), statistics.median(taken[False][1:])
 
     def evaluate(self, data: Data) -> dict[str, float]:
         """Loss, and accuracy or perplexity, on the held-out set. Collective: ranks share it."""

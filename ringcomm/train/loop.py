@@ -7,6 +7,7 @@ on as if it had not been broken off, for its step number decides everything else
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from . import checkpoint, launcher, models, optim, sampling
 from .data import Data, load
 from .distributed import World
 from .engine import Engine, StepRecord
+from .launcher import SharedError
 from .options import Options
 from .progress import Log, Progress
 from .report import Measured, build, table
@@ -37,6 +39,8 @@ def train(options: Options, world: World) -> dict[str, Any]:
             report = run.finish()
         progress.console.print(table(report))
         return report
+    except RuntimeError as error:
+        raise world.failure() or error from None
     finally:
         run.log.close()
 
@@ -87,7 +91,7 @@ class Run:
                 self._save()
 
     def finish(self) -> dict[str, Any]:
-        """Evaluate, time the steps under no_sync, and build and log the report. Collective."""
+        """Evaluate, measure, and build and log the report. Collective; ends all training."""
         held_out = self.engine.evaluate(self.data)
         report = build(self._description(), held_out, self._measured())
         self.log.write("report", **report)
@@ -99,11 +103,16 @@ class Run:
     # ---- what is told ----
 
     def _tell(self, progress: Progress) -> None:
-        """Show and log the steps since the last time, their losses averaged over ranks."""
+        """Show and log the steps since the last time, their losses averaged over ranks.
+
+        Raises SharedError if a loss is not finite: before a checkpoint could be spoilt by it.
+        """
         first, self._told = self._told, self.step
         records = self._records[first - self.step :]
         losses = self.world.sum([record.loss for record in records])
         for step, (record, loss) in enumerate(zip(records, losses, strict=True), first):
+            if not math.isfinite(loss):
+                raise SharedError(f"the loss is {loss} in step {step + 1}; lower --lr")
             self.log.write(
                 "step",
                 step=step + 1,
@@ -145,16 +154,15 @@ class Run:
         ])
         *times, gradient_bytes, wire_bytes, buckets = (total / self.world.size for total in sums)
         return Measured(
-            len(kept), StepTimes(*times), self._no_sync_step(), gradient_bytes, wire_bytes, buckets
+            len(kept), StepTimes(*times), self._trial(), gradient_bytes, wire_bytes, buckets
         )
 
-    def _no_sync_step(self) -> StepTimes | None:
-        """A step without communication, mean over ranks. Collective; ends all training."""
-        if self.world.size == 1 or not self.options.baseline_steps:
+    def _trial(self) -> tuple[float, float] | None:
+        """``Engine.trial``, mean over ranks. Collective; ends all training."""
+        if self.world.size == 1 or not self.options.trial_steps:
             return None
-        own = means(self.engine.no_sync_steps(self.options.baseline_steps))
-        sums = self.world.sum(list(dataclasses.astuple(own)))
-        return StepTimes(*(total / self.world.size for total in sums))
+        sync, no_sync = self.world.sum(list(self.engine.trial(self.options.trial_steps)))
+        return sync / self.world.size, no_sync / self.world.size
 
     def _description(self) -> dict[str, Any]:
         options, alone = self.options, self.world.size == 1

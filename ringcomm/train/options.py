@@ -58,7 +58,7 @@ class Options:
     reduce: str = "ringcomm"
     compression: str | None = None
     bucket_mb: float | None = None
-    baseline_steps: int = 10
+    trial_steps: int = 10
     checkpoint: str | None = None
     checkpoint_every: int = 0
     resume: bool = False
@@ -164,9 +164,9 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "with gloo none)")
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
                        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB)")
-    group.add_argument("--baseline-steps", type=_whole(0), metavar="N",
-                       help="steps without communication, timed after the run to compare with; "
-                       "0: none (default: 10)")
+    group.add_argument("--trial-steps", type=_whole(0), metavar="N",
+                       help="after the run, time N steps with and N without communication in "
+                       "turn; 0: do not (default: 10)")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ What is measured, on each rank, with the monotonic clock:
   cores and memory, the hook's own work) is part of it.
 - scaling efficiency = compute / (compute + exposed): T_s / (T_s + T_c) with the communication that
   is not hidden as T_c.
-- efficiency against no_sync = time of a step without communication / (step - input). Such steps
-  are timed after the run, under no_sync, on a batch already at hand. This one also sees what
-  hidden communication takes from backward, and so is the stricter of the two.
+- trial: after the run, steps with communication and steps under no_sync take turns, each from a
+  barrier on. The ratio of their medians also sees what hidden communication takes from backward,
+  and so is the stricter efficiency.
 
 In a world of one there are no works: exposed and hidden are zero.
 

@@ -56,13 +56,16 @@ def join_world(
     ranks: Sequence[int] | None = None,
     secrets: dict[int, Secret | None] | None = None,
     configs: dict[int, Config] | None = None,
+    late: dict[int, float] | None = None,
     **settings: Any,
 ) -> dict[int, Outcome]:
-    """Joins the given ranks (all, if None) of a world; settings make their Config."""
+    """Joins the given ranks (all, if None) of a world; settings make their Config. late: seconds
+    by which a rank comes later."""
     settings.setdefault("connect_timeout", 10.0)
     config = Config(**settings)
 
     def call(rank: int) -> mesh.Mesh:
+        time.sleep((late or {}).get(rank, 0.0))
         return mesh.join(
             identity(rank, world_size, port),
             (configs or {}).get(rank, config),

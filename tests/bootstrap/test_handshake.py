@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -235,6 +237,20 @@ def test_any_flipped_byte_is_refused() -> None:
             except RefusedError:
                 continue
             pytest.fail(f"byte {position} of {message} does not matter")
+
+
+def test_noise() -> None:
+    """Whatever comes, the only exception is RefusedError, and nobody gets in."""
+    random = Random(1)
+    magics = [b"", b"RCOMMhi\n\1\0", b"RCOMMch\n\1\0"]
+    for number in range(3000):
+        machine: Client | Server = Server(KEY, TERMS) if number % 2 else Client(KEY, TERMS)
+        noise = random.choice(magics) + random.randbytes(300)
+        with contextlib.suppress(RefusedError):
+            while machine.want:
+                data, noise = noise[: machine.want], noise[machine.want :]
+                machine.feed(data)
+        assert not machine.done
 
 
 @pytest.mark.parametrize("size", [0, 5, 10, 100, 128, 140])

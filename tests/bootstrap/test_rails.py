@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair
+from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair_all
 from ringcomm.errors import ConfigError
 
 
@@ -16,9 +16,9 @@ def port(*addresses: str) -> Port:
 
 
 def paired(ports: list[list[Port]], us: int, peer: int) -> list[tuple[int, int, int]]:
-    found = pair(ports, number(ports), us, peer)
-    mirrored = [Pairing(p.rail, p.theirs, p.ours) for p in pair(ports, number(ports), peer, us)]
-    assert found == mirrored
+    everyone = pair_all(ports)
+    found = everyone[us][peer]
+    assert found == [Pairing(p.rail, p.theirs, p.ours) for p in everyone[peer][us]]
     return [(p.rail, p.ours, p.theirs) for p in found]
 
 
@@ -76,14 +76,13 @@ def test_different_prefix_lengths_of_one_network() -> None:
 
 def test_versions_of_ip() -> None:
     both, four, six = port("10.0.0.1/24", "fd00::1/64"), port("10.0.0.2/24"), port("fd00::3/64")
-    ports = [[both], [four], [six]]
-    assert paired(ports, 0, 1) == [(0, 0, 0)]
-    assert paired(ports, 0, 2) == [(0, 0, 0)]
+    assert paired([[both], [four]], 0, 1) == [(0, 0, 0)]
+    assert paired([[both], [six]], 0, 1) == [(0, 0, 0)]
     addresses = meet(both, six)
     assert addresses is not None
     assert [str(a.address) for a in addresses] == ["fd00::1/64", "fd00::3/64"]
     with pytest.raises(ConfigError, match="ranks 1 and 2 have no network in common"):
-        pair(ports, number(ports), 1, 2)
+        pair_all([[both], [four], [six]])
 
 
 def test_a_shared_subnet_beats_the_version() -> None:

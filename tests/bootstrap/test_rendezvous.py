@@ -22,7 +22,7 @@ from ringcomm.bootstrap.rendezvous import GatherExchange, StoreExchange, mpi_exc
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
 from ringcomm.config import Config
-from ringcomm.errors import BootstrapError, ConfigError
+from ringcomm.errors import AuthenticationError, BootstrapError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 
@@ -108,7 +108,7 @@ def test_missing_rank_is_named_to_all(port: int) -> None:
     outcomes = over_tcp(4, port, ranks=[0, 1, 3], patience=0.7)
     for outcome in outcomes.values():
         assert rows(outcome) == [(2, "never came to the rendezvous")]
-        assert "only 3 of 4 ranks" in str(outcome.error)
+        assert f"only 3 of 4 ranks met at 127.0.0.1:{port} within" in str(outcome.error)
         assert outcome.error.rank == 2  # type: ignore[union-attr]
         assert 0.6 < outcome.seconds < 1.7
 
@@ -175,6 +175,7 @@ def test_wrong_secret_is_in_every_table(port: int) -> None:
         assert rows(outcomes[rank]) == [(2, "authentication failed")]
     assert rows(outcomes[2]) == [(0, "authentication failed")]
     for outcome in outcomes.values():
+        assert isinstance(outcome.error, AuthenticationError)
         assert SECRET.key_id.hex() in str(outcome.error)
         assert other.key_id.hex() in str(outcome.error)
 
@@ -205,9 +206,9 @@ def test_world_sizes_that_differ(port: int) -> None:
 
 
 def test_exact_port_in_use(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
-            open_tcp(identity(0, 2, port), Config(), None, time.monotonic() + 5)
+    in_use = pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use")
+    with socket.create_server(("127.0.0.1", port)), in_use:
+        open_tcp(identity(0, 2, port), Config(), None, time.monotonic() + 5)
 
 
 def test_candidate_ports_step_over_taken_ones(port: int) -> None:

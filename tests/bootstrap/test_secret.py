@@ -128,7 +128,7 @@ def test_file_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["short", "00" * 31, "x" * 31])
 def test_short_secret(text: str) -> None:
-    with pytest.raises(ConfigError, match="at least 32.*python -m ringcomm keygen") as raised:
+    with pytest.raises(ConfigError, match=r"at least 32.*python -m ringcomm keygen") as raised:
         parse(text.encode(), "RINGCOMM_SECRET")
     assert text not in str(raised.value)
 
@@ -154,14 +154,12 @@ def test_secret_shows_only_its_key_id() -> None:
     assert not hasattr(secret, "__dict__")
 
 
-def test_exposed_without_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_exposed_without_a_secret() -> None:
     check_exposed(["127.0.0.1", "127.1.2.3", "::1"], None, insecure=False)
     check_exposed(["192.0.2.1"], Secret(b"k" * 32), insecure=False)
-    assert not caplog.records
-    with pytest.raises(ConfigError, match="192.0.2.1.*python -m ringcomm keygen FILE"):
+    with pytest.raises(ConfigError, match=r"192.0.2.1.*python -m ringcomm keygen FILE"):
         check_exposed(["127.0.0.1", "192.0.2.1"], None, insecure=False)
     check_exposed(["192.0.2.1"], None, insecure=True)
-    assert "insecure" in caplog.text
 
 
 def test_keygen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

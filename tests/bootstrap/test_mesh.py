@@ -1,0 +1,175 @@
+"""Worlds that come up: every rank gets the lanes that every other rank has."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from bringup_world import join_world, meshes
+
+from ringcomm.bootstrap import mesh as mesh_module
+from ringcomm.bootstrap.launch import identify
+from ringcomm.bootstrap.secret import Secret
+from ringcomm.config import Config
+from ringcomm.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("no_leaked_fds")
+
+
+def take(mesh: mesh_module.Mesh) -> dict[tuple[int, int, int], socket.socket]:
+    """The lanes as sockets, by peer, rail and lane."""
+    taken = {}
+    while mesh.lanes:
+        lane = mesh.lanes.pop()
+        taken[lane.peer, lane.rail, lane.lane] = socket.socket(fileno=lane.fd)
+    return taken
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("rails", [1, 2])
+def test_every_lane_reaches_its_other_end(
+    world_size: int, lanes: int, rails: int, port: int
+) -> None:
+    found = meshes(join_world(world_size, port, lanes=lanes, interfaces=("lo",) * rails))
+    ends = [take(mesh) for mesh in found]
+    for rank, mine in enumerate(ends):
+        peers = [peer for peer in range(world_size) if peer != rank]
+        assert sorted(mine) == [
+            (peer, rail, lane) for peer in peers for rail in range(rails) for lane in range(lanes)
+        ]
+        for (peer, rail, lane), sock in mine.items():
+            sock.send(f"{rank} {peer} {rail} {lane}".encode())
+    for rank, mine in enumerate(ends):
+        for (peer, rail, lane), sock in mine.items():
+            sock.setblocking(True)
+            assert sock.recv(100) == f"{peer} {rank} {rail} {lane}".encode()
+    for mine in ends:
+        for sock in mine.values():
+            sock.close()
+
+
+def test_what_the_mesh_says(port: int) -> None:
+    found = meshes(join_world(3, port, interfaces=("lo", "lo")))
+    for rank, mesh in enumerate(found):
+        assert (mesh.rank, mesh.world_size) == (rank, 3)
+        assert (mesh.local_rank, mesh.local_world_size) == (rank, 3)
+        assert mesh.hosts == [socket.gethostname()] * 3
+        assert mesh.single_host
+        assert [(r.index, r.interface, r.address) for r in mesh.rails] == [
+            (0, "lo", "127.0.0.1"),
+            (1, "lo", "127.0.0.1"),
+        ]
+        assert all(lane.bytes_per_s == 0.0 for lane in mesh.lanes)
+        mesh.close()
+        assert mesh.lanes == []
+
+
+def test_how_sockets_are_set_up(port: int) -> None:
+    for mesh in meshes(join_world(2, port, congestion=("no such thing", "reno"))):
+        ((_, sock),) = take(mesh).items()
+        with sock:
+            assert fcntl.fcntl(sock, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+            assert fcntl.fcntl(sock, fcntl.F_GETFL) & os.O_NONBLOCK
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.split(b"\0")[0] == b"reno"
+            assert {end[0] for end in (sock.getsockname(), sock.getpeername())} == {"127.0.0.1"}
+
+
+def test_with_a_secret(port: int) -> None:
+    secret = Secret(b"k" * 32)
+    for mesh in meshes(join_world(3, port, secrets=dict.fromkeys(range(3), secret))):
+        mesh.close()
+
+
+def test_world_of_one_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", None)
+    mesh = mesh_module.join(identify(env={}), Config(), None)
+    assert (mesh.rank, mesh.world_size, mesh.lanes, mesh.rails) == (0, 1, [], [])
+    assert mesh.single_host
+
+
+def test_more_than_one_needs_an_exchange(port: int) -> None:
+    identity = identify(0, 2, f"tcp://127.0.0.1:{port}", env={})
+    with pytest.raises(ConfigError, match="needs an exchange"):
+        mesh_module.connect(identity, None, Config(), None)
+
+
+def test_sixteen_ranks_come_up_in_seconds(port: int) -> None:
+    began = time.monotonic()
+    found = meshes(join_world(16, port, lanes=2, connect_timeout=30.0))
+    assert time.monotonic() - began < 8.0
+    for mesh in found:
+        assert len(mesh.lanes) == 30
+        mesh.close()
+
+
+PROGRAM = """
+import os, socket
+from ringcomm.bootstrap import mesh
+from ringcomm.bootstrap.launch import identify
+from ringcomm.bootstrap.secret import load
+from ringcomm.config import Config
+config = Config.from_env()
+made = mesh.join(identify(), config, load(config))
+for lane in made.lanes:
+    sock = socket.socket(fileno=lane.fd)
+    sock.setblocking(True)
+    sock.sendall(b"%d" % made.rank)
+    assert sock.recv(1) == b"%d" % lane.peer
+    sock.close()
+print("rank", made.rank, "has", len(made.lanes), os.environ.get("RINGCOMM_SECRET"))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_interrupt_while_waiting_for_a_rank(rank: int, port: int) -> None:
+    env = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    announced = PROGRAM.replace("config =", "print('here', flush=True)\nconfig =")
+    with subprocess.Popen(
+        [sys.executable, "-c", announced], env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, complaint = child.communicate(timeout=10)
+        assert time.monotonic() - began < 1.0
+    assert "KeyboardInterrupt" in complaint
+
+
+def test_processes(port: int) -> None:
+    """As torchrun starts them, with the secret in the environment."""
+    env = {
+        **os.environ,
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RINGCOMM_LANES": "2",
+        "RINGCOMM_SECRET": "0123456789abcdef" * 4,
+        "RINGCOMM_CONNECT_TIMEOUT": "60",
+    }
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    said = sorted(child.communicate(timeout=90)[0].strip() for child in children)
+    assert said == [f"rank {rank} has 4 None" for rank in range(3)]

@@ -1,0 +1,335 @@
+"""Bring-up across hosts: each rank a thread in a network namespace of its own.
+
+Namespaces are joined by bridges, one per rail, in a namespace of the switch. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bringup_world import Outcome, meshes, run_ranks
+
+from ringcomm.bootstrap import lanes, meeting, member, mesh
+from ringcomm.bootstrap.launch import Identity
+from ringcomm.bootstrap.report import JoinError
+from ringcomm.bootstrap.secret import Secret
+from ringcomm.config import Config
+from ringcomm.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.usefixtures("no_leaked_fds"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+SECRET = Secret(b"k" * 32)
+PORT = 29500
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Lab:
+    """Hosts h0, h1, ... and a switch; removed at the end."""
+
+    def __init__(self) -> None:
+        self._prefix = f"rcb{os.getpid()}"
+        self.hosts: list[str] = []
+        self._switch = self._namespace("sw")
+
+    def _namespace(self, name: str) -> str:
+        full = f"{self._prefix}{name}"
+        self.ip(f"netns add {full}")
+        self.ip(f"-n {full} link set lo up")
+        return full
+
+    @staticmethod
+    def ip(command: str) -> None:
+        subprocess.run(["ip", *command.split()], check=True)
+
+    def host(self, *ports: tuple[int, str]) -> None:
+        """A host with eth0, eth1, ... each given as (bridge, address/prefix)."""
+        number = len(self.hosts)
+        name = self._namespace(f"h{number}")
+        self.hosts.append(name)
+        for index, (bridge, address) in enumerate(ports):
+            self._bridge(bridge)
+            far = self.far_end(number, index)
+            self.ip(f"-n {name} link add eth{index} type veth peer name {far} netns {self._switch}")
+            self.ip(f"-n {self._switch} link set {far} master br{bridge} up")
+            self.ip(f"-n {name} link set eth{index} up")
+            nodad = " nodad" if ":" in address else ""
+            self.ip(f"-n {name} addr add {address} dev eth{index}{nodad}")
+
+    def _bridge(self, number: int) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError), open(os.devnull, "w") as null:
+            subprocess.run(
+                ["ip", "-n", self._switch, "link", "add", f"br{number}", "type", "bridge"],
+                check=True,
+                stderr=null,
+            )
+            self.ip(f"-n {self._switch} link set br{number} up")
+
+    @staticmethod
+    def far_end(host: int, index: int) -> str:
+        return f"h{host}e{index}"
+
+    def blackhole(self, host: int, index: int) -> None:
+        """What the host sends and should get through this port vanishes; its carrier stays."""
+        self.ip(f"-n {self._switch} link set {self.far_end(host, index)} nomaster")
+
+    def inside(self, host: int, command: str) -> None:
+        self.ip(f"netns exec {self.hosts[host]} {command}")
+
+    @contextlib.contextmanager
+    def enter(self, host: int) -> Iterator[None]:
+        """The calling thread is on that host."""
+        with open("/proc/thread-self/ns/net") as home:
+            with open(f"/run/netns/{self.hosts[host]}") as there:
+                assert _libc.setns(there.fileno(), _CLONE_NEWNET) == 0
+            try:
+                yield
+            finally:
+                assert _libc.setns(home.fileno(), _CLONE_NEWNET) == 0
+
+    def close(self) -> None:
+        for name in [*self.hosts, self._switch]:
+            self.ip(f"netns del {name}")
+
+    def join(
+        self,
+        master: str,
+        *,
+        ranks: list[int] | None = None,
+        secret: Secret | None = SECRET,
+        **settings: Any,
+    ) -> dict[int, Outcome]:
+        """One rank per host (all, if ranks is None)."""
+        world = len(self.hosts)
+        settings.setdefault("connect_timeout", 15.0)
+
+        def call(rank: int) -> mesh.Mesh:
+            with self.enter(rank):
+                me = Identity(rank, world, None, None, master, (PORT,), "env", "job")
+                return mesh.join(me, Config(**settings), secret)
+
+        return run_ranks(call, ranks if ranks is not None else range(world))
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    try:
+        built = Lab()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("cannot make network namespaces here")
+    try:
+        yield built
+    finally:
+        built.close()
+
+
+def ends(lane: mesh.LaneSocket) -> tuple[str, str]:
+    """Local and remote address of a lane."""
+    with contextlib.closing(second(lane.fd)) as sock:
+        return sock.getsockname()[0], sock.getpeername()[0]
+
+
+def second(fd: int) -> Any:
+    """A second object for a lane's socket."""
+    return socket.socket(fileno=os.dup(fd))
+
+
+def addresses(made: mesh.Mesh) -> set[tuple[int, int, str, str]]:
+    """(peer, rail, local address, remote address) of every lane."""
+    found = {(lane.peer, lane.rail, *ends(lane)) for lane in made.lanes}
+    made.close()
+    return found
+
+
+def test_two_rails_cabled_crosswise(lab: Lab) -> None:
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((1, "10.8.0.2/24"), (0, "10.7.0.2/24"))
+    lab.host((0, "10.7.0.3/24"))
+    found = meshes(lab.join("10.7.0.1", lanes=2))
+    assert all(not made.single_host and made.local_rank == 0 for made in found)
+    assert [[r.interface for r in made.rails] for made in found] == [
+        ["eth0", "eth1"], ["eth1", "eth0"], ["eth0"],
+    ]  # fmt: skip
+    assert addresses(found[0]) == {
+        (1, 0, "10.7.0.1", "10.7.0.2"),
+        (1, 1, "10.8.0.1", "10.8.0.2"),
+        (2, 0, "10.7.0.1", "10.7.0.3"),
+    }
+    assert addresses(found[1]) == {
+        (0, 0, "10.7.0.2", "10.7.0.1"),
+        (0, 1, "10.8.0.2", "10.8.0.1"),
+        (2, 0, "10.7.0.2", "10.7.0.3"),
+    }
+    found[2].close()
+
+
+def test_version_6_only(lab: Lab) -> None:
+    lab.host((0, "fd07::1/64"), (1, "fd08::1/64"))
+    lab.host((0, "fd07::2/64"), (1, "fd08::2/64"))
+    found = meshes(lab.join("fd07::1"))
+    assert addresses(found[0]) == {
+        (1, 0, "fd07::1", "fd07::2"),
+        (1, 1, "fd08::1", "fd08::2"),
+    }
+    found[1].close()
+
+
+def test_blackholed_rail_is_left_out(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes, "RAIL_GRACE", 1.0)
+    caplog.set_level(logging.WARNING, "ringcomm")
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((0, "10.7.0.2/24"), (1, "10.8.0.2/24"))
+    lab.blackhole(1, 1)
+    began = time.monotonic()
+    found = meshes(lab.join("10.7.0.1"))
+    assert time.monotonic() - began < 5.0
+    for made in found:
+        assert [(lane.peer, lane.rail) for lane in made.lanes] == [(1 - made.rank, 0)]
+        made.close()
+    text = [r.getMessage() for r in caplog.records if "rail 1 (eth1)" in r.getMessage()]
+    assert len(text) == 2
+    assert all("no answer at 10.8.0.1:" in t or "no route" in t for t in text)
+
+
+def test_host_that_is_out_of_reach(lab: Lab) -> None:
+    """Ranks that meet at rank 0, but of which two cannot reach each other."""
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((0, "10.7.0.2/24"), (2, "10.9.0.2/24"))
+    lab.host((1, "10.8.0.3/24"), (3, "10.9.0.3/24"))
+    for host, route in ((1, "10.8.0.0/24 via 10.7.0.1"), (2, "10.7.0.0/24 via 10.8.0.1")):
+        lab.ip(f"-n {lab.hosts[host]} route add {route}")
+    outcomes = lab.join("10.7.0.1", connect_timeout=4.0)
+    for outcome in outcomes.values():
+        assert isinstance(outcome.error, JoinError)
+        assert {(row.rank, row.seen_from) for row in outcome.error.rows} == {(1, 2)}
+        assert 2.5 < outcome.seconds < 5.5
+
+
+def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "ringcomm")
+    for host in (1, 2):
+        lab.host((0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24"))
+    found = meshes(lab.join("10.7.0.1"))
+    assert addresses(found[0]) == {
+        (1, 0, "10.7.0.1", "10.7.0.2"),
+        (1, 1, "10.7.0.11", "10.7.0.12"),
+    }
+    found[1].close()
+    advice = [r.getMessage() for r in caplog.records if "sysctl -w" in r.getMessage()]
+    assert len(advice) == 2
+    for setting in ("arp_ignore=1", "arp_announce=2"):
+        assert f"net.ipv4.conf.eth1.{setting}" in advice[0]
+
+
+def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """As advised: each lane's traffic stays on its own port, in both directions."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    for host in (1, 2):
+        lab.host((0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24"))
+        for setting in ("arp_ignore=1", "arp_announce=2", "rp_filter=2"):
+            lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
+    found = meshes(lab.join("10.7.0.1"))
+    assert not caplog.records
+    sockets = [{l.rail: second(l.fd) for l in made.lanes} for made in found]  # noqa: E741
+    for made in found:
+        made.close()
+    try:
+        for sender in (0, 1):
+            before = sent_bytes(lab, sender)
+            for rail in (0, 1):
+                push(sockets[sender][rail], sockets[1 - sender][rail], 1 << 20)
+            after = sent_bytes(lab, sender)
+            assert all(b - a > 1 << 20 for a, b in zip(before, after, strict=True))
+    finally:
+        for pair in sockets:
+            for sock in pair.values():
+                sock.close()
+
+
+def push(sender: Any, receiver: Any, size: int) -> None:
+    receiver.settimeout(10)
+    sender.settimeout(10)
+    left = size
+    while left:
+        left -= sender.send(b"\0" * min(left, 65536))
+        receiver.recv(1 << 20)
+
+
+def sent_bytes(lab: Lab, host: int) -> list[int]:
+    """Of eth0 and eth1."""
+    with lab.enter(host), open("/proc/thread-self/net/dev") as file:
+        lines = dict(line.strip().split(":") for line in file if ":" in line)
+    return [int(lines[name].split()[8]) for name in ("eth0", "eth1")]
+
+
+def test_without_a_secret(lab: Lab) -> None:
+    lab.host((0, "10.7.0.1/24"))
+    lab.host((0, "10.7.0.2/24"))
+    for outcome in lab.join("10.7.0.1", secret=None).values():
+        assert isinstance(outcome.error, ConfigError)
+        assert "python -m ringcomm keygen FILE" in str(outcome.error)
+        assert outcome.seconds < 1.0
+
+
+def test_insecure(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    lab.host((0, "10.7.0.1/24"))
+    lab.host((0, "10.7.0.2/24"))
+    for made in meshes(lab.join("10.7.0.1", secret=None, insecure=True)):
+        made.close()
+    assert any("insecure: anyone" in r.getMessage() for r in caplog.records)
+
+
+def test_rank_0_out_of_reach(lab: Lab) -> None:
+    lab.host((0, "10.7.0.1/24"))
+    lab.host((0, "10.7.0.2/24"))
+    lab.blackhole(1, 0)
+    outcome = lab.join("10.7.0.1", ranks=[1], connect_timeout=1.0)[1]
+    assert isinstance(outcome.error, JoinError)
+    row = outcome.error.rows[0]
+    assert (row.rank, row.address) == (0, f"10.7.0.1:{PORT}")
+    assert row.state in ("no answer", "no route to host")
+    assert outcome.seconds < 2.0
+
+
+def test_several_ranks_on_each_host(lab: Lab) -> None:
+    lab.host((0, "10.7.0.1/24"))
+    lab.host((0, "10.7.0.2/24"))
+
+    def call(rank: int) -> mesh.Mesh:
+        with lab.enter(rank // 2):
+            me = Identity(rank, 4, None, None, "10.7.0.1", (PORT,), "env", "job")
+            return mesh.join(me, Config(connect_timeout=10.0), SECRET)
+
+    found = meshes(run_ranks(call, range(4)))
+    for rank, made in enumerate(found):
+        assert made.host_numbers == [0, 0, 1, 1]
+        assert (made.local_rank, made.local_world_size) == (rank % 2, 2)
+        assert sorted(lane.peer for lane in made.lanes) == [r for r in range(4) if r != rank]
+        made.close()
+
+
+def test_own_name_on_the_loopback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts: rank 0's host calls itself 127.0.1.1, the others know better."""
+    monkeypatch.setattr(meeting, "resolve", lambda host: ["127.0.1.1"])
+    monkeypatch.setattr(member, "resolve", lambda host: ["10.7.0.1"])
+    lab.host((0, "10.7.0.1/24"))
+    lab.host((0, "10.7.0.2/24"))
+    for made in meshes(lab.join("node0")):
+        made.close()
+
+

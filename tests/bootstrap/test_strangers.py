@@ -1,0 +1,294 @@
+"""Whoever else connects: no harm, no delay, no noise."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from bringup_world import identity, join_world, meshes, run_ranks
+
+from ringcomm.bootstrap import acceptor as acceptor_module
+from ringcomm.bootstrap import sockets, strangers
+from ringcomm.bootstrap.acceptor import MAX_PENDING, Acceptor
+from ringcomm.bootstrap.handshake import Client, Server, run
+from ringcomm.bootstrap.loop import Loop
+from ringcomm.bootstrap.rendezvous import open_tcp
+from ringcomm.bootstrap.strangers import StrangerLog
+from ringcomm.bootstrap.terms import Key, RefusedError, Role, Terms, job_hash
+from ringcomm.config import Config
+
+pytestmark = pytest.mark.usefixtures("no_leaked_fds")
+
+JOB = job_hash("job")
+KEY = Key.derive(None, JOB)
+TERMS = Terms(Role.LANE, JOB, 2, 1, 0)
+
+
+def scan(address: tuple[str, int]) -> None:
+    """Connect and close, as a port scanner."""
+    socket.create_connection(address).close()
+
+
+def reset(address: tuple[str, int]) -> None:
+    """Connect and reset."""
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def say(text: bytes) -> Callable[[tuple[str, int]], None]:
+    """Says something that is not ours, and gets no answer."""
+
+    def talk(address: tuple[str, int]) -> None:
+        with socket.create_connection(address) as sock, contextlib.suppress(OSError):
+            sock.sendall(text)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(10)
+            assert sock.recv(100) == b""
+
+    return talk
+
+
+STRANGERS = [
+    scan,
+    reset,
+    say(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    say(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500),
+    say(bytes(range(256)) * 4000),
+    say(b"short"),
+]
+NAMES = ["scan", "reset", "http", "tls", "noise", "short"]
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
+    """An Acceptor in a thread: its address, and whom it welcomed."""
+    listener = sockets.listen("127.0.0.1")
+    welcomed: list[Terms] = []
+    stop = threading.Event()
+    loop = Loop()
+
+    def welcome(sock: socket.socket, terms: Terms) -> None:
+        welcomed.append(terms)
+        sock.close()
+
+    served = Acceptor(loop, [listener], lambda: Server(KEY, TERMS), welcome)
+    address = listener.getsockname()
+
+    def body() -> None:
+        while not stop.is_set():
+            loop.run(lambda: False, time.monotonic() + 0.02)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield address, welcomed, served
+    finally:
+        stop.set()
+        thread.join()
+        served.close()
+        loop.close()
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Waits a moment for what the acceptor's thread is about to do."""
+    give_up = time.monotonic() + 2
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.005)
+    return condition()
+
+
+def get_in(address: tuple[str, int], patience: float = 5.0) -> float:
+    """Tries the handshake as dialer.py does; the seconds until it succeeded."""
+    began = time.monotonic()
+    while True:
+        try:
+            with socket.create_connection(address, timeout=1) as sock:
+                run(sock, Client(KEY, TERMS), time.monotonic() + 1)
+            return time.monotonic() - began
+        except (RefusedError, OSError):
+            assert time.monotonic() - began < patience
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("stranger", STRANGERS, ids=NAMES)
+def test_each_kind(stranger: Callable[[tuple[str, int]], None]) -> None:
+    with serving() as (address, welcomed, served):
+        for _ in range(20):
+            stranger(address)
+        get_in(address)
+        assert until(lambda: welcomed == [TERMS])
+        assert len(served._pending) <= MAX_PENDING
+
+
+def test_silent_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    with serving() as (address, _, served):
+        with socket.create_connection(address) as silent:
+            silent.settimeout(3)
+            assert silent.recv(1) == b""
+        assert until(lambda: served._pending == {})
+
+
+def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    with serving() as (address, _, served), socket.create_connection(address) as sock:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in Client(KEY, TERMS).first():
+                sock.send(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - began < 2
+        assert until(lambda: served._pending == {})
+
+
+def test_a_thousand_silent_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2500:
+        if hard != resource.RLIM_INFINITY and hard < 2500:
+            pytest.skip("too few descriptors allowed")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2500, hard))
+    crowd: list[socket.socket] = []
+    try:
+        with serving() as (address, welcomed, served):
+            for _ in range(1000):
+                sock = socket.socket()
+                sock.setblocking(False)
+                sock.connect_ex(address)
+                crowd.append(sock)
+            assert get_in(address) < 4.0
+            assert until(lambda: welcomed == [TERMS])
+            assert len(served._pending) <= MAX_PENDING
+    finally:
+        for sock in crowd:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_world_comes_up_among_strangers(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """They knock at the rendezvous, which waits for its last rank meanwhile."""
+    caplog.set_level(logging.INFO, "ringcomm")
+    stop = threading.Event()
+
+    def pester(stranger: Callable[[tuple[str, int]], None]) -> None:
+        while not stop.wait(0.005):
+            with contextlib.suppress(OSError):
+                stranger(("127.0.0.1", port))
+
+    threads = [threading.Thread(target=pester, args=(stranger,)) for stranger in STRANGERS]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            outcomes = join_world(4, port, lanes=2, late={3: 0.3})
+            for made in meshes(outcomes):
+                made.close()
+            assert max(outcome.seconds for outcome in outcomes.values()) < 5.0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    turned_away = [r for r in caplog.records if "turned away" in r.getMessage()]
+    assert len(turned_away) == 1  # all come from one address
+    assert strangers.LOG._seen["127.0.0.1"][1] > 20
+
+
+def test_lane_listeners_among_strangers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every listener that a rank opens is scanned before its peers come."""
+    honest = sockets.listen
+    held: list[socket.socket] = []
+
+    def listen(address: str, number: int = 0) -> socket.socket:
+        listener = honest(address, number)
+        where = listener.getsockname()
+        for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 4000):
+            sock = socket.create_connection(where[:2])
+            sock.sendall(text)
+            held.append(sock)
+        return listener
+
+    monkeypatch.setattr("ringcomm.bootstrap.bringup.listen", listen)
+    outcomes = join_world(4, port, lanes=3)
+    for made in meshes(outcomes):
+        made.close()
+    for sock in held:
+        sock.close()
+    assert max(outcome.seconds for outcome in outcomes.values()) < 3.0
+
+
+def test_accept_errors_pause_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "_ERROR_PAUSE", 0.05)
+    failures = iter([errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOBUFS])
+
+    class Failing:
+        """A listener whose first accepts fail."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self._listener = listener
+
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            code = next(failures, None)
+            if code is not None:
+                raise OSError(code, "no")
+            return self._listener.accept()
+
+        def fileno(self) -> int:
+            return self._listener.fileno()
+
+        def close(self) -> None:
+            self._listener.close()
+
+    honest = sockets.listen
+    monkeypatch.setattr(sockets, "listen", lambda address: Failing(honest(address)))
+    monkeypatch.setattr(Failing, "getsockname", lambda self: self._listener.getsockname(),
+                        raising=False)  # fmt: skip
+    with serving() as (address, welcomed, _):
+        get_in(address)
+        assert until(lambda: welcomed == [TERMS])
+    assert next(failures, None) is None
+
+
+def test_a_stale_process_of_another_job(port: int) -> None:
+    """It keeps trying to join; the world that it does not belong to comes up."""
+
+    def call(rank: int) -> int:
+        if rank == 2:
+            stale = identity(1, 2, port, job="yesterday")
+            with pytest.raises(ConnectionError, match=r"other job|refused"):
+                open_tcp(stale, Config(), None, time.monotonic() + 1.0)
+            return 0
+        time.sleep(0.3)
+        deadline = time.monotonic() + 10
+        exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
+        try:
+            return len(exchange.allgather(b"x", deadline))
+        finally:
+            exchange.close()
+
+    outcomes = run_ranks(call, range(3))
+    assert [outcomes[rank].value for rank in range(3)] == [2, 2, 0]
+
+
+def test_one_line_per_address_and_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ringcomm")
+    log = StrangerLog()
+    for _ in range(500):
+        log.note("192.0.2.1", "not ringcomm")
+        log.note("192.0.2.2", "not ringcomm")
+    assert len(caplog.records) == 2
+    log._seen["192.0.2.1"][0] -= 61.0
+    log.note("192.0.2.1", "not ringcomm")
+    assert "499 more" in caplog.records[-1].getMessage()
+
+
+def test_the_log_does_not_grow() -> None:
+    log = StrangerLog()
+    for number in range(5000):
+        log.note(f"2001:db8::{number:x}", "not ringcomm")
+    assert len(log._seen) <= 256

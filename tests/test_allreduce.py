@@ -1,0 +1,274 @@
+"""All-reduce against the numpy reference, bit for bit and equal on all ranks.
+
+What is covered, with W = worlds 1, 2, 3, 4, 5, 7, 8, L = lanes 1, 2, 3, R = rails 1, 2, and
+K = the 60 combinations of dtype (8), op (5) and compression (none; bf16 and fp16 for f32 and f64):
+
+    counts 0, 1, N-1, N, N+1, 255, 256, 257, 100003    W x L x R x K: all of them
+    count 1 << 20 of f32                               a sixth of its 15 for each of W x L x R
+    count 1 << 20 of other dtypes                      each combination under one of W x L x R
+
+The sixths rotate: f32's combination k is tried in the world of index w under the (lane, rail) pair
+of index p where k + w + p divides by 6, so that it meets every world and every pair. Segments are
+4, 64 or 256 KiB by p, engines shared or one per rank by w + p, so both meet every lane and rail
+count. Small cases run in windows of 16: by turns one after the other in place, all in flight at
+once in place, and all in flight with out=.
+
+The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
+each other without a barrier. bfloat16 needs a library that has it and stands apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import reference
+from ranks import World
+from reference import NUMPY, OPS, Array
+from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
+
+from ringcomm import Communicator, Config, _native
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+WORLDS = (1, 2, 3, 4, 5, 7, 8)
+LANES = (1, 2, 3)
+RAILS = (1, 2)
+SEGMENTS = (4 << 10, 64 << 10, 256 << 10)
+WINDOW = 16
+
+FAMILIES = [
+    pytest.param(tuple(name for name in NUMPY if name != "bf16"), id="native"),
+    pytest.param(("bf16",), id="bf16", marks=pytest.mark.torch),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One all-reduce, and what every rank must have afterwards."""
+
+    world: int
+    count: int
+    dtype: str
+    op: str
+    codec: str
+
+    def input(self, rank: int) -> Array:
+        return elements(self.dtype, self.count, rank, salt=hash_of(self.op + self.codec) % 97)
+
+    @functools.cached_property
+    def expected(self) -> Array:
+        inputs = [self.input(rank) for rank in range(self.world)]
+        return reference.allreduce(inputs, self.dtype, self.op, self.codec)
+
+    @property
+    def compression(self) -> str | None:
+        return None if self.codec == "none" else self.codec
+
+
+def small_counts(n: int) -> list[int]:
+    return sorted({0, 1, n - 1, n, n + 1, 255, 256, 257})
+
+
+def combinations(dtypes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for dtype, op in itertools.product(dtypes, OPS):
+        for codec in ("none", "bf16", "fp16") if dtype in ("f32", "f64") else ("none",):
+            yield dtype, op, codec
+
+
+@functools.lru_cache(maxsize=2)  # of the world at hand: its six lane and rail counts follow
+def cases(world: int, counts: tuple[int, ...], dtypes: tuple[str, ...]) -> list[Case]:
+    """Every combination at every count, in an order that mixes dtypes and sizes."""
+    made = [Case(world, n, *rest) for rest in combinations(dtypes) for n in counts]
+    np.random.default_rng(world).shuffle(made)  # type: ignore[arg-type]
+    return made
+
+
+def windows(todo: Sequence[Case]) -> Iterator[tuple[int, Sequence[Case]]]:
+    for start in range(0, len(todo), WINDOW):
+        yield start // WINDOW, todo[start : start + WINDOW]
+
+
+def run_window(comm: Communicator, number: int, window: Sequence[Case]) -> list[Array]:
+    """The window's all-reduces on one rank, in the manner that its number says."""
+    arrays = [case.input(comm.rank) for case in window]
+    if number % 3 == 0:
+        for case, array in zip(window, arrays, strict=True):
+            comm.allreduce(tensor(array, case.dtype), case.op, compression=case.compression)
+        return arrays
+    outs = arrays if number % 3 == 1 else [np.empty_like(array) for array in arrays]
+    works = [
+        comm.allreduce(
+            tensor(array, case.dtype), case.op, compression=case.compression, async_op=True,
+            out=None if out is array else tensor(out, case.dtype),
+        )
+        for case, array, out in zip(window, arrays, outs, strict=True)
+    ]  # fmt: skip
+    for work in reversed(works):
+        work.wait()
+    return outs
+
+
+def wrong(case: Case, result: Array) -> str:
+    """What is wrong with the result; empty if nothing is."""
+    if bits(result) == bits(case.expected):
+        return ""
+    integers = f"u{result.dtype.itemsize}"
+    differs = np.flatnonzero(result.view(integers) != case.expected.view(integers))
+    first = differs[0]
+    return (
+        f"{case}: {len(differs)} of {case.count} differ, first [{first}] {result[first]} "
+        f"instead of {case.expected[first]}"
+    )
+
+
+def check(comm: Communicator, todo: Sequence[Case]) -> list[str]:
+    """Runs the cases on one rank and says what is wrong. Every rank compares with the same
+    expected bits, so this is also what makes the ranks equal."""
+    found = []
+    for number, window in windows(todo):
+        for case, result in zip(window, run_window(comm, number, window), strict=True):
+            found.append(wrong(case, result))
+    return [text for text in found if text]
+
+
+def millions(world: int, lanes: int, rails: int, dtypes: Sequence[str]) -> list[Case]:
+    """The cases of 1 << 20 elements for this world, as the module's text says."""
+    pairs = len(LANES) * len(RAILS)
+    w, p = WORLDS.index(world), LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
+    often = [rest for rest in combinations(dtypes) if rest[0] == "f32"]
+    once = [rest for rest in combinations(dtypes) if rest[0] != "f32"]
+    chosen = [rest for k, rest in enumerate(often) if (k + w + p) % pairs == 0]
+    everywhere = len(WORLDS) * pairs
+    chosen += [rest for k, rest in enumerate(once) if (11 * k + 7) % everywhere == w * pairs + p]
+    return [Case(world, 1 << 20, *rest) for rest in chosen]
+
+
+def open_world(world: int, lanes: int, rails: int) -> World:
+    pair = LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
+    config = Config(segment_bytes=SEGMENTS[pair % len(SEGMENTS)], timeout=30.0)
+    engines = ("shared", "own")[(WORLDS.index(world) + pair) % 2]
+    return World(world, lanes=lanes, rails=rails, config=config, engines=engines)
+
+
+def need(dtypes: Sequence[str]) -> None:
+    if "bf16" in dtypes:
+        pytest.importorskip("torch", reason="bfloat16 arrays need PyTorch")
+
+
+def assert_right(world: World, todo: Sequence[Case]) -> None:
+    for case in todo:
+        _ = case.expected  # once, before the ranks compete for it
+    found = world.run(lambda comm: check(comm, todo), timeout=60)
+    assert not any(found), "\n".join(f"rank {r}: {t}" for r, ts in enumerate(found) for t in ts[:5])
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize(
+    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
+)
+def test_small(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
+    need(dtypes)
+    with open_world(world, lanes, rails) as ranks:
+        assert_right(ranks, cases(world, tuple(small_counts(world)), dtypes))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize(
+    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
+)
+def test_100003(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
+    need(dtypes)
+    with open_world(world, lanes, rails) as ranks:
+        assert_right(ranks, cases(world, (100003,), dtypes))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize(
+    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
+)
+def test_a_million(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
+    need(dtypes)
+    todo = millions(world, lanes, rails, dtypes)
+    with open_world(world, lanes, rails) as ranks:
+        for case in todo:  # one at a time: eight ranks' windows of 16 would fill the memory
+            assert_right(ranks, [case])
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+def test_world_of_sixteen(dtypes: tuple[str, ...]) -> None:
+    need(dtypes)
+    counts = (0, 1, 15, 16, 17, 4099)
+    with World(16, lanes=2, rails=2, config=Config(segment_bytes=4096, timeout=30.0)) as ranks:
+        assert_right(ranks, cases(16, counts, dtypes))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("world", [2, 3])
+def test_special_values(world: int, dtypes: tuple[str, ...]) -> None:
+    """Infinities, NaN, subnormals, signed zeros, integer extremes. Of two NaN in a plain f32 or f64
+    sum or product either may win, but the same on all ranks."""
+    need(dtypes)
+    count = 1031
+
+    def body(comm: Communicator) -> list[Array]:
+        results = []
+        for dtype, op, codec in combinations(dtypes):
+            array = special(dtype, count, comm.rank)
+            results.append(array)
+            comm.allreduce(
+                tensor(array, dtype), op, compression=None if codec == "none" else codec
+            )
+        return results
+
+    with World(world, config=Config(segment_bytes=4096, timeout=30.0)) as ranks:
+        results = ranks.run(body)
+    for index, (dtype, op, codec) in enumerate(combinations(dtypes)):
+        ours = [one[index] for one in results]
+        expected = reference.allreduce(
+            [special(dtype, count, rank) for rank in range(world)], dtype, op, codec
+        )
+        assert len({bits(one) for one in ours}) == 1, (dtype, op, codec)
+        free = dtype in ("f32", "f64") and codec == "none" and op in ("sum", "avg", "prod")
+        same = same_but_for_nans(ours[0], expected) if free else bits(ours[0]) == bits(expected)
+        assert same, (dtype, op, codec)
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+def test_kernel_sets_agree(dtypes: tuple[str, ...]) -> None:
+    """Every kernel set that this CPU has gives the reference's bits, also when ranks differ."""
+    need(dtypes)
+    names = [name for name, supported in _native.kernel_sets() if supported]
+    assert names[0] == "scalar"
+    todo = cases(3, (257, 5003), dtypes)
+    for name in names:
+        with World(3, config=Config(kernel_set=name, timeout=30.0)) as ranks:
+            assert {comm.kernel_set for comm in ranks.comms} == {name}
+            assert_right(ranks, todo)
+
+
+def test_segments_and_lanes_do_not_change_a_sum() -> None:
+    """The order of a sum depends on the element's index and the world size alone."""
+    results = set()
+    for segment_bytes, lanes, rails in ((4096, 1, 1), (4096, 3, 2), (1 << 20, 2, 1), (65536, 1, 2)):
+        config = Config(segment_bytes=segment_bytes, timeout=30.0)
+        with World(5, lanes=lanes, rails=rails, config=config) as ranks:
+            results |= set(
+                ranks.run(lambda c: bits(c.allreduce(elements("f32", 300_007, c.rank), "avg")))
+            )
+    assert len(results) == 1
+
+
+def test_every_lane_and_rail_carries_a_share() -> None:
+    """Striping is real: no lane of a large transfer is left idle."""
+    with World(2, lanes=2, rails=2, config=Config(segment_bytes=65536, timeout=30.0)) as ranks:
+        ranks.run(lambda c: [c.allreduce(elements("f32", 1 << 20, c.rank)) for _ in range(8)])
+        for comm in ranks.comms:
+            lanes = comm.stats()["lanes"]
+            assert [(one["rail"], one["lane"]) for one in lanes] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+            assert all(one["sent_bytes"] > 65536 for one in lanes), lanes
+            assert sum(one["share"] for one in lanes) == pytest.approx(1.0)

@@ -1,0 +1,114 @@
+"""The wheel: one for all Pythons, self-contained, built by a C compiler alone; its command line.
+
+The wheel is built without isolation, with the setuptools and cffi of the test environment, so the
+test needs no package index.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_wheel(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps",
+               "--disable-pip-version-check", "-w", str(folder), "."]  # fmt: skip
+    return subprocess.run(
+        command, cwd=source_copy(folder), capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+def source_copy(folder: Path) -> Path:
+    """The tracked and untracked sources, without what was built from them."""
+    copy = folder / "source"
+    copy.mkdir()
+    names = ["setup.py", "build_ffi.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
+             "CHANGELOG.md", "Makefile"]  # fmt: skip
+    names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
+    names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
+    names += ["ringcomm/py.typed"]
+    for name in names:
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = build_wheel(folder)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="no abi3 on a free-threaded Python"
+)
+def test_one_wheel_serves_all_pythons(wheel: Path) -> None:
+    assert "-cp310-abi3-" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "ringcomm/_core.abi3.so" in names
+    assert "ringcomm/py.typed" in names
+    packages = {name.rsplit("/", 1)[0] for name in names if name.startswith("ringcomm/")}
+    here = {str(p.parent.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("__init__.py")}
+    assert here <= packages
+
+
+def test_the_wheel_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import ringcomm, numpy as np; ringcomm.init();"
+        "print(ringcomm.__file__, ringcomm.allreduce(np.ones(3)).sum())"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "ringcomm" / "__init__.py"), "3.0"]
+
+
+def test_a_missing_compiler_is_a_sentence(tmp_path: Path) -> None:
+    done = build_wheel(tmp_path, CC="no-such-compiler")
+    assert done.returncode != 0
+    assert "ringcomm needs a C compiler, and 'no-such-compiler' cannot compile" in (
+        done.stdout + done.stderr
+    )
+
+
+def test_what_an_unbuilt_checkout_says(tmp_path: Path) -> None:
+    copy = source_copy(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import ringcomm",
+         str(copy), *(p for p in sys.path if "site-packages" in p)],
+        cwd=copy, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "C core is not built here" in done.stderr
+
+
+@pytest.mark.parametrize("argv", [[], ["info"]])
+def test_info_names_what_there_is(argv: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ringcomm", *argv], capture_output=True, text=True, check=True
+    )
+    assert "(chosen)" in done.stdout
+    assert "CUDA" in done.stdout
+    assert "127.0.0.1" in done.stdout
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ringcomm", "frobnicate"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "unknown command 'frobnicate'" in done.stderr
