@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from faults import deaths
+from faults import deadlines, deaths, mismatches
 from faults.job import Job, Nursery, nursery_of
 
 PROMPT = 1.0
@@ -78,3 +79,199 @@ def test_killed_while_works_are_pending(nursery: Nursery) -> None:
                 check_lost(job.expect(rank, "failed"), 0, since)
             assert job.expect(rank, "settled")["errors"] == ["PeerLostError"] * 4
         check_survivors(job, 0, since)
+
+
+# ---- leaving ----
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "kind", "words"),
+    [
+        ("raise", 1, "PeerLostError", "has shut down without taking part"),
+        ("sys.exit", 3, "PeerLostError", "has shut down without taking part"),
+        ("os._exit", 3, "PeerLostError", "rank 1 is lost: the connection"),
+        ("return", 0, "PeerLostError", "has shut down without taking part"),
+        ("close", 0, "PeerLostError", "has shut down without taking part"),
+        ("sys.exit with a work in flight", 3, "AbortedError", "with collectives in flight"),
+        ("with block", 1, "AbortedError", "KeyError: 'batch 7'"),
+    ],
+)
+def test_leaving_while_others_call(
+    nursery: Nursery, how: str, code: int, kind: str, words: str
+) -> None:
+    with Job(nursery, 3) as job:
+        job.start(deaths.leave, how=how, leaver=1)
+        job.expect_all("ready")
+        job.go(1)
+        since = job.expect(1, "leaving")["at"]
+        for event in job.expect_all("failed", [0, 2]):
+            assert event["kind"] == kind, event
+            assert event["rank"] == 1
+            assert "rank 1" in event["text"]
+            assert words in event["text"]
+            assert event["at"] - since < PROMPT, f"known after {event['at'] - since:.2f} s"
+        assert job.wait_exit(1).code == code
+        job.finish([0, 2])
+
+
+# ---- silence ----
+
+
+def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
+    limit = 1.0
+    with Job(nursery, 3) as job:
+        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit)
+        job.expect_all("ready")
+        since = job.signal(2, signal.SIGSTOP)
+        for event in job.expect_all("failed", [0, 1]):
+            assert event["kind"] == "PeerLostError", event
+            assert event["rank"] == 2
+            assert "no sign of life" in event["text"]
+            took = event["at"] - since
+            assert 0.5 * limit < took < 2.0 * limit, f"known after {took:.2f} s"
+        job.finish([0, 1])
+        job.signal(2, signal.SIGCONT)
+        assert job.expect(2, "failed")["kind"] == "PeerLostError"
+        job.finish([2])
+
+
+def test_a_short_stop_is_survived(nursery: Nursery) -> None:
+    with Job(nursery, 3) as job:
+        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=3.0)
+        job.expect_all("ready")
+        for rank in range(3):
+            job.signal(rank, signal.SIGSTOP)
+            time.sleep(0.6)
+            job.signal(rank, signal.SIGCONT)
+        job.go(0)
+        for event in job.expect_all("failed"):
+            assert event["kind"] is None, event
+        job.finish()
+
+
+# ---- mismatches ----
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def mismatched(nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """A job that runs every case of mismatches.CASES, one communicator after the other."""
+    with Job(nursery, request.param) as job:
+        job.start(mismatches.run_cases)
+        yield job
+        job.finish()
+
+
+@pytest.mark.parametrize("name", mismatches.CASES)
+def test_mismatched_calls(mismatched: Job, name: str) -> None:
+    words = mismatches.CASES[name][2]
+    for rank in range(mismatched.world_size):
+        event = mismatched.expect(rank, name)
+        assert event["kind"] == "MismatchError", event
+        assert event["took"] < PROMPT
+        if mismatched.world_size == 2:
+            assert event["rank"] == 1 - rank, event
+        for word in ("rank 1 called", *words):
+            assert word in event["text"], event
+        assert re.search("rank [02] called", event["text"]), event
+
+
+@pytest.fixture(scope="module")
+def short(nursery: Nursery) -> Iterator[Job]:
+    """A job that runs every case of mismatches.SHORT_CASES."""
+    with Job(nursery, 2) as job:
+        job.start(mismatches.run_short_cases)
+        yield job
+        job.finish()
+
+
+@pytest.mark.parametrize("name", mismatches.SHORT_CASES)
+def test_one_call_less(short: Job, name: str) -> None:
+    event = short.expect(0, name)
+    assert event["kind"] == "PeerLostError", event
+    assert event["rank"] == 1
+    assert event["took"] < PROMPT
+    assert "has shut down without taking part" in event["text"]
+    assert short.expect(1, name)["kind"] is None
+
+
+# ---- deadlines ----
+
+
+def test_a_collective_that_one_rank_never_calls(nursery: Nursery) -> None:
+    with Job(nursery, 3) as job:
+        job.start(deadlines.call_without, absent=2, timeout=0.5)
+        for event in job.expect_all("failed", [0, 1]):
+            assert event["kind"] == "CommTimeoutError", event
+            assert "TimeoutError" in event["kinds"]
+            assert event["rank"] == 2
+            assert "rank 2 has not called it" in event["text"]
+            assert 0.3 < event["took"] < 0.5 + PROMPT  # who began later fails with the first
+        job.go(2)
+        assert job.expect(2, "failed")["kind"] == "CommTimeoutError"
+        for event in job.expect_all("later"):
+            assert event["kind"] == "CommTimeoutError", event
+        job.finish()
+
+
+def test_a_receive_that_nobody_sends(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(deadlines.recv_without_send, timeout=0.3)
+        for event in job.expect_all("failed"):
+            assert event["kind"] == "CommTimeoutError", event
+            assert "no send by rank 1" in event["text"]
+            assert event["took"] < 0.3 + PROMPT
+        job.finish()
+
+
+def test_waiting_in_portions(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(deadlines.wait_in_portions)
+        for timeout in (0, 0.05, 0.2):
+            event = job.expect(0, "portion")
+            assert event["kind"] == "CommTimeoutError", event
+            assert "goes on" in event["text"]
+            assert timeout <= event["took"] < timeout + 0.3
+        event = job.expect(0, "open")
+        assert (event["done"], event["error"], event["elapsed"]) == (False, False, 0.0)
+        job.go(1)
+        event = job.expect(0, "over")
+        assert event["done"]
+        assert event["right"]
+        assert event["same"]
+        assert event["again"]
+        assert event["took"] > 0.2
+        job.finish()
+
+
+def test_timeouts_that_mean_nothing(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(deadlines.bad_timeouts)
+        for rank in (0, 1):
+            for _ in range(4):
+                event = job.expect(rank, "refused")
+                assert event["kind"] == "ConfigError", event
+                assert "timeout" in event["text"]
+            assert job.expect(rank, "right")["kind"] is None
+        job.finish()
+
+
+# ---- abort ----
+
+
+def test_abort_reaches_everyone(nursery: Nursery) -> None:
+    reason = "loss is NaN at step 812"
+    with Job(nursery, 3) as job:
+        job.start(deadlines.aborted_by_another, aborter=2, reason=reason)
+        job.expect_all("ready")
+        job.go(2)
+        since = job.expect(2, "aborting")["at"]
+        for event in job.expect_all("failed"):
+            assert event["kind"] == "AbortedError", event
+            assert event["rank"] == 2
+            assert f"rank 2 aborted: {reason}" in event["text"]
+            assert event["at"] - since < PROMPT
+        for event in [*job.expect_all("later"), *job.expect_all("again"), *job.expect_all("later")]:
+            if event["event"] == "later":
+                assert event["kind"] == "AbortedError"
+                assert reason in event["text"]
+        job.finish()

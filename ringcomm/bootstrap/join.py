@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import mesh
 from ..config import Config
 from ..errors import ConfigError
+from . import mesh
 from .launch import Identity, identify
 from .mesh import Mesh
 from .rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange

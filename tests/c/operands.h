@@ -70,11 +70,11 @@ static inline void fill(void *data, rc_dtype dtype, size_t n)
 /* A block that ends with its last byte, so that the address sanitizer sees a read beyond. */
 static inline void *make(size_t offset, size_t bytes)
 {
-    unsigned char *block = malloc(offset + bytes + 1);
+    const size_t total = offset + bytes;
+    unsigned char *block = malloc(total ? total : 1);
     if (!block)
         abort();
-    memset(block, GUARD_BYTE, offset + bytes + 1);
-    block = realloc(block, offset + bytes ? offset + bytes : 1);
+    memset(block, GUARD_BYTE, total);
     return block + offset;
 }
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from faults.rank import Rank
 
 import ringcomm
-from faults.rank import Rank
 
 LARGE = 1 << 22
 """Elements that keep an allreduce busy for a while."""
@@ -78,7 +78,7 @@ def _raise(_: ringcomm.Communicator) -> None:
 
 
 def _in_flight(comm: ringcomm.Communicator) -> None:
-    comm.allreduce(np.ones(LARGE, dtype=np.float64), async_op=True)
+    comm.recv(np.ones(8), 0, async_op=True)  # which rank 0 never sends
     sys.exit(3)
 
 

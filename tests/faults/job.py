@@ -57,7 +57,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-W", "default::ResourceWarning",
                  str(TESTS / "faults" / "nursery.py"), str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()], env=clean_environment(),
+                pass_fds=[theirs.fileno()], env=clean_environment(), start_new_session=True,
             )  # fmt: skip
         self._exits: dict[int, Exit] = {}
 

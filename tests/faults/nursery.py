@@ -101,10 +101,11 @@ def obey(order: Order) -> None:
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start some jobs deaf to it
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    order = serve(control)
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        order = serve(control)
     if order is not None:
         obey(order)
 
