@@ -1,0 +1,102 @@
+/* collective.h - what a collective must leave behind, element by element, from the call and every
+ * rank's source. Knows the order of a sum (plan.h) and the arithmetic (reference.h), no code of the
+ * core.
+ */
+#ifndef RINGCOMM_TEST_COLLECTIVE_H
+#define RINGCOMM_TEST_COLLECTIVE_H
+
+#include "reference.h"
+
+enum { COLLECTIVE_MAX_WORLD = 8 };
+
+static inline int collective_reduces(rc_collective c)
+{
+    return c == RC_ALLREDUCE || c == RC_REDUCE_SCATTER || c == RC_REDUCE;
+}
+
+static inline int collective_is_p2p(rc_collective c)
+{
+    return c == RC_SEND || c == RC_RECV;
+}
+
+/* Elements of a rank's source and destination. */
+static inline uint64_t source_count(const rc_call *call, int world_size)
+{
+    int all = call->collective == RC_REDUCE_SCATTER || call->collective == RC_SCATTER ||
+              call->collective == RC_ALLTOALL;
+    return all ? call->count * (uint64_t)world_size : call->count;
+}
+
+static inline uint64_t result_count(const rc_call *call, int world_size)
+{
+    int all = call->collective == RC_ALLGATHER || call->collective == RC_GATHER ||
+              call->collective == RC_ALLTOALL;
+    return all ? call->count * (uint64_t)world_size : call->count;
+}
+
+/* 1 if rank's dst is written at all. */
+static inline int has_result(const rc_call *call, int rank)
+{
+    switch (call->collective) {
+    case RC_BARRIER:
+    case RC_SEND: return 0;
+    case RC_REDUCE:
+    case RC_GATHER: return rank == call->root;
+    default: return 1;
+    }
+}
+
+/* Whose values a result element holds: the first rank of a sum (the others follow in order of
+ * rank), or its only source; and where it lies in the sources. peer: the other end of a recv. */
+static inline void trace(const rc_call *call, int rank, int world_size, uint64_t i, int *first,
+                         uint64_t *at)
+{
+    uint64_t n = (uint64_t)world_size, block = call->count > 0 ? i / call->count : 0;
+    uint64_t within = call->count > 0 ? i % call->count : 0;
+    uint64_t chunk = ((call->count + n - 1) / n + 255) / 256 * 256;
+    *at = within;
+    switch (call->collective) {
+    case RC_ALLREDUCE: *first = (int)(i / chunk), *at = i; break;
+    case RC_REDUCE: *first = (call->root + 1) % world_size; break;
+    case RC_REDUCE_SCATTER:
+        *first = (rank + 1) % world_size;
+        *at = (uint64_t)rank * call->count + i;
+        break;
+    case RC_ALLGATHER:
+    case RC_GATHER: *first = (int)block; break;
+    case RC_SCATTER:
+        *first = call->root;
+        *at = (uint64_t)rank * call->count + i;
+        break;
+    case RC_ALLTOALL:
+        *first = (int)block;
+        *at = (uint64_t)rank * call->count + within;
+        break;
+    default: *first = call->root; /* broadcast, recv */
+    }
+}
+
+/* dst of rank, given the sources of all ranks. */
+static inline void expect_result(const rc_call *call, int rank, int world_size,
+                                 const uint8_t *const *sources, uint8_t *dst)
+{
+    size_t elem = dtype_bytes(call->dtype);
+    int reduces = collective_reduces(call->collective);
+    arithmetic a = {call->dtype, reduces ? call->op : RC_SUM, call->codec, world_size};
+    for (uint64_t i = 0; has_result(call, rank) && i < result_count(call, world_size); i++) {
+        uint64_t at, wire = 0;
+        int first;
+        trace(call, rank, world_size, i, &first, &at);
+        if (world_size == 1) { /* nothing travels, nothing is rounded */
+            memcpy(dst + i * elem, sources[0] + at * elem, elem);
+            continue;
+        }
+        ref_encode(&a, &wire, sources[first] + at * elem);
+        for (int k = 1; reduces && k < world_size; k++)
+            ref_reduce(&a, &wire, sources[(first + k) % world_size] + at * elem,
+                       k == world_size - 1);
+        ref_store(&a, dst + i * elem, &wire);
+    }
+}
+
+#endif

@@ -1,0 +1,163 @@
+/* peer.h - a rank played by hand: one real communicator, whose lanes to the other ranks end in
+ * descriptors that the test writes and reads byte by byte.
+ */
+#ifndef RINGCOMM_TEST_PEER_H
+#define RINGCOMM_TEST_PEER_H
+
+#include <poll.h>
+
+#include "../../csrc/net/frame.h"
+#include "../../csrc/plan/fingerprint.h"
+#include "world.h"
+
+enum { PEER_EPOCH = 5, PEER_SEGMENT = 4096, PEER_MAX_LANES = 4 };
+
+typedef struct stage {
+    rc_engine *engine;
+    rc_comm *comm; /* the rank under test */
+    int rank, world_size, lanes;
+    int far[WORLD_MAX][PEER_MAX_LANES]; /* by peer */
+} stage;
+
+typedef struct stage_options {
+    int rank, world_size, lanes;           /* 0: rank 0, 2 ranks, 1 lane */
+    uint32_t heartbeat_ms, peer_timeout_ms; /* 0: a minute, so that neither shows */
+} stage_options;
+
+static inline stage stage_open(stage_options o)
+{
+    stage s = {.rank = o.rank,
+               .world_size = o.world_size ? o.world_size : 2,
+               .lanes = o.lanes ? o.lanes : 1};
+    rc_comm_config config;
+    rc_comm_config_init(&config);
+    config.rank = s.rank;
+    config.world_size = s.world_size;
+    config.epoch = PEER_EPOCH;
+    config.segment_bytes = PEER_SEGMENT;
+    config.heartbeat_ms = o.heartbeat_ms ? o.heartbeat_ms : 60000;
+    config.peer_timeout_ms = o.peer_timeout_ms ? o.peer_timeout_ms : 60000;
+    CHECK_EQ(rc_engine_create(&s.engine, NULL), RC_OK);
+    CHECK_EQ(rc_comm_create(&s.comm, s.engine, &config), RC_OK);
+    for (int peer = 0; peer < s.world_size; peer++)
+        for (int i = 0; i < s.lanes && peer != s.rank; i++) {
+            int pair[2];
+            CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+            CHECK_EQ(rc_comm_add_lane(s.comm, peer, 0, pair[0], 0.0), RC_OK);
+            s.far[peer][i] = pair[1];
+        }
+    CHECK_EQ(rc_comm_start(s.comm), RC_OK);
+    return s;
+}
+
+/* Abruptly; the far ends may be closed already (-1). */
+static inline void stage_close(stage *s)
+{
+    rc_comm_free(s->comm);
+    rc_engine_free(s->engine);
+    for (int peer = 0; peer < s->world_size; peer++)
+        for (int i = 0; i < s->lanes && peer != s->rank; i++)
+            if (s->far[peer][i] >= 0)
+                close(s->far[peer][i]);
+}
+
+static inline void hang_up(stage *s, int peer)
+{
+    for (int i = 0; i < s->lanes; i++) {
+        close(s->far[peer][i]);
+        s->far[peer][i] = -1;
+    }
+}
+
+/* ---- frames out ---- */
+
+/* A data frame of this call, with the fields that the test then bends. */
+static inline frame_header data_header(const rc_call *call, uint64_t seq)
+{
+    int p2p = collective_is_p2p(call->collective);
+    return (frame_header){.type = FRAME_DATA,
+                          .flags = p2p ? FRAME_P2P : 0,
+                          .epoch = PEER_EPOCH,
+                          .seq = seq,
+                          .fingerprint = fingerprint_of(call)};
+}
+
+static inline frame_header control_header(frame_type type, uint64_t seq)
+{
+    return (frame_header){.type = (uint8_t)type, .epoch = PEER_EPOCH, .seq = seq};
+}
+
+static inline void play_bytes(int fd, const void *bytes, size_t n)
+{
+    CHECK_EQ(send(fd, bytes, n, MSG_NOSIGNAL), n);
+}
+
+static inline void play(int fd, frame_header h, const void *payload)
+{
+    uint8_t wire[FRAME_HEADER_BYTES + 4 * PEER_SEGMENT];
+    if (!CHECK(h.length <= 4 * PEER_SEGMENT))
+        return;
+    frame_encode(wire, &h, payload);
+    if (h.length > 0)
+        memcpy(wire + FRAME_HEADER_BYTES, payload, h.length);
+    play_bytes(fd, wire, FRAME_HEADER_BYTES + h.length);
+}
+
+/* ---- frames in ---- */
+
+static inline int readable(int fd, int timeout_ms)
+{
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    return poll(&one, 1, timeout_ms) == 1;
+}
+
+static inline int watch_bytes(int fd, uint8_t *bytes, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        if (!CHECK(readable(fd, WORLD_LONG_MS)))
+            return 0;
+        ssize_t got = recv(fd, bytes + at, n - at, 0);
+        if (got <= 0)
+            return 0;
+        at += (size_t)got;
+    }
+    return 1;
+}
+
+/* The next frame from the rank under test, checked; 0 at the end of the stream. */
+static inline int watch_frame(int fd, frame_header *h, uint8_t *payload)
+{
+    uint8_t wire[FRAME_HEADER_BYTES];
+    uint32_t crc;
+    if (!watch_bytes(fd, wire, sizeof wire))
+        return 0;
+    if (!CHECK_EQ(frame_decode(wire, PEER_EPOCH, PEER_SEGMENT, h, &crc, NULL), RC_OK))
+        return 0;
+    if (!CHECK(watch_bytes(fd, payload, h->length)))
+        return 0;
+    return CHECK(frame_check(wire, payload, h->length, crc));
+}
+
+/* Skips to the next frame of a type. */
+static inline int watch_for(int fd, frame_type type, frame_header *h, uint8_t *payload)
+{
+    while (watch_frame(fd, h, payload))
+        if (h->type == type)
+            return 1;
+    return CHECK(!"the stream ended before the frame came");
+}
+
+/* The rank under test says why it fails, whatever it was sending before. */
+static inline void expect_abort(int fd, rc_result code, int rank)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    rc_error error;
+    if (!watch_for(fd, FRAME_ABORT, &h, payload))
+        return;
+    frame_abort_decode(payload, h.length, &error);
+    CHECK_EQ(error.code, code);
+    CHECK_EQ(error.rank, rank);
+}
+
+#endif
