@@ -44,7 +44,7 @@ build: $(VENV)/.demo
 # ---- the two commands ----
 
 demo: $(VENV)/.demo
-	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m ringcomm.train --compression bf16
+	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m ringcomm.train --compression bf16 --bucket-mb 0.1
 
 test: $(VENV)/.test lint
 	@$(BIN)/python -m pytest

@@ -253,7 +253,8 @@ static rc_result make_links(rc_comm *c)
         ln->peer = rank;
         ln->owner = c;
         ln->prepare = comm_prepare_frame;
-        ln->credit = (uint64_t)LINK_CREDIT_SEGMENTS * c->config.segment_bytes;
+        ln->credit =
+            LINK_CREDIT_SEGMENTS * ((uint64_t)c->config.segment_bytes + FRAME_HEADER_BYTES);
         ln->left_at = UINT64_MAX;
         ln->lanes = calloc(LINK_MAX_LANES, sizeof(lane *));
         if (ln->lanes == NULL)

@@ -23,12 +23,11 @@ enum { COMM_HISTORY = 1024, COMM_MAX_EARLY_CALLS = 4096 };
 
 typedef enum comm_state { COMM_NEW, COMM_RUNNING, COMM_FAILED, COMM_CLOSED } comm_state;
 
-/* A frame of a collective that has not been called here yet. */
+/* A data frame, or a call announced, of a collective that has not been called here yet. */
 typedef struct early_frame {
     struct early_frame *next;
     frame_header header;
-    int from;
-    pool_buffer *buffer; /* NULL for a call announced without data */
+    uint8_t payload[];
 } early_frame;
 
 struct rc_comm {
@@ -45,9 +44,8 @@ struct rc_comm {
     uint64_t next_seq;
 
     rc_work *active_head, *active_tail;
-    uint64_t called; /* collectives started here */
-    early_frame *early_head, *early_tail;
-    int early_calls;                /* entries without a buffer */
+    uint64_t called;                /* collectives started here */
+    int early_calls;                /* announced calls among the early frames */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
     uint64_t last_tick;
     uint64_t works_done, payload_bytes;

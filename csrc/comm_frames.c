@@ -84,7 +84,7 @@ static void tell_calls(rc_comm *c, peer_link *ln)
 
 static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
 {
-    if (ln->early_bytes + h->length > ln->credit)
+    if (ln->early_bytes + link_cost(h) > ln->credit)
         return comm_fail_text(c, RC_PROTOCOL, ln->peer,
                               "rank %d sent more ahead than its credit allows", ln->peer);
     if ((place->buffer = pool_take(&c->env.buffers)) == NULL)
@@ -92,104 +92,116 @@ static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, r
                               c->env.segment_bytes);
     place->data = place->buffer->data;
     int was_far_ahead = is_far_ahead(ln);
-    ln->early_bytes += h->length;
+    ln->early_bytes += link_cost(h);
     if (!was_far_ahead && is_far_ahead(ln))
         tell_calls(c, ln);
     return RC_OK;
 }
 
-static rc_result keep_early(rc_comm *c, const peer_link *ln, const frame_header *h,
-                            pool_buffer *buffer)
+/* Behind the frames of its own and earlier collectives; lanes overtake each other. */
+static void insert_early(early_queue *q, early_frame *early)
 {
-    if (buffer == NULL && c->early_calls >= COMM_MAX_EARLY_CALLS)
+    early_frame **place = &q->head;
+    if (q->tail != NULL && q->tail->header.seq <= early->header.seq)
+        place = &q->tail->next;
+    while (*place != NULL && (*place)->header.seq <= early->header.seq)
+        place = &(*place)->next;
+    early->next = *place;
+    *place = early;
+    if (early->next == NULL)
+        q->tail = early;
+}
+
+/* Keeps a copy of its own size: segments may be small, and many. */
+static rc_result keep_early(rc_comm *c, peer_link *ln, const frame_header *h,
+                            const uint8_t *payload)
+{
+    int is_call = h->type == FRAME_CALL;
+    if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
         return RC_OK; /* an announcement only helps to find mismatches sooner */
-    early_frame *early = calloc(1, sizeof *early);
-    if (early == NULL) {
-        pool_return(&c->env.buffers, buffer);
+    early_frame *early = malloc(sizeof *early + h->length);
+    if (early == NULL)
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for an early frame");
-    }
     early->header = *h;
-    early->from = ln->peer;
-    early->buffer = buffer;
-    c->early_calls += buffer == NULL;
-    if (c->early_tail != NULL)
-        c->early_tail->next = early;
-    else
-        c->early_head = early;
-    c->early_tail = early;
+    if (h->length > 0)
+        memcpy(early->payload, payload, h->length);
+    c->early_calls += is_call;
+    insert_early(&ln->early[is_p2p(h)], early);
     return RC_OK;
 }
 
-static void consume(rc_comm *c, peer_link *ln, uint32_t bytes)
+static void consume(rc_comm *c, peer_link *ln, const frame_header *h)
 {
-    ln->consumed += bytes;
+    ln->consumed += link_cost(h);
     if (link_owes_credit(ln))
         comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
 }
 
 /* Delivers one early frame to the work that it was for. The caller holds a reference to w. */
-static rc_result deliver_early(rc_comm *c, rc_work *w, const early_frame *early)
+static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
+                               const uint8_t *payload)
 {
-    peer_link *ln = c->env.links[early->from];
-    RC_TRY(check_work(c, w, &early->header, early->from));
-    if (early->buffer == NULL)
+    RC_TRY(check_work(c, w, h, ln->peer));
+    if (h->type == FRAME_CALL)
         return RC_OK;
     rx_place place = {0};
     rc_error why;
     error_clear(&why);
-    if (work_begin(w, &early->header, early->from, &place, &why) != RC_OK)
-        return comm_fail_text(c, why.code, early->from, "rank %d: %s", early->from, why.message);
-    memcpy(place.data, early->buffer->data, early->header.length);
-    ln->early_bytes -= early->header.length;
-    consume(c, ln, early->header.length);
+    if (work_begin(w, h, ln->peer, &place, &why) != RC_OK)
+        return comm_fail_text(c, why.code, ln->peer, "rank %d: %s", ln->peer, why.message);
+    if (h->length > 0)
+        memcpy(place.data, payload, h->length);
+    ln->early_bytes -= link_cost(h);
+    consume(c, ln, h);
     if (c->state != COMM_RUNNING) {
         pool_return(&c->env.buffers, place.buffer);
         return RC_ABORTED;
     }
-    if (work_end(w, &early->header, &place) != RC_OK)
+    if (work_end(w, h, &place) != RC_OK)
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
-static void free_early(rc_comm *c, early_frame *early)
+static early_frame *take_early(rc_comm *c, early_queue *q)
 {
-    c->early_calls -= early->buffer == NULL;
-    pool_return(&c->env.buffers, early->buffer);
-    free(early);
+    early_frame *early = q->head;
+    q->head = early->next;
+    if (q->head == NULL)
+        q->tail = NULL;
+    c->early_calls -= early->header.type == FRAME_CALL;
+    return early;
 }
 
-rc_result comm_replay_early(rc_comm *c, rc_work *w)
+/* Collectives, and the receives from one peer, are called in order of seq, so what is wanted is at
+ * the head. */
+static rc_result replay_link(rc_comm *c, rc_work *w, peer_link *ln)
 {
-    early_frame *list = c->early_head;
-    c->early_head = c->early_tail = NULL;
+    early_queue *q = &ln->early[(w->flags & FRAME_P2P) != 0];
     rc_result result = RC_OK;
-    while (list != NULL) {
-        early_frame *early = list;
-        list = early->next;
-        early->next = NULL;
-        if (result == RC_OK && !belongs(w, &early->header, early->from)) {
-            if (c->early_tail != NULL)
-                c->early_tail->next = early;
-            else
-                c->early_head = early;
-            c->early_tail = early;
-            continue;
-        }
-        if (result == RC_OK)
-            result = deliver_early(c, w, early);
-        free_early(c, early);
+    while (result == RC_OK && q->head != NULL && belongs(w, &q->head->header, ln->peer)) {
+        early_frame *early = take_early(c, q);
+        result = deliver_early(c, w, ln, &early->header, early->payload);
+        free(early);
     }
     return result;
 }
 
+rc_result comm_replay_early(rc_comm *c, rc_work *w)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL)
+            RC_TRY(replay_link(c, w, c->env.links[rank]));
+    return RC_OK;
+}
+
 void comm_drop_early(rc_comm *c)
 {
-    while (c->early_head != NULL) {
-        early_frame *early = c->early_head;
-        c->early_head = early->next;
-        free_early(c, early);
-    }
-    c->early_tail = NULL;
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        for (int kind = 0; kind < 2; kind++) {
+            early_queue *q = &c->link_storage[rank].early[kind];
+            while (q->head != NULL)
+                free(take_early(c, q));
+        }
 }
 
 /* ---- the lane's handler ---- */
@@ -223,22 +235,27 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
 }
 
 /* A frame that was early when it began; its collective may have been called since. */
-static rc_result end_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
+static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
+                              const uint8_t *payload)
 {
-    early_frame early = {.header = *h, .from = ln->peer, .buffer = place->buffer};
-    *place = (rx_place){0};
     if (!is_called(c, ln, h))
-        return keep_early(c, ln, h, early.buffer);
+        return keep_early(c, ln, h, payload);
     rc_work *w = find_active(c, h, ln->peer);
-    if (w == NULL) {
-        pool_return(&c->env.buffers, early.buffer);
+    if (w == NULL)
         return no_such_work(c, ln, h);
-    }
     work_retain(w);
-    rc_result result = deliver_early(c, w, &early);
-    pool_return(&c->env.buffers, early.buffer);
+    rc_result result = deliver_early(c, w, ln, h, payload);
     comm_finish_complete(c, w);
     work_release(w);
+    return result;
+}
+
+static rc_result end_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
+{
+    pool_buffer *buffer = place->buffer;
+    *place = (rx_place){0};
+    rc_result result = settle_early(c, ln, h, buffer->data);
+    pool_return(&c->env.buffers, buffer);
     return result;
 }
 
@@ -247,7 +264,7 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
     rc_work *w = place->owner;
     if (w == NULL)
         return end_early(c, ln, h, place);
-    consume(c, ln, h->length);
+    consume(c, ln, h);
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
     work_retain(w); /* it may end within work_end */
@@ -340,7 +357,8 @@ static void dead(lane *l)
     error.rail = l->rail;
     error.lane = l->index;
     error.sys_errno = l->error.sys_errno;
-    lane_close(l);
+    if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
+        lane_close(l);
     comm_fail(c, &error);
 }
 

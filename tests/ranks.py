@@ -173,7 +173,7 @@ class _Raised:
     when: float
 
 
-class _Hangs(AssertionError):
+class _HangError(AssertionError):
     """A rank that did not return in time."""
 
 
@@ -204,7 +204,7 @@ def _in_threads(
         abort()
         for index in late:
             threads[index].join(2.0)
-            hangs = _Hangs(f"rank {index} had not returned after {timeout:g} s")
+            hangs = _HangError(f"rank {index} had not returned after {timeout:g} s")
             outcomes[index] = _Raised(hangs, deadline)
     return outcomes
 

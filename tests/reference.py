@@ -83,8 +83,8 @@ class Wire:
 
     def __init__(self, dtype: str, op: str, codec: str, n: int) -> None:
         self.dtype, self.op, self.n = dtype, op, n
-        formats = {"none": {"f16": "fp16", "bf16": "bf16"}.get(dtype), "bf16": "bf16", "fp16": "fp16"}
-        self.half = formats[codec]
+        own = {"f16": "fp16", "bf16": "bf16"}.get(dtype)
+        self.half = own if codec == "none" else codec
         share = np.float32(1.0 / n) if op == "avg" else np.float32(1.0)
         self.before = share if self.half == "fp16" else np.float32(1.0)
         self.after = share if self.half == "bf16" else np.float32(1.0)
@@ -135,7 +135,8 @@ class Wire:
 
 def chunk_bounds(count: int, n: int) -> list[tuple[int, int]]:
     """Where the chunks of an all-reduce start and stop."""
-    size = -(-(-(-count // n)) // ALIGN) * ALIGN
+    share = (count + n - 1) // n
+    size = (share + ALIGN - 1) // ALIGN * ALIGN
     return [(min(c * size, count), min((c + 1) * size, count)) for c in range(n)]
 
 
@@ -172,7 +173,9 @@ def reduce(inputs: Sequence[Array], dtype: str, op: str, root: int, codec: str =
     return along(ring(root + 1, n), inputs, Wire(dtype, op, codec, n))
 
 
-def reduce_scatter(inputs: Sequence[Array], dtype: str, op: str, codec: str = "none") -> list[Array]:
+def reduce_scatter(
+    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none"
+) -> list[Array]:
     """What each rank gets of the n equal parts."""
     n = len(inputs)
     wire, size = Wire(dtype, op, codec, n), len(inputs[0]) // n

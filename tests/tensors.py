@@ -41,6 +41,11 @@ def elements(dtype: str, count: int, rank: int, salt: int = 0) -> Array:
     return _pool(dtype)[start : start + count].copy()
 
 
+def inputs(dtype: str, count: int, n: int) -> list[Array]:
+    """The elements of all ranks."""
+    return [elements(dtype, count, rank) for rank in range(n)]
+
+
 def special(dtype: str, count: int, rank: int) -> Array:
     """Infinities, NaN, zeros of both signs, subnormals and the ends of the range, in an order that
     differs between ranks, so that they meet each other."""
@@ -75,6 +80,11 @@ def tensor(array: Array, dtype: str) -> Any:
 def bits(array: Array) -> bytes:
     """The array's bytes."""
     return np.ascontiguousarray(array).tobytes()
+
+
+def same(ours: Any, expected: Array) -> bool:
+    """Equal bit for bit; shapes are not compared."""
+    return bits(np.asarray(ours)) == bits(expected)
 
 
 def same_but_for_nans(ours: Array, expected: Array) -> bool:

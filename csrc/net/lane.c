@@ -156,6 +156,24 @@ uint64_t lane_unacked(const lane *ln)
     return (uint64_t)queued + ln->out_bytes - ln->out_sent;
 }
 
+/* Long enough for a driver that is not scheduled at once, short enough to correct a wrong turn. */
+static void set_backlog(lane *ln)
+{
+    enum { LEAST = 64 << 10, MOST = 4 << 20, AHEAD_MS = 5 };
+    double wanted = ln->rate * AHEAD_MS * (double)CLOCK_MS;
+    int bytes = wanted < LEAST ? LEAST : wanted > MOST ? MOST : (int)wanted;
+    if (bytes < ln->backlog + ln->backlog / 4 && bytes > ln->backlog - ln->backlog / 4)
+        return;
+    ln->backlog = bytes;
+    /* Not every kind of stream socket has it; striping is then coarser, not wrong. */
+    (void)setsockopt(ln->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+}
+
+void lane_limit_backlog(lane *ln)
+{
+    set_backlog(ln);
+}
+
 /* A measurement runs while the lane has something unacknowledged and is closed every few
  * milliseconds, so that idle time never counts as slowness. */
 void lane_measure(lane *ln, uint64_t now, uint64_t unacked)
@@ -181,6 +199,8 @@ void lane_measure(lane *ln, uint64_t now, uint64_t unacked)
     ln->rate = ln->rate > 0.0 ? 0.5 * ln->rate + 0.5 * sample : sample;
     ln->rate_at = now;
     ln->rate_delivered = delivered;
+    if (ln->backlog != 0)
+        set_backlog(ln);
 }
 
 /* ---- receiving ---- */
@@ -342,13 +362,6 @@ rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
         return error_set(&ln->error, RC_SYSTEM, "lane_open: not a usable socket (errno %d)", errno);
     }
     return RC_OK;
-}
-
-void lane_limit_backlog(lane *ln)
-{
-    int bytes = 128 << 10;
-    /* Not every kind of stream socket has it; striping is then coarser, not wrong. */
-    (void)setsockopt(ln->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
 }
 
 /* A control frame with the unsent bytes of a half-sent one as its whole content. */

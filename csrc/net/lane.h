@@ -89,12 +89,14 @@ struct lane {
     double rate;             /* bytes per ns */
     uint64_t rate_at;        /* start of the measurement; 0: none runs */
     uint64_t rate_delivered; /* sent_bytes less what was unacknowledged then */
+    int backlog;             /* unsent bytes that the kernel may hold; 0: not limited */
 };
 
 /* Takes over fd and watches it. On failure fd is closed. */
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch);
 /* Asks the kernel to take only as much as it can send soon, so that the rest stays where it can be
- * given to a sibling lane. For links of several lanes. */
+ * given to a sibling lane. For links of several lanes; lane_measure follows the rate from then on.
+ */
 void lane_limit_backlog(lane *ln);
 /* Puts a frame behind the others and sends what the socket takes. */
 void lane_push(lane *ln, out_frame *frame);

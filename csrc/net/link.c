@@ -37,12 +37,12 @@ out_frame *queue_pop(frame_queue *q)
 static int may_leave(const peer_link *ln, const frame_header *h)
 {
     uint64_t called = h->flags & FRAME_P2P ? ln->p2p_called : ln->called;
-    return h->seq < called || (ln->sent - ln->peer_consumed) + h->length <= ln->credit;
+    return h->seq < called || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
 }
 
 static void let_go(peer_link *ln, out_frame *frame)
 {
-    ln->sent += frame->header.length;
+    ln->sent += link_cost(&frame->header);
     queue_push(&ln->queue, frame);
 }
 
@@ -156,7 +156,7 @@ void link_send(peer_link *ln, out_frame *frame)
 void link_pump(peer_link *ln)
 {
     while (ln->queue.head != NULL) {
-        lane *chosen = choose(ln, FRAME_HEADER_BYTES + (uint64_t)ln->queue.head->header.length);
+        lane *chosen = choose(ln, link_cost(&ln->queue.head->header));
         if (chosen == NULL)
             return;
         out_frame *frame = queue_pop(&ln->queue);

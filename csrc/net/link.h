@@ -10,7 +10,8 @@
  * collective. They are kept, but no more than LINK_CREDIT_SEGMENTS segments of them, so memory is
  * bounded and reading never stops, which is what rules out deadlock. A data frame may leave if the
  * peer is known to have called its collective, or if the bytes sent but not known to be consumed
- * are within the credit. What is known comes from the peer's frames: seq and `consumed`.
+ * are within the credit. What is known comes from the peer's frames: seq and `consumed`. Headers
+ * count too, or small frames would be kept without bound.
  *
  *   queue: may leave now      held: waits for the peer's call, in order of seq, one list for
  *                             collectives and one for sends, which must not wait for each other
@@ -31,6 +32,13 @@ typedef struct frame_queue {
 void queue_push(frame_queue *q, out_frame *frame);
 out_frame *queue_pop(frame_queue *q);
 
+struct early_frame; /* the communicator's */
+
+/* Frames kept for later, in order of seq. */
+typedef struct early_queue {
+    struct early_frame *head, *tail;
+} early_queue;
+
 typedef struct peer_link {
     int peer;
     void *owner;
@@ -45,18 +53,25 @@ typedef struct peer_link {
 
     uint64_t called;        /* the peer has called all collectives below */
     uint64_t p2p_called;    /* the peer has called the receives of all our sends below */
-    uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments */
-    uint32_t sent;          /* data bytes sent to the peer, modulo 2^32 */
+    uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
+    uint32_t sent;          /* bytes of data frames sent to the peer, modulo 2^32 */
     uint32_t peer_consumed; /* of these, consumed by the peer */
-    uint32_t consumed;      /* data bytes of the peer consumed here */
+    uint32_t consumed;      /* bytes of the peer's data frames consumed here */
     uint32_t consumed_told; /* the last value that the peer was told */
-    uint64_t early_bytes;   /* held here for collectives not yet called */
+    uint64_t early_bytes;   /* of data frames kept here for collectives not yet called */
+    early_queue early[2];   /* they, and calls announced: of collectives, of sends */
 
     uint64_t sends, receives; /* numbers of the next send to and receive from this peer */
     uint64_t received;        /* receives from this peer that were called so far */
     int goodbyes;             /* lanes on which the peer said goodbye */
     uint64_t left_at;         /* after the last of them: it calls no collective from here on */
 } peer_link;
+
+/* What a data frame takes of the credit. */
+static inline uint32_t link_cost(const frame_header *h)
+{
+    return FRAME_HEADER_BYTES + h->length;
+}
 
 /* Queues a data frame and sends what can go. */
 void link_send(peer_link *ln, out_frame *frame);

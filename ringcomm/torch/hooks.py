@@ -106,8 +106,11 @@ def allreduce_hook(
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
     Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in
-    backward as RuntimeError with the text of the ringcomm error, which is also ``state.error``.
+    backward as RuntimeError with the text of the ringcomm error, which is also ``state.error``;
+    further backwards raise that error itself.
     """
+    if state.error is not None:
+        raise state.error
     gradients = bucket.buffer()
     compression = state.compression if gradients.dtype in _COMPRESSIBLE else None
     # Typed as Any: the generic alias cannot be called on every supported torch.

@@ -2,9 +2,9 @@
 
 This file and ``gloo`` are the only ones of the trainer that touch ringcomm and torch.distributed.
 Gradients go through a DDP communication hook, ringcomm's or, to compare with, gloo's. Both keep
-the same account (``timing.Traffic``), so both are timed alike. DDP needs a torch.distributed group
-to be built on: a gloo group, which carries the first copy of the weights and the few numbers of
-the report, never gradients when ringcomm does.
+the same account (``timing.Traffic``), so both are timed alike. What else the ranks tell each other
+goes the same way. DDP needs a torch.distributed group to be built on: a gloo group, which under
+ringcomm carries nothing but the first copy of the weights and the order of the buckets.
 
     torchrun   the group meets at the launcher's store
     mpirun     rank 0 opens a store on a free port and ringcomm tells the others its address
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -32,7 +31,7 @@ from ..bootstrap.launch import Identity, identify
 from ..config import Config
 from ..errors import ConfigError, RingcommError
 from . import launcher
-from .gloo import GlooState, gloo_hook
+from .gloo import GlooControl, GlooState, gloo_hook
 from .launcher import SharedError
 from .options import Options
 from .timing import Traffic
@@ -48,6 +47,7 @@ class World:
         self.size = size
         self.reduce = reduce
         self._hook: Any = None
+        self._control = GlooControl() if reduce == "gloo" else RingcommControl()
 
     def wrap(self, model: nn.Module, options: Options) -> nn.Module:
         """The model as it is trained: in DDP with the chosen hook. Collective.
@@ -62,7 +62,6 @@ class World:
             size["bucket_cap_mb"] = options.bucket_mb
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **size)
         ddp.register_comm_hook(self._hook, hook)
-        self._hook.reset()
         return ddp
 
     def _make_hook(self, options: Options) -> Callable[..., Any]:
@@ -75,12 +74,16 @@ class World:
         hook: Callable[..., Any] = allreduce_hook
         return hook
 
+    def start_account(self) -> None:
+        """Start a new account of the hook's traffic."""
+        if self._hook is not None:
+            self._hook.reset()
+
     def traffic(self) -> Traffic:
-        """The hook's account since the last call."""
+        """The hook's account since it was started."""
         if self._hook is None:
             return Traffic(buckets=0, payload_bytes=0, wire_bytes=0, comm_s=0.0, works=[])
         account: Traffic = self._hook.report()
-        self._hook.reset()
         return account
 
     def failure(self) -> RingcommError | None:
@@ -103,16 +106,16 @@ class World:
         """Element-wise sum over all ranks, in float64. Collective."""
         if self.size == 1:
             return values
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        total = np.array(values, dtype=np.float64)
+        self._control.all_reduce(total, "sum")
         return [float(value) for value in total]
 
     def require_same(self, what: str, value: int, fix: str) -> None:
-        """Raise ConfigError on every rank if ``value`` differs between any. Collective."""
+        """Raise SharedError on every rank if ``value`` differs between any. Collective."""
         if self.size == 1:
             return
-        bounds = torch.tensor([value, -value])
-        dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
+        bounds = np.array([value, -value], dtype=np.int64)
+        self._control.all_reduce(bounds, "max")
         if bounds[0] != -bounds[1]:
             raise SharedError(f"{what} differs between ranks; {fix}")
 
@@ -128,9 +131,9 @@ class World:
             result = make()
         except ConfigError as error:
             text = str(error)
-        failed = torch.tensor(self.rank if text else self.size)
-        dist.all_reduce(failed, op=dist.ReduceOp.MIN)
-        root = int(failed)
+        failed = np.array([self.rank if text else self.size], dtype=np.int64)
+        self._control.all_reduce(failed, "min")
+        root = int(failed[0])
         if root == self.size:
             return cast(Made, result)
         text = self._spread(text.encode(), root).decode()
@@ -145,19 +148,41 @@ class World:
         return content if self.size == 1 else self._spread(content, 0)
 
     def _spread(self, content: bytes, root: int) -> bytes:
-        length = torch.tensor(len(content))
-        dist.broadcast(length, root)
-        body = torch.zeros(int(length), dtype=torch.uint8)
+        length = np.array([len(content)], dtype=np.int64)
+        self._control.broadcast(length, root)
+        body = np.zeros(int(length[0]), dtype=np.uint8)
+        if self.rank == root:
+            body[:] = np.frombuffer(content, dtype=np.uint8)
         if len(body):
-            if self.rank == root:
-                body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            dist.broadcast(body, root)
-        return body.numpy().tobytes()
+            self._control.broadcast(body, root)
+        return body.tobytes()
 
     def barrier(self) -> None:
         """Return when all ranks are here. Collective."""
         if self.size > 1:
-            dist.barrier()
+            self._control.barrier()
+
+
+class RingcommControl:
+    """The few numbers beside the gradients, over ringcomm: its errors name who was lost."""
+
+    def all_reduce(self, values: Any, op: str) -> None:
+        """Reduce a numpy array in place; op as in ringcomm."""
+        import ringcomm
+
+        ringcomm.allreduce(values, op)
+
+    def broadcast(self, values: Any, root: int) -> None:
+        """Give every rank the array of ``root``, in place."""
+        import ringcomm
+
+        ringcomm.broadcast(values, root)
+
+    def barrier(self) -> None:
+        """Return when all ranks are here."""
+        import ringcomm
+
+        ringcomm.barrier()
 
 
 def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:

@@ -64,6 +64,7 @@ class Engine:
         """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
         rate = optim.rate_at(step, steps, self._peak_rate, self._options.warmup)
         optim.set_rate(self.optimizer, rate)
+        self._world.start_account()
         torch.manual_seed((self._options.seed << 32) ^ (step << 8) ^ self._world.rank)
         begin = time.perf_counter()
         self._last = next(source)

@@ -1,13 +1,15 @@
-"""DDP's own all-reduce as a communication hook that takes its time: what to compare ringcomm with.
+"""What to compare ringcomm with: the same exchange of gradients and numbers over gloo.
 
-DDP without a hook does the same: divide by the number of ranks, then sum over gloo. As a hook it
-can be timed bucket by bucket, and so is accounted for exactly as ringcomm's is.
+The hook is DDP's own all-reduce: without a hook DDP does the same, divide by the number of ranks
+and then sum over gloo. As a hook it can be timed bucket by bucket, and so is accounted for exactly
+as ringcomm's is.
 
 This file does without ``from __future__ import annotations``: DDP compares a hook's annotations
 with the types themselves and refuses strings.
 """
 
 import time
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,28 @@ class GlooState:
             comm_s=sum(done - submitted for submitted, done in self.works),
             works=list(self.works),
         )
+
+
+class GlooControl:
+    """The few numbers beside the gradients, over gloo."""
+
+    _ops: ClassVar[dict[str, Any]] = {
+        "sum": dist.ReduceOp.SUM,
+        "min": dist.ReduceOp.MIN,
+        "max": dist.ReduceOp.MAX,
+    }
+
+    def all_reduce(self, values: Any, op: str) -> None:
+        """Reduce a numpy array in place."""
+        dist.all_reduce(torch.from_numpy(values), op=self._ops[op])
+
+    def broadcast(self, values: Any, root: int) -> None:
+        """Give every rank the array of ``root``, in place."""
+        dist.broadcast(torch.from_numpy(values), root)
+
+    def barrier(self) -> None:
+        """Return when all ranks are here."""
+        dist.barrier()
 
 
 def gloo_hook(state: GlooState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -1,0 +1,203 @@
+"""How processes join: by launchers' variables, by arguments, and what happens if that cannot work.
+
+Errors come at once where this rank can see them, and on all ranks by the deadline of the bring-up;
+whatever was wrong, the same process can join properly afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faults import joining
+from faults.job import Job, Nursery, free_port, nursery_of
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("numpy", "ringcomm") as made:
+        yield made
+
+
+def check_joined(job: Job, *, quietly: bool = True) -> None:
+    """All ranks are in one world that sums right, and leave it in order."""
+    for rank, event in enumerate(job.expect_all("joined")):
+        assert event["right"], event
+        assert (event["rank"], event["world_size"]) == (rank, job.world_size)
+    job.finish(quietly=quietly)
+
+
+# ---- ways to join ----
+
+HERE = {"MASTER_ADDR": "127.0.0.1"}
+LAUNCHERS: dict[str, dict[str, str]] = {
+    "torchrun": {"RANK": "{rank}", "WORLD_SIZE": "{size}", "LOCAL_RANK": "{rank}",
+                 "LOCAL_WORLD_SIZE": "{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "PORT",
+                 "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "{size}",
+                 "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}", "OMPI_COMM_WORLD_LOCAL_SIZE": "{size}",
+                 "PMIX_NAMESPACE": "prterun-PORT"},
+    "MPICH": {"PMI_RANK": "{rank}", "PMI_SIZE": "{size}", "MPI_LOCALRANKID": "{rank}",
+              "MPI_LOCALNRANKS": "{size}", "PMI_JOBID": "job-PORT"},
+    "Slurm": {"SLURM_PROCID": "{rank}", "SLURM_NTASKS": "{size}", "SLURM_STEP_ID": "0",
+              "SLURM_JOB_ID": "PORT", "SLURM_NNODES": "1", "SLURM_NODELIST": "gpu1"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_variables_of_a_launcher(nursery: Nursery, launcher: str) -> None:
+    port = str(free_port())
+    variables = {k: v.replace("PORT", port) for k, v in LAUNCHERS[launcher].items()}
+    with Job(nursery, 3) as job:
+        job.start(joining.imitated, variables=variables)
+        check_joined(job)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_explicit_address(nursery: Nursery, host: str) -> None:
+    if host == "[::1]":
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine's loopback has no IPv6")
+    with Job(nursery, 2) as job:
+        job.start(joining.explicit, address=f"tcp://{host}:{free_port()}")
+        check_joined(job)
+
+
+def test_two_jobs_at_once(nursery: Nursery) -> None:
+    """Their MASTER_PORTs are neighbours, so each tries ports that the other may have."""
+    with Job(nursery, 3) as first, Job(nursery, 3) as second:
+        second.port = first.port + 1
+        for rank in range(3):
+            first.start(joining.by_environment, ranks=[rank], tag=1)
+            second.start(joining.by_environment, ranks=[2 - rank], tag=3)
+        check_joined(first)
+        check_joined(second)
+
+
+# ---- what cannot work ----
+
+OK: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"interfaces": ("nosuch7",)}, "ConfigError", "nosuch7"),
+        ({"lanes": 2}, "ConfigError", "lanes"),
+        ({"secret_file": "/nonexistent/secret"}, "ConfigError", "/nonexistent/secret"),
+    ],
+    ids=["an interface that does not exist", "settings that differ", "no such secret file"],
+)
+def test_settings_of_one_rank(
+    nursery: Nursery, settings: dict[str, Any], kind: str, words: str
+) -> None:
+    """Rank 1 cannot go on, and says why; rank 0 is told at the latest when its time is over."""
+    with Job(nursery, 2) as job:
+        waits = {"connect_timeout": 1.5}
+        job.start(joining.badly, arguments=[OK, OK], settings=[waits, {**waits, **settings}])
+        event = job.expect(1, "refused")
+        assert event["kind"] == kind, event
+        assert words in event["text"]
+        event = job.expect(0, "refused")
+        assert event["kind"] in ("BootstrapError", "JoinError", kind), event
+        assert event["took"] < 3
+        for event in job.expect_all("left"):
+            assert not event["initialized"]
+        job.go()
+        check_joined(job)
+
+
+def test_a_port_in_use(nursery: Nursery) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken, Job(nursery, 2) as job:
+        port = taken.getsockname()[1]
+        arguments = [
+            {"rank": rank, "world_size": 2, "init_method": f"tcp://127.0.0.1:{port}"}
+            for rank in (0, 1)
+        ]
+        job.start(joining.badly, arguments=arguments, settings=[{"connect_timeout": 1.5}] * 2)
+        event = job.expect(0, "refused")
+        assert event["kind"] == "ConfigError", event
+        assert str(port) in event["text"]
+        event = job.expect(1, "refused")
+        assert "BootstrapError" in event["kinds"], event
+        assert str(port) in event["text"]
+        job.go()
+        check_joined(job)
+
+
+def test_world_sizes_that_differ(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        address = {"init_method": f"tcp://127.0.0.1:{free_port()}"}
+        arguments = [{"rank": rank, "world_size": 2 + rank, **address} for rank in (0, 1)]
+        job.start(joining.badly, arguments=arguments, settings=[{"connect_timeout": 1.5}] * 2)
+        for event in job.expect_all("refused"):
+            assert "BootstrapError" in event["kinds"], event
+            assert "world" in event["text"], event
+            assert event["took"] < 3
+        job.go()
+        check_joined(job, quietly=False)  # rank 0 logs whom it turned away
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, "does not fit"),
+        ({"rank": -1, "world_size": 2}, "does not fit"),
+        ({"rank": 0, "world_size": 0}, "world_size=0"),
+        ({"rank": 0}, "world_size is missing"),
+        ({"world_size": 2}, "rank is missing"),
+        ({"init_method": "http://127.0.0.1:1"}, "tcp://host:port"),
+    ],
+)
+def test_numbers_that_do_not_fit(nursery: Nursery, arguments: dict[str, Any], words: str) -> None:
+    with Job(nursery, 1) as job:
+        job.start(joining.badly, arguments=[arguments], settings=[OK])
+        event = job.expect(0, "refused")
+        assert event["kind"] == "ConfigError", event
+        assert words in event["text"]
+        assert event["took"] < 0.5
+        job.go()
+        check_joined(job)
+
+
+def test_secrets(nursery: Nursery) -> None:
+    right, wrong = secrets.token_hex(32), secrets.token_hex(32)
+    with Job(nursery, 3) as job:
+        job.start(joining.with_secrets, secrets=[right] * 3)
+        for event in job.expect_all("refused"):
+            assert event["kind"] is None, event
+        check_joined(job)
+    with Job(nursery, 2) as job:
+        job.start(joining.with_secrets, secrets=[right, wrong])
+        for event in job.expect_all("refused"):
+            assert "BootstrapError" in event["kinds"], event
+            assert "authentication failed" in event["text"], event
+            assert right not in event["text"]
+            assert event["took"] < 3
+        job.finish(quietly=False)
+    with Job(nursery, 2) as job:
+        job.start(joining.with_secrets, secrets=["too short", "too short"])
+        for event in job.expect_all("refused"):
+            assert event["kind"] == "ConfigError", event
+            assert "too short" not in event["text"].replace("is too short", "")
+            assert event["took"] < 0.5
+        job.finish()
+
+
+def test_one_life_after_another(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(joining.twice)
+        for rank in (0, 1):
+            assert job.expect(rank, "before")["kind"] == "NotInitializedError"
+            event = job.expect(rank, "twice")
+            assert event["kind"] == "RingcommError"
+            assert "shutdown" in event["text"]
+            assert job.expect(rank, "joined")["right"]
+            for name in ("after", "closed"):
+                assert job.expect(rank, name)["kind"] == "NotInitializedError"
+        check_joined(job)

@@ -1,0 +1,249 @@
+"""The layering rule: a file includes or imports only what lies below it. And two rules of the
+house that every file keeps: at most 600 lines, and a word on what it is at its head.
+
+    C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
+    Python  errors < config < bootstrap, _native, buffers < work < communicator < api
+            < the package itself < torch < tools, train < __main__
+
+Files of one layer may use each other within a folder, and not across folders. A file that has no
+place in the tables below fails the test, so that whoever adds a layer says where it lies.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_LINES = 600
+
+C_LAYERS = [
+    {"include"},
+    {"base"},
+    {"kernels", "plan"},
+    {"codec"},
+    {"net", "shm", "cuda"},
+    {"coll"},
+    {"comm"},
+    {"api"},
+]
+PYTHON_LAYERS = [
+    {"errors"},
+    {"config"},
+    {"bootstrap", "_native", "buffers"},
+    {"work"},
+    {"communicator"},
+    {"api"},
+    {"ringcomm"},
+    {"torch"},
+    {"tools", "train"},
+    {"__main__"},
+]
+#: Headers that ask nothing of an operating system: C's own (stdio.h for snprintf), and those of
+#: instruction sets.
+PURE_HEADERS = {
+    "arm_neon.h", "cpuid.h", "float.h", "immintrin.h", "limits.h", "math.h", "stdalign.h",
+    "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "string.h",
+}  # fmt: skip
+#: Libraries that the caller may bring, and that only these folders may import.
+CALLERS_LIBRARIES = {"torch", "mpi4py", "cupy"}
+MAY_IMPORT_THEM = {"torch", "train", "tools"}
+
+
+def level(layers: list[set[str]], name: str) -> int:
+    for number, layer in enumerate(layers):
+        if name in layer:
+            return number
+    raise AssertionError(f"{name!r} has no place in the layers of {__file__}")
+
+
+def may_use(layers: list[set[str]], user: str, used: str) -> bool:
+    return user == used or level(layers, used) < level(layers, user)
+
+
+# ---- C ----
+
+C_FILES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".c", ".h"))
+
+
+def c_layer(path: Path) -> str:
+    """The folder, or for a file in csrc itself the word before the underscore: comm_frames.c."""
+    parts = path.relative_to(ROOT / "csrc").parts
+    return parts[0] if len(parts) > 1 else path.stem.split("_")[0]
+
+
+def includes(path: Path) -> list[tuple[str, str]]:
+    """("<" or '"', name) of every include."""
+    return re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def own_includes(path: Path) -> list[Path]:
+    """The project's files that a file includes."""
+    return [(path.parent / name).resolve() for kind, name in includes(path) if kind == '"']
+
+
+def reached(path: Path) -> set[Path]:
+    """The file and all project files that it includes, directly or not."""
+    seen: set[Path] = set()
+    left = [path]
+    while left:
+        one = left.pop()
+        if one not in seen:
+            seen.add(one)
+            left += own_includes(one)
+    return seen
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_c_includes_point_down(path: Path) -> None:
+    user = c_layer(path)
+    for included in own_includes(path):
+        assert included.is_file(), f"{included} does not exist"
+        used = c_layer(included)
+        assert may_use(C_LAYERS, user, used), f"{user} must not include {used} ({included.name})"
+
+
+def is_pure(path: Path) -> bool:
+    return c_layer(path) in ("plan", "kernels", "codec") or (
+        c_layer(path) == "net" and path.stem == "frame"
+    )
+
+
+@pytest.mark.parametrize(
+    "path", list(filter(is_pure, C_FILES)), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_plan_kernels_codec_and_frame_touch_no_os(path: Path) -> None:
+    for one in reached(path):
+        system = {name for kind, name in includes(one) if kind == "<"}
+        assert system <= PURE_HEADERS, f"{one.name} includes {sorted(system - PURE_HEADERS)}"
+
+
+def test_only_api_c_implements_the_public_functions_of_communicators_and_works() -> None:
+    """The one place where arguments are checked."""
+    defined = re.compile(
+        r"^(?:\w+[ *]+)+\*?(rc_(?:comm_|work_|submit)\w*)\([^;]*?\)\s*\{", re.MULTILINE
+    )
+    places = {
+        name: path.name for path in C_FILES for name in defined.findall(path.read_text())
+    }
+    assert "rc_submit" in places
+    assert set(places.values()) == {"api.c"}, places
+
+
+# ---- Python ----
+
+PYTHON_FILES = sorted(
+    path for path in (ROOT / "ringcomm").rglob("*.py") if "__pycache__" not in path.parts
+)
+
+
+def python_layer(parts: tuple[str, ...]) -> str:
+    """Of a module's path below the package: its first folder or name."""
+    return parts[0] if parts and parts[0] != "__init__" else "ringcomm"
+
+
+def module_parts(path: Path) -> tuple[str, ...]:
+    return path.relative_to(ROOT / "ringcomm").with_suffix("").parts
+
+
+def checked_only_by_types(tree: ast.Module) -> set[ast.AST]:
+    """Nodes under `if TYPE_CHECKING`, which never run."""
+    return {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def absolute(path: Path, node: ast.ImportFrom) -> tuple[str, ...]:
+    """The module that `from ... import` names, in parts from the top."""
+    named = tuple(node.module.split(".")) if node.module else ()
+    if node.level == 0:
+        return named
+    here = ("ringcomm", *module_parts(path))[: -node.level]
+    return here + named
+
+
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """Every module that a file imports, wherever in it, as far as it can be a module."""
+    tree = ast.parse(path.read_text())
+    skipped = checked_only_by_types(tree)
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(path, node)
+            for alias in node.names:
+                inner = ROOT.joinpath(*module, alias.name)
+                is_module = inner.is_dir() or inner.with_suffix(".py").is_file()
+                yield (*module, alias.name) if is_module else module
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_imports_point_down(path: Path) -> None:
+    user = python_layer(module_parts(path))
+    for module in imports(path):
+        if module[0] != "ringcomm":
+            continue
+        if module[1:2] == ("_core",):
+            assert user == "_native", "only _native.py loads the extension"
+            continue
+        used = python_layer(module[1:])
+        assert may_use(PYTHON_LAYERS, user, used), f"{user} must not import {'.'.join(module)}"
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_callers_libraries_are_left_to_the_caller(path: Path) -> None:
+    if python_layer(module_parts(path)) not in MAY_IMPORT_THEM:
+        assert not {module[0] for module in imports(path)} & CALLERS_LIBRARIES
+
+
+def test_the_rule_bites() -> None:
+    """What the tables above must forbid, said once without them."""
+    assert not may_use(C_LAYERS, "plan", "codec")
+    assert not may_use(C_LAYERS, "plan", "kernels")
+    assert not may_use(C_LAYERS, "net", "coll")
+    assert may_use(C_LAYERS, "codec", "kernels")
+    assert not may_use(PYTHON_LAYERS, "bootstrap", "_native")
+    assert not may_use(PYTHON_LAYERS, "buffers", "communicator")
+    assert may_use(PYTHON_LAYERS, "train", "torch")
+    with pytest.raises(AssertionError, match="no place"):
+        level(C_LAYERS, "misc")
+
+
+# ---- every file ----
+
+
+def source_files() -> list[Path]:
+    """C and Python files of the project, as git sees it where there is git."""
+    folders = ("csrc", "ringcomm", "tests", "bench")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders, "*.py"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if listed.returncode == 0:
+        found = [ROOT / line for line in listed.stdout.splitlines()]
+    else:
+        found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+        found += ROOT.glob("*.py")
+    kinds = (".c", ".h", ".py", ".pyi", ".cu")
+    return sorted({path for path in found if path.suffix in kinds and path.is_file()})
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_is_short_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    if path.suffix in (".c", ".h", ".cu"):
+        assert re.match(r"/\*.{20}", text, re.DOTALL), "it starts with a comment on what it is"
+    else:
+        assert ast.get_docstring(ast.parse(text)), "it starts with a docstring"

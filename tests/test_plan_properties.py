@@ -1,0 +1,326 @@
+"""The plan, for any collective, world, count and segment size: what must hold whatever the numbers.
+
+csrc/plan/plan.c touches no OS, so it is compiled here by itself and called through its own header.
+The main property is shown by running plans: every rank's frames are delivered in an order that
+hypothesis picks, each element being the tuple of what was added up to it, so that a wrong order of
+a sum, a lost segment and one that lands in the wrong place all show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from cffi import FFI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parent.parent
+ALIGN = 256
+COLLECTIVES = ("ALLREDUCE", "REDUCE_SCATTER", "ALLGATHER", "BROADCAST", "REDUCE", "GATHER",
+               "SCATTER", "ALLTOALL", "BARRIER", "SEND", "RECV")  # fmt: skip
+POINT_TO_POINT = ("SEND", "RECV")
+REDUCING = ("ALLREDUCE", "REDUCE_SCATTER", "REDUCE")
+MOST_COUNT = 2**36 - 1
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def plain_declarations(header: str) -> str:
+    """A header without comments, preprocessor lines and linkage blocks."""
+    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
+    return re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+
+
+ffi = FFI()
+for name in ("include/ringcomm.h", "plan/plan.h"):
+    ffi.cdef(plain_declarations((ROOT / "csrc" / name).read_text()))
+
+
+@pytest.fixture(scope="session")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """plan.c as a library of its own."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build plan.c with")
+    target = tmp_path_factory.mktemp("plan") / "plan.so"
+    source = ROOT / "csrc" / "plan" / "plan.c"
+    subprocess.run(
+        [compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+         "-o", str(target), str(source)],
+        check=True, timeout=60,
+    )  # fmt: skip
+    return ffi.dlopen(str(target))
+
+
+class Plan:
+    """One rank's plan, with the functions of plan.h as methods."""
+
+    def __init__(
+        self, lib: Any, collective: str, rank: int, n: int, root: int, count: int, segment: int
+    ) -> None:
+        call = ffi.new("rc_call *")
+        call.collective = getattr(lib, "RC_" + collective)
+        call.root = root
+        call.count = count
+        self.collective, self.rank, self.n, self.root = collective, rank, n, root
+        self._lib, self._plan = lib, ffi.new("plan *")
+        lib.plan_init(self._plan, call, rank, n, segment)
+        self.chunks = int(self._plan.chunks)
+        self.segment_elems = int(self._plan.segment_elems)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        function = getattr(self._lib, "plan_" + name)
+        return lambda *arguments: int(function(self._plan, *arguments))
+
+    def segment_elems_of(self, chunk: int, segment: int) -> int:
+        return int(self._lib.plan_segment_elems(self._plan, chunk, segment))
+
+    def path(self, chunk: int) -> list[int]:
+        return [self.rank_at(chunk, position) for position in range(self.hops(chunk) + 1)]
+
+
+counts = st.one_of(
+    st.integers(0, 20),
+    st.integers(0, 12).flatmap(lambda k: st.integers(max(0, ALIGN * k - 2), ALIGN * k + 2)),
+    st.integers(0, 200_000),
+)
+segments = st.integers(1, 2048).map(lambda blocks: blocks * ALIGN)
+
+
+@st.composite
+def calls(draw: st.DrawFn, most_world: int = 9) -> tuple[str, int, int, int, int]:
+    """collective, world size, root, count, segment bound. A message goes from rank 0 to root."""
+    collective = draw(st.sampled_from(COLLECTIVES))
+    point_to_point = collective in POINT_TO_POINT
+    n = draw(st.integers(2 if point_to_point else 1, most_world))
+    root = draw(st.integers(1 if point_to_point else 0, n - 1))
+    count = 0 if collective == "BARRIER" else draw(counts)
+    return collective, n, root, count, draw(segments)
+
+
+def plans_of(lib: Any, call: tuple[str, int, int, int, int]) -> dict[int, Plan]:
+    """The plans of the ranks that take part. Of a message, both ends'."""
+    collective, n, root, count, segment = call
+    if collective in POINT_TO_POINT:
+        return {
+            0: Plan(lib, "SEND", 0, n, root, count, segment),
+            root: Plan(lib, "RECV", root, n, 0, count, segment),
+        }
+    return {rank: Plan(lib, collective, rank, n, root, count, segment) for rank in range(n)}
+
+
+# ---- geometry ----
+
+
+@quick
+@given(call=calls())
+def test_segments_tile_their_chunk(lib: Any, call: tuple[str, int, int, int, int]) -> None:
+    for plan in plans_of(lib, call).values():
+        assert plan.segment_elems <= call[4]
+        assert plan.segment_elems % ALIGN == 0
+        for chunk in range(min(plan.chunks, 12)):
+            elems = plan.chunk_elems(chunk)
+            number = plan.segments(chunk)
+            sizes = [plan.segment_elems_of(chunk, s) for s in range(number)]
+            starts = [plan.segment_offset(s) for s in range(number)]
+            assert sum(sizes) == elems
+            assert starts == [sum(sizes[:s]) for s in range(number)]
+            assert all(size == plan.segment_elems for size in sizes[:-1])
+            says_something = call[0] in ("BARRIER", *POINT_TO_POINT) and call[3] == 0
+            assert number == 1 if says_something else (number == 0) == (elems == 0)
+
+
+@quick
+@given(n=st.integers(1, 40), count=st.one_of(counts, st.integers(0, MOST_COUNT)), segment=segments)
+def test_chunks_of_an_allreduce_are_the_references(
+    lib: Any, n: int, count: int, segment: int
+) -> None:
+    plan = Plan(lib, "ALLREDUCE", 0, n, 0, count, segment)
+    ours = []
+    for chunk in range(n):
+        start = min(plan.src_offset(chunk), count)
+        assert plan.src_offset(chunk) == plan.dst_offset(chunk)
+        assert plan.src_offset(chunk) % ALIGN == 0
+        ours.append((start, start + plan.chunk_elems(chunk)))
+    assert ours == reference.chunk_bounds(count, n)
+    assert ours[0][0] == 0
+    assert ours[-1][1] == count
+
+
+@quick
+@given(n=st.integers(1, 16), count=st.integers(0, MOST_COUNT), call=calls())
+def test_no_count_is_too_large(
+    lib: Any, n: int, count: int, call: tuple[str, int, int, int, int]
+) -> None:
+    """All offsets stay within the buffers that ringcomm.h describes, for any count it allows."""
+    collective = call[0]
+    count = 0 if collective == "BARRIER" else count
+    plan = Plan(lib, collective, 0, n, n - 1, count, call[4])
+    src, dst = buffer_sizes(collective, n, count)
+    for chunk in range(plan.chunks):
+        elems = plan.chunk_elems(chunk)
+        assert plan.src_offset(chunk) + elems <= src or elems == 0 or src == 0
+        assert plan.dst_offset(chunk) + elems <= dst or elems == 0 or dst == 0
+        assert elems == count or collective == "ALLREDUCE"
+
+
+def buffer_sizes(collective: str, n: int, count: int) -> tuple[int, int]:
+    """Elements of src and dst, as the comment above rc_call says."""
+    src = count * n if collective in ("REDUCE_SCATTER", "SCATTER", "ALLTOALL") else count
+    dst = count * n if collective in ("ALLGATHER", "GATHER", "ALLTOALL") else count
+    return src, dst
+
+
+# ---- paths ----
+
+
+@quick
+@given(call=calls(16))
+def test_paths(lib: Any, call: tuple[str, int, int, int, int]) -> None:
+    collective, n, root = call[:3]
+    by_rank = plans_of(lib, call)
+    plan = by_rank[0]
+    for chunk in range(plan.chunks):
+        path = plan.path(chunk)
+        assert all(path == other.path(chunk) for other in by_rank.values())
+        assert all(0 <= rank < n for rank in path)
+        assert all(a != b for a, b in itertools.pairwise(path))
+        if collective in ("ALLREDUCE", "REDUCE_SCATTER", "ALLGATHER", "BROADCAST", "REDUCE"):
+            assert all(b == (a + 1) % n for a, b in itertools.pairwise(path))
+            assert sorted(path[:n]) == list(range(n))
+        if collective == "BROADCAST":
+            assert path[0] == root
+        if collective == "REDUCE":
+            assert path[-1] == root
+        if collective == "REDUCE_SCATTER":
+            assert path[-1] == chunk
+    assert plan.reduce_hops() == (n - 1 if collective in REDUCING else 0)
+
+
+@quick
+@given(call=calls())
+def test_what_one_rank_sends_another_receives(
+    lib: Any, call: tuple[str, int, int, int, int]
+) -> None:
+    by_rank = plans_of(lib, call)
+    for rank, plan in by_rank.items():
+        assert plan.sends(-1) == sum(plan.sends(peer) for peer in range(plan.n))
+        assert plan.receives(-1) == sum(plan.receives(peer) for peer in range(plan.n))
+        assert plan.sends(rank) == plan.receives(rank) == 0
+        for peer, other in by_rank.items():
+            assert plan.sends(peer) == other.receives(rank)
+            starts = any(
+                plan.hops(chunk) > 0 and plan.segments(chunk) > 0
+                and plan.path(chunk)[:2] == [rank, peer]
+                for chunk in range(plan.chunks)
+            )  # fmt: skip
+            assert bool(plan.starts_towards(peer)) == starts
+
+
+# ---- running it ----
+
+
+class Rank:
+    """One rank running its plan on tuples."""
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        src, dst = buffer_sizes(plan.collective, plan.n, count)
+        self.plan = plan
+        self.src = np.empty(src, object)
+        self.src[:] = [((plan.rank, i),) for i in range(src)]
+        self.dst = np.full(dst, None, object)
+        self.received = 0
+
+    def _span(self, offset: int, chunk: int, segment: int) -> slice:
+        start = offset + self.plan.segment_offset(segment)
+        return slice(start, start + self.plan.segment_elems_of(chunk, segment))
+
+    def own(self, chunk: int, segment: int) -> Any:
+        return self.src[self._span(self.plan.src_offset(chunk), chunk, segment)]
+
+    def store(self, chunk: int, segment: int, values: Any) -> None:
+        span = self._span(self.plan.dst_offset(chunk), chunk, segment)
+        assert all(old is None for old in self.dst[span]), "written twice"
+        self.dst[span] = values
+
+    def start(self) -> list[tuple[int, int, int, Any]]:
+        """Keeps what stays here; returns the frames (chunk, segment, step, values) that leave."""
+        frames = []
+        for chunk in range(self.plan.chunks):
+            if self.plan.rank_at(chunk, 0) != self.plan.rank:
+                continue
+            hops = self.plan.hops(chunk)
+            for segment in range(self.plan.segments(chunk)):
+                if hops == 0 or self.plan.collective in ("ALLGATHER", "BROADCAST"):
+                    self.store(chunk, segment, self.own(chunk, segment))
+                if hops > 0:
+                    frames.append((chunk, segment, 0, self.own(chunk, segment)))
+        return frames
+
+    def take(self, chunk: int, segment: int, step: int, values: Any) -> list[Any]:
+        """A frame arrives: reduces or stores it, and returns what goes on."""
+        self.received += 1
+        reduce_hops = self.plan.reduce_hops()
+        if step < reduce_hops:
+            values = values + self.own(chunk, segment)
+        if step + 1 >= reduce_hops:
+            self.store(chunk, segment, values)
+        return [(chunk, segment, step + 1, values)] if step + 1 < self.plan.hops(chunk) else []
+
+
+def expected(collective: str, rank: int, n: int, root: int, count: int) -> list[Any]:
+    """dst of a rank, element by element: who added what, in which order."""
+
+    def added(first: int, i: int) -> Any:
+        return tuple((r, i) for r in reference.ring(first, n))
+
+    here = rank == root
+    if collective == "ALLREDUCE":
+        bounds = reference.chunk_bounds(count, n)
+        return [added(c, i) for c, (start, stop) in enumerate(bounds) for i in range(start, stop)]
+    if collective == "REDUCE_SCATTER":
+        return [added(rank + 1, rank * count + i) for i in range(count)]
+    if collective == "REDUCE":
+        return [added(root + 1, i) for i in range(count)] if here else [None] * count
+    if collective == "BROADCAST":
+        return [((root, i),) for i in range(count)]
+    if collective == "ALLGATHER" or (collective == "GATHER" and here):
+        return [((r, i),) for r in range(n) for i in range(count)]
+    if collective == "SCATTER":
+        return [((root, rank * count + i),) for i in range(count)]
+    if collective == "ALLTOALL":
+        return [((r, rank * count + i),) for r in range(n) for i in range(count)]
+    if collective == "RECV":
+        return [((0, i),) for i in range(count)]
+    return [None] * (n * count if collective == "GATHER" else count)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(call=calls(6), count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data())
+def test_any_order_of_arrival_gives_the_stated_result(
+    lib: Any, call: tuple[str, int, int, int, int], count: int, data: st.DataObject
+) -> None:
+    collective, n, root, _, _ = call
+    count = 0 if collective == "BARRIER" else count
+    by_rank = plans_of(lib, (collective, n, root, count, ALIGN))
+    ranks = {rank: Rank(plan, count) for rank, plan in by_rank.items()}
+    pick = data.draw(st.randoms(use_true_random=False))
+    in_flight = [frame for rank in ranks.values() for frame in rank.start()]
+    while in_flight:
+        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
+        receiver = next(iter(by_rank.values())).rank_at(chunk, step + 1)
+        in_flight += ranks[receiver].take(chunk, segment, step, values)
+    for number, rank in ranks.items():
+        assert rank.received == rank.plan.receives(-1)
+        wanted = expected(rank.plan.collective, number, n, root, count)
+        assert rank.dst.tolist() == wanted

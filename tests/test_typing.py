@@ -1,0 +1,100 @@
+"""The package's types: what users write passes mypy --strict, and what they get wrong does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RIGHT = '''
+from typing import Any
+
+import numpy as np
+
+import ringcomm
+
+
+def log(work: ringcomm.Work) -> None:
+    print(work.name, work.seq, work.elapsed, work.done())
+
+
+def train(x: Any) -> str | None:
+    config = ringcomm.Config(interfaces=("eth0", "eth1"), lanes=2, timeout=30.0)
+    comm: ringcomm.Communicator = ringcomm.init(0, 1, config=config, timeout=5.0)
+    ringcomm.allreduce(x, "avg", compression="bf16", out=np.empty_like(x), timeout=1.0)
+    ringcomm.broadcast(x, root=0, async_op=True).wait()
+    with comm.split(color=0, key=comm.rank) or comm as part:
+        part.allreduce(x, on_done=log, async_op=True)
+        rows = part.allgather(x, out=None)
+        sent: int = part.stats()["wire_bytes"]
+        print(rows, sent, part.kernel_set, part.world_size + 1)
+    try:
+        comm.send(x, 1)
+        comm.recv(x, src=1, timeout=2.5)
+    except ringcomm.PeerLostError as error:
+        lost: int | None = error.rank
+        print(lost, error.elapsed)
+        return error.host
+    except (ConnectionError, TimeoutError):
+        comm.abort("gone")
+    ringcomm.barrier(comm=comm)
+    ringcomm.shutdown()
+    return comm.host_of(0)
+'''
+
+WRONG = [
+    "ringcomm.allreduce(x, 3)",
+    "ringcomm.allreduce(x, copression='bf16')",
+    "ringcomm.allreduce(x, 'sum', 'bf16')",
+    "ringcomm.init('0')",
+    "ringcomm.Config(lanes='2')",
+    "ringcomm.Config().lanes = 3",
+    "ringcomm.rank() + ''",
+    "ringcomm.init().split(0).close()",
+    "ringcomm.RingcommError('x', rnk=1)",
+    "ringcomm.no_such_thing",
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mypy's, shared: the second run need not read numpy's types again."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def mypy(folder: Path, cache: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """mypy --strict over one file that imports ringcomm as installed."""
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    (folder / "example.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.10",
+         "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache),
+         "--no-error-summary", "example.py"],
+        cwd=folder, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=110,
+    )  # fmt: skip
+
+
+def test_what_users_write_is_well_typed(tmp_path: Path, cache: Path) -> None:
+    done = mypy(tmp_path, cache, RIGHT)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_what_users_get_wrong_is_found(tmp_path: Path, cache: Path) -> None:
+    lines = ["import ringcomm", "x = bytearray(4)", *WRONG]
+    done = mypy(tmp_path, cache, "\n".join(lines) + "\n")
+    for number, code in enumerate(WRONG, start=3):
+        assert f"example.py:{number}: error: " in done.stdout, f"{code}\n{done.stdout}{done.stderr}"
+    assert "example.py:1:" not in done.stdout
+    assert "example.py:2:" not in done.stdout
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "ringcomm" / "py.typed").is_file()

@@ -1,0 +1,333 @@
+"""Works: several in flight, waited for in any order, timed out, dropped, far ahead of other ranks.
+
+The last is about the credit that bounds what a rank keeps for collectives that it has not called
+yet (csrc/net/link.h): the bound must hold nobody up who could go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from ranks import World, run_ranks
+from tensors import elements, inputs, same
+
+from ringcomm import CommTimeoutError, Communicator, Config, Work
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+# ---- waiting ----
+
+
+@pytest.mark.parametrize("engines", ["shared", "own"])
+def test_many_in_flight_waited_for_in_any_order(engines: str) -> None:
+    def body(comm: Communicator) -> None:
+        order = np.random.default_rng(comm.rank)
+        for _ in range(5):
+            counts = [1, 70_000, 0, 256, 12_345, 3, 40_000, 1]
+            tensors = [elements("f32", count, comm.rank) for count in counts]
+            works = [comm.allreduce(t, async_op=True) for t in tensors]
+            assert [w.seq for w in works] == list(range(works[0].seq, works[0].seq + 8))
+            for index in order.permutation(8):
+                assert works[index].wait() is tensors[index]
+                expected = reference.allreduce(inputs("f32", counts[index], 3), "f32", "sum")
+                assert same(tensors[index], expected)
+
+    run_ranks(3, body, config=Config(segment_bytes=4096, timeout=20.0), engines=engines)
+
+
+def test_a_work_says_how_it_is() -> None:
+    looked = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert looked.wait(10)
+        began = time.monotonic()
+        work = comm.allreduce(np.ones(5, np.float32), async_op=True)
+        assert isinstance(work, Work)
+        assert work.name == "allreduce(f32[5])"
+        if comm.rank == 0:
+            assert not work.done()
+            assert work.exception() is None
+            assert work.elapsed == 0.0
+            assert repr(work) == "<ringcomm.Work allreduce(f32[5]) #0 in flight>"
+            looked.set()
+        assert work.wait().tolist() == [2] * 5
+        assert work.done()
+        assert work.exception() is None
+        assert 0.0 < work.elapsed <= time.monotonic() - began + 0.01
+        assert repr(work) == "<ringcomm.Work allreduce(f32[5]) #0 done>"
+        assert work.wait().tolist() == [2] * 5
+
+    run_ranks(2, body)
+
+
+def test_a_wait_may_time_out_and_go_on() -> None:
+    waited = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert waited.wait(10)
+        work = comm.allreduce(np.ones(3), async_op=True)
+        if comm.rank == 0:
+            for timeout in (0.0, 0.05, 0.15):
+                began = time.monotonic()
+                with pytest.raises(CommTimeoutError, match="still in flight") as caught:
+                    work.wait(timeout)
+                assert timeout <= time.monotonic() - began < timeout + 1.0
+                assert (caught.value.seq, caught.value.elapsed) == (0, timeout)
+            assert not work.done()
+            waited.set()
+        assert work.wait(5).tolist() == [2, 2, 2]
+
+    run_ranks(2, body, engines="own")
+
+
+def test_a_call_that_times_out_fails_the_communicator_and_names_the_absent() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 2:
+            return
+        began = time.monotonic()
+        with pytest.raises(CommTimeoutError) as caught:
+            comm.allreduce(np.ones(3), timeout=0.3)
+        assert 0.25 < time.monotonic() - began < 1.5
+        assert caught.value.seq == 0
+        assert 0.25 < caught.value.elapsed < 1.5
+        assert caught.value.rank == 2
+        assert "rank 2 has not called it" in str(caught.value)
+        with pytest.raises(CommTimeoutError):
+            comm.barrier()
+
+    with World(3) as ranks:
+        ranks.run(body)
+
+
+def test_a_failed_work_keeps_its_error() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            work = comm.allreduce(np.ones(3), async_op=True, timeout=0.2)
+            with pytest.raises(CommTimeoutError):
+                work.wait()
+            error = work.exception()
+            assert isinstance(error, CommTimeoutError)
+            assert "failed" in repr(work)
+            with pytest.raises(CommTimeoutError) as again:
+                work.wait()
+            assert again.value is error
+
+    with World(2) as ranks:
+        ranks.run(body)
+
+
+def test_callbacks_come_after_the_result() -> None:
+    def body(comm: Communicator) -> None:
+        seen: list[tuple[int, float]] = []
+        over = threading.Event()
+
+        def on_done(work: Work) -> None:
+            assert work.done()
+            seen.append((work.seq, float(work.wait()[0])))
+            if len(seen) == 20:
+                over.set()
+
+        for number in range(20):
+            comm.allreduce(np.full(100, float(number)), async_op=True, on_done=on_done)
+        assert over.wait(10)
+        assert sorted(seen) == [(number, 2.0 * number) for number in range(20)]
+
+    run_ranks(2, body)
+    run_ranks(2, body, engines="own")
+
+
+def test_works_that_nobody_waits_for_complete() -> None:
+    def body(comm: Communicator) -> None:
+        for number in range(50):
+            comm.allreduce(np.full(1000, float(number)), async_op=True)
+        deadline = time.monotonic() + 10
+        while comm.stats()["works"] < 50:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    run_ranks(3, body)
+    run_ranks(3, body, engines="own")
+
+
+# ---- one rank far ahead ----
+
+
+@pytest.mark.parametrize("engines", ["shared", "own"])
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(
+    ("count", "elems", "rest_waits"),
+    [(300, 1 << 14, True), (300, 1 << 14, False), (50, 1 << 18, True), (50, 1 << 18, False)],
+)
+def test_a_rank_far_ahead(n: int, count: int, elems: int, rest_waits: bool, engines: str) -> None:
+    """Rank 0 submits everything while the others sleep: what they keep for later is bounded by the
+    credit, and neither that bound nor their own pace may bring the ring to a halt."""
+
+    def body(comm: Communicator) -> float:
+        tensors = [np.full(elems, float(comm.rank + i), np.float32) for i in range(count)]
+        if comm.rank > 0:
+            time.sleep(0.3)
+        began = time.monotonic()
+        if comm.rank > 0 and rest_waits:
+            for tensor in tensors:
+                comm.allreduce(tensor)
+        else:
+            for work in [comm.allreduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+        for i, tensor in enumerate(tensors):
+            assert tensor[0] == tensor[-1] == n * i + n * (n - 1) / 2
+        return time.monotonic() - began
+
+    with World(n, engines=engines) as ranks:
+        assert max(ranks.run(body)) < 8
+
+
+def test_mixed_collectives_far_ahead() -> None:
+    """The same for chains and single hops, where nothing flows back by itself."""
+    n, rounds = 3, 60
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 2:
+            time.sleep(0.3)
+        works, checks = [], []
+        for i in range(rounds):
+            x = np.full(3 * 5000, float(i), np.float32)
+            works.append(comm.broadcast(x if comm.rank == 0 else x * 0, 0, async_op=True))
+            checks.append(float(i))
+            works.append(comm.allgather(x[:5000] + comm.rank, async_op=True))
+            checks.append(float(i))
+            works.append(comm.reduce_scatter(x, async_op=True))
+            checks.append(3.0 * i)
+            works.append(comm.alltoall(x, async_op=True))
+            checks.append(float(i))
+            if comm.rank == 2:
+                for work in works:
+                    work.wait()
+        for work, first in zip(works, checks, strict=True):
+            assert work.wait().reshape(-1)[0] == first
+
+    began = time.monotonic()
+    with World(n, engines="own") as ranks:
+        ranks.run(body)
+    assert time.monotonic() - began < 8
+
+
+def test_many_sends_ahead_of_their_receives() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            works = [
+                comm.send(np.full(1 << 14, float(i), np.float32), 1, async_op=True)
+                for i in range(200)
+            ]
+            for work in works:
+                work.wait()
+        else:
+            time.sleep(0.2)
+            got = np.empty(1 << 14, np.float32)
+            for i in range(200):
+                comm.recv(got, 0)
+                assert got[0] == got[-1] == i
+
+    began = time.monotonic()
+    run_ranks(2, body, engines="own")
+    assert time.monotonic() - began < 8
+
+
+def test_messages_and_collectives_do_not_wait_for_each_other() -> None:
+    """A receive that is called first gets its message past a collective that its sender called
+    first and that fills the credit; and the other way round."""
+
+    def body(comm: Communicator) -> None:
+        big, small = np.ones(1 << 20, np.float32), np.ones(3, np.float32)
+        if comm.rank == 0:
+            work = comm.allreduce(big, async_op=True)
+            comm.send(small * 7, 1)
+            work.wait()
+            sends = [comm.send(big, 1, async_op=True) for _ in range(3)]
+            comm.broadcast(small * 5)
+            for send in sends:
+                send.wait()
+        elif comm.rank == 1:
+            comm.recv(small, 0)
+            assert small.tolist() == [7, 7, 7]
+            comm.allreduce(big)
+            time.sleep(0.1)
+            comm.broadcast(small)
+            assert small.tolist() == [5, 5, 5]
+            for _ in range(3):
+                comm.recv(big, 0)
+            assert np.all(big == 3)
+        else:
+            comm.allreduce(big)
+            comm.broadcast(small)
+
+    began = time.monotonic()
+    with World(3, engines="own") as ranks:
+        ranks.run(body)
+    assert time.monotonic() - began < 5
+
+
+# ---- many, and threads ----
+
+
+@pytest.mark.parametrize("engines", ["shared", "own"])
+def test_a_thousand_small_collectives_in_a_row(engines: str) -> None:
+    def body(comm: Communicator) -> None:
+        x = np.zeros(16, np.float32)
+        for number in range(1000):
+            x[:] = number
+            comm.allreduce(x)
+            assert x[0] == 3 * number
+
+    with World(3, engines=engines) as ranks:
+        ranks.run(body)
+        for comm in ranks.comms:
+            assert comm.stats()["works"] == 1000
+
+
+def test_communicators_are_used_from_several_threads() -> None:
+    """Each rank runs two communicators in two threads of its own, at once."""
+    with World(3) as first, World(3, lanes=2) as second:
+
+        def body(rank: int, world: World, out: list[Any]) -> None:
+            comm = world.comms[rank]
+            for i in range(200):
+                x = comm.allreduce(np.full(500, float(i), np.float32))
+                if x[0] != 3 * i:
+                    out.append((rank, i, x[0]))
+            out.append("over")
+
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=body, args=(rank, world, found), daemon=True)
+            for rank in range(3)
+            for world in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert found == ["over"] * 6
+
+
+def test_one_work_waited_for_by_many_threads() -> None:
+    def body(comm: Communicator) -> None:
+        work = comm.allreduce(np.ones(1000), async_op=True)
+        got: list[float] = []
+        threads = [
+            threading.Thread(target=lambda: got.append(work.wait()[0])) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert got == [2.0] * 4
+
+    run_ranks(2, body)
