@@ -196,6 +196,27 @@ static int needs_dst(const rc_comm *comm, const rc_call *call)
     }
 }
 
+/* 1 if src and dst share memory in a way that would be written before it is read. In place are the
+ * same memory for both, and where one buffer holds all ranks' parts, this rank's part of it. */
+static int overlaps(const rc_comm *comm, const rc_call *call)
+{
+    uintptr_t src = (uintptr_t)call->src, dst = (uintptr_t)call->dst;
+    uint64_t n = (uint64_t)comm->env.world_size, part = call->count * rc_dtype_size(call->dtype);
+    uint64_t own = (uint64_t)comm->env.rank * part, src_bytes = part, dst_bytes = part;
+    int in_place = src == dst;
+    if (n == 1 || !needs_src(comm, call) || !needs_dst(comm, call))
+        return 0;
+    switch (call->collective) {
+    case RC_ALLGATHER:
+    case RC_GATHER: dst_bytes *= n, in_place = src == dst + own; break;
+    case RC_REDUCE_SCATTER:
+    case RC_SCATTER: src_bytes *= n, in_place = dst == src + own; break;
+    case RC_ALLTOALL: src_bytes *= n, dst_bytes *= n, in_place = 0; break;
+    default: break;
+    }
+    return !in_place && src < dst + dst_bytes && dst < src + src_bytes;
+}
+
 static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     unsigned collective = call->collective, op = call->op, dtype = call->dtype;
@@ -213,9 +234,13 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
                          "a rank cannot send to or receive from itself");
     if (call->count > FINGERPRINT_MAX_COUNT)
         return error_set(error, RC_INVALID_ARGUMENT, "more than 2^36 - 1 elements");
+    if (collective == RC_BARRIER && call->count > 0)
+        return error_set(error, RC_INVALID_ARGUMENT, "a barrier has no elements");
     if (call->count > 0 && ((needs_src(comm, call) && call->src == NULL) ||
                             (needs_dst(comm, call) && call->dst == NULL)))
         return error_set(error, RC_INVALID_ARGUMENT, "a buffer is missing");
+    if (overlaps(comm, call))
+        return error_set(error, RC_INVALID_ARGUMENT, "the source and the result overlap");
     if (call->timeout_ms == 0)
         return error_set(error, RC_INVALID_ARGUMENT, "a timeout of 0 would fail at once");
     return RC_OK;

@@ -59,9 +59,12 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     finish(c, w, RC_OK);
 }
 
-/* A peer that has left calls nothing any more: what it has not called cannot complete. */
+/* A peer that has left calls nothing any more: what it has not called cannot complete. What it sent
+ * before it left is here. */
 static int needs(const rc_work *w, const peer_link *ln)
 {
+    if (w->call.collective == RC_RECV)
+        return w->call.root == ln->peer && w->receives_left > 0;
     if (w->flags & FRAME_P2P)
         return w->call.root == ln->peer;
     return w->seq >= ln->left_at;
@@ -76,8 +79,12 @@ static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
 
 void comm_check_left(rc_comm *c, const peer_link *ln)
 {
-    for (rc_work *w = c->active_head; w != NULL && c->state == COMM_RUNNING; w = w->next)
+    rc_work *w = c->active_head;
+    while (w != NULL && c->state == COMM_RUNNING) {
+        rc_work *next = w->next; /* a failure ends them all */
         check_work_left(c, w, ln);
+        w = next;
+    }
 }
 
 static void note_call(rc_comm *c, const rc_work *w)
@@ -92,7 +99,7 @@ static void note_call(rc_comm *c, const rc_work *w)
 
 static void start(rc_comm *c, rc_work *w)
 {
-    if (c->state != COMM_RUNNING) {
+    if (c->state != COMM_RUNNING || c->leaving) {
         finish(c, w, c->error.code);
         return;
     }
@@ -109,6 +116,8 @@ static void start(rc_comm *c, rc_work *w)
         comm_announce(c, w);
     if (c->state == COMM_RUNNING)
         comm_replay_early(c, w);
+    if (w->env != NULL && w->call.collective == RC_RECV)
+        check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
     work_release(w);
 }
@@ -377,6 +386,7 @@ static int is_flushed(const void *arg)
 static void say_goodbye(rc_comm *c)
 {
     c->leaving = 1;
+    error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
@@ -412,10 +422,8 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
         now = clock_ns();
     }
     rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;
-    if (c->state == COMM_RUNNING) {
-        error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
+    if (c->state == COMM_RUNNING)
         comm_drop_early(c);
-    }
     close_lanes(c);
     c->state = COMM_CLOSED;
     engine_unlock(c->engine);

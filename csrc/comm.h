@@ -36,7 +36,7 @@ struct rc_comm {
     rc_comm_config config;
     work_env env;
     peer_link *link_storage; /* world_size of them, this rank's own unused */
-    comm_state state;
+    _Atomic comm_state state; /* written under the lock, read anywhere */
     int leaving; /* goodbye is said */
     rc_error error;
 

@@ -59,6 +59,11 @@ void work_env_destroy(work_env *env)
 
 /* ---- life ---- */
 
+static void drop_done(engine_done *entry)
+{
+    work_release((rc_work *)entry);
+}
+
 rc_work *work_create(rc_engine *engine, const rc_call *call)
 {
     rc_work *w = calloc(1, sizeof *w);
@@ -66,6 +71,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call)
         return NULL;
     w->engine = engine;
     engine_retain(engine);
+    w->done_entry.drop = drop_done;
     w->call = *call;
     w->fingerprint = fingerprint_of(call);
     w->call.op = fingerprint_op(w->fingerprint);

@@ -125,6 +125,9 @@ void rc_engine_free(rc_engine *e)
     engine_unlock(e);
     pthread_join(e->thread, NULL);
     close_fds(e);
+    engine_done *entry;
+    while ((entry = engine_pop_done(e, 0)) != NULL)
+        entry->drop(entry);
     engine_release(e);
 }
 

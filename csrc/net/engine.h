@@ -50,6 +50,7 @@ typedef struct engine_member {
 /* An entry of the queue of finished works (rc_engine_take_done). */
 typedef struct engine_done {
     struct engine_done *next;
+    void (*drop)(struct engine_done *entry); /* nobody took it, and the engine goes */
 } engine_done;
 
 struct rc_engine {

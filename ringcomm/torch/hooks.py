@@ -106,8 +106,8 @@ def allreduce_hook(
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
     Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in
-    backward as RuntimeError with the text of the ringcomm error, which is also ``state.error``;
-    further backwards raise that error itself.
+    backward: as the ringcomm error itself if a later bucket meets it, else, for want of a way
+    through DDP, as a RuntimeError with its text. ``state.error`` is the error itself either way.
     """
     if state.error is not None:
         raise state.error

@@ -20,7 +20,7 @@ typedef struct stage {
 } stage;
 
 typedef struct stage_options {
-    int rank, world_size, lanes;           /* 0: rank 0, 2 ranks, 1 lane */
+    int rank, world_size, lanes;            /* 0: rank 0, 2 ranks, 1 lane */
     uint32_t heartbeat_ms, peer_timeout_ms; /* 0: a minute, so that neither shows */
 } stage_options;
 

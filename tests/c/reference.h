@@ -65,8 +65,8 @@ static inline uint16_t half_bits(const half_format *f, double x)
     if (exponent - f->least_exponent + 1 >= f->exponent_ones)
         return (uint16_t)(sign | infinity);
     long units = lrint(ldexp(size, f->fraction_bits - exponent));
-    return (uint16_t)(sign | (int)(((long)(exponent - f->least_exponent) << f->fraction_bits) +
-                                   units));
+    return (uint16_t)(sign |
+                      (int)(((long)(exponent - f->least_exponent) << f->fraction_bits) + units));
 }
 
 /* ---- one element ---- */

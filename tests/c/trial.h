@@ -84,8 +84,9 @@ static inline int trial_check(const trial *t, int rank)
     int right = CHECK(memcmp(t->src[rank], t->before[rank], in + TRIAL_GUARD) == 0);
     right &= CHECK(memcmp(t->dst[rank], t->want[rank], out + TRIAL_GUARD) == 0);
     if (!right)
-        fprintf(stderr, "rank %d of %d: collective %d dtype %d op %d codec %d count %llu root %d%s\n",
-                rank, t->world_size, t->call.collective, t->call.dtype, t->call.op, t->call.codec,
+        fprintf(stderr,
+                "rank %d of %d: collective %d dtype %d op %d codec %d count %llu root %d%s\n", rank,
+                t->world_size, t->call.collective, t->call.dtype, t->call.op, t->call.codec,
                 (unsigned long long)t->call.count, t->call.root, t->in_place ? ", in place" : "");
     return right;
 }

@@ -24,7 +24,7 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
-    int send_buffer; /* of each lane; 0: the system's */
+    int send_buffer;                                       /* of each lane; 0: the system's */
     uint32_t segment_bytes, heartbeat_ms, peer_timeout_ms; /* 0: as rc_comm_config_init has them */
 } world_options;
 
@@ -37,8 +37,7 @@ typedef struct world {
 
 static inline void tcp_pair(int pair[2])
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_EQ(bind(listener, (struct sockaddr *)&address, sizeof address), 0);

@@ -102,7 +102,6 @@ def stop_and_go(rank: Rank, **settings: Any) -> None:
     """Calls small collectives until told to end, or until they fail."""
     comm = rank.open(**settings)
     tensor = np.ones(1024, dtype=np.float32)
-    os.set_blocking(0, False)
 
     def loop() -> None:
         told = np.zeros(1, dtype=np.int64)
@@ -111,16 +110,10 @@ def stop_and_go(rank: Rank, **settings: Any) -> None:
             comm.allreduce(tensor, timeout=60)
             expected = rank.world_size * (rank.world_size - 1) / 2
             assert (tensor == expected).all(), tensor
-            told[0] = _was_told()
+            told[0] = rank.was_told()
             comm.allreduce(told, "max", timeout=60)
             time.sleep(0.002)
 
     rank.attempt("failed", loop)
     _after(rank, comm)
 
-
-def _was_told() -> bool:
-    try:
-        return bool(os.read(0, 1))
-    except BlockingIOError:
-        return False
