@@ -14,6 +14,7 @@ forked, when the test's end of the control socket closes.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import json
 import os
@@ -55,6 +56,7 @@ def serve(control: socket.socket) -> Order | None:
                 for pid in ranks.values():
                     os.kill(pid, signal.SIGKILL)
                 return None
+            assert len(os.listdir("/proc/self/task")) == 1, "a module has started a thread"
             pid = os.fork()
             if pid == 0:
                 _forget(control, selector, ranks)
@@ -104,6 +106,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start some jobs deaf to it
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # collections in the ranks shall not copy what they share
     with socket.socket(fileno=int(sys.argv[1])) as control:
         order = serve(control)
     if order is not None:
