@@ -35,9 +35,9 @@ struct rc_comm {
     rc_engine *engine;
     rc_comm_config config;
     work_env env;
-    peer_link *link_storage; /* world_size of them, this rank's own unused */
+    peer_link *link_storage;  /* world_size of them, this rank's own unused */
     _Atomic comm_state state; /* written under the lock, read anywhere */
-    int leaving; /* goodbye is said */
+    int leaving;              /* goodbye is said */
     rc_error error;
 
     rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */

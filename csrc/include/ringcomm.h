@@ -193,9 +193,9 @@ typedef struct rc_work rc_work;
  *   reduce_scatter, scatter                    that each rank receives;    src holds world_size x
  *   alltoall                                   per pair;           src and dst hold world_size x
  *   barrier                                    0
- * In place: src == dst in allreduce, broadcast and reduce; where one of them holds all ranks' parts,
- * the other may be this rank's part of it. Any other overlap is refused. src is not read on ranks
- * that contribute nothing (broadcast and scatter off the root), dst not written where nothing
+ * In place: src == dst in allreduce, broadcast and reduce; where one of them holds all ranks'
+ * parts, the other may be this rank's part of it. Any other overlap is refused. src is not read on
+ * ranks that contribute nothing (broadcast and scatter off the root), dst not written where nothing
  * arrives (reduce and gather off the root). */
 typedef struct rc_call {
     uint32_t size; /* sizeof(rc_call) */

@@ -167,13 +167,18 @@ class Job:
     def expect(self, rank: int, event: str, within: float = PATIENCE) -> dict[str, Any]:
         """Waits for this event of a rank and returns it. Each event is returned once."""
         process = self._processes[rank]
-        found = self._pump(lambda: _take(process.said, event), within)
-        if found is None and self._nursery.exit_of(process.pid) is not None:
+
+        def happened() -> Any:
+            return _take(process.said, event) or self._nursery.exit_of(process.pid)
+
+        found = self._pump(happened, within)
+        if isinstance(found, Exit):
             self._drain(rank)
             found = _take(process.said, event)
         if found is None:
             raise AssertionError(f"rank {rank} did not say {event!r} in {within} s\n{self.story()}")
-        return found
+        said: dict[str, Any] = found
+        return said
 
     def has_said(self, rank: int, event: str) -> bool:
         """Whether expect() of it would return at once."""
