@@ -98,7 +98,7 @@ static inline void play(int fd, frame_header h, const void *payload)
     if (!CHECK(h.length <= 4 * PEER_SEGMENT))
         return;
     frame_encode(wire, &h, payload);
-    if (h.length > 0)
+    if (h.length > 0 && payload != NULL)
         memcpy(wire + FRAME_HEADER_BYTES, payload, h.length);
     play_bytes(fd, wire, FRAME_HEADER_BYTES + h.length);
 }

@@ -1,0 +1,193 @@
+/* test_codec.c - encode, reduce and store against reference.h: every dtype, op and codec, averages
+ * over several world sizes, in place and out of place, on every kernel set of this CPU.
+ */
+#include "../../csrc/codec/codec.h"
+#include "check.h"
+#include "reference.h"
+
+enum { MOST = 3000, GUARD = 8, GUARD_BYTE = 0xc3 };
+
+static const size_t sizes[] = {0, 1, 7, 255, 1023, 1024, 1025, MOST}; /* 1024: codec.c's block */
+static const int worlds[] = {1, 2, 3, 8, 4096};
+
+typedef struct fixture {
+    arithmetic how;
+    codec codec;
+    size_t n, elem, wire;
+    uint8_t src[MOST * 8], first[MOST * 8]; /* two ranks' elements */
+    uint8_t got[MOST * 8 + GUARD], want[MOST * 8 + GUARD];
+} fixture;
+
+static fixture f;
+static uint64_t seed = 88172645463325252u;
+
+static void clear_results(void)
+{
+    memset(f.got, GUARD_BYTE, sizeof f.got);
+    memset(f.want, GUARD_BYTE, sizeof f.want);
+}
+
+/* Beyond the end too: want holds the guard there. */
+static void check_results(const char *what)
+{
+    if (!CHECK(memcmp(f.got, f.want, sizeof f.got) == 0))
+        fprintf(stderr, "%s: dtype %d op %d codec %d world %d n %zu, kernels %s\n", what,
+                f.how.dtype, f.how.op, f.how.codec, f.how.world_size, f.n, f.codec.kernels->name);
+}
+
+static void encode_matches(void)
+{
+    clear_results();
+    codec_encode(&f.codec, f.got, f.src, f.n);
+    for (size_t i = 0; i < f.n; i++)
+        ref_encode(&f.how, f.want + i * f.wire, f.src + i * f.elem);
+    check_results("encode");
+    if (codec_sends_plain(&f.codec))
+        CHECK(memcmp(f.want, f.src, f.n * f.elem) == 0);
+}
+
+static void reduce_matches(int last)
+{
+    uint8_t wire[MOST * 8];
+    clear_results();
+    for (size_t i = 0; i < f.n; i++)
+        ref_encode(&f.how, wire + i * f.wire, f.first + i * f.elem);
+    memcpy(f.want, wire, f.n * f.wire);
+    for (size_t i = 0; i < f.n; i++)
+        ref_reduce(&f.how, f.want + i * f.wire, f.src + i * f.elem, last);
+    codec_reduce(&f.codec, f.got, wire, f.src, f.n, last);
+    check_results(last ? "last reduce" : "reduce");
+    memcpy(f.got, wire, f.n * f.wire);
+    codec_reduce(&f.codec, f.got, f.got, f.src, f.n, last);
+    check_results("reduce in place");
+    if (codec_stores_plain(&f.codec)) { /* as the owner does it in an in-place all-reduce */
+        memcpy(f.got, f.src, f.n * f.elem);
+        codec_reduce(&f.codec, f.got, wire, f.got, f.n, last);
+        check_results("reduce onto the source");
+    }
+}
+
+static void store_matches(void)
+{
+    uint8_t wire[MOST * 8];
+    clear_results();
+    for (size_t i = 0; i < f.n; i++) {
+        ref_encode(&f.how, wire + i * f.wire, f.src + i * f.elem);
+        ref_store(&f.how, f.want + i * f.elem, wire + i * f.wire);
+    }
+    codec_store(&f.codec, f.got, wire, f.n);
+    check_results("store");
+}
+
+static void one(const kernel_set *kernels, rc_dtype dtype, rc_op op, rc_codec id)
+{
+    for (size_t w = 0; w < CHECK_COUNT(worlds); w++)
+        for (size_t s = 0; s < CHECK_COUNT(sizes); s++) {
+            rc_call call = {.dtype = dtype, .op = op, .codec = id};
+            codec_init(&f.codec, kernels, &call, worlds[w]);
+            f.how = (arithmetic){dtype, op, id, worlds[w]};
+            f.n = sizes[s];
+            f.elem = dtype_bytes(dtype);
+            f.wire = wire_bytes_of(&f.how);
+            CHECK_EQ(f.codec.elem_bytes, f.elem);
+            CHECK_EQ(f.codec.wire_bytes, f.wire);
+            fill_random(f.src, dtype, f.n, &seed);
+            fill_random(f.first, dtype, f.n, &seed);
+            encode_matches();
+            reduce_matches(0);
+            reduce_matches(1);
+            store_matches();
+            if (op != RC_AVG && worlds[w] > 2)
+                break; /* only an average looks at the world size */
+        }
+}
+
+static void each_set(rc_codec id)
+{
+    for (int k = 0; kernels_at(k) != NULL; k++)
+        for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++)
+            for (int op = 0; op < RC_OP_COUNT; op++)
+                if (kernels_at(k)->supported() && codec_supports(id, (rc_dtype)dtype))
+                    one(kernels_at(k), (rc_dtype)dtype, (rc_op)op, id);
+}
+
+static void none(void)
+{
+    each_set(RC_CODEC_NONE);
+}
+
+static void bf16(void)
+{
+    each_set(RC_CODEC_BF16);
+}
+
+static void fp16(void)
+{
+    each_set(RC_CODEC_FP16);
+}
+
+static void compression_takes_wide_floats_only(void)
+{
+    for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++) {
+        int wide = dtype == RC_F32 || dtype == RC_F64;
+        CHECK(codec_supports(RC_CODEC_NONE, (rc_dtype)dtype));
+        CHECK_EQ(codec_supports(RC_CODEC_BF16, (rc_dtype)dtype), wide);
+        CHECK_EQ(codec_supports(RC_CODEC_FP16, (rc_dtype)dtype), wide);
+    }
+}
+
+static void dtype_sizes(void)
+{
+    for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++)
+        CHECK_EQ(rc_dtype_size((rc_dtype)dtype), dtype_bytes((rc_dtype)dtype));
+    CHECK_EQ(rc_dtype_size((rc_dtype)RC_DTYPE_COUNT), 0);
+}
+
+/* The owner decodes its own encoding: encoding that again must change nothing. */
+static void encoding_is_idempotent(void)
+{
+    const kernel_set *kernels = kernels_find(NULL);
+    float src[257], once[257], twice[257];
+    uint16_t wire[257];
+    fill_random(src, RC_F32, 257, &seed);
+    for (int id = RC_CODEC_BF16; id <= RC_CODEC_FP16; id++) {
+        codec c;
+        rc_call call = {.dtype = RC_F32, .codec = (rc_codec)id};
+        codec_init(&c, kernels, &call, 3);
+        codec_encode(&c, wire, src, 257);
+        codec_store(&c, once, wire, 257);
+        codec_encode(&c, wire, once, 257);
+        codec_store(&c, twice, wire, 257);
+        CHECK(memcmp(once, twice, sizeof once) == 0);
+        CHECK(memcmp(once, src, sizeof once) != 0);
+    }
+}
+
+/* An average of values near the end of fp16's range stays finite. */
+static void fp16_average_does_not_overflow(void)
+{
+    codec c;
+    rc_call call = {.dtype = RC_F32, .op = RC_AVG, .codec = RC_CODEC_FP16};
+    float src = 60000.0F, out = 0.0F;
+    uint16_t wire;
+    codec_init(&c, kernels_find(NULL), &call, 4);
+    codec_encode(&c, &wire, &src, 1);
+    for (int hop = 1; hop < 4; hop++)
+        codec_reduce(&c, &wire, &wire, &src, 1, hop == 3);
+    codec_store(&c, &out, &wire, 1);
+    CHECK(fabsf(out - src) < 64.0F);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"none", none},
+        {"bf16", bf16},
+        {"fp16", fp16},
+        {"compression_takes_wide_floats_only", compression_takes_wide_floats_only},
+        {"dtype_sizes", dtype_sizes},
+        {"encoding_is_idempotent", encoding_is_idempotent},
+        {"fp16_average_does_not_overflow", fp16_average_does_not_overflow},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

@@ -1,0 +1,221 @@
+/* test_comm_timers.c - deadlines, heartbeats and silence. Times are some tens of milliseconds; what
+ * is checked from above is only that they are not minutes.
+ */
+#include "../../csrc/base/clock.h"
+#include "peer.h"
+
+static float data[4][300000];
+
+/* ---- deadlines ---- */
+
+static void missing_ranks_are_named(void)
+{
+    world *w = world_open((world_options){.size = 4});
+    rc_work *works[2];
+    for (int i = 0; i < 2; i++) {
+        rc_call call = small_call(RC_ALLREDUCE, data[2 * i], 10);
+        call.timeout_ms = i == 0 ? 80 : 30000;
+        works[i] = submit(w->comms[2 * i], &call);
+    }
+    rc_error error;
+    CHECK_EQ(outcome(works[0], &error), RC_TIMEOUT);
+    CHECK_EQ(error.rank, 1);
+    CHECK(strstr(error.message, "rank 1, 3 has not called it") != NULL ||
+          strstr(error.message, "rank 1, 2, 3 has not called it") != NULL); /* 2 tells 3 only */
+    CHECK(error.elapsed_s >= 0.08 && error.elapsed_s < 10.0);
+    rc_work_free(works[0]);
+    expect_failure(works[1], RC_TIMEOUT, "has not called it"); /* rank 2 hears of it */
+    rc_call late = small_call(RC_ALLREDUCE, data[1], 10);
+    expect_failure(submit(w->comms[1], &late), RC_TIMEOUT, "has not called it");
+    world_close(w);
+}
+
+static void missing_partner_is_named(void)
+{
+    for (int sends = 0; sends < 2; sends++) {
+        world *w = world_open((world_options){.size = 2, .segment_bytes = 4096});
+        rc_call call = small_call(sends ? RC_SEND : RC_RECV, data[0], 300000);
+        call.root = 1;
+        call.timeout_ms = 50;
+        expect_failure(submit(w->comms[0], &call), RC_TIMEOUT,
+                       sends ? "no receive by rank 1 within 0.05"
+                             : "no send by rank 1 within 0.05");
+        world_close(w);
+    }
+}
+
+/* Everyone has called, and still it is not done: no rank is to blame. */
+static void slow_network_is_told_from_missing_ranks(void)
+{
+    stage s = stage_open((stage_options){0});
+    rc_call call = small_call(RC_BROADCAST, data[0], 10);
+    call.root = 1;
+    call.timeout_ms = 60;
+    rc_work *work = submit(s.comm, &call);
+    frame_header h = control_header(FRAME_CALL, 0);
+    h.fingerprint = fingerprint_of(&call);
+    play(s.far[1][0], h, NULL);
+    rc_error error;
+    CHECK_EQ(outcome(work, &error), RC_TIMEOUT);
+    CHECK_EQ(error.rank, -1);
+    CHECK(strstr(error.message, "called by every rank") != NULL);
+    rc_work_free(work);
+    expect_abort(s.far[1][0], RC_TIMEOUT, -1);
+    stage_close(&s);
+}
+
+/* Only the works themselves have deadlines: waiting in vain changes nothing. */
+static void waiting_is_no_deadline(void)
+{
+    world *w = world_open((world_options){.size = 2});
+    rc_call call = small_call(RC_BARRIER, NULL, 0);
+    rc_work *work = submit(w->comms[0], &call);
+    CHECK_EQ(rc_work_wait(work, 0), RC_AGAIN);
+    CHECK_EQ(rc_work_wait(work, 30), RC_AGAIN);
+    CHECK(rc_work_elapsed(work) == 0.0);
+    rc_work *other = submit(w->comms[1], &call);
+    CHECK_EQ(rc_work_wait(work, WORLD_LONG_MS), RC_OK);
+    CHECK(rc_work_elapsed(work) >= 0.03);
+    rc_work_free(work);
+    expect_done(other);
+    world_close(w);
+}
+
+static void earliest_deadline_counts(void)
+{
+    world *w = world_open((world_options){.size = 2});
+    static const uint32_t timeouts[] = {30000, 60, 20000};
+    rc_work *works[3];
+    for (int i = 0; i < 3; i++) {
+        rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
+        call.timeout_ms = timeouts[i];
+        works[i] = submit(w->comms[0], &call);
+    }
+    uint64_t start = clock_ns();
+    for (int i = 0; i < 3; i++)
+        expect_failure(works[i], RC_TIMEOUT, "rank 1 has not called it");
+    CHECK(clock_seconds(start, clock_ns()) < 10.0);
+    world_close(w);
+}
+
+/* A finished work's deadline must not fail anything. */
+static void deadlines_end_with_the_work(void)
+{
+    world *w = world_open((world_options){.size = 2});
+    rc_call call = small_call(RC_BARRIER, NULL, 0);
+    call.timeout_ms = 200;
+    rc_work *a = submit(w->comms[0], &call), *b = submit(w->comms[1], &call);
+    if (expect_done(a) && expect_done(b)) {
+        usleep(250000);
+        call.timeout_ms = 30000;
+        a = submit(w->comms[0], &call);
+        b = submit(w->comms[1], &call);
+        expect_done(a);
+        expect_done(b);
+    }
+    world_close(w);
+}
+
+/* ---- heartbeats ---- */
+
+static void idle_lanes_beat(void)
+{
+    stage s = stage_open((stage_options){.world_size = 3, .lanes = 2, .heartbeat_ms = 20});
+    rc_call call = small_call(RC_BROADCAST, data[0], 0);
+    expect_done(submit(s.comm, &call)); /* called, and over */
+    for (int peer = 1; peer < 3; peer++)
+        for (int i = 0; i < 2; i++)
+            for (int beats = 0; beats < 3; beats++) {
+                uint8_t payload[PEER_SEGMENT];
+                frame_header h;
+                if (!watch_for(s.far[peer][i], FRAME_HEARTBEAT, &h, payload))
+                    break;
+                CHECK(h.seq <= 1);
+                CHECK_EQ(h.length, 0);
+                CHECK(beats < 2 || h.seq == 1);
+            }
+    stage_close(&s);
+}
+
+static void silent_peer_is_lost(void)
+{
+    stage s =
+        stage_open((stage_options){.world_size = 3, .heartbeat_ms = 20, .peer_timeout_ms = 300});
+    rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
+    rc_work *work = submit(s.comm, &call);
+    frame_header beat = control_header(FRAME_HEARTBEAT, 0);
+    uint64_t start = clock_ns();
+    while (rc_work_wait(work, 0) == RC_AGAIN && clock_seconds(start, clock_ns()) < 20.0) {
+        play(s.far[1][0], beat, NULL);
+        usleep(10000);
+    }
+    rc_error error;
+    CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
+    CHECK_EQ(error.rank, 2);
+    CHECK(strstr(error.message, "rank 2 has given no sign of life for 0.") != NULL);
+    CHECK(error.elapsed_s >= 0.29);
+    rc_work_free(work);
+    expect_abort(s.far[1][0], RC_PEER_LOST, 2);
+    stage_close(&s);
+}
+
+/* One lane's sign of life is enough, whatever the frame. */
+static void any_lane_shows_life(void)
+{
+    stage s = stage_open((stage_options){.lanes = 2, .heartbeat_ms = 50, .peer_timeout_ms = 1000});
+    rc_call other = small_call(RC_ALLREDUCE, data[0], 10);
+    frame_header h = control_header(FRAME_CALL, 0);
+    h.fingerprint = fingerprint_of(&other);
+    for (int i = 0; i < 150; i++) {
+        play(s.far[1][i / 75], h, NULL);
+        usleep(10000);
+    }
+    rc_error error;
+    rc_comm_error(s.comm, &error);
+    CHECK_EQ(error.code, RC_OK);
+    stage_close(&s);
+}
+
+static void idle_ranks_keep_each_other(void)
+{
+    world *w = world_open((world_options){
+        .size = 3, .engines = 1, .lanes = 2, .heartbeat_ms = 20, .peer_timeout_ms = 400});
+    usleep(1000000);
+    rc_call call = small_call(RC_BARRIER, NULL, 0);
+    rc_work *works[3];
+    for (int rank = 0; rank < 3; rank++)
+        works[rank] = submit(w->comms[rank], &call);
+    for (int rank = 0; rank < 3; rank++)
+        expect_done(works[rank]);
+    world_close(w);
+}
+
+/* A peer that has said goodbye owes no heartbeat. */
+static void departed_peer_is_not_missed(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 20, .peer_timeout_ms = 100});
+    play(s.far[1][0], control_header(FRAME_GOODBYE, 0), NULL);
+    usleep(400000);
+    rc_error error;
+    rc_comm_error(s.comm, &error);
+    CHECK_EQ(error.code, RC_OK);
+    stage_close(&s);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"missing_ranks_are_named", missing_ranks_are_named},
+        {"missing_partner_is_named", missing_partner_is_named},
+        {"slow_network_is_told_from_missing_ranks", slow_network_is_told_from_missing_ranks},
+        {"waiting_is_no_deadline", waiting_is_no_deadline},
+        {"earliest_deadline_counts", earliest_deadline_counts},
+        {"deadlines_end_with_the_work", deadlines_end_with_the_work},
+        {"idle_lanes_beat", idle_lanes_beat},
+        {"silent_peer_is_lost", silent_peer_is_lost},
+        {"any_lane_shows_life", any_lane_shows_life},
+        {"idle_ranks_keep_each_other", idle_ranks_keep_each_other},
+        {"departed_peer_is_not_missed", departed_peer_is_not_missed},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

@@ -1,0 +1,229 @@
+/* test_lane_send.c - what goes out on a lane: through a narrow socket, to a peer that is gone, half
+ * sent when the communicator fails; and the rate at which it goes.
+ */
+#include "lane_fixture.h"
+
+/* ---- sending ---- */
+
+static out_frame *new_frame(frame_type type, uint64_t seq, const uint8_t *payload, uint32_t length)
+{
+    out_frame *frame = calloc(1, sizeof *frame);
+    frame->header =
+        (frame_header){.type = (uint8_t)type, .epoch = EPOCH, .seq = seq, .length = length};
+    frame->payload = payload;
+    frame_encode(frame->header_bytes, &frame->header, payload);
+    return frame;
+}
+
+typedef struct reader {
+    int fd;
+    size_t n, most, slowly; /* slowly: bytes per read; 0: as many as come */
+    uint8_t *bytes;
+} reader;
+
+static void *read_all(void *arg)
+{
+    reader *r = arg;
+    for (;;) {
+        size_t want = r->slowly > 0 && r->slowly < r->most - r->n ? r->slowly : r->most - r->n;
+        ssize_t got = want > 0 ? recv(r->fd, r->bytes + r->n, want, 0) : 0;
+        if (got <= 0)
+            return NULL;
+        r->n += (size_t)got;
+    }
+}
+
+/* The stream must be whole frames, numbered 0, 1, ... */
+static int check_stream(const uint8_t *bytes, size_t n)
+{
+    size_t at = 0;
+    int frames = 0;
+    while (at + FRAME_HEADER_BYTES <= n) {
+        frame_header h;
+        uint32_t crc;
+        if (!CHECK_EQ(frame_decode(bytes + at, EPOCH, MAX_LENGTH, &h, &crc, NULL), RC_OK) ||
+            !CHECK(at + FRAME_HEADER_BYTES + h.length <= n) ||
+            !CHECK(frame_check(bytes + at, bytes + at + FRAME_HEADER_BYTES, h.length, crc)))
+            return frames;
+        CHECK_EQ(h.seq, frames);
+        frames++;
+        at += FRAME_HEADER_BYTES + h.length;
+    }
+    CHECK_EQ(at, n);
+    return frames;
+}
+
+static void frames_through_a_narrow_socket(void)
+{
+    enum { FRAMES = 100 };
+    static uint8_t payload[MAX_LENGTH];
+    uint64_t seed = 77;
+    fixture *f = open_fixture(1); /* the kernel's minimum */
+    reader r = {.fd = f->far, .most = FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), .slowly = 3001};
+    r.bytes = malloc(r.most);
+    for (size_t i = 0; i < sizeof payload; i++)
+        payload[i] = (uint8_t)draw(&seed);
+    pthread_t thread;
+    pthread_create(&thread, NULL, read_all, &r);
+    uint64_t total = 0;
+    for (int i = 0; i < FRAMES; i++) {
+        uint32_t length =
+            i % 3 == 0 ? (uint32_t)draw_below(&seed, 10) : (uint32_t)draw_below(&seed, 9000);
+        lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, length));
+        total += FRAME_HEADER_BYTES + length;
+    }
+    CHECK(f->ln.out_bytes > 0);
+    CHECK(lane_unacked(&f->ln) > 0);
+    wanted_sent = FRAMES;
+    drive(f, has_sent, LONG_MS);
+    CHECK_EQ(f->sent, FRAMES);
+    CHECK(f->rooms > 0);
+    CHECK_EQ(f->ln.sent_bytes, total);
+    CHECK_EQ(f->ln.sent_frames, FRAMES);
+    CHECK_EQ(f->ln.out_bytes, 0);
+    lane_close(&f->ln);
+    pthread_join(thread, NULL);
+    CHECK_EQ(check_stream(r.bytes, r.n), FRAMES);
+    free(r.bytes);
+    close_fixture(f);
+}
+
+/* What a failing communicator does: the frame in progress is completed from a copy, later ones are
+ * dropped, and a control frame may follow. */
+static void detach_leaves_the_stream_well_formed(void)
+{
+    for (int trial = 0; trial < 8; trial++) {
+        enum { LENGTH = 60000 };
+        fixture *f = open_fixture(1);
+        uint8_t *payload = malloc(LENGTH), abort_text[16] = {0};
+        memset(payload, trial, LENGTH);
+        uint32_t first = (uint32_t)(LENGTH - trial * 7919);
+        for (int i = 0; i < 3; i++)
+            lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, first));
+        CHECK(f->ln.out_sent > 0);
+        int whole = f->sent;
+        lane_detach(&f->ln);
+        CHECK_EQ(f->sent, 3); /* all given back */
+        memset(payload, 0xee, LENGTH);
+        free(payload);
+        lane_push(&f->ln, new_frame(FRAME_ABORT, (uint64_t)whole + 1, abort_text, 16));
+        reader r = {.fd = f->far, .most = 1 << 20};
+        r.bytes = malloc(r.most);
+        pthread_t thread;
+        pthread_create(&thread, NULL, read_all, &r);
+        wanted_sent = 5; /* the copy and the abort */
+        drive(f, has_sent, LONG_MS);
+        lane_close(&f->ln);
+        pthread_join(thread, NULL);
+        CHECK_EQ(check_stream(r.bytes, r.n), whole + 2);
+        free(r.bytes);
+        close_fixture(f);
+    }
+}
+
+static void detach_of_an_idle_lane(void)
+{
+    fixture *f = open_fixture(0);
+    uint8_t wire[FRAME_HEADER_BYTES];
+    lane_detach(&f->ln);
+    make_frame(wire, FRAME_HEARTBEAT, 0, 0);
+    put(f, wire, sizeof wire);
+    drive(f, never, 10);
+    CHECK_EQ(f->ended, 0); /* thrown away */
+    lane_push(&f->ln, new_frame(FRAME_HEARTBEAT, 0, NULL, 0));
+    CHECK_EQ(f->sent, 1);
+    hang_up(f);
+    uint64_t deadline = clock_ns() + LONG_MS * CLOCK_MS;
+    while (f->ln.source.fd >= 0 && clock_ns() < deadline)
+        drive(f, never, 1);
+    CHECK_EQ(f->ln.source.fd, -1);
+    CHECK_EQ(f->deaths, 0);
+    close_fixture(f);
+}
+
+/* A peer that takes nothing more is judged by what it sent before: its goodbye may still be
+ * unread. Until then frames pass as sent. */
+static void mute_lane_still_reads(void)
+{
+    fixture *f = open_fixture(0);
+    uint8_t wire[FRAME_HEADER_BYTES];
+    make_frame(wire, FRAME_GOODBYE, 3, 0);
+    put(f, wire, sizeof wire);
+    hang_up(f);
+    lane_push(&f->ln, new_frame(FRAME_HEARTBEAT, 0, NULL, 0));
+    CHECK_EQ(f->ln.mute, 1);
+    lane_push(&f->ln, new_frame(FRAME_HEARTBEAT, 1, NULL, 0));
+    CHECK_EQ(f->sent, 2);
+    CHECK_EQ(f->ln.sent_frames, 0);
+    CHECK_EQ(f->ln.out_bytes, 0);
+    drive(f, has_died, LONG_MS);
+    CHECK_EQ(f->ended, 1);
+    CHECK_EQ(f->headers[0].type, FRAME_GOODBYE);
+    CHECK_EQ(f->deaths, 1);
+    close_fixture(f);
+}
+
+static void close_gives_frames_back(void)
+{
+    static uint8_t payload[MAX_LENGTH];
+    fixture *f = open_fixture(1);
+    for (int i = 0; i < 20; i++)
+        lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, MAX_LENGTH));
+    CHECK(f->sent < 20);
+    lane_close(&f->ln);
+    CHECK_EQ(f->sent, 20);
+    lane_push(&f->ln, new_frame(FRAME_DATA, 20, payload, 1));
+    CHECK_EQ(f->sent, 21);
+    CHECK_EQ(lane_unacked(&f->ln), 0);
+    close_fixture(f);
+}
+
+/* A rate follows what was acknowledged, and an idle time is no slowness. */
+static void rate_is_measured_over_busy_time(void)
+{
+    fixture *f = open_fixture(0);
+    lane *ln = &f->ln;
+    uint64_t now = CLOCK_S;
+    lane_measure(ln, now, 50000);
+    CHECK(ln->rate == 0.0);
+    ln->sent_bytes = 100000; /* 100 kB in 10 ms, all but 50 kB acknowledged at both looks */
+    lane_measure(ln, now + 10 * CLOCK_MS, 0);
+    CHECK(ln->rate == 0.0); /* all acknowledged: no measurement runs */
+    lane_measure(ln, now, 50000);
+    ln->sent_bytes = 200000;
+    lane_measure(ln, now + 10 * CLOCK_MS, 50000);
+    CHECK(fabs(ln->rate - 0.01) < 1e-9); /* bytes per ns: 10 MB/s */
+    lane_measure(ln, now + CLOCK_S, 0);
+    CHECK(fabs(ln->rate - 0.01) < 1e-9);
+    close_fixture(f);
+}
+
+/* Unix sockets count what they hold with its overhead, so that less may seem delivered than before.
+ */
+static void rate_stays_sane_when_delivery_seems_to_go_back(void)
+{
+    fixture *f = open_fixture(0);
+    lane *ln = &f->ln;
+    ln->sent_bytes = 200000;
+    lane_measure(ln, CLOCK_S, 50000);
+    lane_measure(ln, 2 * CLOCK_S, 120000);
+    CHECK(ln->rate == 0.0);
+    lane_measure(ln, 3 * CLOCK_S, 500000);
+    CHECK(ln->rate == 0.0);
+    close_fixture(f);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"frames_through_a_narrow_socket", frames_through_a_narrow_socket},
+        {"detach_leaves_the_stream_well_formed", detach_leaves_the_stream_well_formed},
+        {"detach_of_an_idle_lane", detach_of_an_idle_lane},
+        {"mute_lane_still_reads", mute_lane_still_reads},
+        {"close_gives_frames_back", close_gives_frames_back},
+        {"rate_is_measured_over_busy_time", rate_is_measured_over_busy_time},
+        {"rate_stays_sane_when_delivery_seems_to_go_back",
+         rate_stays_sane_when_delivery_seems_to_go_back},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

@@ -1,0 +1,212 @@
+"""Ranks that come and go: what they leave behind, and how long their leaving takes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from faults.rank import Rank
+
+import ringcomm
+
+
+def _holdings() -> dict[str, Any]:
+    """What this process has open, by kind."""
+    gc.collect()
+    links = []
+    deadline = time.monotonic() + 1  # threads that were joined are a moment yet in leaving
+    while len(os.listdir("/proc/self/task")) > threading.active_count():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+        except OSError:  # the descriptor of the listing itself
+            continue
+    shared = [name for name in os.listdir("/dev/shm") if "ring" in name]
+    return {"fds": sorted(links), "shm": shared, "threads": len(os.listdir("/proc/self/task"))}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def again_and_again(rank: Rank, ending: str, rounds: int) -> None:
+    """Many lives of a communicator, with the same ending each; "before" and "after" tell what the
+    process holds."""
+    live = ENDINGS[ending]
+    for _ in range(3):
+        live(rank)
+    before = _resident_bytes()
+    rank.emit("before", **_holdings())
+    for _ in range(rounds):
+        live(rank)
+    rank.emit("after", grown=_resident_bytes() - before, **_holdings())
+
+
+def _in_order(rank: Rank) -> None:
+    comm = ringcomm.init()
+    tensor = np.full(1000, rank.number + 1, dtype=np.float32)
+    comm.allreduce(tensor, compression="bf16")
+    assert (tensor == comm.world_size * (comm.world_size + 1) / 2).all()
+    ringcomm.shutdown()
+
+
+def _by_callback(rank: Rank) -> None:
+    comm = ringcomm.init()
+    over = threading.Event()
+    comm.allreduce(np.ones(1000), async_op=True, on_done=lambda _: over.set())
+    over.wait(20)
+    ringcomm.shutdown()
+
+
+def _closed_by_callback(rank: Rank) -> None:
+    comm = ringcomm.init()
+    over = threading.Event()
+
+    def close(_: ringcomm.Work) -> None:
+        ringcomm.shutdown()
+        over.set()
+
+    comm.allreduce(np.ones(1000), async_op=True, on_done=close)
+    over.wait(20)
+    for thread in threading.enumerate():  # the one that called back frees the engine as it ends
+        if thread.name == "ringcomm-done":
+            thread.join()
+
+
+def _mismatch(rank: Rank) -> None:
+    with _failing("MismatchError") as comm:
+        comm.allreduce(np.ones((1 << 18) + rank.number))
+        comm.barrier()
+
+
+def _abort(rank: Rank) -> None:
+    with _failing("AbortedError") as comm:
+        works = [comm.allreduce(np.ones(1 << 18), async_op=True) for _ in range(4)]
+        if rank.number == 0:
+            comm.abort("enough")
+        for work in works:
+            work.wait()
+        comm.barrier()
+
+
+def _timeout(rank: Rank) -> None:
+    with _failing("CommTimeoutError") as comm:
+        if rank.number == 0:
+            comm.allreduce(np.ones(8), timeout=0.02)
+        comm.recv(np.ones(8), 1 - rank.number)
+
+
+def _no_bring_up(rank: Rank) -> None:
+    try:
+        ringcomm.init(rank.number, 3, timeout=0.15)  # there are two
+    except ringcomm.BootstrapError:
+        return
+    raise AssertionError("a world of three was found")
+
+
+def _splits(rank: Rank) -> None:
+    comm = ringcomm.init()
+    for _ in range(2):
+        part = comm.split(0, -rank.number)
+        assert part is not None
+        part.barrier()
+        part.close()
+    ringcomm.shutdown()
+
+
+class _failing:  # noqa: N801 - used like a function
+    """A ``with`` block in which a collective must fail in this way; closes the communicator."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> ringcomm.Communicator:
+        return ringcomm.init()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        ringcomm.shutdown()
+        return kind is not None and kind.__name__ == self._kind
+
+
+ENDINGS: dict[str, Callable[[Rank], None]] = {
+    "in order": _in_order,
+    "after a callback": _by_callback,
+    "in a callback": _closed_by_callback,
+    "after a mismatch": _mismatch,
+    "after an abort": _abort,
+    "after a timeout": _timeout,
+    "without a world": _no_bring_up,
+    "with splits": _splits,
+}
+
+
+def dropped_tensors(rank: Rank) -> None:
+    """Works and tensors that the caller drops while they are in flight."""
+    comm = rank.open()
+    if rank.number == 1:
+        rank.wait_for_go()
+    tensor = np.full(1 << 18, rank.number + 1, dtype=np.float32)
+    watched = weakref.ref(tensor)
+    work = comm.allreduce(tensor, async_op=True)
+    comm.allreduce(np.ones(1 << 18), async_op=True)  # of which nothing is kept here
+    del tensor
+    gc.collect()
+    rank.emit("dropped", alive=watched() is not None)
+    result = work.wait()
+    rank.emit("waited", right=bool((result == 3).all()))
+    comm.barrier()
+
+
+def exit_at_once(rank: Rank, how: str) -> None:
+    """Leaves the interpreter with works in flight, without shutdown, as "leaving" says."""
+    comm = rank.open()
+    if rank.number == 1:
+        rank.wait_for_go()
+        return
+    if how == "with callbacks":
+        for _ in range(8):
+            comm.allreduce(np.ones(1 << 16), async_op=True, on_done=lambda _: None)
+    elif how == "to a peer that does not read":
+        rank.emit("waiting")
+        rank.wait_for_go()
+        for _ in range(4):
+            comm.send(np.ones(1 << 22), 1, async_op=True)
+    elif how == "with a thread that waits":
+        threading.Thread(target=_wait_quietly, args=(comm,), daemon=True).start()
+        time.sleep(0.1)
+    else:
+        for _ in range(8):
+            comm.allreduce(np.ones(1 << 16), async_op=True)
+    rank.emit("leaving")
+
+
+def _wait_quietly(comm: ringcomm.Communicator) -> None:
+    try:
+        comm.barrier()
+    except ringcomm.AbortedError:
+        return
+
+
+def sum_on_and_on(rank: Rank) -> None:
+    """Sums until told to end (rank 0); reports whether all sums were right."""
+    comm = rank.open()
+    more, rounds, right = np.ones(1, dtype=np.int64), 0, True
+    while more[0]:
+        tensor = np.full(100_003, rank.number + 1, dtype=np.float32)
+        comm.allreduce(tensor)
+        right = right and bool((tensor == comm.world_size * (comm.world_size + 1) / 2).all())
+        rounds += 1
+        more[0] = rank.number == 0 and not rank.was_told()
+        comm.broadcast(more)
+    rank.emit("over", right=right, rounds=rounds)
+    ringcomm.shutdown()

@@ -1,0 +1,79 @@
+"""Ranks that join in different ways, some of which cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+from faults.rank import Rank
+
+import ringcomm
+
+
+def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
+    # Sums of these are exact in bf16, which has 8 significant bits.
+    tensor = np.full(100_003, tag * (comm.rank + 1), dtype=np.float32)
+    comm.allreduce(tensor, compression="bf16")
+    expected = tag * comm.world_size * (comm.world_size + 1) / 2
+    rank.emit("joined", right=bool((tensor == expected).all()), rank=comm.rank,
+              world_size=comm.world_size)  # fmt: skip
+
+
+def imitated(rank: Rank, variables: dict[str, str]) -> None:
+    """Joins by these variables alone; {rank} and {size} in them stand for the numbers."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    for name, value in variables.items():
+        os.environ[name] = value.format(rank=rank.number, size=rank.world_size)
+    _check(rank, ringcomm.init())
+    ringcomm.shutdown()
+
+
+def explicit(rank: Rank, address: str) -> None:
+    """Joins by arguments alone."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    _check(rank, ringcomm.init(rank.number, rank.world_size, init_method=address))
+    ringcomm.shutdown()
+
+
+def by_environment(rank: Rank, tag: int) -> None:
+    """Joins as under torchrun."""
+    _check(rank, ringcomm.init(), tag)
+    ringcomm.shutdown()
+
+
+def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:
+    """init with the arguments and settings at this rank's number, and once more as it should be."""
+    config = ringcomm.Config(**settings[rank.number])
+    rank.attempt("refused", lambda: ringcomm.init(**arguments[rank.number], config=config))
+    rank.emit("left", initialized=ringcomm.is_initialized())
+    rank.wait_for_go()
+    good = dataclasses.replace(config, interfaces=(), lanes=1, secret_file="")
+    _check(rank, ringcomm.init(config=good))
+    ringcomm.shutdown()
+
+
+def with_secrets(rank: Rank, secrets: list[str | None]) -> None:
+    """Joins with the secret at this rank's number in the environment."""
+    secret = secrets[rank.number]
+    if secret is not None:
+        os.environ["RINGCOMM_SECRET"] = secret
+    rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=1.5)))
+    ringcomm.shutdown()
+
+
+def twice(rank: Rank) -> None:
+    """init a second time, use after shutdown, and a second life after that."""
+    rank.attempt("before", ringcomm.barrier)
+    comm = ringcomm.init()
+    rank.attempt("twice", ringcomm.init)
+    _check(rank, comm)
+    ringcomm.shutdown()
+    rank.attempt("after", lambda: ringcomm.allreduce(np.ones(4)))
+    rank.attempt("closed", lambda: comm.allreduce(np.ones(4)))
+    ringcomm.shutdown()
+    _check(rank, ringcomm.init())
+    ringcomm.shutdown()

@@ -1,0 +1,273 @@
+"""Ranks that train under DDP with ringcomm's hook. torch's own process group (gloo) builds the DDP
+object and checks the results; the gradients travel by ringcomm."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from typing import Any
+
+import torch
+import torch._dynamo  # which DDP imports when it is first used: here once for all ranks
+import torch.distributed as dist
+from faults.rank import Rank
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+import ringcomm
+from ringcomm.torch import HookState, allreduce_hook
+
+WIDTH = 48
+SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
+
+
+class Net(nn.Module):
+    """Layers in a row, and one beside them that only some calls use."""
+
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        self.row = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.aside = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, aside: bool = False) -> torch.Tensor:
+        for layer in self.row:
+            x = torch.tanh(layer(x))
+        return self.aside(x) + x if aside else x
+
+
+def _start(rank: Rank) -> ringcomm.Communicator:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    comm = rank.open()
+    torch.manual_seed(7)
+    return comm
+
+
+def _wrap(model: nn.Module, state: HookState, **options: Any) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model, **{**SMALL_BUCKETS, **options})
+    ddp.register_comm_hook(state, allreduce_hook)
+    return ddp
+
+
+def _batch(rank: Rank, step: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank.number)
+    return torch.randn(8, WIDTH, generator=generator).to(dtype)
+
+
+def _gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([
+        torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1)
+        for p in model.parameters()
+    ]).detach().clone()  # fmt: skip
+
+
+def _everyones(gradients: torch.Tensor) -> list[torch.Tensor]:
+    parts = [torch.empty_like(gradients) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, gradients)
+    return parts
+
+
+def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
+    """Four steps, each compared with the mean of what every rank computes by itself.
+
+    Reports the worst difference in units of the mean of the magnitudes (less than 2**-24 counts as
+    nothing: fp16 ends there), whether all ranks have the same bits, and the buckets of each step.
+    """
+    _start(rank)
+    kind = getattr(torch, dtype)
+    alone, model = Net().to(kind), Net().to(kind)
+    model.load_state_dict(alone.state_dict())
+    state = HookState(compression)
+    options = {mode: True} if mode in ("find_unused_parameters", "static_graph") else {}
+    ddp = _wrap(model, state, **options)
+    worst, equal, buckets = 0.0, True, []
+    for step in range(4):
+        # Of the ranks, only the second uses all parameters, and only in every other step.
+        aside = mode != "find_unused_parameters" or (rank.number == 1 and step % 2 == 1)
+        state.reset()
+        alone.zero_grad()
+        ddp.zero_grad()
+        if mode == "no_sync":
+            x = _batch(rank, 100 + step, kind)
+            _backward(alone, x, aside)
+            with ddp.no_sync():
+                _backward(ddp, x, aside)
+            assert state.report()["buckets"] == 0
+        x = _batch(rank, step, kind)
+        _backward(alone, x, aside)
+        _backward(ddp, x, aside)
+        got = _gradients(ddp)
+        worst = max(worst, _distance(got, _everyones(_gradients(alone))))
+        equal = equal and all(torch.equal(part, got) for part in _everyones(got))
+        buckets.append(state.report()["buckets"])
+    rank.emit("means", worst=worst, equal=equal, buckets=buckets)
+    _end()
+
+
+def _backward(model: nn.Module, x: torch.Tensor, aside: bool) -> None:
+    model(x, aside).float().square().sum().backward()
+
+
+def _distance(got: torch.Tensor, own: list[torch.Tensor]) -> float:
+    """How far from the mean, relative to the mean magnitude; 0.0 for the mean's very bits."""
+    # Of two ranks the double mean is exact, so this rounds once, as the sum itself does.
+    mean = (sum(part.double() for part in own) / len(own)).to(got.dtype)
+    scale = sum(part.double().abs() for part in own) / len(own)
+    error = (got.double() - mean.double()).abs()
+    return float((error * (error > 2**-24) / (scale + 1e-300)).max()) if error.any() else 0.0
+
+
+def _end() -> None:
+    """Leaves in order, but for the seconds in which the interpreter would take torch apart."""
+    dist.barrier()
+    dist.destroy_process_group()
+    ringcomm.shutdown()
+    os._exit(0)
+
+
+def account(rank: Rank, compression: str | None) -> None:
+    """What HookState.report() says of three steps, and after a reset."""
+    comm = _start(rank)
+    model = Net()
+    state = HookState(compression, comm=comm)
+    ddp = _wrap(model, state)
+    elements = sum(p.numel() for p in model.parameters())
+    before = time.perf_counter()
+    for step in range(3):
+        ddp(_batch(rank, step, torch.float32), True).sum().backward()
+    report = state.report()
+    after = time.perf_counter()
+    in_order = all(before < submitted < done < after for submitted, done in report.pop("works"))
+    state.reset()
+    again = pickle.loads(pickle.dumps(state))
+    rank.emit("account", elements=elements, in_order=in_order, report=report, rest=state.report(),
+              error=state.error is not None, pickled=again.compression)  # fmt: skip
+    _end()
+
+
+def overlap(rank: Rank) -> None:
+    """Holds backward up in front of its last layers: the other buckets are completed meanwhile, by
+    another thread."""
+    _start(rank)
+    model = Net(layers=12)
+    state = HookState("bf16")
+    ddp = _wrap(model, state)
+    held_up: list[float] = []
+
+    def hold_up(*_: object) -> None:
+        time.sleep(0.3)
+        held_up.append(time.perf_counter())
+
+    model.row[1].register_full_backward_hook(hold_up)
+    for step in range(3):  # the last one counts: the buckets are laid out anew after the first
+        state.reset()
+        held_up.clear()
+        ddp(_batch(rank, step, torch.float32), True).sum().backward()
+    works = state.report()["works"]
+    early = sum(done < held_up[0] for _, done in works)
+    rank.emit("overlap", buckets=len(works), early=early)
+    _end()
+
+
+def lost(rank: Rank, how: str) -> None:
+    """Rank 1 goes, in this manner, in the midst of its third backward."""
+    comm = _start(rank)
+    model = Net()
+    state = HookState("bf16")
+    ddp = _wrap(model, state)
+    step = 0
+
+    def go(*_: object) -> None:
+        if rank.number == 1 and step == 2:
+            rank.emit("going")
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("cannot go on")
+
+    model.row[1].register_full_backward_hook(go)
+
+    def train() -> None:
+        nonlocal step
+        for step in range(50):
+            ddp(_batch(rank, step, torch.float32), True).sum().backward()
+
+    error = rank.attempt("failed", train)
+    if isinstance(error, ValueError):
+        raise error
+    assert state.error is not None
+    rank.emit("state", kind=type(state.error).__name__, rank=state.error.rank)
+    x = _batch(rank, 0, torch.float32)
+    rank.attempt("again", lambda: ddp(x, True).sum().backward())
+    rank.attempt("direct", comm.barrier)
+    ringcomm.shutdown()
+    os._exit(0)  # gloo would wait for the one that is gone
+
+
+class _Numbers(Dataset[torch.Tensor]):
+    def __init__(self, rank: Rank, wrong: bool) -> None:
+        self._rank = rank
+        self._wrong = wrong
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._wrong:
+            ringcomm.allreduce(torch.ones(4))
+        return _batch(self._rank, index, torch.float32)[0]
+
+
+def with_loader(rank: Rank, wrong: bool) -> None:
+    """Trains on what forked workers bring; wrong: they try to use ringcomm."""
+    _start(rank)
+    state = HookState("bf16")
+    ddp = _wrap(Net(), state)
+    loader = DataLoader(
+        _Numbers(rank, wrong), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
+
+    def epochs() -> None:
+        for _ in range(2):
+            for batch in loader:
+                ddp.zero_grad()
+                ddp(batch, True).sum().backward()
+
+    rank.attempt("epochs", epochs)
+    mine = _gradients(ddp)
+    rank.emit("equal", equal=all(torch.equal(part, mine) for part in _everyones(mine)))
+    _end()
+
+
+def lost_with_loader(rank: Rank) -> None:
+    """As lost, killed by the test, with forked workers that outlive the one that is killed."""
+    _start(rank)
+    ddp = _wrap(Net(), HookState())
+    dataset = _Numbers(rank, False)
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=2, multiprocessing_context="fork",
+        persistent_workers=True,
+    )  # fmt: skip
+
+    def epochs() -> None:
+        while True:
+            for batch in loader:
+                ddp(batch, True).sum().backward()
+                rank.emit("step")
+
+    rank.attempt("failed", epochs)
+    ringcomm.shutdown()
+    os._exit(0)
+
+
+def unprepared(rank: Rank) -> None:
+    """Backward without ringcomm.init."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ddp = _wrap(Net(), HookState())
+    rank.attempt("refused", lambda: HookState("int3"))
+    x = _batch(rank, 0, torch.float32)
+    rank.attempt("failed", lambda: ddp(x, True).sum().backward())
+    dist.destroy_process_group()

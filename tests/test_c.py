@@ -1,0 +1,89 @@
+"""The C tests: built and run through tests/c/Makefile, plain and under each sanitizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+C_TESTS = ROOT / "tests" / "c"
+PROBE = "#include <pthread.h>\nint main(void) { return 0; }\n"
+
+
+def run(command: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=C_TESTS, env={**os.environ, **settings}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
+    )  # fmt: skip
+
+
+def require_sanitizer(sanitizer: str, folder: Path) -> None:
+    """Skips unless the compiler has this runtime and it starts on this kernel."""
+    source, program = folder / "probe.c", folder / "probe"
+    source.write_text(PROBE, encoding="ascii")
+    compiler = os.environ.get("CC", "gcc")
+    built = run([compiler, f"-fsanitize={sanitizer}", str(source), "-o", str(program), "-pthread"])
+    if built.returncode:
+        pytest.skip(f"{compiler} has no runtime for -fsanitize={sanitizer}: {built.stdout[-200:]}")
+    started = run(["./run.sh", str(write_program(folder, "probe_run", f"{program} && {DONE}"))])
+    if started.returncode:
+        pytest.skip(f"-fsanitize={sanitizer} does not run here: {started.stdout[-200:]}")
+
+
+DONE = "echo 1 passed, 0 failed"
+
+
+def write_program(folder: Path, name: str, line: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="ascii")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
+def test_c(sanitizer: str, tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    if sanitizer:
+        require_sanitizer(sanitizer, tmp_path)
+    jobs = f"-j{min(os.cpu_count() or 1, 8)}"
+    done = run(["make", "--no-print-directory", jobs, f"SANITIZER={sanitizer}", "run"])
+    assert done.returncode == 0, done.stdout[-8000:]
+    passed, failed = done.stdout.splitlines()[-1].split(", ")
+    assert int(passed.split()[0]) >= 90
+    assert failed == "0 failed"
+
+
+@pytest.mark.parametrize(
+    ("line", "summary"),
+    [
+        (DONE, "3 passed, 0 failed"),
+        ("echo 0 passed, 1 failed; exit 1", "2 passed, 1 failed"),
+        ("echo 4 passed, 0 failed; exit 66", "6 passed, 1 failed"),
+        ("kill -SEGV $$", "2 passed, 1 failed"),
+        ("echo says nothing of tests", "2 passed, 1 failed"),
+        ("sleep 30", "2 passed, 1 failed"),
+    ],
+)
+def test_runner_counts_what_fails(line: str, summary: str, tmp_path: Path) -> None:
+    """A failure in any way is one, and the programs after it still run."""
+    first = write_program(tmp_path, "first", DONE)
+    middle = write_program(tmp_path, "middle", line)
+    ran = run(["./run.sh", str(first), str(middle), str(first)], TEST_TIMEOUT="1")
+    assert ran.stdout.splitlines()[-1] == summary
+    assert (ran.returncode == 0) == summary.endswith(" 0 failed")
+    assert ran.stdout.count("== first") == 2
+
+
+def test_every_c_file_has_its_test() -> None:
+    """tests/c mirrors csrc; the kernel sets share the test of their table."""
+    sets = {"scalar", "avx2", "avx512", "neon"}
+    sources = {path.stem for path in (ROOT / "csrc").rglob("*.c")} - sets
+    tested = {path.stem.removeprefix("test_") for path in C_TESTS.glob("test_*.c")}
+    assert sources <= tested, f"without a test: {sorted(sources - tested)}"

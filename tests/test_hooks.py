@@ -1,0 +1,171 @@
+"""DDP with ringcomm's hook, in two processes: exact means, overlap, and failures in backward."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from faults import training
+from faults.job import Job, Nursery, nursery_of
+
+pytestmark = pytest.mark.torch
+
+PROMPT = 1.0
+"""Seconds within which every rank must know of a loss."""
+
+#: Twice the rounding error of a number: once when it is sent, once when the mean is.
+BF16, FP16 = 2 * 2**-8, 2 * 2**-11
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("faults.training") as made:
+        yield made
+
+
+# ---- means ----
+
+
+@pytest.mark.parametrize(
+    ("mode", "compression", "dtype", "allowed"),
+    [
+        ("plain", None, "float32", 0.0),
+        ("plain", "none", "float64", 0.0),
+        ("plain", "bf16", "float32", BF16),
+        ("plain", "fp16", "float32", FP16),
+        ("plain", "bf16", "bfloat16", BF16),  # travels as it is
+        ("no_sync", None, "float32", 0.0),
+        ("find_unused_parameters", None, "float32", 0.0),
+        ("find_unused_parameters", "bf16", "float32", BF16),
+        ("static_graph", None, "float32", 0.0),
+        ("static_graph", "bf16", "float32", BF16),
+    ],
+)
+def test_gradients_are_means(
+    nursery: Nursery, mode: str, compression: str | None, dtype: str, allowed: float
+) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.means, compression=compression, dtype=dtype, mode=mode)
+        for event in job.expect_all("means"):
+            assert event["equal"], "the ranks' gradients differ"
+            assert event["worst"] <= allowed, event
+            buckets = event["buckets"]
+            assert min(buckets) >= 1
+            if mode != "find_unused_parameters":  # then DDP keeps its first layout
+                assert buckets[-1] > buckets[0], "the buckets were not rebuilt"
+        job.finish(quietly=mode != "find_unused_parameters")  # on which torch has an opinion
+
+
+@pytest.mark.parametrize(("compression", "item_bytes"), [(None, 4), ("bf16", 2)])
+def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.account, compression=compression)
+        for event in job.expect_all("account"):
+            report = event["report"]
+            assert report["buckets"] > 3
+            assert report["payload_bytes"] == 3 * 4 * event["elements"]
+            assert report["wire_bytes"] == 3 * item_bytes * event["elements"]  # two ranks
+            assert report["comm_s"] > 0
+            assert event["in_order"]
+            assert event["rest"] == {
+                "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "comm_s": 0, "works": [],
+            }  # fmt: skip
+            assert not event["error"]
+            assert event["pickled"] == (compression or "none")
+        job.finish()
+
+
+def test_transfer_overlaps_backward(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.overlap)
+        for event in job.expect_all("overlap"):
+            assert event["buckets"] > 3, event
+            assert event["early"] >= event["buckets"] - 2, event
+        job.finish()
+
+
+# ---- failures ----
+
+
+def check_lost(event: dict[str, Any], since: float, kind: str = "PeerLostError") -> None:
+    """The event is this error about rank 1, or a RuntimeError with its name and text."""
+    assert "RuntimeError" in event["kinds"], event
+    assert event["kind"] == kind or kind in event["text"], event
+    assert "rank 1" in event["text"]
+    took = event["at"] - since
+    assert took < PROMPT, f"known after {took:.2f} s"
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_rank_that_goes_in_backward(nursery: Nursery, how: str) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.lost, how=how)
+        since = job.expect(1, "going")["at"]
+        failed, state = job.expect(0, "failed"), job.expect(0, "state")
+        assert state["rank"] == 1
+        if how == "killed":
+            check_lost(failed, since)
+            assert state["kind"] == "PeerLostError"
+        else:  # it leaves at its exit, in order, with or without buckets in flight
+            assert state["kind"] in ("PeerLostError", "AbortedError")
+            check_lost(failed, job.wait_exit(1).at, state["kind"])
+        for name in ("again", "direct"):
+            event = job.expect(0, name)
+            assert event["kind"] == state["kind"], event
+            assert event["rank"] == 1
+        job.finish([0], quietly=False)
+
+
+def test_use_without_init(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.unprepared)
+        for event in job.expect_all("refused"):
+            assert event["kind"] == "ConfigError"
+        for event in job.expect_all("failed"):
+            assert event["kind"] == "NotInitializedError", event
+            assert "ringcomm.init()" in event["text"]
+        job.finish()
+
+
+# ---- workers ----
+
+
+def test_forked_workers_are_harmless(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.with_loader, wrong=False)
+        for event in job.expect_all("epochs"):
+            assert event["kind"] is None, event
+        for event in job.expect_all("equal"):
+            assert event["equal"]
+        job.finish()
+
+
+def test_forked_workers_that_use_it_are_told(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.with_loader, wrong=True)
+        for event in job.expect_all("epochs"):
+            assert event["kind"] == "NotInitializedError", event
+            assert "forked child" in event["text"]
+            assert "spawn" in event["text"]
+        for event in job.expect_all("equal"):  # and the ranks themselves go on
+            assert event["equal"]
+        job.finish()
+
+
+def test_a_killed_rank_with_workers(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.lost_with_loader)
+        for _ in range(3):  # until DDP has laid out its buckets anew, for which it uses gloo
+            job.expect_all("step")
+        since = job.signal(1, signal.SIGKILL)
+        check_lost(job.expect(0, "failed"), since)
+        job.finish([0], quietly=False)
