@@ -95,8 +95,20 @@ def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
 
 
 def device_binding_works(interface: Interface, others: Sequence[Interface]) -> bool:
-    """False where a strict rp_filter would drop what comes back to a device-bound socket."""
-    return _sysctl("rp_filter", interface.name) != 1 or not shared_subnet(interface, others)
+    """False where something that comes for a device-bound socket would come by another port.
+
+    Among ports that share a subnet, a kernel with its default settings answers ARP for one port's
+    address on the others too and puts it into requests that it sends there. What then arrives on
+    the wrong port finds no socket, and the kernel resets the connection. A strict rp_filter drops
+    what arrives on a port that the routing table would not answer by.
+    """
+    if not shared_subnet(interface, others):
+        return True
+    return (
+        _sysctl("arp_ignore", interface.name) >= 1
+        and _sysctl("arp_announce", interface.name) >= 2
+        and _sysctl("rp_filter", interface.name) != 1
+    )
 
 
 def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Interface]) -> None:
@@ -105,11 +117,7 @@ def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Int
     An accepted socket, too, answers through the routing table, which sends everything for a
     subnet that two ports share through one of them.
     """
-    if (
-        shared_subnet(interface, others)
-        and _sysctl("arp_ignore", interface.name) >= 1
-        and device_binding_works(interface, others)
-    ):
+    if shared_subnet(interface, others) and device_binding_works(interface, others):
         bind_to_device(sock, interface.name)
 
 

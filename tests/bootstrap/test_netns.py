@@ -225,11 +225,18 @@ def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> 
     for host in (1, 2):
         lab.host((0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24"))
     found = meshes(lab.join("10.7.0.1"))
+    sockets = [{l.rail: second(l.fd) for l in made.lanes} for made in found]  # noqa: E741
     assert addresses(found[0]) == {
         (1, 0, "10.7.0.1", "10.7.0.2"),
         (1, 1, "10.7.0.11", "10.7.0.12"),
     }
     found[1].close()
+    for host in (0, 1):  # each learns anew where the other's addresses are, as after some minutes
+        lab.inside(host, "ip neigh flush all")
+    for rail in (0, 1):  # by whichever port, but it arrives
+        with sockets[0][rail] as here, sockets[1][rail] as there:
+            push(here, there, 1 << 20)
+            push(there, here, 1 << 20)
     advice = [r.getMessage() for r in caplog.records if "sysctl -w" in r.getMessage()]
     assert len(advice) == 2
     for setting in ("arp_ignore=1", "arp_announce=2"):
@@ -264,10 +271,10 @@ def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture
 def push(sender: Any, receiver: Any, size: int) -> None:
     receiver.settimeout(10)
     sender.settimeout(10)
-    left = size
-    while left:
-        left -= sender.send(b"\0" * min(left, 65536))
-        receiver.recv(1 << 20)
+    unsent = unread = size
+    while unread:  # to the last byte: what is still queued has not been counted by the port
+        unsent -= sender.send(bytes(min(unsent, 65536))) if unsent else 0
+        unread -= len(receiver.recv(1 << 20))
 
 
 def sent_bytes(lab: Lab, host: int) -> list[int]:
