@@ -1,4 +1,4 @@
-/* crc32c.c - CRC-32C by the CPU's instructions (SSE4.2, ARMv8) or by tables.
+/* crc32c.c - CRC-32C by the CPU's instructions (SSE4.2, VPCLMULQDQ, ARMv8) or by tables.
  *
  * Problem. Every payload byte is checked at both ends, so the checksum has to run at memory speed.
  * A CRC instruction takes 8 bytes but must wait, some three cycles, for the one before it.
@@ -13,6 +13,17 @@
  * joints rare, short ones leave little for one register alone. Without the instructions, eight
  * bytes at a time go through eight tables.
  *
+ * That keeps the unit of the CRC instruction busy, and only that one. Where carry-less products of
+ * vectors (VPCLMULQDQ) are at hand, whose unit is another, a fourth and longer block is folded by
+ * them at the same time: 37 against 24 GB/s on a Zen 3 core (data in its cache).
+ *
+ *     crc -> [ folded, vectors x ][ block, register a ][ block, register b ][ block, register c ]
+ *
+ * Folding keeps 16 bytes that are congruent to all bytes so far. FOLD_STRIDE bytes further on they
+ * count x^(8 FOLD_STRIDE) times as much; both halves are multiplied by that power modulo P, which
+ * leaves less than 16 bytes again (Gopal et al., "Fast CRC Computation for Generic Polynomials
+ * Using PCLMULQDQ Instruction", Intel, 2009).
+ *
  * A register is a polynomial over GF(2) modulo P with its bits reversed: bit 31 is the coefficient
  * of x^0. One more byte is a multiplication by x^8, so every table here lists multiples of a power
  * of x. All are made once, on first use, and never change after that.
@@ -23,7 +34,7 @@
 #include <string.h>
 
 #if defined __x86_64__
-#include <nmmintrin.h>
+#include <immintrin.h>
 #elif defined __aarch64__ && defined __linux__
 #include <arm_acle.h>
 #include <sys/auxv.h>
@@ -33,6 +44,17 @@
 
 enum { LONG_BLOCK = 4096, SHORT_BLOCK = 256, SLICES = 8 };
 
+/* Per turn: 128 bytes folded beside 40 for each register, which keep both units equally long. */
+enum {
+    FOLD_VECTORS = 4,
+    FOLD_STRIDE = 32 * FOLD_VECTORS,
+    FOLD_WORDS = 5,
+    FOLD_TURNS = 64,
+    FOLD_PART = FOLD_TURNS * FOLD_STRIDE,
+    FOLD_BLOCK = FOLD_TURNS * FOLD_WORDS * 8,
+    FOLD_ALL = FOLD_PART + 3 * FOLD_BLOCK,
+};
+
 /* row[k][b] is byte b at position k of a register or word, times the table's power of x. */
 typedef struct append_table {
     uint32_t row[4][256];
@@ -41,7 +63,10 @@ typedef struct append_table {
 static uint32_t slice[SLICES][256];
 static append_table append_long;
 static append_table append_short;
-static uint32_t (*fastest)(uint32_t crc, const unsigned char *data, size_t n);
+
+typedef uint32_t method(uint32_t crc, const unsigned char *data, size_t n);
+static method *methods[3]; /* by rising speed */
+static int method_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- making the tables ---- */
@@ -57,11 +82,11 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* x^(8 n): what n zero bytes multiply a register by. */
+/* x^n. */
 static uint32_t power(size_t n)
 {
     uint32_t result = 1u << 31;
-    for (uint32_t square = 1u << 23; n; n >>= 1, square = multiply(square, square))
+    for (uint32_t square = 1u << 30; n; n >>= 1, square = multiply(square, square))
         if (n & 1)
             result = multiply(result, square);
     return result;
@@ -69,7 +94,7 @@ static uint32_t power(size_t n)
 
 static void make_append(append_table *table, size_t block)
 {
-    const uint32_t factor = power(block);
+    const uint32_t factor = power(8 * block);
     for (int k = 0; k < 4; k++)
         for (uint32_t b = 0; b < 256; b++)
             table->row[k][b] = multiply(b << 8 * k, factor);
@@ -79,7 +104,7 @@ static void make_slices(void)
 {
     for (size_t k = 0; k < SLICES; k++)
         for (uint32_t b = 0; b < 256; b++)
-            slice[k][b] = multiply(b, power(SLICES - k));
+            slice[k][b] = multiply(b, power(8 * (SLICES - k)));
 }
 
 /* ---- by tables ---- */
@@ -173,28 +198,117 @@ HARDWARE static uint32_t by_instructions(uint32_t start, const unsigned char *da
 
 #endif
 
+/* ---- by instructions and products of vectors ---- */
+
+#if defined __x86_64__
+#define FOLDING __attribute__((target("avx2,pclmul,sse4.2,vpclmulqdq")))
+
+static append_table append_fold;
+static uint64_t fold_factor[2]; /* of the 8 bytes that come first, and of the others */
+
+static int folding_supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
+}
+
+/* As a word, a factor has the coefficient of x^0 in bit 63. Its product with another lies one bit
+ * lower in two words than the coefficients would, and so counts x times as much. */
+static void make_fold_factors(void)
+{
+    fold_factor[0] = (uint64_t)power(8 * FOLD_STRIDE + 64 - 1) << 32;
+    fold_factor[1] = (uint64_t)power(8 * FOLD_STRIDE - 1) << 32;
+}
+
+FOLDING static __m256i load_vector(const unsigned char *data)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)data);
+}
+
+FOLDING static __m256i fold(__m256i x, __m256i factors, __m256i next)
+{
+    const __m256i first = _mm256_clmulepi64_epi128(x, factors, 0x00);
+    const __m256i second = _mm256_clmulepi64_epi128(x, factors, 0x11);
+    return _mm256_xor_si256(_mm256_xor_si256(first, second), next);
+}
+
+FOLDING static crc_register folded_and_three_blocks(crc_register crc, const unsigned char *data)
+{
+    const __m256i factors = _mm256_broadcastsi128_si256(
+        _mm_set_epi64x((long long)fold_factor[1], (long long)fold_factor[0]));
+    const unsigned char *block = data + FOLD_PART;
+    crc_register a = 0;
+    crc_register b = 0;
+    crc_register c = 0;
+    __m256i x[FOLD_VECTORS];
+    for (int k = 0; k < FOLD_VECTORS; k++)
+        x[k] = load_vector(data + 32 * k);
+    x[0] = _mm256_xor_si256(x[0], _mm256_set_epi64x(0, 0, 0, (long long)crc));
+    for (int turn = 0; turn < FOLD_TURNS; turn++) {
+        data += FOLD_STRIDE;
+        if (turn < FOLD_TURNS - 1) {
+#pragma GCC unroll 4 /* or the vectors would live in memory */
+            for (int k = 0; k < FOLD_VECTORS; k++)
+                x[k] = fold(x[k], factors, load_vector(data + 32 * k));
+        }
+#pragma GCC unroll 5
+        for (int w = 0; w < FOLD_WORDS; w++, block += 8) {
+            a = NEXT_WORD(a, load_word(block));
+            b = NEXT_WORD(b, load_word(block + FOLD_BLOCK));
+            c = NEXT_WORD(c, load_word(block + 2 * FOLD_BLOCK));
+        }
+    }
+    uint64_t left[FOLD_STRIDE / 8];
+    memcpy(left, x, sizeof left);
+    crc_register whole = 0;
+    for (int w = 0; w < FOLD_STRIDE / 8; w++)
+        whole = NEXT_WORD(whole, left[w]);
+    whole = append(&append_fold, whole) ^ a;
+    return append(&append_fold, append(&append_fold, whole) ^ b) ^ c;
+}
+
+FOLDING static uint32_t by_folding(uint32_t crc, const unsigned char *data, size_t n)
+{
+    for (; n >= FOLD_ALL; data += FOLD_ALL, n -= FOLD_ALL)
+        crc = (uint32_t)folded_and_three_blocks(crc, data);
+    return by_instructions(crc, data, n);
+}
+
+#endif
+
 /* ---- the choice ---- */
 
 static void prepare(void)
 {
     make_slices();
-    fastest = by_tables;
+    methods[method_count++] = by_tables;
 #ifdef HARDWARE
     make_append(&append_long, LONG_BLOCK);
     make_append(&append_short, SHORT_BLOCK);
     if (hardware_supported())
-        fastest = by_instructions;
+        methods[method_count++] = by_instructions;
+#endif
+#ifdef FOLDING
+    make_append(&append_fold, FOLD_BLOCK);
+    make_fold_factors();
+    if (hardware_supported() && folding_supported())
+        methods[method_count++] = by_folding;
 #endif
 }
 
 uint32_t crc32c(uint32_t crc, const void *data, size_t n)
 {
     pthread_once(&once, prepare);
-    return ~fastest(~crc, data, n);
+    return ~methods[method_count - 1](~crc, data, n);
 }
 
-uint32_t crc32c_portable(uint32_t crc, const void *data, size_t n)
+int crc32c_methods(void)
 {
     pthread_once(&once, prepare);
-    return ~by_tables(~crc, data, n);
+    return method_count;
+}
+
+uint32_t crc32c_by(int method, uint32_t crc, const void *data, size_t n)
+{
+    pthread_once(&once, prepare);
+    return ~methods[method](~crc, data, n);
 }

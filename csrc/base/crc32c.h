@@ -9,7 +9,9 @@
  * crc32c(0, "123456789", 9) == 0xe3069283. Uses the CPU's instructions where it has them. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 
-/* The same by tables alone. */
-uint32_t crc32c_portable(uint32_t crc, const void *data, size_t n);
+/* For tests and benches: how many methods this CPU has, and the same by one of them, where 0 is by
+ * tables alone and the last one is crc32c's. */
+int crc32c_methods(void);
+uint32_t crc32c_by(int method, uint32_t crc, const void *data, size_t n);
 
 #endif

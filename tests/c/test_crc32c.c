@@ -6,7 +6,7 @@
 #include "../../csrc/base/crc32c.h"
 #include "check.h"
 
-enum { SIZE = 3 * 3 * 4096 + 3 * 256 + 100 };
+enum { FOLDED = 64 * 128 + 3 * 64 * 40, SIZE = 3 * FOLDED + 3 * 256 + 100 };
 
 static unsigned char bytes[SIZE];
 
@@ -31,10 +31,16 @@ static uint32_t reference(uint32_t crc, const unsigned char *data, size_t n)
     return ~crc;
 }
 
+static void expect_after(uint32_t crc, const void *data, size_t n, uint32_t want)
+{
+    CHECK_EQ(crc32c(crc, data, n), want);
+    for (int method = 0; method < crc32c_methods(); method++)
+        CHECK_EQ(crc32c_by(method, crc, data, n), want);
+}
+
 static void expect(const void *data, size_t n, uint32_t want)
 {
-    CHECK_EQ(crc32c(0, data, n), want);
-    CHECK_EQ(crc32c_portable(0, data, n), want);
+    expect_after(0, data, n, want);
     CHECK_EQ(reference(0, data, n), want);
 }
 
@@ -56,21 +62,18 @@ static void published_values(void)
     expect(block, sizeof block, 0x113fdb5cu);
 }
 
-/* Lengths around every change of method: words, short blocks, long blocks. */
+/* Lengths around every change of method: words, short blocks, long blocks, folded parts. */
 static void every_length_and_alignment(void)
 {
     static const size_t around[] = {
-        64, 256, 3 * 256, 6 * 256, 3 * 4096, 3 * 4096 + 3 * 256, 6 * 4096, SIZE - 24};
+        64, 256, 3 * 256, 6 * 256, 3 * 4096, FOLDED, FOLDED + 3 * 256, 2 * FOLDED, SIZE - 24};
     for (size_t i = 0; i < CHECK_COUNT(around); i++)
         for (size_t n = around[i] - 17; n <= around[i] + 17; n++)
-            for (size_t offset = 0; offset < 8; offset += i < 3 ? 1 : 3) {
-                const uint32_t want = reference(0, bytes + offset, n);
-                CHECK_EQ(crc32c(0, bytes + offset, n), want);
-                CHECK_EQ(crc32c_portable(0, bytes + offset, n), want);
-            }
+            for (size_t offset = 0; offset < 8; offset += i < 3 ? 1 : 3)
+                expect_after(0, bytes + offset, n, reference(0, bytes + offset, n));
     for (size_t n = 0; n < 64; n++)
         for (size_t offset = 0; offset < 8; offset++)
-            CHECK_EQ(crc32c(0, bytes + offset, n), reference(0, bytes + offset, n));
+            expect_after(0, bytes + offset, n, reference(0, bytes + offset, n));
 }
 
 static void continues_at_any_split(void)
@@ -78,15 +81,14 @@ static void continues_at_any_split(void)
     const uint32_t whole = reference(0, bytes, SIZE);
     for (size_t split = 0; split <= SIZE; split += 97) {
         const uint32_t head = crc32c(0, bytes, split);
-        CHECK_EQ(crc32c(head, bytes + split, SIZE - split), whole);
-        CHECK_EQ(crc32c_portable(head, bytes + split, SIZE - split), whole);
+        expect_after(head, bytes + split, SIZE - split, whole);
     }
 }
 
 /* A single changed bit changes the checksum, wherever it is. */
 static void sees_every_flipped_bit(void)
 {
-    const size_t n = 3 * 4096 + 3 * 256 + 13;
+    const size_t n = FOLDED + 3 * 256 + 13;
     const uint32_t whole = crc32c(0, bytes, n);
     for (size_t bit = 0; bit < 8 * n; bit += 7) {
         bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
