@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -88,8 +89,8 @@ class Engine:
             raise RingcommError(f"the engine cannot start: {result_name(result)}")
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
-        self._watched: dict[int, Callable[[], None]] = {}
-        self._registered = threading.Condition()
+        self._watched: dict[Any, Callable[[], None]] = {}
+        self._registered = threading.RLock()  # a signal handler may call within a call
         self._watcher: threading.Thread | None = None
         self._stopping = False
         self._freed_by_watcher = False
@@ -104,16 +105,21 @@ class Engine:
                 "or call ringcomm.init() in the child"
             )
 
-    def watch(self, work: Any, callback: Callable[[], None]) -> None:
-        """Calls back, from a thread of its own, once a work submitted with notify is over."""
+    def watch(self, slot: Any, callback: Callable[[], None]) -> None:
+        """Calls back, from a thread of its own, once the work that is about to be submitted with
+        notify, its handle going to ``slot``, is over."""
         with self._registered:
-            self._watched[_address(work)] = callback
-            self._registered.notify_all()
+            self._watched[slot] = callback
             if self._watcher is None:
                 self._watcher = threading.Thread(
                     target=self._watch, name="ringcomm-done", daemon=True
                 )
                 self._watcher.start()
+
+    def unwatch(self, slot: Any) -> None:
+        """Takes back a watch whose work was refused."""
+        with self._registered:
+            self._watched.pop(slot, None)
 
     def _watch(self) -> None:
         out = ffi.new("rc_work **")
@@ -123,16 +129,23 @@ class Engine:
                 if stopping:
                     break
                 continue
-            with self._registered:  # the work can be over before its submitter got here
-                self._registered.wait_for(lambda: _address(out[0]) in self._watched)
-                callback = self._watched.pop(_address(out[0]))
+            callback = self._callback_of(out[0])
             lib.rc_work_free(out[0])
             try:
                 callback()
-            except Exception:
+            except BaseException:  # sys.exit() in a callback too: others are still to be called
                 _log.exception("a callback of a finished collective raised")
+            del callback  # it holds the work, and so the tensor
         if self._freed_by_watcher:
             lib.rc_engine_free(self.handle)
+
+    def _callback_of(self, work: Any) -> Callable[[], None]:
+        while True:
+            with self._registered:  # works mostly end in the order in which they began
+                for slot in self._watched:
+                    if slot[0] == work:
+                        return self._watched.pop(slot)
+            time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
 
     def free(self) -> None:
         """Stops its threads. All communicators must be freed."""
@@ -145,10 +158,6 @@ class Engine:
             lib.rc_engine_interrupt(self.handle)
             self._watcher.join()
         lib.rc_engine_free(self.handle)
-
-
-def _address(work: Any) -> int:
-    return int(ffi.cast("uintptr_t", work))
 
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()

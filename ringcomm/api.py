@@ -7,7 +7,7 @@ same name does; see Communicator for the arguments, results and errors.
 
 from __future__ import annotations
 
-import atexit
+import inspect
 import os
 import threading
 from typing import Any
@@ -75,7 +75,6 @@ def _after_fork() -> None:
     _lock = threading.Lock()  # another thread of the parent may have held it
 
 
-atexit.register(shutdown)
 os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -96,12 +95,12 @@ def _use(comm: Communicator | None) -> Communicator:
 
 
 def rank() -> int:
-    """This rank's number in the default communicator."""
+    """This rank's number in the default communicator. Raises NotInitializedError."""
     return default_communicator().rank
 
 
 def world_size() -> int:
-    """Number of ranks in the default communicator."""
+    """Number of ranks in the default communicator. Raises NotInitializedError."""
     return default_communicator().world_size
 
 
@@ -239,3 +238,11 @@ def recv(
 ) -> Any:
     """Communicator.recv."""
     return _use(comm).recv(tensor, src, async_op=async_op, timeout=timeout)
+
+
+for _name in (
+    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter",
+    "alltoall", "barrier", "send", "recv",
+):  # fmt: skip
+    _about = inspect.getdoc(getattr(Communicator, _name))
+    globals()[_name].__doc__ = f"{_about}\n\nOn the default communicator, or on ``comm``."

@@ -81,13 +81,26 @@ def view(obj: Any, *, writable: bool) -> View:
         writable: the collective writes to it.
 
     Raises:
-        TensorError: not a tensor, an unsupported dtype, a device other than the CPU, or read-only
-            memory that would have to be written.
+        TensorError: not a tensor, an unsupported dtype, a device other than the CPU, or memory that
+            would have to be written and is read-only or shared by several elements.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _torch_view(torch, obj, writable)
     return _numpy_view(obj, _as_array(obj), writable)
+
+
+def _shares_memory(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether elements may lie on one another: then none can be given a result of its own."""
+    reach = item
+    for stride, size in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return 0 not in shape
+        reach += stride * (size - 1)
+    return False
+
+
+_SHARED = "elements of the tensor share memory, so it cannot be written to; pass a copy"
 
 
 def _kind(obj: Any) -> str:
@@ -114,11 +127,14 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     if not dense.is_contiguous() or dense.is_neg():
         gathered = dense.resolve_neg().contiguous()
         if writable:
-            if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise TensorError("an expanded tensor cannot be written to; pass tensor.clone()")
-            target = dense
+            if _shares_memory(tensor.shape, tensor.stride(), 1):
+                raise TensorError(_SHARED)
+            target, storage = dense, dense.untyped_storage()
+            nbytes = storage.nbytes()
 
             def finish() -> None:
+                if storage.nbytes() < nbytes:
+                    raise ValueError("its storage was resized in flight")
                 target.copy_(gathered)
 
         dense = gathered
@@ -176,9 +192,12 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     if not (flags.c_contiguous and flags.aligned):
         dense = np.array(array, order="C", copy=True)
         if writable:
+            if _shares_memory(array.shape, array.strides, array.itemsize):
+                raise TensorError(_SHARED)
+            target = array.view()  # the caller may go on to change the flags or shape of its own
 
             def finish() -> None:
-                array[...] = dense
+                target[...] = dense
 
     def make(shape: tuple[int, ...]) -> Any:
         return np.empty(shape, dtype=array.dtype)

@@ -3,12 +3,15 @@
 Invariants: arguments are checked here before anything reaches the core, so a call that raises
 ConfigError or TensorError has submitted nothing and the communicator goes on. All ranks call the
 same collectives in the same order. A failed collective fails the communicator: every later call
-raises the first error.
+raises the first error. What is open when the interpreter ends is closed then: without a goodbye
+the last bytes sent could be lost.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -22,7 +25,7 @@ from .bootstrap.mesh import Mesh
 from .buffers import DTYPES, View, view
 from .config import Config
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
-from .work import Work
+from .work import NUMBERS, Work
 
 OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 CODECS = {"none": 0, "bf16": 1, "fp16": 2}
@@ -32,12 +35,19 @@ _UNWAITED = 64  # works that may lie about finished before the communicator lets
 
 class Communicator:
     """A group of ranks. Made by ``ringcomm.init`` (the default one), ``Communicator.create`` or
-    ``split``. Usable from any thread; also a context manager, which closes it.
+    ``split``. Usable from any thread; also a context manager, which closes it, and on an exception
+    aborts it on all ranks.
+
+    All collectives take numpy arrays, torch CPU tensors and objects with the buffer protocol,
+    ``__array_interface__`` or DLPack, of float16, bfloat16, float32, float64, int8, uint8, int32 or
+    int64 and of any shape and strides. Count and dtype are the same on all ranks. ``out``, where
+    given, has the result's count and dtype; results made here are of the tensor's library.
+    ``async_op``, ``timeout``, and the errors raised are those of ``allreduce``.
 
     Attributes:
         rank, world_size: this rank's number and the number of ranks.
         hosts: host name of every rank.
-        rails: this rank's network ports in rail order (``.name``, ``.address``).
+        rails: this rank's network ports in rail order (``.interface``, ``.address``).
         config: its settings.
     """
 
@@ -67,6 +77,7 @@ class Communicator:
             mesh.close()
             _native.release_engine(config.kernel_set)
             raise
+        _alive.add(self)
 
     @classmethod
     def create(
@@ -140,13 +151,16 @@ class Communicator:
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
-            on_done: with async_op: called with the Work from a thread of ringcomm once it is over.
+            on_done: of the method alone, with async_op: called with the Work once it is over, from
+                the one thread that makes all such calls: it must not wait for other works. What it
+                raises is logged.
 
         Returns:
             The tensor that holds the result, or the Work.
 
         Raises:
             TensorError, ConfigError: an argument cannot work; nothing was sent.
+            NotInitializedError: the communicator is closed, or a forked child's parent's.
             MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
         """
         src = view(tensor, writable=out is None)
@@ -159,7 +173,8 @@ class Communicator:
     def broadcast(
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Copies root's tensor into every rank's ``tensor`` (same size and dtype), in place."""
+        """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
+        Work). On root it is only read."""
         dst = view(tensor, writable=self.rank != root)
         return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
                          timeout=timeout)  # fmt: skip
@@ -174,8 +189,8 @@ class Communicator:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reduces to root, in place there unless ``out`` is given; elsewhere the tensor is only
-        read, and returned as it is."""
+        """Reduces to root by ``op`` as allreduce does, in place there unless ``out`` is given;
+        elsewhere the tensor is only read, and returned as it is."""
         here = self.rank == root
         src = view(tensor, writable=here and out is None)
         dst = None
@@ -187,7 +202,8 @@ class Communicator:
     def allgather(
         self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """All ranks' tensors (same shape and dtype) stacked: shape (world_size, *tensor.shape)."""
+        """Returns all ranks' tensors, which are only read, stacked in order of rank: shape
+        (world_size, *tensor.shape)."""
         src = view(tensor, writable=False)
         dst = self._result(out, src, (self.world_size, *src.shape))
         return self._run(lib.RC_ALLGATHER, src, dst, src.count, async_op=async_op, timeout=timeout)
@@ -223,6 +239,9 @@ class Communicator:
             tensor: on root: shape (world_size, *s). Elsewhere: None with ``out`` given, or a
                 tensor of root's shape and dtype, of which only these two are used.
             out: receives shape s; made where it is not given.
+
+        Returns:
+            Shape s, on root too.
         """
         if tensor is None:
             if self.rank == root or out is None:
@@ -249,6 +268,7 @@ class Communicator:
 
         Args:
             tensor: its first dimension is a multiple of world_size. Only read.
+            op: as for allreduce.
 
         Returns:
             Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
@@ -271,14 +291,15 @@ class Communicator:
                          async_op=async_op, timeout=timeout)  # fmt: skip
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Returns when every rank has called it."""
+        """Returns None, or the Work is over, when every rank has called it."""
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
 
     def send(
         self, tensor: Any, dst: int, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Sends a tensor to rank dst, where ``recv`` takes it; sends to one rank keep their order.
-        Done when the tensor may be changed, which can be before it is received."""
+        """Sends a tensor to another rank, dst, where ``recv`` takes it; sends to one rank keep
+        their order. Returns the tensor (or the Work) when it may be changed, which can be before
+        it is received."""
         src = view(tensor, writable=False)
         return self._run(lib.RC_SEND, src, None, src.count, root=dst, async_op=async_op,
                          timeout=timeout, result=tensor)  # fmt: skip
@@ -286,7 +307,8 @@ class Communicator:
     def recv(
         self, tensor: Any, src: int, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Receives into ``tensor``, of the size and dtype that rank src sends."""
+        """Receives into ``tensor``, of the count and dtype that another rank, src, sends; returns
+        it (or the Work)."""
         dst = view(tensor, writable=True)
         return self._run(lib.RC_RECV, None, dst, dst.count, root=src, async_op=async_op,
                          timeout=timeout)  # fmt: skip
@@ -303,6 +325,10 @@ class Communicator:
         Returns:
             The new communicator with lanes of its own, or None for color None. All ranks must
             call it.
+
+        Raises:
+            ConfigError: color or key is no integer of 64 bits; nothing was sent.
+            BootstrapError: the new lanes could not be made. Else as allreduce.
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
@@ -365,19 +391,23 @@ class Communicator:
         self._require_open()
         with self._lock:
             self._require_open()
-            lib.rc_comm_abort(self._handle, reason.encode("utf-8", "replace")[:300])
+            lib.rc_comm_abort(self._handle, str(reason).encode("utf-8", "replace")[:300])
 
     def close(self) -> None:
         """Leaves the group: says goodbye and closes the lanes, within about a second. Collectives
         still in flight fail, here and on the other ranks. Closing twice, or in a forked child, is
         harmless."""
+        self._close(_CLOSE_MS)
+
+    def _close(self, patience_ms: int) -> None:
         if self._engine.forked:
             return
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is None:
             return
-        lib.rc_comm_close(handle, _CLOSE_MS)
+        _alive.discard(self)
+        lib.rc_comm_close(handle, patience_ms)
         for work in list(self._in_flight.values()):
             work.done()
         lib.rc_comm_free(handle)
@@ -436,7 +466,7 @@ class Communicator:
     ) -> tuple[Any, str]:  # fmt: skip
         """The C call and its name for messages. Raises ConfigError, TensorError."""
         seconds = self.config.timeout if timeout is None else timeout
-        if not isinstance(seconds, (int, float)) or not 0 < seconds <= 4_000_000:
+        if not isinstance(seconds, NUMBERS) or not 0 < seconds <= 4_000_000:
             raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
         if not isinstance(op, str) or op not in OPS:
             raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
@@ -484,28 +514,32 @@ class Communicator:
         self._require_open()
         call, name = self._call(collective, src, dst, count, op, compression, root, timeout,
                                 async_op, on_done is not None)  # fmt: skip
-        out = ffi.new("rc_work **")
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
+        work = Work(self, name, views, dst.owner if dst is not None else result)
         with self._lock:
             self._require_open()
-            code = lib.rc_submit(self._handle, call, out, error)
+            try:  # held before the core has it: an interrupt must not lose what it has borrowed
+                self._in_flight[id(work)] = work
+                if on_done is not None:
+                    self._call_back(work, on_done)
+                code = lib.rc_submit(self._handle, call, work._slot, error)
+            finally:
+                if not work._slot[0]:  # refused, or interrupted on the way
+                    self._forget(work)
+                    self._engine.unwatch(work._slot)
             if code != OK:
                 raise error_class(code)(f"{name}: {text(error.message)}")
-            work = Work(self, out[0], name, views, dst.owner if dst is not None else result)
-            self._in_flight[id(work)] = work
-            if on_done is not None:
-                self._call_back(out[0], work, on_done)
         if len(self._in_flight) > self._collect_at:
             self._collect()
         return work if async_op else work.wait()
 
-    def _call_back(self, handle: Any, work: Work, callback: Callable[[Work], None]) -> None:
+    def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
         def over() -> None:
             work.done()
             callback(work)
 
-        self._engine.watch(handle, over)
+        self._engine.watch(work._slot, over)
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Equal-sized parts of all ranks, joined in order of rank."""
@@ -520,6 +554,17 @@ class Communicator:
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
+
+
+_alive: set[Communicator] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Says all goodbyes within the time that one may take."""
+    deadline = time.monotonic() + _CLOSE_MS / 1000
+    for comm in list(_alive):
+        comm._close(max(1, int((deadline - time.monotonic()) * 1000)))
 
 
 def _is_integer(value: object) -> bool:

@@ -11,41 +11,48 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
-from .errors import CommTimeoutError, RingcommError
+from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
+NUMBERS = (int, float, np.integer, np.floating)
 _SLICE_MS = 100
 
 
 class Work:
-    """A collective in flight, as returned by calls with ``async_op=True``.
+    """A collective in flight, as returned by calls with ``async_op=True``. Until it is over its
+    tensors must be neither written, read for the result, nor resized.
 
     Attributes:
-        seq: its number on its communicator, equal on all ranks.
         name: the call, for messages: ``allreduce(f32[1024])``.
     """
+
+    _slot: Any = (ffi.NULL,)
 
     def __init__(
         self,
         comm: Communicator,
-        handle: Any,
         name: str,
         views: tuple[View, ...],
         result: Any,
     ) -> None:
         self.name = name
-        self.seq = int(lib.rc_work_seq(handle))
+        # Where rc_submit puts the handle: NULL before, and for good if it was never reached.
+        self._slot = ffi.new("rc_work **")
         self._comm = comm
-        self._handle = ffi.gc(handle, lib.rc_work_free)
         self._views = views
         self._result = result
         self._error: RingcommError | None = None
         self._finished = False
         self._lock = threading.Lock()
+
+    def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
+        free(self._slot[0])
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the collective is over and returns its result.
@@ -54,17 +61,20 @@ class Work:
             timeout: seconds to wait; None: until it completes or its own deadline passes.
 
         Raises:
+            ConfigError: ``timeout`` is no number.
             CommTimeoutError: still in flight after ``timeout``; the collective goes on and may be
                 waited for again.
             RingcommError: the collective failed; the class says how.
         """
         self._comm.require_own_process()
+        if timeout is not None and not (isinstance(timeout, NUMBERS) and timeout == timeout):
+            raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _SLICE_MS
             if deadline is not None:
-                left = min(left, max(0, int((deadline - time.monotonic()) * 1000)))
-            if lib.rc_work_wait(self._handle, left) != AGAIN:
+                left = int(max(0.0, min(left, (deadline - time.monotonic()) * 1000)))
+            if self._poll(left) != AGAIN:
                 return self._settle()
             if deadline is not None and time.monotonic() >= deadline:
                 raise CommTimeoutError(
@@ -76,7 +86,7 @@ class Work:
     def done(self) -> bool:
         """True once the collective is over, well or not. Never waits."""
         self._comm.require_own_process()
-        if lib.rc_work_wait(self._handle, 0) == AGAIN:
+        if self._poll(0) == AGAIN:
             return False
         self._finish()
         return True
@@ -86,9 +96,18 @@ class Work:
         return self._error if self.done() else None
 
     @property
+    def seq(self) -> int:
+        """Its number on its communicator, equal on all ranks."""
+        return int(lib.rc_work_seq(self._slot[0]))
+
+    @property
     def elapsed(self) -> float:
         """Seconds from submission to completion; 0.0 while in flight."""
-        return float(lib.rc_work_elapsed(self._handle))
+        return float(lib.rc_work_elapsed(self._slot[0]))
+
+    def _poll(self, timeout_ms: int) -> int:
+        handle = self._slot[0]
+        return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
 
     def _settle(self) -> Any:
         self._finish()
@@ -101,20 +120,28 @@ class Work:
         with self._lock:
             if self._finished:
                 return
-            result = lib.rc_work_wait(self._handle, 0)
+            result = self._poll(0)
             if result == OK:
-                for view in self._views:
-                    if view.finish is not None:
-                        view.finish()
+                self._error = self._scatter_back()
             else:
                 self._error = self._make_error(result)
             self._views = ()
             self._finished = True
             self._comm._forget(self)
 
+    def _scatter_back(self) -> RingcommError | None:
+        try:
+            for view in self._views:
+                if view.finish is not None:
+                    view.finish()
+        except Exception as error:  # the tensor was changed in flight
+            return TensorError(f"{self.name} #{self.seq}: the result is complete, and cannot be "
+                               f"written to the tensor: {error}", seq=self.seq)  # fmt: skip
+        return None
+
     def _make_error(self, result: int) -> RingcommError:
         error = ffi.new("rc_error *")
-        lib.rc_work_error(self._handle, error)
+        lib.rc_work_error(self._slot[0], error)
         rank = None if error.rank < 0 else int(error.rank)
         host = self._comm.host_of(rank)
         place = f"rank {self._comm.rank} ({self._comm.host_of(self._comm.rank)})"

@@ -309,7 +309,7 @@ def test_repr_and_attributes() -> None:
         assert comm.host_of(None) is None
         assert comm.host_of(2) is None
         assert comm.kernel_set in {name for name, _ in ringcomm._native.kernel_sets()}
-        assert [rail.address for rail in comm.rails] == ["127.0.0.1"]
+        assert [(rail.interface, rail.address) for rail in comm.rails] == [("lo", "127.0.0.1")]
 
     run_ranks(2, body)
 
@@ -356,6 +356,23 @@ def test_exit_without_shutdown() -> None:
     for one in run_processes(2, code, timeout=30):
         assert (one.stdout, one.stderr) == ("", "")
         assert one.seconds < 15
+
+
+def test_exit_says_goodbye_on_every_communicator() -> None:
+    code = """
+        import ringcomm
+        comm = ringcomm.Communicator.create()
+        part = comm.split(0)
+        part.barrier()
+        if comm.rank == 1:
+            try:
+                part.barrier()
+            except ringcomm.PeerLostError as error:
+                print(error)
+    """
+    first, second = run_processes(2, code, timeout=30)
+    assert (first.stdout, first.stderr, second.stderr) == ("", "", "")
+    assert "rank 0 has shut down" in second.stdout
 
 
 def test_exit_by_an_exception_with_works_in_flight() -> None:
@@ -452,3 +469,5 @@ def test_all_names_exist_and_are_documented() -> None:
     for name in ringcomm.__all__:
         thing = getattr(ringcomm, name)
         assert name == "__version__" or inspect.getdoc(thing), name
+        if hasattr(Communicator, name):
+            assert (inspect.getdoc(getattr(Communicator, name)) or "") in inspect.getdoc(thing)

@@ -74,6 +74,18 @@ def test_numpy_layouts(layout: str) -> None:
     assert np.array_equal(after, before * 2)
 
 
+def test_elements_that_share_memory_are_only_read() -> None:
+    def windows(strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return np.lib.stride_tricks.as_strided(np.arange(9.0), (3, 2), strides)
+
+    for strides in ((8, 8), (0, 8), (8, 0), (16, 16)):
+        refused(windows(strides), "elements of the tensor share memory")
+        assert view(windows(strides), writable=False).count == 6
+    for strides in ((16, 8), (8, 24)):
+        assert view(windows(strides), writable=True).count == 6
+    assert view(windows((0, 8))[:0], writable=True).count == 0
+
+
 def test_what_lies_between_strided_elements_is_left_alone() -> None:
     wholes = []
 
@@ -311,7 +323,7 @@ def test_torch_tensors_that_cannot_be_taken(torch: Any) -> None:
     refused(torch.empty(3, device="meta"), "device 'meta' is not supported by this build")
     refused(torch.zeros(3, dtype=torch.bool), "dtype torch.bool is not supported")
     refused(torch.zeros(3, dtype=torch.complex64), "dtype torch.complex64 is not supported")
-    refused(torch.zeros(1).expand(4), "an expanded tensor cannot be written to")
+    refused(torch.zeros(1).expand(4), "elements of the tensor share memory")
     assert view(torch.ones(1).expand(4), writable=False).count == 4
     nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.strided)
     refused(nested, "layout nested is not supported")
@@ -346,6 +358,39 @@ def test_a_work_keeps_its_tensor() -> None:
         del work
         gc.collect()
         assert gone() is None
+
+    run_ranks(2, body)
+
+
+def test_a_strided_array_may_change_its_flags_and_shape_in_flight() -> None:
+    def body(comm: Communicator) -> None:
+        memory = np.arange(10.0)
+        array = memory[::2]
+        if comm.rank == 1:
+            time.sleep(0.2)
+        work = comm.allreduce(array, async_op=True)
+        array.flags.writeable = False
+        array.shape = (5, 1)
+        assert work.wait() is array
+        assert memory[:5].tolist() == [0, 1, 4, 3, 8]
+
+    run_ranks(2, body)
+
+
+@pytest.mark.torch
+def test_a_strided_tensor_whose_memory_goes_in_flight(torch: Any) -> None:
+    def body(comm: Communicator) -> None:
+        tensor = torch.arange(10.0)[::2]
+        if comm.rank == 1:
+            time.sleep(0.2)
+        work = comm.allreduce(tensor, async_op=True)
+        if comm.rank == 0:
+            assert not work.done()
+            tensor.untyped_storage().resize_(0)
+            with pytest.raises(TensorError, match=r"cannot be written to .* resized"):
+                work.wait()
+        work.exception()
+        assert comm.allreduce(torch.ones(1)).item() == 2
 
     run_ranks(2, body)
 

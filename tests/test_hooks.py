@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import pickle
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,9 @@ if importlib.util.find_spec("torch") is None:
 
 from faults import training
 from faults.job import Job, Nursery, nursery_of
+from ranks import World
+
+from ringcomm import ConfigError, NotInitializedError
 
 pytestmark = pytest.mark.torch
 
@@ -134,6 +139,21 @@ def test_use_without_init(nursery: Nursery) -> None:
             assert event["kind"] == "NotInitializedError", event
             assert "ringcomm.init()" in event["text"]
         job.finish()
+
+
+def test_a_state_is_checked_and_survives_copies_without_its_communicator() -> None:
+    """torch.save of a wrapped model takes the hook's state along."""
+    kind = pytest.importorskip("ringcomm.torch").HookState
+    for codec in ("int3", 8, ["bf16"]):
+        with pytest.raises(ConfigError, match="is unknown; give one of none, bf16, fp16"):
+            kind(codec)
+    with World(1) as world:
+        state = kind("bf16", world.comms[0])
+        state.report()
+        for other in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+            assert (other.compression, other.error) == ("bf16", None)
+            with pytest.raises(NotInitializedError):
+                other.report()
 
 
 # ---- workers ----

@@ -481,6 +481,9 @@ def test_two_ranks_match_one_process(
         ("--checkpoint /dev/null/x", "cannot be used"),
         ("--log-file /dev/null/x", "cannot be written"),
         ("--reduce gloo --compression bf16", "--reduce ringcomm"),
+        ("--compression int8", "none, bf16, fp16"),
+        ("--width 1000000", "from 1 to 4096"),
+        ("--threads 100000", "from 1 to 1024"),
         ("--comp bf16", "--help"),
     ],
 )

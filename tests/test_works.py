@@ -6,8 +6,10 @@ yet (csrc/net/link.h): the bound must hold nobody up who could go on.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import reference
 from ranks import World, run_ranks
 from tensors import elements, inputs, same
 
-from ringcomm import CommTimeoutError, Communicator, Config, Work
+from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work, communicator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -88,6 +90,20 @@ def test_a_wait_may_time_out_and_go_on() -> None:
     run_ranks(2, body, engines="own")
 
 
+def test_any_number_is_a_time_to_wait() -> None:
+    def body(comm: Communicator) -> None:
+        for seconds in (30, np.float32(30), np.int64(30)):
+            assert comm.allreduce(np.ones(1), timeout=seconds)[0] == 2
+            assert comm.allreduce(np.ones(1), async_op=True).wait(seconds)[0] == 2
+        work = comm.allreduce(np.ones(1), async_op=True)
+        for nonsense in (float("nan"), "1"):
+            with pytest.raises(ConfigError, match="give seconds, or None"):
+                work.wait(nonsense)
+        assert work.wait(float("inf"))[0] == 2
+
+    run_ranks(2, body)
+
+
 def test_a_call_that_times_out_fails_the_communicator_and_names_the_absent() -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 2:
@@ -142,6 +158,66 @@ def test_callbacks_come_after_the_result() -> None:
 
     run_ranks(2, body)
     run_ranks(2, body, engines="own")
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_keeps_no_other_from_being_called(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(comm: Communicator) -> None:
+        def bad(work: Work) -> None:
+            raise kind("from a callback")
+
+        over = threading.Event()
+        comm.allreduce(np.ones(3), async_op=True, on_done=bad)
+        comm.allreduce(np.ones(3), async_op=True, on_done=lambda work: over.set())
+        assert over.wait(10)
+
+    run_ranks(2, body)
+    assert [kind.__name__ in (record.exc_text or "") for record in caplog.records] == [True] * 2
+
+
+def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the core takes the call: it goes on with the tensor, which is held, and calls
+    back."""
+
+    class Interrupting:
+        """The core, in which a signal arrives once."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(communicator._native.lib, name)
+
+        def rc_submit(self, *arguments: Any) -> int:
+            result = communicator._native.lib.rc_submit(*arguments)
+            if threading.current_thread().name == "rank 0":
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+            return int(result)
+
+    checked, over = threading.Event(), threading.Event()
+
+    def body(comm: Communicator) -> None:
+        tensor = np.ones(50_000)
+        if comm.rank == 1:
+            assert checked.wait(10)
+            assert comm.allreduce(tensor)[0] == 2
+            return
+        gone = weakref.ref(tensor)
+        monkeypatch.setattr(communicator, "lib", Interrupting())
+        try:
+            comm.allreduce(tensor, async_op=True, on_done=lambda work: over.set())
+        except KeyboardInterrupt:
+            del tensor
+        gc.collect()
+        assert gone() is not None
+        checked.set()
+        assert over.wait(10)
+        deadline = time.monotonic() + 5
+        while gone() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert gone() is None
+
+    run_ranks(2, body)
 
 
 def test_works_that_nobody_waits_for_complete() -> None:

@@ -41,7 +41,7 @@ class HookState:
         self, compression: str | None = None, comm: Communicator | None = None
     ) -> None:
         self.compression = "none" if compression is None else compression
-        if self.compression not in CODECS:
+        if not isinstance(self.compression, str) or self.compression not in CODECS:
             raise ConfigError(
                 f"compression={compression!r} is unknown; give one of {', '.join(CODECS)}"
             )

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from ..communicator import CODECS
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -72,6 +73,10 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
+        if self.compression is not None and self.compression not in CODECS:
+            raise ConfigError(
+                f"--compression {self.compression} is unknown; give one of {', '.join(CODECS)}"
+            )
         if self.reduce == "gloo" and self.compression not in (None, "none"):
             raise ConfigError(
                 f"--compression {self.compression} works with ringcomm only; leave it out or use "
@@ -113,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_task(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", metavar="NAME", help="network, see below (default: resnet8)")
-    group.add_argument("--width", type=_whole(1), metavar="N",
+    group.add_argument("--width", type=_whole(1, 4096), metavar="N",
                        help="channels of a ResNet's first stage (default: 16)")
     group.add_argument("--dropout", type=_number(0, 0.95), metavar="P",
                        help="dropout of ViT and GPT (default: 0)")
@@ -150,7 +155,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
                        help="of forward and backward; bf16 is autocast, quick only on processors "
                        "with bf16 instructions (default: fp32)")
     group.add_argument("--seed", type=_whole(0, 2**31 - 1), metavar="N", help="default: 0")
-    group.add_argument("--threads", type=_whole(1), metavar="N",
+    group.add_argument("--threads", type=_whole(1, 1024), metavar="N",
                        help="PyTorch's threads per rank (default: cores / ranks on this host)")
 
 
