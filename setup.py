@@ -22,13 +22,14 @@ def _missing(compiler: list[str]) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.c"
         include = sysconfig.get_paths()["include"]
+        version = sysconfig.get_python_version()
         for code, sentence in (
-            ("int main(void) { return 0; }\n",
+            ("#include <stdlib.h>\nint main(void) { return 0; }\n",
              f"ringcomm needs a C compiler, and '{compiler[0]}' cannot compile. Install one, on "
              "Debian or Ubuntu with: apt install gcc libc6-dev"),
             ("#include <Python.h>\nint main(void) { return 0; }\n",
-             f"ringcomm needs the Python headers, and {include}/Python.h is missing. Install "
-             "them, on Debian or Ubuntu with: apt install python3-dev"),
+             f"ringcomm needs the headers of this Python, and {include}/Python.h cannot be used. "
+             f"Install them, on Debian or Ubuntu with: apt install python{version}-dev"),
         ):
             probe.write_text(code)
             command = [*compiler, "-I", include, "-c", str(probe), "-o", f"{folder}/probe.o"]

@@ -86,6 +86,25 @@ def test_a_missing_compiler_is_a_sentence(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [("stdlib.h", "apt install gcc libc6-dev"), ("Python.h", "apt install python3")],
+)
+def test_missing_headers_are_a_sentence(tmp_path: Path, missing: str, sentence: str) -> None:
+    """A compiler that does not find one header."""
+    compiler = tmp_path / "some-cc"
+    compiler.write_text(
+        f'#!/bin/sh\nfor file; do grep -qs "^#include <{missing}>" "$file" && exit 1; done\n'
+        'exec gcc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    done = build_wheel(tmp_path, CC=str(compiler))
+    assert done.returncode != 0
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "ringcomm needs" in line]
+    assert len(said) == 1
+    assert sentence in said[0]
+
+
 def test_what_an_unbuilt_checkout_says(tmp_path: Path) -> None:
     copy = source_copy(tmp_path)
     done = subprocess.run(

@@ -43,8 +43,10 @@ def join(
 
     Raises ConfigError, BootstrapError.
     """
-    if mpi is not None and (rank is not None or store is not None or init_method is not None):
-        raise ConfigError("mpi= already says who is who; leave out rank, init_method and store")
+    if mpi is not None and (rank, world_size, init_method, store) != (None, None, None, None):
+        raise ConfigError(
+            "mpi= already says who is who; leave out rank, world_size, init_method and store"
+        )
     if timeout is not None:
         config = dataclasses.replace(config, connect_timeout=timeout)
     identity = _mpi_identity(mpi) if mpi is not None else identify(rank, world_size, init_method)

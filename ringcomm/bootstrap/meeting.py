@@ -49,8 +49,8 @@ def open_listeners(
         time.sleep(_IN_USE_PAUSE)
     ports = ", ".join(map(str, identity.master_ports))
     raise ConfigError(
-        f"port {ports} on {identity.master_addr} is in use: choose another MASTER_PORT, or see "
-        f"who has it with `ss -ltnp 'sport = :{identity.master_port}'`"
+        f"port {ports} on {identity.master_addr} is in use: choose another (MASTER_PORT, or "
+        f"init_method), or see who has it with `ss -ltnp 'sport = :{identity.master_port}'`"
     )
 
 
@@ -61,7 +61,10 @@ def _addresses_to_listen_on(
     try:
         addresses = resolve(host)
     except OSError as error:
-        raise ConfigError(f"MASTER_ADDR={host} cannot be resolved: {error.strerror}") from None
+        raise ConfigError(
+            f"the address of rank 0's host, {host}, cannot be resolved ({error.strerror}): set "
+            "MASTER_ADDR to its number"
+        ) from None
     # Many distributions give the host's own name 127.0.1.1, while other hosts resolve it to a
     # real address. Without a secret the job can only be on one host.
     by_name = host != "localhost" and not _is_numeric(host)

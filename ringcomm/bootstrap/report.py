@@ -83,12 +83,20 @@ def join_error(headline: str, rows: Iterable[Row], hosts: Sequence[str] = ()) ->
     failed = [row for row in rows if row.state != CONNECTED]
     culprits = {row.rank for row in failed}
     culprit = next(iter(culprits)) if len(culprits) == 1 else None
-    denied = failed and all(row.state in _DENIED for row in failed)
-    return (JoinDeniedError if denied else JoinError)(
+    return (JoinDeniedError if _all_denied(failed) else JoinError)(
         "\n".join([f"{headline}:", *_align(lines)]),
         rows=rows,
         rank=culprit,
         host=hosts[culprit] if hosts and culprit is not None else None,
+    )
+
+
+def _all_denied(failed: Sequence[Row]) -> bool:
+    """True if every rank that could not be reached said no; that nobody listens at other ports at
+    which it was tried changes nothing."""
+    denied = {row.rank for row in failed if row.state in _DENIED}
+    return bool(failed) and all(
+        row.rank in denied and row.state in (*_DENIED, REFUSED) for row in failed
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -34,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"keygen: {path} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 
+    there = shlex.quote(os.path.abspath(path))  # jobs may start in another folder
     print(
         f"wrote {path} (key id {key_id(material).hex()})\n"
-        "Copy it to every host of the job, for example:  scp -p "
-        f"{path} HOST:{path}\n"
-        f"and on every host set:                         RINGCOMM_SECRET_FILE={path}"
+        f"Copy it to every host of the job, for example:  scp -p {there} HOST:{there}\n"
+        f"and on every host:  export RINGCOMM_SECRET_FILE={there}"
     )
     return 0
 

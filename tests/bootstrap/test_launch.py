@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from ringcomm.bootstrap import launchers
+from ringcomm.bootstrap.join import join
 from ringcomm.bootstrap.launch import CANDIDATES, derived_ports, identify
+from ringcomm.config import Config
 from ringcomm.errors import ConfigError
 
 TORCHRUN = {
@@ -205,3 +207,10 @@ def test_derived_ports_are_the_jobs_own() -> None:
     assert len(set(ports)) == CANDIDATES
     # Ports that the kernel gives to clients could be taken, or meet themselves.
     assert all(20000 <= port < 32768 for port in ports)
+
+
+@pytest.mark.parametrize("given", ["rank", "world_size", "init_method", "store"])
+def test_an_mpi_communicator_says_it_all(given: str) -> None:
+    others: dict[str, Any] = {"rank": None, "world_size": None, "init_method": None, "store": None}
+    with pytest.raises(ConfigError, match="mpi= already says who is who; leave out rank, world"):
+        join(Config(), **{**others, given: 1}, timeout=None, mpi=object())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import socket
 import struct
@@ -180,6 +181,19 @@ def test_wrong_secret_is_in_every_table(port: int) -> None:
         assert other.key_id.hex() in str(outcome.error)
 
 
+def test_wrong_secret_where_several_ports_are_tried(port: int) -> None:
+    """That nobody listens at the other ports does not hide what is wrong."""
+
+    def who(rank: int) -> Identity:
+        ports = tuple(range(port, port + 3))
+        return dataclasses.replace(identity(rank, 2, port), master_ports=ports)
+
+    outcomes = over_tcp(2, port, patience=1.0, who=who, secrets={1: Secret(b"q" * 32)})
+    assert (0, "authentication failed") in rows(outcomes[1])
+    for outcome in outcomes.values():
+        assert isinstance(outcome.error, AuthenticationError)
+
+
 def test_other_job(port: int) -> None:
     outcomes = over_tcp(
         2, port, patience=0.7, who=lambda rank: identity(rank, 2, port, job=f"job {rank}")
@@ -261,7 +275,7 @@ def test_name_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(member, "_RESOLVE_PAUSE", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     unknown = Identity(0, 2, None, None, "node0", (port,), "env", "job")
-    with pytest.raises(ConfigError, match="MASTER_ADDR=node0 cannot be resolved"):
+    with pytest.raises(ConfigError, match=r"host, node0, cannot be resolved .*set MASTER_ADDR"):
         open_tcp(unknown, Config(), SECRET, time.monotonic() + 5)
     unknown = Identity(1, 2, None, None, "node0", (port,), "env", "job")
     with pytest.raises(JoinError, match="cannot be resolved"):

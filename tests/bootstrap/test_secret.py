@@ -175,6 +175,20 @@ def test_keygen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert path.read_text().strip() not in said
 
 
+def test_keygen_shows_a_path_that_works_from_every_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert keygen.main(["my key"]) == 0
+    assert f"RINGCOMM_SECRET_FILE='{tmp_path}/my key'" in capsys.readouterr().out
+
+
+def test_home_folder_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "key", HEX)
+    assert load(Config(secret_file="~/key")) == parse_equal(HEX)
+
+
 def test_keygen_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.key"
     path.write_text("precious")
