@@ -1,6 +1,6 @@
 """Communicator: a group of ranks joined by lanes, and the collectives on it.
 
-Invariants: arguments are checked here before anything reaches the core, so a call that raises
+Invariants: arguments are checked (calls.py) before anything reaches the core, so a call that raises
 ConfigError or TensorError has submitted nothing and the communicator goes on. All ranks call the
 same collectives in the same order. A failed collective fails the communicator: every later call
 raises the first error. What is open when the interpreter ends is closed then: without a goodbye
@@ -22,14 +22,14 @@ from . import _native
 from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
-from .buffers import DTYPES, View, view
+from .buffers import View, view
+from .calls import is_integer, make_call
 from .config import Config
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
-from .work import NUMBERS, Work
+from .work import Work
 
-OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
-CODECS = {"none": 0, "bf16": 1, "fp16": 2}
 _CLOSE_MS = 1000
+_ABORT_MS = 100
 _UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
@@ -332,7 +332,7 @@ class Communicator:
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
-            if not _is_integer(value) or not -(2**63) <= value < 2**63:
+            if not is_integer(value) or not -(2**63) <= value < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
@@ -460,42 +460,6 @@ class Communicator:
             count *= size
         return self._out(made, src, count)
 
-    def _call(
-        self, collective: int, src: View | None, dst: View | None, count: int, op: str,
-        compression: str | None, root: int, timeout: float | None, async_op: bool, notify: bool,
-    ) -> tuple[Any, str]:  # fmt: skip
-        """The C call and its name for messages. Raises ConfigError, TensorError."""
-        seconds = self.config.timeout if timeout is None else timeout
-        if not isinstance(seconds, NUMBERS) or not 0 < seconds <= 4_000_000:
-            raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
-        if not isinstance(op, str) or op not in OPS:
-            raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
-        codec = "none" if compression is None else compression
-        if not isinstance(codec, str) or codec not in CODECS:
-            raise ConfigError(f"compression={compression!r} is unknown; give one of "
-                              f"{', '.join(CODECS)}")  # fmt: skip
-        if not _is_integer(root) or not 0 <= root < self.world_size:
-            raise ConfigError(f"rank {root!r} is not in a world of {self.world_size}")
-        some = src or dst
-        if codec != "none" and some is not None and some.dtype not in ("f32", "f64"):
-            raise TensorError(f"compression={compression!r} takes float32 and float64 tensors, "
-                              f"not {some.dtype}; leave it out")  # fmt: skip
-        call = ffi.new("rc_call *")
-        call.size = ffi.sizeof("rc_call")
-        call.collective = collective
-        call.op = OPS[op]
-        call.dtype = DTYPES[some.dtype] if some is not None else 0
-        call.codec = CODECS[codec]
-        call.root = root
-        call.count = count
-        call.src = ffi.cast("void *", src.address if src is not None else 0)
-        call.dst = ffi.cast("void *", dst.address if dst is not None else 0)
-        call.timeout_ms = max(1, int(seconds * 1000))
-        call.notify = notify
-        call.waits = not async_op
-        name = _NAMES[collective]
-        return call, f"{name}({some.dtype}[{count}])" if some is not None else f"{name}()"
-
     def _run(
         self,
         collective: int,
@@ -512,8 +476,10 @@ class Communicator:
         on_done: Callable[[Work], None] | None = None,
     ) -> Any:
         self._require_open()
-        call, name = self._call(collective, src, dst, count, op, compression, root, timeout,
-                                async_op, on_done is not None)  # fmt: skip
+        call, name = make_call(
+            collective, src, dst, count, op, compression, root, self.world_size,
+            self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
+        )  # fmt: skip
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         work = Work(self, name, views, dst.owner if dst is not None else result)
@@ -561,14 +527,14 @@ _alive: set[Communicator] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Says all goodbyes within the time that one may take."""
+    """Says all goodbyes within the time that one may take. Where works are in flight, as after
+    Ctrl-C, only their failure is left to tell: a peer that does not listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
     for comm in list(_alive):
-        comm._close(max(1, int((deadline - time.monotonic()) * 1000)))
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, (int, np.integer))
+        left = int((deadline - time.monotonic()) * 1000)
+        if not all(work.done() for work in list(comm._in_flight.values())):
+            left = min(left, _ABORT_MS)
+        comm._close(max(1, left))
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
@@ -578,19 +544,5 @@ def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
     same = [r for r in range(comm.world_size) if rows[r][0] and rows[r][1] == mine[1]]
     return sorted(same, key=lambda r: (int(rows[r][2]), r)) if mine[0] else []
 
-
-_NAMES = {
-    lib.RC_ALLREDUCE: "allreduce",
-    lib.RC_REDUCE_SCATTER: "reduce_scatter",
-    lib.RC_ALLGATHER: "allgather",
-    lib.RC_BROADCAST: "broadcast",
-    lib.RC_REDUCE: "reduce",
-    lib.RC_GATHER: "gather",
-    lib.RC_SCATTER: "scatter",
-    lib.RC_ALLTOALL: "alltoall",
-    lib.RC_BARRIER: "barrier",
-    lib.RC_SEND: "send",
-    lib.RC_RECV: "recv",
-}
 
 __all__ = ["Communicator", "RingcommError", "Work"]

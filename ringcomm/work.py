@@ -11,16 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
+from .calls import is_number
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-NUMBERS = (int, float, np.integer, np.floating)
 _SLICE_MS = 100
 
 
@@ -67,7 +65,7 @@ class Work:
             RingcommError: the collective failed; the class says how.
         """
         self._comm.require_own_process()
-        if timeout is not None and not (isinstance(timeout, NUMBERS) and timeout == timeout):
+        if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

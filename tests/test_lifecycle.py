@@ -95,6 +95,22 @@ def test_ctrl_c(nursery: Nursery, call: str) -> None:
         job.finish([1, 2])
 
 
+def test_ctrl_c_does_not_wait_for_a_peer_that_does_not_listen(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(deadlines.interrupted_with_much_to_send)
+        job.expect_all("waiting")
+        job.signal(1, signal.SIGSTOP)
+        time.sleep(0.25)
+        since = job.signal(0, signal.SIGINT)
+        ended = job.wait_exit(0)
+        assert ended.code == -signal.SIGINT
+        assert ended.at - since < 0.5, f"gone after {ended.at - since:.2f} s"
+        job.signal(1, signal.SIGCONT)
+        job.go(1)
+        assert job.expect(1, "failed")["kind"] in ("AbortedError", "PeerLostError")
+        job.finish([1])
+
+
 def test_waiting_on_after_ctrl_c(nursery: Nursery) -> None:
     with Job(nursery, 2) as job:
         job.start(deadlines.survives_an_interrupt)

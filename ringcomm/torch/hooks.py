@@ -17,7 +17,8 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..communicator import CODECS, Communicator
+from ..calls import CODECS
+from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..work import Work
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ..communicator import CODECS
+from ..calls import CODECS
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -22,7 +22,8 @@ Train a model with data parallelism and report where the time of a step goes.
 
   python -m ringcomm.train                                        one process
   torchrun --nproc-per-node 2 -m ringcomm.train                   two ranks on this host
-  mpirun -n 4 -H host1,host2,host3,host4 python -m ringcomm.train
+  mpirun -n 4 -H host1,... -x MASTER_ADDR=host1 -x RINGCOMM_SECRET_FILE=FILE \\
+      python -m ringcomm.train                                    four ranks on several
 """
 
 _EPILOG = """\

@@ -140,6 +140,21 @@ def _wait_in(comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any
         comm.allreduce(tensor)
 
 
+def interrupted_with_much_to_send(rank: Rank) -> None:
+    """Rank 0 has more under way than sockets hold, to a rank that is stopped, until Ctrl-C."""
+    comm = rank.open()
+    comm.barrier()
+    tensor = np.ones(30_000_000, dtype=np.float32)
+    rank.emit("waiting")
+    if rank.number == 1:
+        rank.wait_for_go()
+        rank.attempt("failed", lambda: comm.allreduce(tensor))
+        return
+    error = rank.attempt("failed", lambda: comm.allreduce(tensor))
+    assert error is not None
+    raise error
+
+
 def survives_an_interrupt(rank: Rank) -> None:
     """Rank 0 gets Ctrl-C in a wait, catches it, and waits again: nothing is lost."""
     comm = rank.open()

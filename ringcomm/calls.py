@@ -1,0 +1,84 @@
+"""From the arguments of a collective to the core's call.
+
+Invariant: what cannot work is refused here, before anything is submitted or sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._native import ffi, lib
+from .buffers import DTYPES, View
+from .errors import ConfigError, TensorError
+
+#: Name -> number in the C header (rc_op, rc_codec).
+OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
+CODECS = {"none": 0, "bf16": 1, "fp16": 2}
+
+_NUMBERS = (int, float, np.integer, np.floating)
+
+_COLLECTIVES = {
+    lib.RC_ALLREDUCE: "allreduce",
+    lib.RC_REDUCE_SCATTER: "reduce_scatter",
+    lib.RC_ALLGATHER: "allgather",
+    lib.RC_BROADCAST: "broadcast",
+    lib.RC_REDUCE: "reduce",
+    lib.RC_GATHER: "gather",
+    lib.RC_SCATTER: "scatter",
+    lib.RC_ALLTOALL: "alltoall",
+    lib.RC_BARRIER: "barrier",
+    lib.RC_SEND: "send",
+    lib.RC_RECV: "recv",
+}
+
+
+def is_integer(value: object) -> bool:
+    """Python's or numpy's."""
+    return isinstance(value, (int, np.integer))
+
+
+def is_number(value: object) -> bool:
+    """A real number, Python's or numpy's, that is not NaN."""
+    return isinstance(value, _NUMBERS) and value == value
+
+
+def make_call(
+    collective: int, src: View | None, dst: View | None, count: int, op: str,
+    compression: str | None, root: int, world_size: int, seconds: float, async_op: bool,
+    notify: bool,
+) -> tuple[Any, str]:  # fmt: skip
+    """The rc_call, and its name for messages. Raises ConfigError, TensorError."""
+    if not is_number(seconds) or not 0 < seconds <= 4_000_000:
+        raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
+    if not isinstance(op, str) or op not in OPS:
+        raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
+    codec = "none" if compression is None else compression
+    if not isinstance(codec, str) or codec not in CODECS:
+        raise ConfigError(
+            f"compression={compression!r} is unknown; give one of {', '.join(CODECS)}"
+        )
+    if not is_integer(root) or not 0 <= root < world_size:
+        raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
+    some = src or dst
+    if codec != "none" and some is not None and some.dtype not in ("f32", "f64"):
+        raise TensorError(
+            f"compression={compression!r} takes float32 and float64 tensors, not {some.dtype}; "
+            "leave it out"
+        )
+    call = ffi.new("rc_call *")
+    call.size = ffi.sizeof("rc_call")
+    call.collective = collective
+    call.op = OPS[op]
+    call.dtype = DTYPES[some.dtype] if some is not None else 0
+    call.codec = CODECS[codec]
+    call.root = root
+    call.count = count
+    call.src = ffi.cast("void *", src.address if src is not None else 0)
+    call.dst = ffi.cast("void *", dst.address if dst is not None else 0)
+    call.timeout_ms = max(1, int(seconds * 1000))
+    call.notify = notify
+    call.waits = not async_op
+    name = _COLLECTIVES[collective]
+    return call, f"{name}({some.dtype}[{count}])" if some is not None else f"{name}()"
