@@ -170,6 +170,8 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                        uint64_t fingerprint, uint16_t flags, int lane)
 {
+    if (c->leaving && type != FRAME_ABORT)
+        return; /* the goodbye was the last word */
     uint8_t text[FRAME_TEXT_BYTES];
     uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
@@ -184,6 +186,16 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .fingerprint = fingerprint,
                                    .length = length};
     link_control(ln, frame, lane);
+}
+
+/* Last words: no lane may come to its end without them, since its end could be seen first. */
+static void send_on_all_lanes(rc_comm *c, frame_type type, uint64_t seq)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            comm_send_control(c, ln, type, seq, 0, 0, i);
+    }
 }
 
 /* ---- failure ---- */
@@ -226,9 +238,7 @@ void comm_fail(rc_comm *c, const rc_error *error)
     for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
-            comm_send_control(c, c->env.links[rank], FRAME_ABORT, error->seq, 0, 0, -1);
+    send_on_all_lanes(c, FRAME_ABORT, error->seq);
     comm_drop_early(c);
     end_works(c);
 }
@@ -385,13 +395,9 @@ static int is_flushed(const void *arg)
 
 static void say_goodbye(rc_comm *c)
 {
-    c->leaving = 1;
     error_set(&c->error, RC_INVALID_STATE, "the communicator is closed");
-    for (int rank = 0; rank < c->env.world_size; rank++) {
-        peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            comm_send_control(c, ln, FRAME_GOODBYE, c->called, 0, 0, i);
-    }
+    send_on_all_lanes(c, FRAME_GOODBYE, c->called);
+    c->leaving = 1;
 }
 
 static void close_lanes(rc_comm *c)
@@ -414,7 +420,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
     if (c->active_head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
                        "rank %d closed its communicator with collectives in flight", c->env.rank);
-    if (c->state == COMM_RUNNING)
+    if (c->state == COMM_RUNNING && !c->leaving)
         say_goodbye(c);
     uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
     while (c->state != COMM_NEW && !is_flushed(c) && now < deadline) {

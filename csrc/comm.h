@@ -89,7 +89,7 @@ void comm_drop_early(rc_comm *c);
 /* ---- comm_timers.c ---- */
 
 uint64_t comm_tick(engine_member *member, uint64_t now);
-/* When the timers must run next on account of this work. */
+/* How often the timers run, whatever the deadlines. */
 uint64_t comm_tick_interval(const rc_comm *c);
 
 #endif

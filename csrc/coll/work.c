@@ -190,22 +190,17 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
     return RC_OK;
 }
 
-/* Chunks that start here, first those for the next rank: every rank begins with another receiver,
- * so that no switch port sees many senders at once. */
+/* Sends the chunks that start here, first those for the next rank: every rank begins with another
+ * receiver, so that no switch port sees many senders at once. A failure here may end the work. */
 static rc_result start_chunks(rc_work *w)
 {
     const plan *p = &w->plan;
     work_env *env = w->env;
-    for (int distance = 1; distance < p->world_size; distance++) {
-        int peer = (p->rank + distance) % p->world_size;
-        for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-            if (plan_hops(p, chunk) > 0 && plan_rank_at(p, chunk, 0) == p->rank &&
-                plan_rank_at(p, chunk, 1) == peer)
-                RC_TRY(start_chunk(w, chunk));
-    }
-    for (int peer = 0; peer < env->world_size; peer++) /* a failure here may end the work */
-        if (env->links[peer] != NULL)
-            link_pump(env->links[peer]);
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+        if (plan_hops(p, chunk) > 0 && plan_rank_at(p, chunk, 0) == p->rank)
+            RC_TRY(start_chunk(w, chunk));
+    for (int distance = 1; distance < env->world_size; distance++)
+        link_pump(env->links[(env->rank + distance) % env->world_size]);
     return RC_OK;
 }
 

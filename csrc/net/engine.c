@@ -16,14 +16,27 @@ enum {
     /* How long the progress thread stays parked with no work in flight after a waiter left (a loop
      * of small collectives must not wake it each time), and how often it looks while others drive.
      */
-    PARK_MS = 20
+    PARK_MS = 20,
+    /* The most that the driver waits before a round for those that want the lock. */
+    ADMIT_MS = 1
 };
 
 static void *progress(void *arg);
 
+/* Under the lock, which one of those that the driver lets in has now got. */
+static void came_in(rc_engine *e)
+{
+    if (atomic_fetch_sub(&e->callers, 1) == 1)
+        pthread_cond_signal(&e->admitted);
+}
+
 void engine_lock(rc_engine *e)
 {
+    if (pthread_mutex_trylock(&e->lock) == 0)
+        return;
+    atomic_fetch_add(&e->callers, 1);
     pthread_mutex_lock(&e->lock);
+    came_in(e);
 }
 
 void engine_unlock(rc_engine *e)
@@ -54,6 +67,28 @@ static void wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t dea
     pthread_cond_timedwait(cond, lock, &at);
 }
 
+/* Waits for call_sleepers, without the lock. */
+static void sleep_until_changed(rc_engine *e, uint64_t deadline)
+{
+    uint64_t alarm = e->alarms;
+    e->sleepers++;
+    wait_until(&e->changed, &e->lock, deadline);
+    if (e->alarms == alarm)
+        e->sleepers--;
+    else
+        came_in(e);
+}
+
+static void call_sleepers(rc_engine *e)
+{
+    if (e->sleepers == 0)
+        return;
+    atomic_fetch_add(&e->callers, e->sleepers);
+    e->sleepers = 0;
+    e->alarms++;
+    pthread_cond_broadcast(&e->changed);
+}
+
 /* The progress thread takes no signals: they belong to the program's own threads. */
 static rc_result start_thread(rc_engine *e)
 {
@@ -79,6 +114,7 @@ static void destroy(rc_engine *e)
     close_fds(e);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->parked);
+    pthread_cond_destroy(&e->admitted);
     pthread_cond_destroy(&e->done_ready);
     pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->inbox_lock);
@@ -97,6 +133,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     pthread_mutex_init(&e->done_lock, NULL);
     init_cond(&e->changed);
     init_cond(&e->parked);
+    init_cond(&e->admitted);
     init_cond(&e->done_ready);
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     e->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -233,12 +270,11 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
 
 void engine_quiesce(rc_engine *e)
 {
+    enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
     uint64_t pass = e->passes;
     while (e->driver != ENGINE_REST && e->passes == pass) {
         wake(e);
-        e->waiters++;
-        wait_until(&e->changed, &e->lock, clock_ns() + 10 * CLOCK_MS);
-        e->waiters--;
+        sleep_until_changed(e, clock_ns() + QUIESCE_MS * CLOCK_MS);
     }
 }
 
@@ -279,6 +315,17 @@ static void clear_wake(rc_engine *e)
     (void)ignored;
 }
 
+/* A driver with events pending is back at the lock before any thread that it woke by letting go of
+ * it: without this, others would not get it for as long as there is traffic. */
+static void let_callers_in(rc_engine *e)
+{
+    if (atomic_load(&e->callers) == 0)
+        return;
+    uint64_t deadline = clock_ns() + ADMIT_MS * CLOCK_MS;
+    while (atomic_load(&e->callers) > 0 && clock_ns() < deadline)
+        wait_until(&e->admitted, &e->lock, deadline);
+}
+
 /* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
 static int drive_once(rc_engine *e, int driver, uint64_t until)
 {
@@ -303,10 +350,22 @@ static int drive_once(rc_engine *e, int driver, uint64_t until)
         else if (source->fd >= 0)
             source->ready(source, events[i].events);
     }
+    let_callers_in(e);
     e->driver = ENGINE_REST;
     e->yielding = 0;
     e->passes++;
     return !interrupted;
+}
+
+/* Who stops driving, or waiting, leaves that to another if there is something to drive. */
+static void hand_over(rc_engine *e)
+{
+    if (e->driver != ENGINE_REST)
+        return;
+    if (e->waiters > 0)
+        call_sleepers(e);
+    else if (e->active > 0 || atomic_load(&e->submitted))
+        pthread_cond_signal(&e->parked);
 }
 
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline)
@@ -322,23 +381,18 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
             e->yielding = 1;
             wake(e);
         }
-        wait_until(&e->changed, &e->lock, deadline);
+        sleep_until_changed(e, deadline);
     }
     e->waiters--;
     e->last_waiter = clock_ns();
-    if (e->waiters > 0)
-        pthread_cond_broadcast(&e->changed); /* one of them drives on */
-    else if (e->active > 0)
-        pthread_cond_signal(&e->parked);
+    hand_over(e);
     return finished(arg);
 }
 
 void engine_changed(rc_engine *e)
 {
     e->news = 1;
-    if (e->waiters == 0)
-        return;
-    pthread_cond_broadcast(&e->changed);
+    call_sleepers(e);
     if (e->sleeping && e->driver == ENGINE_WAITER)
         wake(e); /* it may be the driver's own work that another thread finished */
 }
@@ -348,6 +402,8 @@ void engine_submit(rc_engine *e, int waits)
     atomic_store(&e->submitted, 1);
     if (pthread_mutex_trylock(&e->lock) != 0) {
         wake(e);
+        if (!waits)
+            pthread_cond_signal(&e->parked); /* who holds the lock need not be driving */
         return;
     }
     drain_submissions(e);
@@ -365,7 +421,7 @@ static void *progress(void *arg)
         uint64_t quiet = e->last_waiter + PARK_MS * CLOCK_MS;
         if (e->driver != ENGINE_REST || e->waiters > 0) {
             wait_until(&e->parked, &e->lock, now + PARK_MS * CLOCK_MS);
-        } else if (e->active == 0 && now < quiet) {
+        } else if (e->active == 0 && !atomic_load(&e->submitted) && now < quiet) {
             wait_until(&e->parked, &e->lock, quiet);
         } else {
             drive_once(e, ENGINE_PROGRESS, ENGINE_NEVER);

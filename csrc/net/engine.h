@@ -6,6 +6,7 @@
  * Design. One epoll set, one lock. At any moment at most one thread drives: it waits for events
  * without the lock and handles them under it. A thread that waits for a work drives the engine
  * itself; the progress thread drives when nobody waits, and steps aside when somebody starts to.
+ * Between two rounds the driver lets in all who want the lock, so that traffic keeps nobody out.
  *
  *          rc_submit                     rc_work_wait                 progress thread
  *     inbox, then try the lock      drives, or sleeps until        drives when nobody else does,
@@ -55,8 +56,12 @@ typedef struct engine_done {
 
 struct rc_engine {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a work finished, or the driver stepped aside */
-    pthread_cond_t parked;  /* the progress thread waits here while others drive */
+    pthread_cond_t changed;  /* a work finished, or the driver stepped aside */
+    pthread_cond_t parked;   /* the progress thread waits here while others drive */
+    pthread_cond_t admitted; /* the driver waits here for the last of the callers */
+    atomic_int callers;      /* threads that want the lock and come before the next round */
+    int sleepers;            /* threads that wait for changed */
+    uint64_t alarms;         /* times that they were called */
     pthread_t thread;
     int epoll_fd;
     int wake_fd;

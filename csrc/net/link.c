@@ -62,8 +62,9 @@ static void hold(frame_queue *q, out_frame *frame)
 
 void link_learn(peer_link *ln, const frame_header *h)
 {
-    if ((int32_t)(h->consumed - ln->peer_consumed) > 0) /* lanes overtake each other */
-        ln->peer_consumed = h->consumed;
+    int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
+    if (more > 0) /* lanes overtake each other */
+        ln->peer_consumed += (uint32_t)more;
     if (h->type == FRAME_CALL && (h->flags & FRAME_P2P)) {
         if (h->seq >= ln->p2p_called)
             ln->p2p_called = h->seq + 1;

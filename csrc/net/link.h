@@ -16,7 +16,7 @@
  *   queue: may leave now      held: waits for the peer's call, in order of seq, one list for
  *                             collectives and one for sends, which must not wait for each other
  *
- * Threading: under the engine's lock.
+ * Threading: under the engine's lock, unless marked otherwise.
  */
 #ifndef RINGCOMM_LINK_H
 #define RINGCOMM_LINK_H
@@ -49,19 +49,19 @@ typedef struct peer_link {
 
     frame_queue queue;
     frame_queue held[2];  /* of collectives, of sends */
-    uint32_t since_probe; /* frames since every lane was last used */
+    uint32_t since_probe; /* choices since an idle lane was given a frame for its own sake */
 
     uint64_t called;        /* the peer has called all collectives below */
     uint64_t p2p_called;    /* the peer has called the receives of all our sends below */
     uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
-    uint32_t sent;          /* bytes of data frames sent to the peer, modulo 2^32 */
-    uint32_t peer_consumed; /* of these, consumed by the peer */
-    uint32_t consumed;      /* bytes of the peer's data frames consumed here */
+    uint64_t sent;          /* bytes of data frames that left the credit's hold */
+    uint64_t peer_consumed; /* of these, consumed by the peer as far as is known */
+    uint32_t consumed;      /* bytes of the peer's data frames consumed here, modulo 2^32 */
     uint32_t consumed_told; /* the last value that the peer was told */
     uint64_t early_bytes;   /* of data frames kept here for collectives not yet called */
     early_queue early[2];   /* they, and calls announced: of collectives, of sends */
 
-    uint64_t sends, receives; /* numbers of the next send to and receive from this peer */
+    uint64_t sends, receives; /* numbers of the next send and receive; under the inbox lock */
     uint64_t received;        /* receives from this peer that were called so far */
     int goodbyes;             /* lanes on which the peer said goodbye */
     uint64_t left_at;         /* after the last of them: it calls no collective from here on */

@@ -214,6 +214,17 @@ static void abort_reaches_everyone(void)
     }
 }
 
+/* The end of one lane can be seen before what came on another: each carries the reason. */
+static void every_lane_ends_with_the_reason(void)
+{
+    stage s = stage_open((stage_options){.world_size = 3, .lanes = 3});
+    rc_comm_abort(s.comm, "the loss is NaN");
+    for (int peer = 1; peer < 3; peer++)
+        for (int i = 0; i < 3; i++)
+            expect_abort(s.far[peer][i], RC_ABORTED, 0);
+    stage_close(&s);
+}
+
 static void long_reasons_are_cut(void)
 {
     char reason[2000];
@@ -405,6 +416,33 @@ static void call_during_goodbye_ends(void)
     stage_close(&s);
 }
 
+/* However often it is closed, and whatever still comes. */
+static void goodbye_is_the_last_frame(void)
+{
+    stage s = stage_open((stage_options){.lanes = 2});
+    pthread_t threads[2];
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    for (int i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, close_slowly, s.comm);
+    usleep(50000);
+    rc_call call = small_call(RC_BROADCAST, data[1], BULK);
+    for (uint32_t i = 0; i < 5; i++) { /* of which it would say what it has called */
+        h = data_header(&call, 0);
+        h.segment = i;
+        h.length = PEER_SEGMENT;
+        play(s.far[1][0], h, data[1]);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++) {
+        CHECK(watch_frame(s.far[1][i], &h, payload));
+        CHECK_EQ(h.type, FRAME_GOODBYE);
+        CHECK(!watch_frame(s.far[1][i], &h, payload));
+    }
+    stage_close(&s);
+}
+
 /* ---- fork ---- */
 
 static int be_a_child(world *w, int fds_without_world)
@@ -501,6 +539,7 @@ int main(void)
         {"vanished_peer_is_seen_when_idle", vanished_peer_is_seen_when_idle},
         {"any_moment_is_survived", any_moment_is_survived},
         {"abort_reaches_everyone", abort_reaches_everyone},
+        {"every_lane_ends_with_the_reason", every_lane_ends_with_the_reason},
         {"long_reasons_are_cut", long_reasons_are_cut},
         {"mismatches_are_seen_on_both_sides", mismatches_are_seen_on_both_sides},
         {"sends_and_receives_must_match", sends_and_receives_must_match},
@@ -509,6 +548,7 @@ int main(void)
         {"closed_takes_no_calls", closed_takes_no_calls},
         {"calls_during_close_end", calls_during_close_end},
         {"call_during_goodbye_ends", call_during_goodbye_ends},
+        {"goodbye_is_the_last_frame", goodbye_is_the_last_frame},
         {"forked_child_keeps_no_lane", forked_child_keeps_no_lane},
         {"peer_of_a_dead_parent_hears_of_it", peer_of_a_dead_parent_hears_of_it},
         {"nothing_leaks", nothing_leaks},

@@ -333,6 +333,42 @@ static void submission_wakes_the_driver(void)
     rc_engine_free(e);
 }
 
+static void *submit_now(void *arg)
+{
+    engine_submit(arg, 0);
+    return NULL;
+}
+
+/* While nobody drives: a waiter has just left, and a third thread holds the lock for a moment. */
+static void submission_beside_the_lock_is_not_left(void)
+{
+    uint64_t least = LONG_MS * CLOCK_MS;
+    for (int i = 0; i < 10; i++) {
+        rc_engine *e = open_engine();
+        member m = {.period = 0};
+        pthread_t thread;
+        join_member(e, &m);
+        usleep(2000); /* the progress thread has found nothing to do */
+        drive(e, never, NULL, 1);
+        engine_lock(e);
+        pthread_create(&thread, NULL, submit_now, e);
+        pthread_join(thread, NULL);
+        uint64_t start = clock_ns();
+        while (m.drains == 0 && clock_ns() - start < LONG_MS * CLOCK_MS) {
+            engine_unlock(e);
+            usleep(100);
+            engine_lock(e);
+        }
+        uint64_t took = clock_ns() - start;
+        engine_unlock(e);
+        least = took < least ? took : least;
+        leave_member(e, &m);
+        rc_engine_free(e);
+    }
+    if (!CHECK(least < 5 * CLOCK_MS))
+        fprintf(stderr, "started after %.1f ms at best\n", (double)least * 1e-6);
+}
+
 static void timers_run_when_due(void)
 {
     rc_engine *e = open_engine();
@@ -514,6 +550,7 @@ int main(void)
         {"unwatchable_descriptor_is_refused", unwatchable_descriptor_is_refused},
         {"submission_is_drained_at_once", submission_is_drained_at_once},
         {"submission_wakes_the_driver", submission_wakes_the_driver},
+        {"submission_beside_the_lock_is_not_left", submission_beside_the_lock_is_not_left},
         {"timers_run_when_due", timers_run_when_due},
         {"schedule_wakes_the_sleeper", schedule_wakes_the_sleeper},
         {"done_queue_keeps_order", done_queue_keeps_order},

@@ -168,7 +168,7 @@ static void credit_limits_what_runs_ahead(void)
     int ahead = CREDIT / (1000 + FRAME_HEADER_BYTES);
     CHECK_EQ(length_of(&f->link.queue), ahead);
     CHECK_EQ(f->link.sent, ahead * (1000 + FRAME_HEADER_BYTES));
-    learn(f, FRAME_HEARTBEAT, 0, 0, f->link.sent);
+    learn(f, FRAME_HEARTBEAT, 0, 0, (uint32_t)f->link.sent);
     CHECK_EQ(length_of(&f->link.queue), 2 * ahead);
     close_fixture(f);
 }
@@ -297,15 +297,34 @@ static void consumption_wraps_and_never_goes_back(void)
     fixture *f = open_fixture(0);
     f->link.sent = f->link.peer_consumed = UINT32_MAX - 500;
     link_queue(&f->link, new_frame(0, 0, CREDIT / 2));
-    uint32_t after = f->link.sent;
-    CHECK(after < CREDIT); /* wrapped */
+    uint64_t after = f->link.sent;
+    CHECK((uint32_t)after < CREDIT); /* wrapped */
     link_queue(&f->link, new_frame(0, 0, WHOLE));
     CHECK_EQ(length_of(&f->link.held[0]), 1);
-    learn(f, FRAME_HEARTBEAT, 0, 0, after);
+    learn(f, FRAME_HEARTBEAT, 0, 0, (uint32_t)after);
     CHECK_EQ(length_of(&f->link.held[0]), 0);
     CHECK_EQ(f->link.peer_consumed, after);
     learn(f, FRAME_HEARTBEAT, 0, 0, UINT32_MAX - 400);
     CHECK_EQ(f->link.peer_consumed, after);
+    close_fixture(f);
+}
+
+/* What is under way to a peer that has called has no bound, and must not look little. */
+static void gigabytes_under_way_leave_no_credit(void)
+{
+    enum { MIB = 1 << 20, GIB_IN_MIB = 1024 };
+    fixture *f = open_fixture(0);
+    learn(f, FRAME_CALL, 0, 0, 0);
+    for (int i = 0; i < 4 * GIB_IN_MIB; i++)
+        link_queue(&f->link, new_frame(0, 0, MIB - FRAME_HEADER_BYTES));
+    CHECK_EQ(f->link.sent, UINT64_C(1) << 32);
+    link_queue(&f->link, new_frame(1, 0, 100));
+    for (uint32_t gib = 0; gib < 4; gib++) {
+        learn(f, FRAME_HEARTBEAT, 0, 0, gib << 30);
+        CHECK_EQ(length_of(&f->link.held[0]), 1);
+    }
+    learn(f, FRAME_HEARTBEAT, 0, 0, 0); /* the fourth */
+    CHECK_EQ(length_of(&f->link.held[0]), 0);
     close_fixture(f);
 }
 
@@ -501,6 +520,7 @@ int main(void)
         {"sends_and_collectives_do_not_wait_for_each_other",
          sends_and_collectives_do_not_wait_for_each_other},
         {"consumption_wraps_and_never_goes_back", consumption_wraps_and_never_goes_back},
+        {"gigabytes_under_way_leave_no_credit", gigabytes_under_way_leave_no_credit},
         {"credit_is_owed_in_good_time", credit_is_owed_in_good_time},
         {"load_follows_the_rates", load_follows_the_rates},
         {"unknown_rates_share_evenly", unknown_rates_share_evenly},
