@@ -57,7 +57,8 @@ static int config_ok(const rc_comm_config *config)
            config->world_size <= FINGERPRINT_MAX_ROOT + 1 && config->rank >= 0 &&
            config->rank < config->world_size && config->segment_bytes >= 4096 &&
            config->segment_bytes % 4096 == 0 && config->segment_bytes <= 4U << 20 &&
-           config->heartbeat_ms > 0 && config->peer_timeout_ms > 0;
+           config->heartbeat_ms > 0 && config->peer_timeout_ms > 0 &&
+           (unsigned)config->algorithm < RC_ALGORITHM_COUNT;
 }
 
 rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config)
@@ -275,7 +276,7 @@ rc_result rc_work_wait(rc_work *work, int timeout_ms)
             return RC_INVALID_STATE;
         uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
         engine_lock(work->engine);
-        engine_drive(work->engine, is_done, work, deadline);
+        engine_drive(work->engine, is_done, work, deadline, work->spin);
         engine_unlock(work->engine);
     }
     return (rc_result)atomic_load(&work->result);

@@ -148,7 +148,7 @@ static void number(rc_comm *c, rc_work *w)
 
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 {
-    rc_work *w = work_create(c->engine, call);
+    rc_work *w = work_create(c->engine, call, c->config.spin_us);
     if (w == NULL)
         return RC_NO_MEMORY;
     pthread_mutex_lock(&c->engine->inbox_lock);
@@ -310,7 +310,8 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .rank = config->rank,
                         .world_size = config->world_size,
                         .epoch = config->epoch,
-                        .segment_bytes = config->segment_bytes};
+                        .segment_bytes = config->segment_bytes,
+                        .algorithm = config->algorithm};
     pool_init(&c->env.buffers, config->segment_bytes, BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
@@ -424,7 +425,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
         say_goodbye(c);
     uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
     while (c->state != COMM_NEW && !is_flushed(c) && now < deadline) {
-        engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS);
+        engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
         now = clock_ns();
     }
     rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;

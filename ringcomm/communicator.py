@@ -10,6 +10,7 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,12 +25,13 @@ from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
 from .buffers import View, view
 from .calls import is_integer, make_call
-from .config import Config
+from .config import ALGORITHMS, Config
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .work import Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
+_SPIN_US = 50  # two scheduler delays, which are what a spin saves
 _UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
@@ -104,6 +106,8 @@ class Communicator:
         settings.segment_bytes = self.config.segment_bytes
         settings.heartbeat_ms = int(self.config.heartbeat * 1000)
         settings.peer_timeout_ms = int(self.config.peer_timeout * 1000)
+        settings.algorithm = ALGORITHMS[self.config.algorithm]
+        settings.spin_us = self._spin_us(mesh)
         out = ffi.new("rc_comm **")
         self._check(lib.rc_comm_create(out, self._engine.handle, settings), "open")
         try:
@@ -118,6 +122,11 @@ class Communicator:
             lib.rc_comm_free(out[0])
             raise
         return out[0]
+
+    def _spin_us(self, mesh: Mesh) -> int:
+        if self.config.spin_us >= 0:
+            return self.config.spin_us
+        return _SPIN_US if mesh.ranks_on_machine <= len(os.sched_getaffinity(0)) else 0
 
     @staticmethod
     def _check(result: int, what: str) -> None:

@@ -17,6 +17,9 @@ from .errors import ConfigError
 
 _MIB = 1 << 20
 
+#: Name -> number in the C header (rc_algorithm).
+ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3}
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -46,6 +49,15 @@ class Config:
     peer_timeout: float = 10.0
     """Seconds without any sign of life after which a peer is lost."""
 
+    algorithm: str = "auto"
+    """How an all-reduce runs: ring, direct or one_shot; auto: what the cost model says of its
+    size. Same on all ranks."""
+
+    spin_us: int = -1
+    """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
+    10000. That saves the delays of falling asleep and waking up, but takes a core. -1: 50 where
+    every rank on this machine has a core of its own, else 0."""
+
     kernel_set: str = ""
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
     that this CPU supports."""
@@ -72,6 +84,9 @@ class Config:
         _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
+        if self.algorithm not in ALGORITHMS:
+            raise ConfigError(f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}")
+        _check(self, "spin_us", -1, 10000)
         _check(self, "timeout", 0.001, 1e6)
         _check(self, "connect_timeout", 0.1, 1e6)
         _check(self, "heartbeat", 0.05, 3600)
@@ -107,9 +122,10 @@ class Config:
             names = ", ".join(map(_variable, set_here))
             raise ConfigError(f"{error} (set by {names})") from None
 
-    def shared_fields(self) -> dict[str, int]:
+    def shared_fields(self) -> dict[str, int | str]:
         """The fields that must be equal on all ranks; compared when the ranks meet."""
-        return {"lanes": self.lanes, "segment_bytes": self.segment_bytes}
+        shared = ("lanes", "segment_bytes", "algorithm")
+        return {name: getattr(self, name) for name in shared}
 
 
 def _variable(field: str) -> str:

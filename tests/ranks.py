@@ -71,7 +71,7 @@ def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -
     """What a bring-up of n ranks on one host would give them."""
     ports = [RailInfo(rail, "lo", "127.0.0.1", 0) for rail in range(rails)] if n > 1 else []
     hosts, same = [socket.gethostname()] * n, [0] * n
-    meshes = [Mesh(rank, n, hosts, same, ports, [], rank, n) for rank in range(n)]
+    meshes = [Mesh(rank, n, hosts, same, ports, [], rank, n, n) for rank in range(n)]
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         for low, high in itertools.combinations(range(n), 2):
             for rail, lane in itertools.product(range(rails), range(lanes)):

@@ -13,6 +13,9 @@ of index p where k + w + p divides by 6, so that it meets every world and every 
 count. Small cases run in windows of 16: by turns one after the other in place, all in flight at
 once in place, and all in flight with out=.
 
+All this is the ring. The other algorithms, and the choice between them, get the counts below 1 << 20
+in every world, with the lanes and rails in turns.
+
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
 """
@@ -56,6 +59,7 @@ class Case:
     dtype: str
     op: str
     codec: str
+    algorithm: str = "ring"
 
     def input(self, rank: int) -> Array:
         return elements(self.dtype, self.count, rank, salt=hash_of(self.op + self.codec) % 97)
@@ -63,7 +67,9 @@ class Case:
     @functools.cached_property
     def expected(self) -> Array:
         inputs = [self.input(rank) for rank in range(self.world)]
-        return reference.allreduce(inputs, self.dtype, self.op, self.codec)
+        return reference.allreduce(
+            inputs, self.dtype, self.op, self.codec, self.algorithm
+        )
 
     @property
     def compression(self) -> str | None:
@@ -81,9 +87,14 @@ def combinations(dtypes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 @functools.lru_cache(maxsize=2)  # of the world at hand: its six lane and rail counts follow
-def cases(world: int, counts: tuple[int, ...], dtypes: tuple[str, ...]) -> list[Case]:
+def cases(
+    world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring"
+) -> list[Case]:
     """Every combination at every count, in an order that mixes dtypes and sizes."""
-    made = [Case(world, n, *rest) for rest in combinations(dtypes) for n in counts]
+    made = [
+        Case(world, n, *rest, algorithm=algorithm)
+        for rest in combinations(dtypes) for n in counts
+    ]  # fmt: skip
     np.random.default_rng(world).shuffle(made)  # type: ignore[arg-type]
     return made
 
@@ -148,9 +159,10 @@ def millions(world: int, lanes: int, rails: int, dtypes: Sequence[str]) -> list[
     return [Case(world, 1 << 20, *rest) for rest in chosen]
 
 
-def open_world(world: int, lanes: int, rails: int) -> World:
+def open_world(world: int, lanes: int, rails: int, algorithm: str = "ring") -> World:
     pair = LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
-    config = Config(segment_bytes=SEGMENTS[pair % len(SEGMENTS)], timeout=30.0)
+    segment_bytes = SEGMENTS[pair % len(SEGMENTS)]
+    config = Config(segment_bytes=segment_bytes, timeout=30.0, algorithm=algorithm)
     engines = ("shared", "own")[(WORLDS.index(world) + pair) % 2]
     return World(world, lanes=lanes, rails=rails, config=config, engines=engines)
 
@@ -200,16 +212,30 @@ def test_a_million(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
-def test_world_of_sixteen(dtypes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("algorithm", ["direct", "one_shot", "auto"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_algorithms(world: int, algorithm: str, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
-    counts = (0, 1, 15, 16, 17, 4099)
-    with World(16, lanes=2, rails=2, config=Config(segment_bytes=4096, timeout=30.0)) as ranks:
-        assert_right(ranks, cases(16, counts, dtypes))
+    lanes, rails = list(itertools.product(LANES, RAILS))[(len(algorithm) + world) % 6]
+    counts = (*small_counts(world), 5003, 100_003)
+    with open_world(world, lanes, rails, algorithm) as ranks:
+        assert_right(ranks, cases(world, counts, dtypes, algorithm))
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
+def test_world_of_sixteen(algorithm: str, dtypes: tuple[str, ...]) -> None:
+    need(dtypes)
+    counts = (0, 1, 15, 16, 17, 4099)
+    config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
+    with World(16, lanes=2, rails=2, config=config) as ranks:
+        assert_right(ranks, cases(16, counts, dtypes, algorithm))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_special_values(world: int, dtypes: tuple[str, ...]) -> None:
+def test_special_values(world: int, algorithm: str, dtypes: tuple[str, ...]) -> None:
     """Infinities, NaN, subnormals, signed zeros, integer extremes. Of two NaN in a plain f32 or f64
     sum or product either may win, but the same on all ranks."""
     need(dtypes)
@@ -225,15 +251,16 @@ def test_special_values(world: int, dtypes: tuple[str, ...]) -> None:
             )
         return results
 
-    with World(world, config=Config(segment_bytes=4096, timeout=30.0)) as ranks:
+    config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
+    with World(world, config=config) as ranks:
         results = ranks.run(body)
     for index, (dtype, op, codec) in enumerate(combinations(dtypes)):
         ours = [one[index] for one in results]
         expected = reference.allreduce(
-            [special(dtype, count, rank) for rank in range(world)], dtype, op, codec
+            [special(dtype, count, rank) for rank in range(world)], dtype, op, codec, algorithm
         )
         assert len({bits(one) for one in ours}) == 1, (dtype, op, codec)
-        free = dtype in ("f32", "f64") and codec == "none" and op in ("sum", "avg", "prod")
+        free = algorithm == "ring" and dtype in ("f32", "f64") and codec == "none" and op in ("sum", "avg", "prod")
         same = same_but_for_nans(ours[0], expected) if free else bits(ours[0]) == bits(expected)
         assert same, (dtype, op, codec)
 
@@ -244,11 +271,11 @@ def test_kernel_sets_agree(dtypes: tuple[str, ...]) -> None:
     need(dtypes)
     names = [name for name, supported in _native.kernel_sets() if supported]
     assert names[0] == "scalar"
-    todo = cases(3, (257, 5003), dtypes)
-    for name in names:
-        with World(3, config=Config(kernel_set=name, timeout=30.0)) as ranks:
+    for algorithm, name in itertools.product(("ring", "direct", "one_shot"), names):
+        config = Config(kernel_set=name, timeout=30.0, algorithm=algorithm)
+        with World(3, config=config) as ranks:
             assert {comm.kernel_set for comm in ranks.comms} == {name}
-            assert_right(ranks, todo)
+            assert_right(ranks, cases(3, (257, 5003), dtypes, algorithm))
 
 
 def test_segments_and_lanes_do_not_change_a_sum() -> None:

@@ -46,6 +46,8 @@ def test_sequences_become_tuples() -> None:
         ({"interfaces": (1,)}, "interfaces="),
         ({"interfaces": 7}, "interfaces=7"),
         ({"congestion": "reno"}, "congestion='reno'"),
+        ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, direct, one_shot"),
+        ({"spin_us": -2}, "spin_us=-2: give a whole number from -1"),
         ({"insecure": "no"}, "insecure='no': give True or False"),
     ],
 )
@@ -64,6 +66,8 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "connect_timeout": ("7", 7.0),
     "heartbeat": ("0.5", 0.5),
     "peer_timeout": ("5", 5.0),
+    "algorithm": ("direct", "direct"),
+    "spin_us": ("0", 0),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),
     "insecure": ("yes", True),
@@ -127,4 +131,6 @@ def test_the_variable_is_not_blamed_for_an_argument() -> None:
 
 
 def test_shared_fields_are_what_the_wire_depends_on() -> None:
-    assert Config(lanes=2).shared_fields() == {"lanes": 2, "segment_bytes": 256 << 10}
+    assert Config(lanes=2).shared_fields() == {
+        "lanes": 2, "segment_bytes": 256 << 10, "algorithm": "auto"
+    }  # fmt: skip

@@ -30,6 +30,7 @@ COLLECTIVES = ("ALLREDUCE", "REDUCE_SCATTER", "ALLGATHER", "BROADCAST", "REDUCE"
 POINT_TO_POINT = ("SEND", "RECV")
 REDUCING = ("ALLREDUCE", "REDUCE_SCATTER", "REDUCE")
 MOST_COUNT = 2**36 - 1
+JOIN = 2  # PLAN_JOIN
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -66,15 +67,17 @@ class Plan:
     """One rank's plan, with the functions of plan.h as methods."""
 
     def __init__(
-        self, lib: Any, collective: str, rank: int, n: int, root: int, count: int, segment: int
-    ) -> None:
+        self, lib: Any, collective: str, rank: int, n: int, root: int, count: int, segment: int,
+        algorithm: str = "RING",
+    ) -> None:  # fmt: skip
         call = ffi.new("rc_call *")
         call.collective = getattr(lib, "RC_" + collective)
         call.root = root
         call.count = count
         self.collective, self.rank, self.n, self.root = collective, rank, n, root
         self._lib, self._plan = lib, ffi.new("plan *")
-        lib.plan_init(self._plan, call, rank, n, segment)
+        self.algorithm = algorithm
+        lib.plan_init(self._plan, call, getattr(lib, "RC_" + algorithm), rank, n, segment)
         self.chunks = int(self._plan.chunks)
         self.segment_elems = int(self._plan.segment_elems)
 
@@ -240,6 +243,7 @@ class Rank:
         self.src[:] = [((plan.rank, i),) for i in range(src)]
         self.dst = np.full(dst, None, object)
         self.received = 0
+        self.contributions: dict[int, dict[int, Any]] = {}
 
     def _span(self, offset: int, chunk: int, segment: int) -> slice:
         start = offset + self.plan.segment_offset(segment)
@@ -256,20 +260,41 @@ class Rank:
     def start(self) -> list[tuple[int, int, int, Any]]:
         """Keeps what stays here; returns the frames (chunk, segment, step, values) that leave."""
         frames = []
+        joins = self.plan.algorithm != "RING"
         for chunk in range(self.plan.chunks):
-            if self.plan.rank_at(chunk, 0) != self.plan.rank:
+            if self.plan.rank_at(chunk, 0) != self.plan.rank or not self.plan.is_given(chunk):
                 continue
             hops = self.plan.hops(chunk)
             for segment in range(self.plan.segments(chunk)):
-                if hops == 0 or self.plan.collective in ("ALLGATHER", "BROADCAST"):
+                if joins and hops == 0:
+                    frames += self.join(chunk, segment, self.plan.rank, self.own(chunk, segment))
+                elif hops == 0 or self.plan.collective in ("ALLGATHER", "BROADCAST"):
                     self.store(chunk, segment, self.own(chunk, segment))
                 if hops > 0:
                     frames.append((chunk, segment, 0, self.own(chunk, segment)))
         return frames
 
+    def join(self, chunk: int, segment: int, rank: int, values: Any) -> list[Any]:
+        """A contribution is there; with the last one the sum, and the frames that carry it."""
+        of_all = self.contributions.setdefault(segment, {})
+        assert rank not in of_all
+        of_all[rank] = values
+        if len(of_all) < self.plan.n:
+            return []
+        total = of_all[0]
+        for other in range(1, self.plan.n):
+            total = total + of_all[other]
+        self.store(chunk, segment, total)
+        if self.plan.algorithm == "ONE_SHOT":
+            return []
+        others = [rank for rank in range(self.plan.n) if rank != self.plan.rank]
+        return [(self.plan.result_chunk(to), segment, 0, total) for to in others]
+
     def take(self, chunk: int, segment: int, step: int, values: Any) -> list[Any]:
         """A frame arrives: reduces or stores it, and returns what goes on."""
         self.received += 1
+        if self.plan.action_at(chunk, step) == JOIN:
+            return self.join(chunk, segment, self.plan.rank_at(chunk, 0), values)
         reduce_hops = self.plan.reduce_hops()
         if step < reduce_hops:
             values = values + self.own(chunk, segment)
@@ -324,3 +349,27 @@ def test_any_order_of_arrival_gives_the_stated_result(
         assert rank.received == rank.plan.receives(-1)
         wanted = expected(rank.plan.collective, number, n, root, count)
         assert rank.dst.tolist() == wanted
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    algorithm=st.sampled_from(["DIRECT", "ONE_SHOT"]), n=st.integers(2, 6),
+    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
+)  # fmt: skip
+def test_joins_add_in_order_of_rank(
+    lib: Any, algorithm: str, n: int, count: int, data: st.DataObject
+) -> None:
+    plans = [Plan(lib, "ALLREDUCE", rank, n, 0, count, ALIGN, algorithm) for rank in range(n)]
+    ranks = [Rank(plan, count) for plan in plans]
+    pick = data.draw(st.randoms(use_true_random=False))
+    in_flight = [frame for rank in ranks for frame in rank.start()]
+    sent = len(in_flight)
+    while in_flight:
+        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
+        more = ranks[plans[0].rank_at(chunk, step + 1)].take(chunk, segment, step, values)
+        in_flight += more
+        sent += len(more)
+    for rank in ranks:
+        assert rank.received == rank.plan.receives(-1)
+        assert rank.dst.tolist() == [tuple((r, i) for r in range(n)) for i in range(count)]
+    assert sent == sum(plan.sends(-1) for plan in plans)

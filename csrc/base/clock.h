@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#define CLOCK_US UINT64_C(1000)
 #define CLOCK_MS UINT64_C(1000000)
 #define CLOCK_S UINT64_C(1000000000)
 

@@ -50,13 +50,20 @@ pool_buffer *pool_take(pool *p)
         return NULL;
     }
     buffer->next = NULL;
+    buffer->holders = 1;
     p->taken++;
+    return buffer;
+}
+
+pool_buffer *pool_share(pool_buffer *buffer)
+{
+    buffer->holders++;
     return buffer;
 }
 
 void pool_return(pool *p, pool_buffer *buffer)
 {
-    if (buffer == NULL)
+    if (buffer == NULL || --buffer->holders > 0)
         return;
     p->taken--;
     if (p->idle >= p->keep) {

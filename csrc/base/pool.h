@@ -3,7 +3,8 @@
  * A communicator receives each segment into a pool buffer, reduces it there and sends it on from
  * there, so a buffer's way is: taken, filled by a lane, queued on a link, returned. The most
  * recently returned buffer is taken first, which keeps the working set in cache; up to `keep`
- * free buffers are kept, the others go back to the system. Memory in use is bounded by the tensors
+ * free buffers are kept, the others go back to the system. A buffer may be in several places at
+ * once (pool_share); each of them returns it. Memory in use is bounded by the tensors
  * in flight, never by what a peer claims.
  *
  * Threading: under the engine's lock.
@@ -17,6 +18,7 @@
 typedef struct pool_buffer {
     struct pool_buffer *next;
     uint8_t *data; /* aligned to 64 bytes */
+    int holders;
 } pool_buffer;
 
 typedef struct pool {
@@ -32,6 +34,8 @@ void pool_init(pool *p, size_t bytes, int keep);
 void pool_destroy(pool *p);
 /* NULL if memory is short. */
 pool_buffer *pool_take(pool *p);
+/* The buffer, to be returned once more. */
+pool_buffer *pool_share(pool_buffer *buffer);
 /* Takes NULL. */
 void pool_return(pool *p, pool_buffer *buffer);
 

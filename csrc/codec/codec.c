@@ -1,6 +1,7 @@
 /* codec.c - see codec.h. */
 #include "codec.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { BLOCK = 1024 }; /* elements widened at a time; two f32 blocks stay in the first cache */
@@ -143,6 +144,93 @@ void codec_reduce(const codec *c, void *out, const void *wire, const void *src, 
     c->kernels->reduce[c->dtype][c->op](out, wire, src, n);
     if (last && c->plain_post != 0.0)
         c->kernels->scale[c->dtype](out, out, c->plain_post, n);
+}
+
+/* Every rank may join for itself, and which payload a sum of NaNs has is unspecified: one for all.
+ */
+static void make_nans_equal(const codec *c, void *acc, size_t n)
+{
+    if (c->dtype == RC_F32) {
+        float *x = acc;
+        for (size_t i = 0; i < n; i++)
+            x[i] = x[i] == x[i] ? x[i] : NAN;
+    } else if (c->dtype == RC_F64) {
+        double *x = acc;
+        for (size_t i = 0; i < n; i++)
+            x[i] = x[i] == x[i] ? x[i] : (double)NAN;
+    }
+}
+
+/* Ranks' values in their own dtype, block by block through acc: out may be src. */
+static void join_plain(const codec *c, uint8_t *out, const void *const wires[], int world_size,
+                       const uint8_t *src, size_t n)
+{
+    double acc[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n), offset = start * c->elem_bytes;
+        for (int rank = 0; rank < world_size; rank++) {
+            const uint8_t *x = wires[rank] != NULL ? wires[rank] : src;
+            if (rank == 0)
+                memcpy(acc, x + offset, count * c->elem_bytes);
+            else
+                c->kernels->reduce[c->dtype][c->op](acc, acc, x + offset, count);
+        }
+        if (c->plain_post != 0.0)
+            c->kernels->scale[c->dtype](acc, acc, c->plain_post, count);
+        make_nans_equal(c, acc, count);
+        memcpy(out + offset, acc, count * c->elem_bytes);
+    }
+}
+
+/* A rank's contribution to a block, as f32. */
+static void decode_contribution(const codec *c, float *x, const uint16_t *wire, const void *src,
+                                size_t start, size_t count)
+{
+    uint16_t own[BLOCK];
+    if (wire == NULL) {
+        c->half->encode(own, as_f32(c, src, start, count, x), c->pre, count);
+        wire = own - start;
+    }
+    c->half->decode(x, wire + start, count);
+}
+
+/* Puts a joined block where it belongs, as elements or encoded. */
+static void put_joined(const codec *c, uint8_t *out, int encoded, float *acc, size_t start,
+                       size_t count)
+{
+    if (encoded || is_half_tensor(c)) {
+        c->half->encode((uint16_t *)(void *)out + start, acc, c->post, count);
+        return;
+    }
+    if (c->post != 1.0F)
+        c->kernels->scale[RC_F32](acc, acc, c->post, count);
+    if (c->dtype == RC_F64) {
+        double *to = (double *)(void *)out + start;
+        c->kernels->f32_to_f64(to, acc, count);
+        make_nans_equal(c, to, count);
+    } else {
+        make_nans_equal(c, acc, count);
+        memcpy(out + start * sizeof *acc, acc, count * sizeof *acc);
+    }
+}
+
+void codec_join(const codec *c, void *out, int encoded, const void *const wires[], int world_size,
+                const void *src, size_t n)
+{
+    if (c->half == NULL) {
+        join_plain(c, out, wires, world_size, src, n);
+        return;
+    }
+    float acc[BLOCK], x[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        decode_contribution(c, acc, wires[0], src, start, count);
+        for (int rank = 1; rank < world_size; rank++) {
+            decode_contribution(c, x, wires[rank], src, start, count);
+            c->kernels->reduce[RC_F32][c->op](acc, acc, x, count);
+        }
+        put_joined(c, out, encoded, acc, start, count);
+    }
 }
 
 void codec_store(const codec *c, void *dst, const void *wire, size_t n)

@@ -9,6 +9,14 @@
  *   last hop    wire = E((D(wire) op src * pre) * post) in f32, by the chunk's owner
  *   store       dst  = D(wire)                          also by the owner, of its own encoding
  *
+ * Where all ranks' contributions meet in one place, they are joined there in order of rank:
+ *
+ *   contribution   wire = E(src * pre)                of every rank, this one too
+ *   join           (D(wire 0) op D(wire 1) op ...) * post, in f32: stored, or encoded for the
+ * others
+ *
+ * Every NaN that a join leaves in an f32 or f64 tensor is the same one (NAN of math.h).
+ *
  * An average is a sum times 1/world_size: by `pre` on every rank for fp16, whose range the sum
  * could leave, by `post` at the owner for everything else. Integers are divided by the owner.
  *
@@ -48,6 +56,11 @@ int codec_stores_plain(const codec *c);
 void codec_encode(const codec *c, void *wire, const void *src, size_t n);
 /* out = wire op src; out may be wire, or with a plain store dst. last: the owner's hop. */
 void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last);
+/* out = the contributions of all ranks, joined: as elements of the tensor, or (encoded) as they
+ * travel. wires[rank]: as it came; NULL for this rank's own, which is made from src. out may be
+ * src. */
+void codec_join(const codec *c, void *out, int encoded, const void *const wires[], int world_size,
+                const void *src, size_t n);
 /* dst = D(wire). */
 void codec_store(const codec *c, void *dst, const void *wire, size_t n);
 

@@ -64,7 +64,7 @@ static void drop_done(engine_done *entry)
     work_release((rc_work *)entry);
 }
 
-rc_work *work_create(rc_engine *engine, const rc_call *call)
+rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
 {
     rc_work *w = calloc(1, sizeof *w);
     if (w == NULL)
@@ -77,6 +77,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call)
     w->call.op = fingerprint_op(w->fingerprint);
     w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
     w->submitted = clock_ns();
+    w->spin = spin_us * CLOCK_US;
     w->deadline = w->submitted + (uint64_t)call->timeout_ms * CLOCK_MS;
     error_clear(&w->error);
     atomic_init(&w->result, RC_AGAIN);
@@ -107,6 +108,8 @@ int work_complete(const rc_work *w)
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
 {
     w->finished = clock_ns();
+    if (w->env != NULL)
+        join_destroy(&w->join, &w->env->buffers);
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;
@@ -151,6 +154,17 @@ static rc_result make_bits(rc_work *w)
     return RC_NO_MEMORY;
 }
 
+/* Room for what is joined here: this rank's part, or everything. */
+static rc_result make_join(rc_work *w)
+{
+    const plan *p = &w->plan;
+    if (p->algorithm == RC_RING)
+        return RC_OK;
+    int own_too = p->algorithm == RC_ONE_SHOT;
+    return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
+                     p->world_size - 1 + own_too);
+}
+
 /* ---- sending ---- */
 
 static out_frame *make_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
@@ -190,18 +204,48 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
     return RC_OK;
 }
 
-/* Sends the chunks that start here, first those for the next rank: every rank begins with another
- * receiver, so that no switch port sees many senders at once. A failure here may end the work. */
+/* Everything to everyone. Its own contribution, too, is kept as it is sent: a rank may be done, and
+ * have overwritten src, before all others have got it. */
+static rc_result start_one_shot(rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
+    for (uint32_t segment = 0; segment < plan_segments(p, first); segment++) {
+        pool_buffer *buffer = pool_take(&w->env->buffers);
+        if (buffer == NULL)
+            return RC_NO_MEMORY;
+        codec_encode(&w->codec, buffer->data, src_at(w, first, segment),
+                     plan_segment_elems(p, first, segment));
+        join_keep(&w->join, segment, p->rank, buffer);
+        for (uint32_t distance = 1; distance < n; distance++) {
+            uint32_t peer = ((uint32_t)p->rank + distance) % n;
+            out_frame *frame = make_frame(w, first + peer, segment, 0);
+            if (frame == NULL)
+                return RC_NO_MEMORY;
+            frame->payload = buffer->data;
+            frame->buffer = pool_share(buffer);
+            link_queue(w->env->links[peer], frame);
+        }
+    }
+    return RC_OK;
+}
+
 static rc_result start_chunks(rc_work *w)
 {
     const plan *p = &w->plan;
-    work_env *env = w->env;
     for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        if (plan_hops(p, chunk) > 0 && plan_rank_at(p, chunk, 0) == p->rank)
+        if (plan_hops(p, chunk) > 0 && plan_is_given(p, chunk) &&
+            plan_rank_at(p, chunk, 0) == p->rank)
             RC_TRY(start_chunk(w, chunk));
+    return RC_OK;
+}
+
+/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
+ * switch port sees many senders at once. A failure here may end the work. */
+static void pump_links(const work_env *env)
+{
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
-    return RC_OK;
 }
 
 /* dst = D(E(src)): what others get of this chunk is what this rank keeps of it. */
@@ -223,6 +267,8 @@ static void keep_own(const rc_work *w)
 {
     const plan *p = &w->plan;
     int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
+    if (p->algorithm != RC_RING)
+        return;
     for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
         if (plan_rank_at(p, chunk, 0) != p->rank || (plan_hops(p, chunk) > 0 && !copies))
             continue;
@@ -238,13 +284,18 @@ rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->world_size);
-    plan_init(&w->plan, &w->call, env->rank, env->world_size,
+    rc_algorithm algorithm =
+        plan_choose(&w->call, env->world_size, w->call.count * w->codec.wire_bytes, env->algorithm);
+    plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
               env->segment_bytes / w->codec.wire_bytes);
     w->receives_left = plan_receives(&w->plan, -1);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
+    RC_TRY(make_join(w));
     keep_own(w);
-    return start_chunks(w);
+    RC_TRY(w->plan.algorithm == RC_ONE_SHOT ? start_one_shot(w) : start_chunks(w));
+    pump_links(env);
+    return RC_OK;
 }
 
 /* ---- receiving ---- */
@@ -269,7 +320,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
                          h->segment, h->chunk, h->step);
     w->seen[number / 64] |= bit;
     place->owner = w;
-    if (h->step >= plan_reduce_hops(p) && codec_stores_plain(&w->codec)) {
+    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && codec_stores_plain(&w->codec)) {
         place->data = dst_at(w, h->chunk, h->segment);
         return RC_OK;
     }
@@ -319,16 +370,67 @@ static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *paylo
     return RC_OK;
 }
 
+/* ---- joining ---- */
+
+/* Sends a joined segment to every other rank. Takes over the buffer. The work may be over with the
+ * last frame. */
+static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload,
+                             pool_buffer *buffer)
+{
+    work_env *env = w->env;
+    rc_result result = RC_OK;
+    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
+        int peer = (env->rank + distance) % env->world_size;
+        out_frame *frame = make_frame(w, plan_result_chunk(&w->plan, peer), segment, 0);
+        if (frame != NULL) {
+            frame->payload = payload;
+            frame->buffer = buffer != NULL ? pool_share(buffer) : NULL;
+            link_send(env->links[peer], frame);
+        } else {
+            result = RC_NO_MEMORY;
+        }
+    }
+    pool_return(&env->buffers, buffer);
+    return result;
+}
+
+/* All contributions to a segment are there. chunk: any that brings some. */
+static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const plan *p = &w->plan;
+    size_t n = plan_segment_elems(p, chunk, segment);
+    uint8_t *dst = dst_at(w, chunk, segment), *out = dst;
+    pool_buffer *wire = NULL;
+    int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
+    if (encoded) {
+        if ((wire = pool_take(&w->env->buffers)) == NULL)
+            return RC_NO_MEMORY;
+        out = wire->data;
+    }
+    codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
+               src_at(w, chunk, segment), n);
+    join_drop(&w->join, segment, &w->env->buffers);
+    if (encoded)
+        codec_store(&w->codec, dst, out, n);
+    return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
+}
+
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
 {
     pool_buffer *buffer = place->buffer;
     const uint8_t *payload = place->data;
     *place = (rx_place){0};
     w->receives_left--;
-    if (h->step < plan_reduce_hops(&w->plan))
-        payload = reduce(w, h, &buffer);
-    else if (buffer != NULL)
-        codec_store(&w->codec, dst_at(w, h->chunk, h->segment), payload,
-                    plan_segment_elems(&w->plan, h->chunk, h->segment));
+    switch (plan_action_at(&w->plan, h->chunk, h->step)) {
+    case PLAN_JOIN:
+        if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
+            return RC_OK;
+        return join_segment(w, h->chunk, h->segment);
+    case PLAN_REDUCE: payload = reduce(w, h, &buffer); break;
+    case PLAN_STORE:
+        if (buffer != NULL)
+            codec_store(&w->codec, dst_at(w, h->chunk, h->segment), payload,
+                        plan_segment_elems(&w->plan, h->chunk, h->segment));
+    }
     return send_on(w, h, payload, buffer);
 }

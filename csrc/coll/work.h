@@ -5,6 +5,9 @@
  * whatever the state of the others. The work is done when every frame it must receive has arrived
  * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
  *
+ * Where all ranks' contributions to a segment are joined, the segments that come before the last
+ * one are kept in their pool buffers.
+ *
  * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
  * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
  * there. src is only read. So nothing is copied that does not change.
@@ -21,6 +24,7 @@
 #include "../codec/codec.h"
 #include "../net/link.h"
 #include "../plan/plan.h"
+#include "join.h"
 
 /* What the works of one communicator share. */
 typedef struct work_env {
@@ -29,6 +33,7 @@ typedef struct work_env {
     int world_size;
     uint32_t epoch;
     uint32_t segment_bytes;
+    rc_algorithm algorithm;
     peer_link **links; /* by rank; NULL for this rank */
     pool buffers;      /* of segment_bytes */
     out_frame *frames; /* free list */
@@ -48,14 +53,16 @@ struct rc_work {
     uint64_t receives_left, sends_left;
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
+    join join;                              /* without segments in a ring */
     uint64_t submitted, deadline, finished; /* ns */
+    uint64_t spin;                          /* ns; of a thread that waits for it */
     atomic_int result;                      /* RC_AGAIN while in flight */
     atomic_int references;                  /* the caller's and the communicator's */
     rc_error error;                         /* written before result */
 };
 
 /* Makes the work; only what needs no lock. NULL if memory is short. */
-rc_work *work_create(rc_engine *engine, const rc_call *call);
+rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
 void work_retain(rc_work *w);
 /* Drops one reference; the last one frees. */
 void work_release(rc_work *w);

@@ -102,6 +102,16 @@ typedef enum rc_collective {
 } rc_collective;
 #define RC_COLLECTIVE_COUNT 11
 
+/* How the values of an all-reduce come together; other collectives have no choice. All but
+ * RC_RING add in order of rank, with one rounding per contribution, not per hop. */
+typedef enum rc_algorithm {
+    RC_AUTO = 0,
+    RC_RING = 1,     /* each part travels around: least to send, 2 (world_size - 1) hops */
+    RC_DIRECT = 2,   /* each part to its owner, its sum from there to all: as much, 2 hops */
+    RC_ONE_SHOT = 3, /* everything to everyone: world_size / 2 times as much, 1 hop */
+} rc_algorithm;
+#define RC_ALGORITHM_COUNT 4
+
 /* Bytes of one element; 0 for a value that is no dtype. */
 size_t rc_dtype_size(rc_dtype dtype);
 
@@ -140,6 +150,9 @@ typedef struct rc_comm_config {
     uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
+    rc_algorithm algorithm; /* of every all-reduce; RC_AUTO: by size; same on all ranks */
+    uint32_t spin_us; /* rc_work_wait polls this long before it sleeps; 0 unless each rank that
+                         shares this machine has a core of its own */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);

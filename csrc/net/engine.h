@@ -75,6 +75,8 @@ struct rc_engine {
     uint64_t passes;      /* rounds of events handled */
     uint64_t last_waiter; /* when the last waiter left */
     uint64_t sleep_until; /* of the driver */
+    int spin_misses;      /* vain spins in a row */
+    int spin_rest;        /* waits to go without a spin */
     engine_source *sources;
     engine_member *members;
     const kernel_set *kernels;
@@ -117,9 +119,10 @@ void engine_quiesce(rc_engine *e);
 void engine_submit(rc_engine *e, int waits);
 
 /* Drives until finished(arg) or until the deadline (ns) or a signal. Under the lock, which it lets
- * go meanwhile. Returns finished(arg). */
-int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg,
-                 uint64_t deadline);
+ * go meanwhile. Returns finished(arg). spin: how long (ns) it polls for events before it sleeps for
+ * them, which saves the two scheduler delays of a sleep where each rank has a core of its own. */
+int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
+                 uint64_t spin);
 /* Tell threads in engine_drive to look again. Under the lock. */
 void engine_changed(rc_engine *e);
 

@@ -24,18 +24,23 @@ static uint64_t choose_segment(uint64_t chunk_elems, uint64_t most)
     return smaller(elems, most);
 }
 
-void plan_init(plan *p, const rc_call *call, int rank, int world_size, uint64_t segment_elems)
+void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, int world_size,
+               uint64_t segment_elems)
 {
     uint64_t n = (uint64_t)world_size;
     *p = (plan){.collective = call->collective,
+                .algorithm = algorithm,
                 .rank = rank,
                 .world_size = world_size,
                 .root = call->root,
                 .chunk_elems = call->count};
     switch (call->collective) {
     case RC_ALLREDUCE:
-        p->chunks = (uint32_t)n;
-        p->chunk_elems = round_up((call->count + n - 1) / n, PLAN_ALIGN);
+        p->chunks = (uint32_t)(algorithm == RC_RING     ? n
+                               : algorithm == RC_DIRECT ? 2 * n * n
+                                                        : n * n);
+        if (algorithm != RC_ONE_SHOT)
+            p->chunk_elems = round_up((call->count + n - 1) / n, PLAN_ALIGN);
         p->total_elems = call->count;
         break;
     case RC_REDUCE_SCATTER:
@@ -61,16 +66,27 @@ void plan_init(plan *p, const rc_call *call, int rank, int world_size, uint64_t 
     p->segment_elems = choose_segment(p->chunk_elems, segment_elems);
 }
 
+/* Where it is not its own part of the tensor, the part that a chunk brings something of. */
+static uint32_t part_of(const plan *p, uint32_t chunk)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    switch (p->algorithm) {
+    case RC_DIRECT: return plan_is_given(p, chunk) ? chunk % n : chunk / n - n;
+    case RC_ONE_SHOT: return 0;
+    default: return chunk;
+    }
+}
+
 uint64_t plan_chunk_elems(const plan *p, uint32_t chunk)
 {
-    uint64_t start = smaller((uint64_t)chunk * p->chunk_elems, p->total_elems);
+    uint64_t start = smaller((uint64_t)part_of(p, chunk) * p->chunk_elems, p->total_elems);
     return smaller(p->chunk_elems, p->total_elems - start);
 }
 
 uint64_t plan_src_offset(const plan *p, uint32_t chunk)
 {
     switch (p->collective) {
-    case RC_ALLREDUCE:
+    case RC_ALLREDUCE: return (uint64_t)part_of(p, chunk) * p->chunk_elems;
     case RC_REDUCE_SCATTER:
     case RC_SCATTER: return (uint64_t)chunk * p->chunk_elems;
     case RC_ALLTOALL: return chunk % (uint32_t)p->world_size * p->chunk_elems;
@@ -81,7 +97,7 @@ uint64_t plan_src_offset(const plan *p, uint32_t chunk)
 uint64_t plan_dst_offset(const plan *p, uint32_t chunk)
 {
     switch (p->collective) {
-    case RC_ALLREDUCE:
+    case RC_ALLREDUCE: return (uint64_t)part_of(p, chunk) * p->chunk_elems;
     case RC_ALLGATHER:
     case RC_GATHER: return (uint64_t)chunk * p->chunk_elems;
     case RC_ALLTOALL: return chunk / (uint32_t)p->world_size * p->chunk_elems;
@@ -118,7 +134,7 @@ static void ends(const plan *p, uint32_t chunk, int *from, int *to)
     case RC_SCATTER: *from = p->root, *to = (int)chunk; break;
     case RC_SEND: *from = p->rank, *to = p->root; break;
     case RC_RECV: *from = p->root, *to = p->rank; break;
-    default: *from = (int)(chunk / n), *to = (int)(chunk % n); break;
+    default: *from = (int)(chunk / n % n), *to = (int)(chunk % n); break;
     }
 }
 
@@ -127,7 +143,11 @@ uint32_t plan_hops(const plan *p, uint32_t chunk)
     uint32_t around = (uint32_t)p->world_size - 1;
     int from, to;
     switch (p->collective) {
-    case RC_ALLREDUCE: return 2 * around;
+    case RC_ALLREDUCE:
+        if (p->algorithm == RC_RING)
+            return 2 * around;
+        ends(p, chunk, &from, &to);
+        return from != to;
     case RC_REDUCE_SCATTER:
     case RC_ALLGATHER:
     case RC_BROADCAST:
@@ -141,15 +161,38 @@ uint32_t plan_reduce_hops(const plan *p)
     switch (p->collective) {
     case RC_ALLREDUCE:
     case RC_REDUCE_SCATTER:
-    case RC_REDUCE: return (uint32_t)p->world_size - 1;
+    case RC_REDUCE: return p->algorithm == RC_RING ? (uint32_t)p->world_size - 1 : 0;
     default: return 0;
     }
+}
+
+plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step)
+{
+    if (p->algorithm != RC_RING)
+        return plan_is_given(p, chunk) ? PLAN_JOIN : PLAN_STORE;
+    return step < plan_reduce_hops(p) ? PLAN_REDUCE : PLAN_STORE;
+}
+
+int plan_is_given(const plan *p, uint32_t chunk)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    return p->algorithm != RC_DIRECT || chunk < n * n;
+}
+
+uint32_t plan_result_chunk(const plan *p, int to)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    return n * n + (uint32_t)p->rank * n + (uint32_t)to;
 }
 
 int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position)
 {
     uint32_t n = (uint32_t)p->world_size;
     int from, to;
+    if (p->algorithm != RC_RING) {
+        ends(p, chunk, &from, &to);
+        return position == 0 ? from : to;
+    }
     switch (p->collective) {
     case RC_ALLREDUCE:
     case RC_ALLGATHER: return (int)((chunk + position) % n);
@@ -185,7 +228,7 @@ uint64_t plan_sends(const plan *p, int peer)
 int plan_starts_towards(const plan *p, int peer)
 {
     for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        if (plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 &&
+        if (plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 && plan_is_given(p, chunk) &&
             plan_rank_at(p, chunk, 0) == p->rank && plan_rank_at(p, chunk, 1) == peer)
             return 1;
     return 0;

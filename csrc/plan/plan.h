@@ -10,13 +10,21 @@
  *                                      reduce-scatter    |   all-gather
  *                                       (reduce_hops = 3, rank 0 is the chunk's owner)
  *
+ * An all-reduce of little data rather saves hops (rc_algorithm). There a chunk is what one rank
+ * sends to another, its path a single hop: first each rank's contribution to each part, which the
+ * part's owner keeps until all have come and joins in order of rank; then, unless every rank owns
+ * the whole, the owner's result, to each rank by itself.
+ *
+ *   direct, 3 ranks, part 1:      0 --> 1 <-- 2        0 <-- 1 --> 2
+ *                                contributions            results
+ *
  * Chunks are cut into segments, the unit of framing, encoding and striping. Segments of one chunk
  * follow each other along the path without waiting for one another.
  *
- * Invariants. The order of a sum is the order of the path: it depends on the chunk and the world
- * size alone, never on segments, lanes or arrival. Chunks and segments start at multiples of
- * PLAN_ALIGN elements where the collective lets them, so no codec block straddles two of them.
- * Pure: no state, no OS, no allocation.
+ * Invariants. The order of a sum is the order of the path, or of the ranks: it depends on the chunk
+ * and the world size alone, never on segments, lanes or arrival. Chunks and segments start at
+ * multiples of PLAN_ALIGN elements where the collective lets them, so no codec block straddles two
+ * of them. Pure: no state, no OS, no allocation.
  */
 #ifndef RINGCOMM_PLAN_H
 #define RINGCOMM_PLAN_H
@@ -29,18 +37,31 @@
 
 typedef struct plan {
     rc_collective collective;
+    rc_algorithm algorithm; /* RC_RING or, in an all-reduce, another; never RC_AUTO */
     int rank;
     int world_size;
     int root; /* the other rank of a send or recv */
     uint32_t chunks;
     uint64_t chunk_elems;   /* of a full chunk; the last ones may be shorter or empty */
-    uint64_t total_elems;   /* of all chunks together; world_size^2 chunks each full in alltoall */
+    uint64_t total_elems;   /* of all chunks, or parts, together; in alltoall of world_size^2 */
     uint64_t segment_elems; /* of a full segment */
 } plan;
 
+/* What a rank does with a segment that arrives. */
+typedef enum plan_action {
+    PLAN_STORE,  /* it is final */
+    PLAN_REDUCE, /* with its own values, for the next hop or for good */
+    PLAN_JOIN    /* keeps it until all ranks' contributions are there */
+} plan_action;
+
+/* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
+rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
+                         rc_algorithm wanted);
+
 /* segment_elems: upper bound, at least PLAN_ALIGN; the plan takes smaller segments where a chunk
  * would else be one single segment and not pipeline. */
-void plan_init(plan *p, const rc_call *call, int rank, int world_size, uint64_t segment_elems);
+void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, int world_size,
+               uint64_t segment_elems);
 
 /* Elements of a chunk, and where it lies in this rank's src and dst (in elements). */
 uint64_t plan_chunk_elems(const plan *p, uint32_t chunk);
@@ -56,6 +77,12 @@ uint64_t plan_segment_elems(const plan *p, uint32_t chunk, uint32_t segment);
 /* Length of a chunk's path in hops (0: it stays where it is), and how many of them reduce. */
 uint32_t plan_hops(const plan *p, uint32_t chunk);
 uint32_t plan_reduce_hops(const plan *p);
+/* What is done at the end of that hop. */
+plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step);
+/* 1 if the chunk is there from the beginning, and not the result of a join. */
+int plan_is_given(const plan *p, uint32_t chunk);
+/* The chunk that carries this rank's joined part to another rank; RC_DIRECT only. */
+uint32_t plan_result_chunk(const plan *p, int to);
 /* The rank at a position of the path, 0 <= position <= plan_hops. */
 int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position);
 

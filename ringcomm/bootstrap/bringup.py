@@ -50,6 +50,7 @@ class Bringup:
         self._epoch = epoch
         self._job = job_hash(f"{greetings[0].session} {identity.world_size}")
         self._hosts = [greeting.host for greeting in greetings]
+        self._machines = [greeting.machine_key for greeting in greetings]
         self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
@@ -193,6 +194,7 @@ class Bringup:
             lanes=[self._hand_over(lane) for lane in agreed],
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
+            ranks_on_machine=self._machines.count(self._machines[self._rank]),
         )
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:

@@ -68,6 +68,8 @@ class Greeting:
     """Host name, for messages."""
     host_key: str
     """Equal for two ranks exactly if they can reach each other over the loopback."""
+    machine_key: str
+    """Equal for two ranks exactly if they share a kernel, and so its cores."""
     session: str
     """Random; rank 0's stands for this bring-up in every lane's handshake."""
     settings: dict[str, str]
@@ -84,20 +86,32 @@ class Greeting:
         return cls(
             host=record.text("host"),
             host_key=record.text("host_key"),
+            machine_key=record.text("machine_key"),
             session=record.text("session"),
             settings={name: settings.text(name) for name in settings.names()},
         )
 
 
+def machine_key() -> str:
+    """Names this kernel, as long as it runs."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return _digest(file.read().strip())
+    except OSError:
+        return _digest(socket.gethostname())
+
+
 def host_key() -> str:
     """Names this kernel and this network namespace: containers count as hosts of their own."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
         namespace = os.readlink("/proc/thread-self/ns/net")
     except OSError:
-        boot, namespace = socket.gethostname(), ""
-    return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:32]
+        namespace = ""
+    return _digest(f"{machine_key()} {namespace}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def check_settings(greetings: Sequence[Greeting]) -> None:

@@ -100,4 +100,6 @@ def regroup(
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
     joined = mesh.join(identity, config, parent.secret, exchange, epoch)
+    busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too
+    joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

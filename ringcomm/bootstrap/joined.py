@@ -49,6 +49,8 @@ class Mesh:
     """By peer, rail and lane; the same lanes at both ends."""
     local_rank: int
     local_world_size: int
+    ranks_on_machine: int
+    """Ranks that share this machine's cores, in whichever container or network namespace."""
 
     @property
     def single_host(self) -> bool:

@@ -20,7 +20,7 @@ import time
 from ..config import Config
 from ..errors import ConfigError
 from .bringup import Bringup
-from .greeting import Greeting, check_settings, exchange_round, host_key
+from .greeting import Greeting, check_settings, exchange_round, host_key, machine_key
 from .joined import LaneSocket, Mesh, RailInfo
 from .launch import Identity
 from .rendezvous import Exchange, open_tcp
@@ -73,7 +73,7 @@ def connect(
     a table of who was reached where if not all ranks could be joined.
     """
     if identity.world_size == 1:
-        return Mesh(0, 1, [socket.gethostname()], [0], [], [], identity.local_rank or 0, 1)
+        return Mesh(0, 1, [socket.gethostname()], [0], [], [], identity.local_rank or 0, 1, 1)
     if exchange is None:
         raise ConfigError("a world of more than one rank needs an exchange")
     if deadline is None:
@@ -91,6 +91,7 @@ def _greet(exchange: Exchange, config: Config, deadline: float) -> list[Greeting
     mine = Greeting(
         host=socket.gethostname(),
         host_key=host_key(),
+        machine_key=machine_key(),
         session=secrets.token_hex(16),
         settings={"the version of ringcomm": _version(), **settings},
     )

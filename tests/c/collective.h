@@ -76,10 +76,28 @@ static inline void trace(const rc_call *call, int rank, int world_size, uint64_t
     }
 }
 
-/* dst of rank, given the sources of all ranks. */
-static inline void expect_result(const rc_call *call, int rank, int world_size,
-                                 const uint8_t *const *sources, uint8_t *dst)
+/* An all-reduce that adds in order of rank. */
+static inline void expect_join(const rc_call *call, rc_algorithm algorithm, int world_size,
+                               const uint8_t *const *sources, uint8_t *dst)
 {
+    size_t elem = dtype_bytes(call->dtype);
+    arithmetic a = {call->dtype, call->op, call->codec, world_size};
+    for (uint64_t i = 0; i < call->count; i++) {
+        const void *elements[COLLECTIVE_MAX_WORLD];
+        for (int rank = 0; rank < world_size; rank++)
+            elements[rank] = sources[rank] + i * elem;
+        ref_join(&a, dst + i * elem, elements, algorithm == RC_DIRECT);
+    }
+}
+
+/* dst of rank, given the sources of all ranks. algorithm: of an all-reduce. */
+static inline void expect_result(const rc_call *call, rc_algorithm algorithm, int rank,
+                                 int world_size, const uint8_t *const *sources, uint8_t *dst)
+{
+    if (call->collective == RC_ALLREDUCE && algorithm != RC_RING && world_size > 1) {
+        expect_join(call, algorithm, world_size, sources, dst);
+        return;
+    }
     size_t elem = dtype_bytes(call->dtype);
     int reduces = collective_reduces(call->collective);
     arithmetic a = {call->dtype, reduces ? call->op : RC_SUM, call->codec, world_size};

@@ -140,7 +140,7 @@ static inline int never(const void *arg)
 
 static inline void drive(fixture *f, int (*finished)(const void *), uint64_t ms)
 {
-    engine_drive(f->engine, finished, f, clock_ns() + ms * CLOCK_MS);
+    engine_drive(f->engine, finished, f, clock_ns() + ms * CLOCK_MS, 0);
 }
 
 static inline void expect_ended(fixture *f, int count)

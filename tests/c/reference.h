@@ -228,6 +228,37 @@ static inline void ref_store(const arithmetic *a, void *dst, const void *wire)
         *(double *)dst = half_value(half, *(const uint16_t *)wire);
 }
 
+/* All ranks' elements in order of rank; travels: the sum is sent on, and so encoded. */
+static inline void ref_join(const arithmetic *a, void *dst, const void *const *elements,
+                            int travels)
+{
+    const half_format *half = wire_half(a->dtype, a->codec);
+    uint64_t wire = 0;
+    if (half == NULL) {
+        memcpy(&wire, elements[0], dtype_bytes(a->dtype));
+        for (int rank = 1; rank < a->world_size; rank++)
+            ref_reduce_plain(a, &wire, elements[rank], rank == a->world_size - 1);
+        memcpy(dst, &wire, dtype_bytes(a->dtype));
+        return;
+    }
+    float sum = 0.0F;
+    for (int rank = 0; rank < a->world_size; rank++) {
+        ref_encode(a, &wire, elements[rank]);
+        float x = (float)half_value(half, (uint16_t)wire);
+        sum = rank == 0 ? x : float_op(a->op, sum, x);
+    }
+    sum = sum * scale_last(a);
+    if (isnan(sum))
+        sum = NAN;
+    wire = half_bits(half, (double)sum);
+    if (travels || dtype_bytes(a->dtype) == 2)
+        ref_store(a, dst, &wire);
+    else if (a->dtype == RC_F32)
+        *(float *)dst = sum;
+    else
+        *(double *)dst = (double)sum;
+}
+
 /* ---- operands ---- */
 
 /* n elements of ordinary size; integers of any size. No NaN, whose payloads are unspecified. */

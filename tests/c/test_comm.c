@@ -26,6 +26,7 @@ static void run_kinds(world_options options, int rounds)
             if (collective_is_p2p((rc_collective)collective) && w->size < 2)
                 continue;
             trial t = trial_draw(drawn_call(collective), w->size, &seed);
+            t.algorithm = options.algorithm ? options.algorithm : RC_RING;
             world_run(w, &t, &seed);
         }
     rc_error error;
@@ -57,6 +58,20 @@ static void over_tcp(void)
 {
     run_kinds((world_options){.size = 3, .lanes = 2, .rails = 2, .tcp = 1}, 2);
     run_kinds((world_options){.size = 2, .tcp = 1, .segment_bytes = 4096}, 2);
+}
+
+static void each_algorithm(void)
+{
+    for (int a = RC_DIRECT; a < RC_ALGORITHM_COUNT; a++) {
+        world_options options = {.algorithm = (rc_algorithm)a, .engines = 1};
+        for (options.size = 2; options.size <= 5; options.size++)
+            run_kinds(options, 2);
+        options.send_buffer = 1;
+        options.segment_bytes = 4096;
+        options.lanes = 2;
+        for (options.size = 2; options.size <= 4; options.size++)
+            run_kinds(options, 2);
+    }
 }
 
 static void through_narrow_sockets(void)
@@ -97,6 +112,7 @@ static void flood(world_options options, int collective)
     for (int i = 0; i < FLOOD; i++) {
         int kind = collective >= 0 ? collective : (int)draw_below(&seed, RC_RECV);
         trials[i] = trial_draw(drawn_call(kind), w->size, &seed);
+        trials[i].algorithm = options.algorithm ? options.algorithm : RC_RING;
         if (trials[i].call.count > 5000)
             trials[i].call.count = 5000;
         trial_open(&trials[i], &seed);
@@ -276,6 +292,7 @@ int main(void)
         {"several_lanes_and_rails", several_lanes_and_rails},
         {"an_engine_per_rank", an_engine_per_rank},
         {"over_tcp", over_tcp},
+        {"each_algorithm", each_algorithm},
         {"through_narrow_sockets", through_narrow_sockets},
         {"any_segment_size", any_segment_size},
         {"floods", floods},

@@ -38,14 +38,21 @@ static void each_world(int collective, void (*check)(const plan *plans, uint64_t
 {
     for (int n = 1; n <= MAX_WORLD; n++)
         for (int root = 0; root < (is_rooted(collective) ? n : 1); root++)
-            for (size_t c = 0; c < CHECK_COUNT(counts); c++)
-                for (size_t s = 0; s < CHECK_COUNT(segment_limits); s++) {
-                    plan plans[MAX_WORLD];
-                    rc_call call = call_of(collective, counts[c], root);
-                    for (int rank = 0; rank < n; rank++)
-                        plan_init(&plans[rank], &call, rank, n, segment_limits[s]);
-                    check(plans, call.count);
-                }
+            for (int a = RC_RING; a < (collective == RC_ALLREDUCE ? RC_ALGORITHM_COUNT : 2); a++)
+                for (size_t c = 0; c < CHECK_COUNT(counts); c++)
+                    for (size_t s = 0; s < CHECK_COUNT(segment_limits); s++) {
+                        plan plans[MAX_WORLD];
+                        rc_call call = call_of(collective, counts[c], root);
+                        for (int rank = 0; rank < n; rank++)
+                            plan_init(&plans[rank], &call, (rc_algorithm)a, rank, n,
+                                      segment_limits[s]);
+                        check(plans, call.count);
+                    }
+}
+
+static int is_ring(const plan *p)
+{
+    return p->collective == RC_ALLREDUCE && p->algorithm == RC_RING;
 }
 
 static void each_collective(void (*check)(const plan *plans, uint64_t count))
@@ -74,11 +81,14 @@ static void tiles_of(const plan *plans, uint64_t count)
         CHECK_EQ(plan_segment_elems(p, chunk, plan_segments(p, chunk)), 0);
         total += elems;
     }
-    CHECK_EQ(total, p->total_elems);
+    uint64_t n =
+        (uint64_t)p->world_size; /* direct, one-shot: how often the tensor is sent or kept */
+    uint64_t times = p->algorithm == RC_DIRECT ? 2 * n : p->algorithm == RC_ONE_SHOT ? n * n : 1;
+    CHECK_EQ(total, times * p->total_elems);
     CHECK_EQ(p->segment_elems % PLAN_ALIGN, 0);
     if (p->collective == RC_ALLREDUCE) {
-        CHECK_EQ(p->chunk_elems % PLAN_ALIGN, 0);
-        CHECK_EQ(total, count);
+        CHECK(p->chunk_elems % PLAN_ALIGN == 0 || p->algorithm == RC_ONE_SHOT);
+        CHECK_EQ(p->total_elems, count);
     }
 }
 
@@ -92,10 +102,10 @@ static void segments_stay_within_the_limit(void)
     for (size_t s = 0; s < CHECK_COUNT(segment_limits); s++) {
         plan p;
         rc_call call = call_of(RC_ALLREDUCE, UINT64_C(1) << 36, 0);
-        plan_init(&p, &call, 0, 2, segment_limits[s]);
+        plan_init(&p, &call, RC_RING, 0, 2, segment_limits[s]);
         CHECK_EQ(p.segment_elems, segment_limits[s]);
         call.count = 1;
-        plan_init(&p, &call, 0, 2, segment_limits[s]);
+        plan_init(&p, &call, RC_RING, 0, 2, segment_limits[s]);
         CHECK(p.segment_elems <= segment_limits[s]);
     }
 }
@@ -110,7 +120,12 @@ static void offsets_of(const plan *plans, uint64_t count)
         switch (p->collective) {
         case RC_ALLREDUCE:
             CHECK_EQ(src, dst);
-            CHECK_EQ(src, chunk * p->chunk_elems);
+            if (is_ring(p))
+                CHECK_EQ(src, chunk * p->chunk_elems);
+            else if (p->algorithm == RC_ONE_SHOT)
+                CHECK_EQ(src, 0);
+            else /* contributions from * n + to, then results owner * n + to */
+                CHECK_EQ(src, (chunk < n * n ? chunk % n : chunk / n - n) * p->chunk_elems);
             break;
         case RC_REDUCE_SCATTER:
         case RC_SCATTER:
@@ -183,6 +198,13 @@ static void coverage_of(const plan *plans, uint64_t count)
         int first = plan_rank_at(p, chunk, 0), last = plan_rank_at(p, chunk, hops);
         for (uint32_t at = 0; at < hops; at++) /* nobody sends to itself */
             CHECK(plan_rank_at(p, chunk, at) != plan_rank_at(p, chunk, at + 1));
+        if (p->algorithm != RC_RING) {
+            CHECK_EQ(first, chunk / n % n);
+            CHECK_EQ(last, chunk % n);
+            CHECK_EQ(plan_is_given(p, chunk), chunk < n * n);
+            CHECK_EQ(plan_action_at(p, chunk, 0), chunk < n * n ? PLAN_JOIN : PLAN_STORE);
+            continue;
+        }
         if (reducing > 0 || p->collective == RC_REDUCE) {
             visit(p, chunk, 0, reducing, visits); /* every rank adds its own values once */
             check_once_each(p, visits);
@@ -262,7 +284,8 @@ static void frames_of(const plan *plans, uint64_t count)
             receives += plan_receives(&plans[a], b);
             int starts = 0;
             for (uint32_t chunk = 0; chunk < plans[a].chunks; chunk++)
-                starts |= plan_hops(&plans[a], chunk) > 0 && plan_segments(&plans[a], chunk) > 0 &&
+                starts |= plan_is_given(&plans[a], chunk) && plan_hops(&plans[a], chunk) > 0 &&
+                          plan_segments(&plans[a], chunk) > 0 &&
                           plan_rank_at(&plans[a], chunk, 0) == a &&
                           plan_rank_at(&plans[a], chunk, 1) == b;
             CHECK_EQ(plan_starts_towards(&plans[a], b), starts);
@@ -286,9 +309,9 @@ static void send_meets_receive(void)
                 for (size_t c = 0; c < CHECK_COUNT(counts) && from != to; c++) {
                     plan send, receive;
                     rc_call call = call_of(RC_SEND, counts[c], to);
-                    plan_init(&send, &call, from, n, 512);
+                    plan_init(&send, &call, RC_RING, from, n, 512);
                     call = call_of(RC_RECV, counts[c], from);
-                    plan_init(&receive, &call, to, n, 512);
+                    plan_init(&receive, &call, RC_RING, to, n, 512);
                     CHECK_EQ(plan_rank_at(&send, 0, 0), from);
                     CHECK_EQ(plan_rank_at(&send, 0, 1), to);
                     CHECK_EQ(plan_rank_at(&receive, 0, 0), from);
@@ -306,12 +329,64 @@ static void order_ignores_segments(void)
 {
     rc_call call = call_of(RC_ALLREDUCE, 100003, 0);
     plan small, large;
-    plan_init(&small, &call, 1, 5, 256);
-    plan_init(&large, &call, 4, 5, 1 << 20);
+    plan_init(&small, &call, RC_RING, 1, 5, 256);
+    plan_init(&large, &call, RC_RING, 4, 5, 1 << 20);
     CHECK_EQ(small.chunk_elems, large.chunk_elems);
     for (uint32_t chunk = 0; chunk < 5; chunk++)
         for (uint32_t at = 0; at <= 8; at++)
             CHECK_EQ(plan_rank_at(&small, chunk, at), plan_rank_at(&large, chunk, at));
+}
+
+static void result_chunks_lead_from_the_owner(void)
+{
+    for (int n = 2; n <= MAX_WORLD; n++)
+        for (int owner = 0; owner < n; owner++) {
+            plan p;
+            rc_call call = call_of(RC_ALLREDUCE, 70001, 0);
+            plan_init(&p, &call, RC_DIRECT, owner, n, 512);
+            for (int to = 0; to < n; to++) {
+                uint32_t chunk = plan_result_chunk(&p, to);
+                CHECK(!plan_is_given(&p, chunk));
+                CHECK_EQ(plan_rank_at(&p, chunk, 0), owner);
+                CHECK_EQ(plan_rank_at(&p, chunk, 1), to);
+                CHECK_EQ(plan_src_offset(&p, chunk), (uint64_t)owner * p.chunk_elems);
+            }
+        }
+}
+
+static rc_algorithm chosen(int world_size, uint64_t bytes)
+{
+    rc_call call = call_of(RC_ALLREDUCE, bytes / 4, 0);
+    return plan_choose(&call, world_size, bytes, RC_AUTO);
+}
+
+/* From one-shot over direct to the ring as messages grow, and never back. */
+static void choice_follows_the_size(void)
+{
+    CHECK_EQ(chosen(1, 4096), RC_RING);
+    for (int n = 2; n <= 64; n++) {
+        CHECK_EQ(chosen(n, 4), RC_ONE_SHOT);
+        CHECK_EQ(chosen(n, 64 << 20), RC_RING);
+        int last = RC_ONE_SHOT;
+        for (uint64_t bytes = 4; bytes < 64 << 20; bytes += bytes / 4 + 1) {
+            int now = (int)chosen(n, bytes);
+            static const int place[] = {[RC_ONE_SHOT] = 0, [RC_DIRECT] = 1, [RC_RING] = 2};
+            CHECK(place[now] >= place[last]);
+            last = now;
+        }
+    }
+}
+
+static void choice_is_overruled_and_for_allreduce_alone(void)
+{
+    rc_call call = call_of(RC_ALLREDUCE, 1, 0);
+    CHECK_EQ(plan_choose(&call, 4, 4, RC_RING), RC_RING);
+    CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, RC_DIRECT), RC_DIRECT);
+    CHECK_EQ(plan_choose(&call, 1, 4, RC_DIRECT), RC_RING);
+    for (int collective = 1; collective < RC_COLLECTIVE_COUNT; collective++) {
+        call = call_of(collective, 1, 0);
+        CHECK_EQ(plan_choose(&call, 4, 4, RC_ONE_SHOT), RC_RING);
+    }
 }
 
 static void barrier_meets_every_pair(void)
@@ -320,7 +395,7 @@ static void barrier_meets_every_pair(void)
         for (int rank = 0; rank < n; rank++) {
             plan p;
             rc_call call = call_of(RC_BARRIER, 0, 0);
-            plan_init(&p, &call, rank, n, 256);
+            plan_init(&p, &call, RC_RING, rank, n, 256);
             for (int peer = 0; peer < n; peer++) {
                 CHECK_EQ(plan_sends(&p, peer), peer != rank);
                 CHECK_EQ(plan_starts_towards(&p, peer), peer != rank);
@@ -340,6 +415,10 @@ int main(void)
         {"sends_and_receives_agree", sends_and_receives_agree},
         {"send_meets_receive", send_meets_receive},
         {"order_ignores_segments", order_ignores_segments},
+        {"result_chunks_lead_from_the_owner", result_chunks_lead_from_the_owner},
+        {"choice_follows_the_size", choice_follows_the_size},
+        {"choice_is_overruled_and_for_allreduce_alone",
+         choice_is_overruled_and_for_allreduce_alone},
         {"barrier_meets_every_pair", barrier_meets_every_pair},
     };
     return check_run(tests, CHECK_COUNT(tests));

@@ -32,6 +32,7 @@ static flight bag[BAG];
 static int bag_count;
 static int world_size;
 static uint32_t segment_bytes = SEGMENT;
+static rc_algorithm algorithm = RC_RING;
 static uint64_t seed = 2463534242u;
 
 /* ---- a world without sockets ---- */
@@ -48,6 +49,7 @@ static void open_world(int n)
                             .world_size = n,
                             .epoch = 1,
                             .segment_bytes = segment_bytes,
+                            .algorithm = algorithm,
                             .links = s->by_rank}};
         pool_init(&s->env.buffers, SEGMENT, 4);
         for (int peer = 0; peer < n; peer++) {
@@ -111,7 +113,7 @@ static void deliver(int index)
 static void start(int rank, const rc_call *call)
 {
     side *s = &sides[rank];
-    s->work = work_create(&engine, call);
+    s->work = work_create(&engine, call, 0);
     CHECK_EQ(work_start(s->work, &s->env), RC_OK);
 }
 
@@ -128,6 +130,7 @@ static void end_work(side *s)
 
 static void run_trial(trial *t)
 {
+    t->algorithm = algorithm;
     open_world(t->world_size);
     trial_open(t, &seed);
     for (int rank = 0; rank < t->world_size; rank++) {
@@ -170,6 +173,15 @@ static void every_kind(rc_collective collective, int rounds)
                                             .op = (rc_op)op,
                                             .dtype = (rc_dtype)dtype,
                                             .codec = (rc_codec)codec});
+}
+
+static void algorithms(void)
+{
+    for (int a = RC_DIRECT; a < RC_ALGORITHM_COUNT; a++) {
+        algorithm = (rc_algorithm)a;
+        every_kind(RC_ALLREDUCE, 8);
+    }
+    algorithm = RC_RING;
 }
 
 static void reductions(void)
@@ -242,7 +254,7 @@ static int count_taken(side *s)
     int taken = 0;
     for (uint32_t chunk = 0; chunk < p->chunks + 2; chunk++)
         for (uint32_t step = 0; step < 2 * (uint32_t)p->world_size; step++)
-            for (uint32_t segment = 0; segment < 4; segment++)
+            for (uint32_t segment = 0; segment < 6; segment++)
                 for (int from = 0; from < p->world_size; from++) {
                     frame_header h = {.type = FRAME_DATA,
                                       .chunk = chunk,
@@ -255,7 +267,7 @@ static int count_taken(side *s)
     return taken;
 }
 
-static void only_expected_frames_are_taken(void)
+static void expected_frames_are_taken(void)
 {
     enum { N = 4, COUNT = 1100 };
     static float src[N * COUNT], dst[N * COUNT];
@@ -281,6 +293,15 @@ static void only_expected_frames_are_taken(void)
     }
 }
 
+static void only_expected_frames_are_taken(void)
+{
+    for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++) {
+        algorithm = (rc_algorithm)a;
+        expected_frames_are_taken();
+    }
+    algorithm = RC_RING;
+}
+
 static void lengths_must_be_exact(void)
 {
     static float data[1000];
@@ -299,6 +320,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"reductions", reductions},
+        {"algorithms", algorithms},
         {"copies", copies},
         {"barrier", barrier},
         {"bits_do_not_depend_on_segments", bits_do_not_depend_on_segments},

@@ -12,7 +12,8 @@
 enum { TRIAL_MAX_WORLD = 8, TRIAL_GUARD = 64 };
 
 typedef struct trial {
-    rc_call call; /* of a send: as the sender calls it, root being the receiver */
+    rc_call call;           /* of a send: as the sender calls it, root being the receiver */
+    rc_algorithm algorithm; /* of an all-reduce */
     int world_size;
     int from;     /* the sender of a send */
     int in_place; /* all-reduce, broadcast and reduce only */
@@ -71,8 +72,8 @@ static inline void trial_open(trial *t, uint64_t *seed)
     for (int rank = 0; rank < t->world_size; rank++) {
         rc_call call = trial_call(t, rank);
         if (trial_takes_part(t, rank))
-            expect_result(&call, rank, t->world_size, (const uint8_t *const *)t->before,
-                          t->want[rank]);
+            expect_result(&call, t->algorithm, rank, t->world_size,
+                          (const uint8_t *const *)t->before, t->want[rank]);
     }
 }
 
@@ -85,9 +86,11 @@ static inline int trial_check(const trial *t, int rank)
     right &= CHECK(memcmp(t->dst[rank], t->want[rank], out + TRIAL_GUARD) == 0);
     if (!right)
         fprintf(stderr,
-                "rank %d of %d: collective %d dtype %d op %d codec %d count %llu root %d%s\n", rank,
-                t->world_size, t->call.collective, t->call.dtype, t->call.op, t->call.codec,
-                (unsigned long long)t->call.count, t->call.root, t->in_place ? ", in place" : "");
+                "rank %d of %d: collective %d algorithm %d dtype %d op %d codec %d count %llu root "
+                "%d%s\n",
+                rank, t->world_size, t->call.collective, t->algorithm, t->call.dtype, t->call.op,
+                t->call.codec, (unsigned long long)t->call.count, t->call.root,
+                t->in_place ? ", in place" : "");
     return right;
 }
 
@@ -104,7 +107,7 @@ static inline void trial_close(trial *t)
 /* A trial of this kind in a world of this size, with the rest drawn. */
 static inline trial trial_draw(rc_call call, int world_size, uint64_t *seed)
 {
-    trial t = {.call = call, .world_size = world_size};
+    trial t = {.call = call, .algorithm = RC_RING, .world_size = world_size};
     if (call.collective == RC_BARRIER)
         t.call.count = 0;
     t.call.root = (int)draw_below(seed, (uint64_t)world_size);

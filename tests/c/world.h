@@ -24,6 +24,7 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
+    rc_algorithm algorithm;                                /* RC_AUTO: the ring */
     int send_buffer;                                       /* of each lane; 0: the system's */
     uint32_t segment_bytes, heartbeat_ms, peer_timeout_ms; /* 0: as rc_comm_config_init has them */
 } world_options;
@@ -68,6 +69,7 @@ static inline rc_comm_config world_config(const world_options *o, int rank)
     config.rank = rank;
     config.world_size = o->size;
     config.epoch = 77;
+    config.algorithm = o->algorithm ? o->algorithm : RC_RING;
     config.segment_bytes = o->segment_bytes ? o->segment_bytes : config.segment_bytes;
     config.heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : config.heartbeat_ms;
     config.peer_timeout_ms = o->peer_timeout_ms ? o->peer_timeout_ms : config.peer_timeout_ms;
