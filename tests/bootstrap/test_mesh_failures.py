@@ -251,7 +251,8 @@ def test_rank_that_dies_while_lanes_are_made(
         b'{"host":"a\\u0007","host_key":"b","machine_key":"m","session":"c","settings":{}}',
         b"[" * 60000,
         b'{"error":7}',
-        b'{"host":"' + b"a" * 5000 + b'","host_key":"b","machine_key":"m","session":"c","settings":{}}',
+        b'{"host":"' + b"a" * 5000
+        + b'","host_key":"b","machine_key":"m","session":"c","settings":{}}',
     ],
 )
 def test_malformed_blobs(blob: bytes, port: int) -> None:
