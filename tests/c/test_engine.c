@@ -7,136 +7,14 @@
 
 #include <signal.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "../../csrc/base/clock.h"
 #include "check.h"
+#include "engine_fixture.h"
 #include "fds.h"
-
-#define LONG_MS 20000 /* a test that needs this long has failed */
-
-static rc_engine *open_engine(void)
-{
-    rc_engine *e;
-    CHECK_EQ(rc_engine_create(&e, NULL), RC_OK);
-    return e;
-}
-
-/* ---- a source that counts ---- */
-
-typedef struct counter {
-    engine_source source; /* first */
-    rc_engine *engine;
-    pthread_t last_thread;
-    int calls;
-    int close_at; /* removes itself in this call; 0: never */
-} counter;
-
-static void count(engine_source *source, uint32_t events)
-{
-    counter *c = (counter *)source;
-    uint64_t value;
-    CHECK(events & EPOLLIN);
-    CHECK_EQ(read(c->source.fd, &value, sizeof value), sizeof value);
-    c->calls++;
-    c->last_thread = pthread_self();
-    if (c->calls == c->close_at)
-        engine_remove(c->engine, source);
-    engine_changed(c->engine);
-}
-
-static int poke(const counter *c)
-{
-    uint64_t one = 1;
-    return write(c->source.fd, &one, sizeof one) == sizeof one;
-}
-
-static void add_counter(rc_engine *e, counter *c)
-{
-    *c = (counter){.engine = e, .source = {.fd = eventfd(0, EFD_NONBLOCK), .ready = count}};
-    engine_lock(e);
-    CHECK_EQ(engine_add(e, &c->source, EPOLLIN, NULL), RC_OK);
-    engine_unlock(e);
-}
-
-static void remove_counter(rc_engine *e, counter *c)
-{
-    engine_lock(e);
-    engine_remove(e, &c->source);
-    CHECK_EQ(c->source.fd, -1);
-    engine_remove(e, &c->source);
-    engine_quiesce(e);
-    engine_unlock(e);
-}
-
-static int was_called(const void *arg)
-{
-    return ((const counter *)arg)->calls > 0;
-}
-
-static int never(const void *arg)
-{
-    (void)arg;
-    return 0;
-}
-
-static int drive(rc_engine *e, int (*finished)(const void *), const void *arg, uint64_t ms)
-{
-    engine_lock(e);
-    int result = engine_drive(e, finished, arg, clock_ns() + ms * CLOCK_MS, 0);
-    engine_unlock(e);
-    return result;
-}
-
-static int calls_of(rc_engine *e, const counter *c)
-{
-    engine_lock(e);
-    int calls = c->calls;
-    engine_unlock(e);
-    return calls;
-}
-
-/* ---- spinning ---- */
-
-static void spins_catch_events(void)
-{
-    rc_engine *e = open_engine();
-    counter c;
-    add_counter(e, &c);
-    CHECK(!drive(e, never, NULL, 30));
-    engine_lock(e);
-    CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS)); /* in vain */
-    CHECK(e->spin_misses >= 1);
-    e->spin_rest = 0;
-    CHECK(poke(&c));
-    CHECK(engine_drive(e, was_called, &c, clock_ns() + LONG_MS * CLOCK_MS, CLOCK_MS));
-    CHECK_EQ(e->spin_misses, 0);
-    CHECK_EQ(e->spin_rest, 0);
-    engine_unlock(e);
-    remove_counter(e, &c);
-    rc_engine_free(e);
-}
-
-/* Most of the waits of a thread whose events are far apart are sleeps. */
-static void vain_spins_become_rare(void)
-{
-    enum { SPIN_MS = 1, WAITS = 100 };
-    rc_engine *e = open_engine();
-    CHECK(!drive(e, never, NULL, 30));
-    engine_lock(e);
-    int spins = 0;
-    for (int i = 0; i < WAITS; i++) {
-        spins += e->spin_rest == 0;
-        engine_drive(e, never, NULL, clock_ns() + 2 * SPIN_MS * CLOCK_MS, SPIN_MS * CLOCK_MS);
-    }
-    engine_unlock(e);
-    CHECK(spins >= 1 && spins < WAITS / 8);
-    rc_engine_free(e);
-}
 
 /* ---- who drives ---- */
 
@@ -578,8 +456,6 @@ static void idle_engine_uses_no_cpu(void)
 int main(void)
 {
     static const check_test tests[] = {
-        {"spins_catch_events", spins_catch_events},
-        {"vain_spins_become_rare", vain_spins_become_rare},
         {"waiter_drives", waiter_drives},
         {"progress_thread_drives_when_nobody_waits", progress_thread_drives_when_nobody_waits},
         {"several_waiters_all_return", several_waiters_all_return},
