@@ -153,7 +153,7 @@ static void sources_come_and_go_in_any_order(void)
 static void unwatchable_descriptor_is_refused(void)
 {
     rc_engine *e = open_engine();
-    engine_source source = {.fd = open_fds() + 1000, .ready = count};
+    engine_source source = {.fd = open_fds() + 1000, .ready = count_event};
     rc_error error = {.code = RC_OK};
     engine_lock(e);
     CHECK_EQ(engine_add(e, &source, EPOLLIN, &error), RC_SYSTEM);
