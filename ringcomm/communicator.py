@@ -539,7 +539,7 @@ def _close_all() -> None:
     """Says all goodbyes within the time that one may take. Where works are in flight, as after
     Ctrl-C, only their failure is left to tell: a peer that does not listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
-    for comm in list(_alive):
+    for comm in [comm for comm in _alive if not comm.is_inherited]:
         left = int((deadline - time.monotonic()) * 1000)
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)

@@ -150,7 +150,7 @@ typedef struct rc_comm_config {
     uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
-    rc_algorithm algorithm; /* of every all-reduce; RC_AUTO: by size; same on all ranks */
+    rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us; /* rc_work_wait polls this long before it sleeps; 0 unless each rank that
                          shares this machine has a core of its own */
 } rc_comm_config;

@@ -354,41 +354,6 @@ static void result_chunks_lead_from_the_owner(void)
         }
 }
 
-static rc_algorithm chosen(int world_size, uint64_t bytes)
-{
-    rc_call call = call_of(RC_ALLREDUCE, bytes / 4, 0);
-    return plan_choose(&call, world_size, bytes, RC_AUTO);
-}
-
-/* From one-shot over direct to the ring as messages grow, and never back. */
-static void choice_follows_the_size(void)
-{
-    CHECK_EQ(chosen(1, 4096), RC_RING);
-    for (int n = 2; n <= 64; n++) {
-        CHECK_EQ(chosen(n, 4), RC_ONE_SHOT);
-        CHECK_EQ(chosen(n, 64 << 20), RC_RING);
-        int last = RC_ONE_SHOT;
-        for (uint64_t bytes = 4; bytes < 64 << 20; bytes += bytes / 4 + 1) {
-            int now = (int)chosen(n, bytes);
-            static const int place[] = {[RC_ONE_SHOT] = 0, [RC_DIRECT] = 1, [RC_RING] = 2};
-            CHECK(place[now] >= place[last]);
-            last = now;
-        }
-    }
-}
-
-static void choice_is_overruled_and_for_allreduce_alone(void)
-{
-    rc_call call = call_of(RC_ALLREDUCE, 1, 0);
-    CHECK_EQ(plan_choose(&call, 4, 4, RC_RING), RC_RING);
-    CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, RC_DIRECT), RC_DIRECT);
-    CHECK_EQ(plan_choose(&call, 1, 4, RC_DIRECT), RC_RING);
-    for (int collective = 1; collective < RC_COLLECTIVE_COUNT; collective++) {
-        call = call_of(collective, 1, 0);
-        CHECK_EQ(plan_choose(&call, 4, 4, RC_ONE_SHOT), RC_RING);
-    }
-}
-
 static void barrier_meets_every_pair(void)
 {
     for (int n = 1; n <= MAX_WORLD; n++)
@@ -416,9 +381,6 @@ int main(void)
         {"send_meets_receive", send_meets_receive},
         {"order_ignores_segments", order_ignores_segments},
         {"result_chunks_lead_from_the_owner", result_chunks_lead_from_the_owner},
-        {"choice_follows_the_size", choice_follows_the_size},
-        {"choice_is_overruled_and_for_allreduce_alone",
-         choice_is_overruled_and_for_allreduce_alone},
         {"barrier_meets_every_pair", barrier_meets_every_pair},
     };
     return check_run(tests, CHECK_COUNT(tests));
