@@ -14,6 +14,7 @@ from importlib import metadata as _metadata
 from .api import (
     allgather,
     allreduce,
+    allreduce_many,
     alltoall,
     barrier,
     broadcast,
@@ -67,6 +68,7 @@ __all__ = [
     "__version__",
     "allgather",
     "allreduce",
+    "allreduce_many",
     "alltoall",
     "barrier",
     "broadcast",

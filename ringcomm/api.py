@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from .communicator import Communicator
@@ -117,6 +118,21 @@ def allreduce(
     """Communicator.allreduce."""
     return _use(comm).allreduce(
         tensor, op, compression=compression, out=out, async_op=async_op, timeout=timeout
+    )
+
+
+def allreduce_many(
+    tensors: Iterable[Any],
+    op: str = "sum",
+    *,
+    compression: str | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Communicator.allreduce_many."""
+    return _use(comm).allreduce_many(
+        tensors, op, compression=compression, async_op=async_op, timeout=timeout
     )
 
 
@@ -241,8 +257,8 @@ def recv(
 
 
 for _name in (
-    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter",
-    "alltoall", "barrier", "send", "recv",
+    "allreduce", "allreduce_many", "broadcast", "reduce", "allgather", "gather", "scatter",
+    "reduce_scatter", "alltoall", "barrier", "send", "recv",
 ):  # fmt: skip
     _about = inspect.getdoc(getattr(Communicator, _name))
     globals()[_name].__doc__ = f"{_about}\n\nOn the default communicator, or on ``comm``."

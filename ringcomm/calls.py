@@ -44,6 +44,15 @@ def is_number(value: object) -> bool:
     return isinstance(value, _NUMBERS) and value == value
 
 
+def require_compressible(compression: str | None, dtype: str) -> None:
+    """Raises TensorError for a tensor that no codec takes."""
+    if compression not in (None, "none") and dtype not in ("f32", "f64"):
+        raise TensorError(
+            f"compression={compression!r} takes float32 and float64 tensors, not {dtype}; "
+            "leave it out"
+        )
+
+
 def make_call(
     collective: int, src: View | None, dst: View | None, count: int, op: str,
     compression: str | None, root: int, world_size: int, seconds: float, async_op: bool,
@@ -62,11 +71,8 @@ def make_call(
     if not is_integer(root) or not 0 <= root < world_size:
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
     some = src or dst
-    if codec != "none" and some is not None and some.dtype not in ("f32", "f64"):
-        raise TensorError(
-            f"compression={compression!r} takes float32 and float64 tensors, not {some.dtype}; "
-            "leave it out"
-        )
+    if some is not None:
+        require_compressible(compression, some.dtype)
     call = ffi.new("rc_call *")
     call.size = ffi.sizeof("rc_call")
     call.collective = collective

@@ -13,7 +13,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,7 @@ from .buffers import View, view
 from .calls import is_integer, make_call
 from .config import ALGORITHMS, Config
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
+from .fusion import allreduce_many
 from .work import Work
 
 _CLOSE_MS = 1000
@@ -178,6 +179,30 @@ class Communicator:
             lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
             async_op=async_op, timeout=timeout, on_done=on_done,
         )  # fmt: skip
+
+    def allreduce_many(
+        self,
+        tensors: Iterable[Any],
+        op: str = "sum",
+        *,
+        compression: str | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces several tensors in place, the small ones (below 256 KiB) of a dtype together.
+
+        For many small tensors that is many times faster than one call for each. The order of a sum
+        may differ from that of ``allreduce`` of one tensor; it is the same on all ranks.
+
+        Args:
+            tensors: the same number, dtypes and counts in the same order on all ranks.
+
+        Returns:
+            The tensors as a list; with ``async_op`` an object with ``wait``, ``done`` and
+            ``exception``, as a Work has them. The other arguments, and the errors raised, are those
+            of ``allreduce``.
+        """
+        return allreduce_many(self, tensors, op, compression, async_op, timeout)
 
     def broadcast(
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None

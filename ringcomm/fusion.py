@@ -1,0 +1,139 @@
+"""Many tensors in few all-reduces: what allreduce_many does.
+
+A small tensor costs its hops, hardly its bytes; hundreds of them, one after the other, cost
+hundreds of times as much. So the small ones of a dtype are copied into one buffer, reduced there,
+and copied back. Large ones go by themselves, in place: a copy would cost them more than it saves.
+
+Invariants: which tensors travel together depends on their order, dtypes and sizes alone, which are
+the same on all ranks. Everything is checked before anything is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._native import ffi, lib
+from .buffers import View, view
+from .calls import require_compressible
+from .errors import CommTimeoutError, RingcommError, TensorError
+from .work import Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+SMALL_BYTES = 256 << 10  # tensors below this travel together
+MOST_BYTES = 16 << 20  # in one buffer
+
+
+class Works:
+    """Several works in flight as one, as returned by ``allreduce_many`` with ``async_op=True``."""
+
+    def __init__(self, works: Sequence[Work], result: list[Any]) -> None:
+        self._works = works
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Waits for all of them and returns the tensors; otherwise as ``Work.wait``."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for work in self._works:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                work.wait(left)
+            except CommTimeoutError as error:
+                if work.done() or timeout is None:
+                    raise
+                raise CommTimeoutError(
+                    f"{work.name} #{work.seq}, one of {len(self._works)}, is still in flight after "
+                    f"{timeout:g} s; it goes on",
+                    seq=work.seq,
+                    elapsed=timeout,
+                ) from error
+        return self._result
+
+    def done(self) -> bool:
+        """True once all are over, well or not. Never waits."""
+        return all(work.done() for work in self._works)
+
+    def exception(self) -> RingcommError | None:
+        """The first failure, or None if there is none (yet). Never waits."""
+        return next((error for work in self._works if (error := work.exception())), None)
+
+
+def allreduce_many(
+    comm: Communicator,
+    tensors: Iterable[Any],
+    op: str,
+    compression: str | None,
+    async_op: bool,
+    timeout: float | None,
+) -> Any:
+    """Communicator.allreduce_many."""
+    given = list(tensors)
+    views = [view(tensor, writable=True) for tensor in given]
+    _require_distinct(views)
+    for one in views:
+        require_compressible(compression, one.dtype)
+    works = [
+        comm._run(
+            lib.RC_ALLREDUCE, packed, packed, packed.count, op=op, compression=compression,
+            async_op=True, timeout=timeout,
+        )
+        for packed in map(_pack, _batches(views))
+    ]  # fmt: skip
+    together = Works(works, given)
+    return together if async_op else together.wait()
+
+
+def _require_distinct(views: Sequence[View]) -> None:
+    end = 0
+    for one in sorted((v for v in views if v.count), key=lambda v: v.address):
+        if one.address < end:
+            raise TensorError("two of the tensors share memory; pass each of them once")
+        end = one.address + one.nbytes
+
+
+def _batches(views: Sequence[View]) -> list[list[View]]:
+    """In order of each batch's first tensor."""
+    batches: list[list[View]] = []
+    filling: dict[str, tuple[list[View], int]] = {}
+    for one in views:
+        if one.nbytes >= SMALL_BYTES:
+            batches.append([one])
+            continue
+        batch, nbytes = filling.get(one.dtype, ([], MOST_BYTES))
+        if nbytes + one.nbytes > MOST_BYTES:
+            batch, nbytes = [], 0
+            batches.append(batch)
+        batch.append(one)
+        filling[one.dtype] = batch, nbytes + one.nbytes
+    return batches
+
+
+def _pack(batch: list[View]) -> View:
+    """A batch as one tensor, whose ``finish`` brings the results back."""
+    if len(batch) == 1:
+        return batch[0]
+    count = sum(one.count for one in batch)
+    buffer = np.empty(sum(one.nbytes for one in batch), np.uint8)
+    base = ffi.cast("char *", buffer.__array_interface__["data"][0])
+    offset = 0
+    for one in batch:
+        ffi.memmove(base + offset, ffi.cast("char *", one.address), one.nbytes)
+        offset += one.nbytes
+
+    def unpack() -> None:
+        offset = 0
+        for one in batch:
+            ffi.memmove(ffi.cast("char *", one.address), base + offset, one.nbytes)
+            offset += one.nbytes
+            if one.finish is not None:
+                one.finish()
+
+    return View(
+        batch, (buffer, batch), buffer.__array_interface__["data"][0], batch[0].dtype, (count,),
+        count, batch[0].new, unpack,
+    )  # fmt: skip
