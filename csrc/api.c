@@ -140,12 +140,13 @@ void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
             out->wire_bytes += ln->lanes[i]->sent_bytes;
     }
     out->engine_cpu_s = engine_cpu_seconds(comm->engine);
+    out->waiting_s = clock_seconds(0, comm->engine->waited);
     engine_unlock(comm->engine);
 }
 
 static rc_lane_stats lane_stats(const lane *l)
 {
-    return (rc_lane_stats){.peer = l->peer,
+    rc_lane_stats stats = {.peer = l->peer,
                            .rail = l->rail,
                            .lane = l->index,
                            .sent_bytes = l->sent_bytes,
@@ -153,6 +154,8 @@ static rc_lane_stats lane_stats(const lane *l)
                            .sent_frames = l->sent_frames,
                            .received_frames = l->received_frames,
                            .rate = l->rate * 1e9};
+    lane_ask_tcp(l, &stats.retransmits, &stats.rtt_s);
+    return stats;
 }
 
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)

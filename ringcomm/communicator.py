@@ -26,6 +26,7 @@ from .bootstrap.mesh import Mesh
 from .buffers import View, view
 from .calls import is_integer, make_call
 from .config import ALGORITHMS, Config
+from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .fusion import allreduce_many
 from .work import Work
@@ -378,29 +379,18 @@ class Communicator:
 
         Returns:
             works (completed), payload_bytes (sent, after compression), wire_bytes (sent, with
-            headers), engine_cpu_s (CPU seconds of the progress thread), and lanes: a list of
-            peer, rail, lane, sent_bytes, received_bytes, sent_frames, received_frames, rate
-            (bytes per second as measured, 0.0 if not) and share (of this rank's sent bytes).
+            headers), engine_cpu_s (CPU seconds of the progress thread) and waiting_s (that threads
+            have spent waiting for collectives), both of all communicators of this process;
+            lanes: a list of peer, rail, lane, sent_bytes, received_bytes, sent_frames,
+            received_frames, rate (bytes per second as measured, 0.0 if not), retransmits (of TCP
+            segments), rtt_s (TCP's smoothed round trip) and share (of this rank's sent bytes);
+            rails: the sums over the lanes of each, as rail, interface, sent_bytes, received_bytes,
+            retransmits, share.
         """
         self._require_open()
-        totals = ffi.new("rc_comm_stats *")
         with self._lock:
             self._require_open()
-            lib.rc_comm_stats_get(self._handle, totals)
-            rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
-            count = min(lib.rc_comm_lane_stats(self._handle, rows, totals.lanes), totals.lanes)
-        fields = ("peer", "rail", "lane", "sent_bytes", "received_bytes", "sent_frames",
-                  "received_frames", "rate")  # fmt: skip
-        lanes = [{name: getattr(rows[i], name) for name in fields} for i in range(count)]
-        for lane in lanes:
-            lane["share"] = lane["sent_bytes"] / totals.wire_bytes if totals.wire_bytes else 0.0
-        return {
-            "works": totals.works,
-            "payload_bytes": totals.payload_bytes,
-            "wire_bytes": totals.wire_bytes,
-            "engine_cpu_s": totals.engine_cpu_s,
-            "lanes": lanes,
-        }
+            return read_counters(self._handle, self.rails)
 
     @property
     def kernel_set(self) -> str:

@@ -332,6 +332,28 @@ def test_bytes_on_the_wire_are_what_the_plan_says(n: int, dtype: str, codec: str
     run_ranks(n, body, config=QUIET)
 
 
+def test_rails_are_the_sums_of_their_lanes() -> None:
+    def body(comm: Communicator) -> dict[str, Any]:
+        comm.barrier()
+        before = comm.stats()["waiting_s"]
+        if comm.rank == 1:
+            time.sleep(0.1)
+        comm.allreduce(np.ones(100_000))
+        stats = comm.stats()
+        if comm.rank == 0:
+            assert stats["waiting_s"] >= before + 0.08
+        return stats
+
+    for stats in run_ranks(2, body, lanes=2, rails=2, config=QUIET):
+        assert [(one["rail"], one["interface"]) for one in stats["rails"]] == [(0, "lo"), (1, "lo")]
+        for rail in stats["rails"]:
+            lanes = [lane for lane in stats["lanes"] if lane["rail"] == rail["rail"]]
+            for name in ("sent_bytes", "received_bytes", "retransmits"):
+                assert rail[name] == sum(lane[name] for lane in lanes)
+        assert sum(rail["share"] for rail in stats["rails"]) == pytest.approx(1.0)
+        assert all(0 < lane["rtt_s"] < 1 for lane in stats["lanes"])
+
+
 def test_what_is_sent_is_received() -> None:
     def body(comm: Communicator) -> dict[str, Any]:
         comm.allreduce(np.ones(100_000))

@@ -181,7 +181,9 @@ typedef struct rc_lane_stats {
     uint64_t received_bytes;
     uint64_t sent_frames;
     uint64_t received_frames;
-    double rate; /* measured delivery rate, bytes per second; 0 before a measurement */
+    double rate;          /* measured delivery rate, bytes per second; 0 before a measurement */
+    uint64_t retransmits; /* TCP segments sent again; 0 where the socket does not count them */
+    double rtt_s;         /* smoothed round trip as TCP sees it; 0 if not known */
 } rc_lane_stats;
 
 typedef struct rc_comm_stats {
@@ -189,6 +191,7 @@ typedef struct rc_comm_stats {
     uint64_t payload_bytes; /* payload sent, after compression */
     uint64_t wire_bytes;    /* sent, headers included */
     double engine_cpu_s;    /* CPU seconds of the progress thread, whole engine */
+    double waiting_s;       /* that threads have spent in rc_work_wait, whole engine */
     int32_t lanes;
 } rc_comm_stats;
 

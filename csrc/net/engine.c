@@ -408,6 +408,7 @@ static void hand_over(rc_engine *e)
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
                  uint64_t spin)
 {
+    uint64_t start = clock_ns();
     e->waiters++;
     while (!finished(arg) && clock_ns() < deadline) {
         if (e->driver == ENGINE_REST) {
@@ -423,6 +424,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
     }
     e->waiters--;
     e->last_waiter = clock_ns();
+    e->waited += e->last_waiter - start;
     hand_over(e);
     return finished(arg);
 }

@@ -73,6 +73,7 @@ struct rc_engine {
     int active;   /* works in flight; kept by the members */
     int stopping;
     uint64_t passes;      /* rounds of events handled */
+    uint64_t waited;      /* ns that threads have spent inside engine_drive */
     uint64_t last_waiter; /* when the last waiter left */
     uint64_t sleep_until; /* of the driver */
     int spin_misses;      /* vain spins in a row */

@@ -156,6 +156,17 @@ uint64_t lane_unacked(const lane *ln)
     return (uint64_t)queued + ln->out_bytes - ln->out_sent;
 }
 
+void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    memset(&info, 0, sizeof info); /* an old kernel fills less */
+    if (ln->source.fd < 0 || getsockopt(ln->source.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+        memset(&info, 0, sizeof info);
+    *retransmits = info.tcpi_total_retrans;
+    *rtt = info.tcpi_rtt * 1e-6;
+}
+
 /* Long enough for a driver that is not scheduled at once, short enough to correct a wrong turn. */
 static void set_backlog(lane *ln)
 {

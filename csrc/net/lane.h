@@ -102,6 +102,9 @@ void lane_limit_backlog(lane *ln);
 void lane_push(lane *ln, out_frame *frame);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
+/* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.
+ * Zeros for another kind of socket. */
+void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);
 /* Updates rate from what was acknowledged since the last look. */
 void lane_measure(lane *ln, uint64_t now, uint64_t unacked);
 /* Makes the lane independent of memory that is not its own: the rest of a half-sent payload is
