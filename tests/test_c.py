@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 C_TESTS = ROOT / "tests" / "c"
+ARM_TESTS = ("crc32c", "kernels", "half", "codec", "plan", "frame", "work")
 PROBE = "#include <pthread.h>\nint main(void) { return 0; }\n"
 
 
@@ -58,6 +59,24 @@ def test_c(sanitizer: str, tmp_path: Path) -> None:
     passed, failed = done.stdout.splitlines()[-1].split(", ")
     assert int(passed.split()[0]) >= 90
     assert failed == "0 failed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_another_architecture() -> None:
+    """ARM: the whole core compiles without a warning, and what the NEON kernels and the CRC give is
+    what the reference does, in an emulator."""
+    compiler, emulator = "aarch64-linux-gnu-gcc", shutil.which("qemu-aarch64-static")
+    if shutil.which(compiler) is None or shutil.which("make") is None:
+        pytest.skip(f"make or {compiler} is not installed")
+    jobs = f"-j{min(os.cpu_count() or 1, 8)}"
+    make = ["make", "--no-print-directory", jobs, f"CC={compiler}", "LDFLAGS=-static"]
+    done = run([*make, "all"])
+    assert done.returncode == 0, done.stdout[-8000:]
+    if emulator is None:
+        pytest.skip("compiled; qemu-aarch64-static is not installed, so nothing was run")
+    done = run([*make, f"RUNNER={emulator}", f"NAMES={' '.join(ARM_TESTS)}", "run"])
+    assert done.returncode == 0, done.stdout[-8000:]
 
 
 @pytest.mark.parametrize(
