@@ -86,10 +86,11 @@ struct lane {
     uint64_t sent_bytes, received_bytes, sent_frames, received_frames;
 
     /* Delivery rate, kept by lane_measure. */
-    double rate;             /* bytes per ns */
-    uint64_t rate_at;        /* start of the measurement; 0: none runs */
-    uint64_t rate_delivered; /* sent_bytes less what was unacknowledged then */
-    int backlog;             /* unsent bytes that the kernel may hold; 0: not limited */
+    double rate;                 /* bytes per ns */
+    uint64_t rate_at;            /* start of the measurement; 0: none runs */
+    uint64_t rate_delivered;     /* sent_bytes less what was unacknowledged then */
+    uint64_t rate_least_unacked; /* since then */
+    int backlog;                 /* unsent bytes that the kernel may hold; 0: not limited */
 };
 
 /* Takes over fd and watches it. On failure fd is closed. */

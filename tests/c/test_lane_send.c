@@ -198,6 +198,32 @@ static void rate_is_measured_over_busy_time(void)
     close_fixture(f);
 }
 
+/* What takes longer than its bytes need, because little was under way, does not make a lane slow.
+ */
+static void little_under_way_does_not_lower_a_rate(void)
+{
+    fixture *f = open_fixture(0);
+    lane *ln = &f->ln;
+    uint64_t now = CLOCK_S, least = 0;
+    ln->rate = 0.1; /* 100 kB in 1 ms */
+    for (int saturated = 0; saturated < 2; saturated++, now += CLOCK_S) {
+        least = saturated ? 150000 : 50000;
+        lane_measure(ln, now, 0);
+        ln->sent_bytes += 300000;
+        lane_measure(ln, now, 300000);
+        lane_measure(ln, now + 2 * CLOCK_MS, least);
+        ln->sent_bytes += 200000;
+        lane_measure(ln, now + 5 * CLOCK_MS, 200000 + least - 50000);
+        CHECK((ln->rate < 0.1) == saturated);
+    }
+    lane_measure(ln, now, 0);
+    ln->sent_bytes += 900000;
+    lane_measure(ln, now, 900000);
+    lane_measure(ln, now + 5 * CLOCK_MS, 1);
+    CHECK(ln->rate > 0.1); /* faster than it was thought to be, however little is left */
+    close_fixture(f);
+}
+
 /* Unix sockets count what they hold with its overhead, so that less may seem delivered than before.
  */
 static void rate_stays_sane_when_delivery_seems_to_go_back(void)
@@ -222,6 +248,7 @@ int main(void)
         {"mute_lane_still_reads", mute_lane_still_reads},
         {"close_gives_frames_back", close_gives_frames_back},
         {"rate_is_measured_over_busy_time", rate_is_measured_over_busy_time},
+        {"little_under_way_does_not_lower_a_rate", little_under_way_does_not_lower_a_rate},
         {"rate_stays_sane_when_delivery_seems_to_go_back",
          rate_stays_sane_when_delivery_seems_to_go_back},
     };
