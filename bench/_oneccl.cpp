@@ -9,7 +9,8 @@
 #include <cstring>
 #include <memory>
 
-namespace {
+namespace
+{
 
 ccl::shared_ptr_class<ccl::kvs> store;
 std::unique_ptr<ccl::communicator> world;

@@ -65,6 +65,8 @@ class Standing:
         wrong: wrong elements, summed over the rounds.
         ratio: its time over ringcomm's, the median over the rounds that have both; above 1
             ringcomm is faster. None where ringcomm was not measured.
+        ratio_range: the smallest and the largest of these. Where 1 lies between them, the run does
+            not tell which of the two is faster.
         floor_us: time that bare sockets take for as much (floor_us()); None without a floor.
     """
 
@@ -79,6 +81,7 @@ class Standing:
     rounds: int
     wrong: int
     ratio: float | None
+    ratio_range: tuple[float, float] | None
     floor_us: float | None
 
     @property
@@ -134,6 +137,7 @@ def _standing(
         rounds=len(mine),
         wrong=sum(one.wrong for one in mine),
         ratio=statistics.median(ratios) if ratios else None,
+        ratio_range=(min(ratios), max(ratios)) if ratios else None,
         floor_us=floor,
     )
 
@@ -165,9 +169,10 @@ def floor_us(floor: Physical, size: int, world: int) -> float:
 
 # --- the table ---
 
-_HEADS = ("size", "library", "time", "spread", "busbw", "cpu", "x ringcomm", "x floor", "#wrong")
-_UNITS = ("(B)", "", "(us)", "", "(GB/s)", "(s/GB)", "(time)", "(time)", "")
-_WIDTHS = (11, 16, 11, 8, 9, 9, 12, 9, 8)
+_HEADS = ("size", "library", "time", "spread", "busbw", "cpu", "x ringcomm", "(range)", "x floor",
+          "#wrong")
+_UNITS = ("(B)", "", "(us)", "", "(GB/s)", "(s/GB)", "(time)", "", "(time)", "")
+_WIDTHS = (11, 16, 11, 8, 9, 9, 12, 15, 9, 8)
 
 
 def table(standings: Sequence[Standing], where: str) -> list[str]:
@@ -192,8 +197,16 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         str(standing.size), standing.label, f"{standing.time_us:.1f}",
         f"{100 * standing.spread:.0f} %", f"{standing.busbw:.4f}", _short(standing.cpu),
         "-" if standing.ratio is None else _short(standing.ratio),
+        _range(standing),
         "-" if over is None else _short(over), str(standing.wrong),
     )
+
+
+def _range(standing: Standing) -> str:
+    if standing.ratio_range is None or standing.label == SUBJECT:
+        return ""
+    low, high = standing.ratio_range
+    return f"{_short(low)}-{_short(high)}"
 
 
 def _short(value: float) -> str:

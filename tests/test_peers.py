@@ -51,6 +51,7 @@ def test_medians_over_rounds_and_ratios_within_them() -> None:
     assert (first.library, first.time_us, first.ratio, first.rounds) == ("ringcomm", 12.0, 1.0, 3)
     assert (second.library, second.time_us) == ("gloo", 40.0)
     assert second.ratio == 3.0  # of 3, 2 and 4; the ratio of the medians would be 3.3
+    assert second.ratio_range == (2.0, 4.0)
     assert second.spread == pytest.approx((48 - 30) / 40)
     slower = [one("ringcomm", turn, us * 4) for turn, us in enumerate(ours[:1])] + rows[:3]
     assert merge(slower)[1].ratio == pytest.approx(0.75)  # only round 0 has both
