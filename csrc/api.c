@@ -82,6 +82,29 @@ rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double byt
     return RC_INVALID_ARGUMENT;
 }
 
+static int shares_ok(const rc_comm *comm, const int32_t *ranks, int count)
+{
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= comm->env.world_size || (i > 0 && ranks[i] <= ranks[i - 1]))
+            return 0;
+        found += ranks[i] == comm->env.rank;
+    }
+    return found == 1;
+}
+
+rc_result rc_comm_share(rc_comm *comm, const int32_t *ranks, int count, int fd)
+{
+    int ok = comm != NULL && comm->state == COMM_NEW && comm->shared.region.base == NULL &&
+             ranks != NULL && count >= 2 && count <= REGION_MAX_RANKS &&
+             shares_ok(comm, ranks, count);
+    if (ok && fd >= 0)
+        return comm_share(comm, ranks, count, fd);
+    if (fd >= 0)
+        close(fd);
+    return RC_INVALID_ARGUMENT;
+}
+
 rc_result rc_comm_start(rc_comm *comm)
 {
     if (comm == NULL || comm->state != COMM_NEW || is_forked(comm->engine))

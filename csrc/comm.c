@@ -112,10 +112,13 @@ static void start(rc_comm *c, rc_work *w)
             check_work_left(c, w, c->env.links[rank]);
     if (c->state == COMM_RUNNING && work_start(w, &c->env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
-    if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
+    if (c->state == COMM_RUNNING && !w->is_shared) /* also where it is over: what others called
+                                                      must still fit */
         comm_announce(c, w);
     if (c->state == COMM_RUNNING)
         comm_replay_early(c, w);
+    if (c->state == COMM_RUNNING && w->is_shared)
+        engine_poll(c->engine, &c->member);
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
@@ -240,6 +243,8 @@ void comm_fail(rc_comm *c, const rc_error *error)
             detach_link(c, c->env.links[rank]);
     send_on_all_lanes(c, FRAME_ABORT, error->seq);
     comm_drop_early(c);
+    shared_drop(&c->shared);
+    c->member.polling = 0;
     end_works(c);
 }
 
@@ -292,6 +297,7 @@ static void destroy(rc_comm *c)
             free(ln->lanes[i]);
         free(ln->lanes);
     }
+    region_unmap(&c->shared.region);
     free(c->link_storage);
     free(c->env.links);
     work_env_destroy(&c->env);
@@ -305,7 +311,11 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
         return RC_NO_MEMORY;
     c->engine = engine;
     c->config = *config;
-    c->member = (engine_member){.drain = drain, .tick = comm_tick};
+    c->member = (engine_member){.drain = drain,
+                                .tick = comm_tick,
+                                .pump = comm_pump_shared,
+                                .stirred = comm_shared_stirred,
+                                .doze = comm_doze_shared};
     c->env = (work_env){.engine = engine,
                         .rank = config->rank,
                         .world_size = config->world_size,
@@ -345,6 +355,21 @@ rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per
     l->source.events = 0;
     ln->lanes[ln->lane_count++] = l;
     return RC_OK;
+}
+
+rc_result comm_share(rc_comm *c, const int32_t *ranks, int count, int fd)
+{
+    int self = -1;
+    for (int i = 0; i < count; i++) {
+        c->shared.rank_at[i] = ranks[i];
+        if (ranks[i] == c->env.rank)
+            self = i;
+    }
+    rc_result result = region_map(&c->shared.region, fd, self, count);
+    close(fd);
+    if (result == RC_OK && count == c->env.world_size)
+        c->env.shared = &c->shared;
+    return result;
 }
 
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)

@@ -12,11 +12,13 @@
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
  * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_timers.c deadlines,
- * heartbeats, silence. Threading: under the engine's lock, but for the inbox.
+ * heartbeats, silence; comm_shared.c shared memory. Threading: under the engine's lock, but for the
+ * inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
 
+#include "coll/shared.h"
 #include "coll/work.h"
 
 enum { COMM_HISTORY = 1024, COMM_MAX_EARLY_CALLS = 4096 };
@@ -36,6 +38,7 @@ struct rc_comm {
     rc_comm_config config;
     work_env env;
     peer_link *link_storage;  /* world_size of them, this rank's own unused */
+    shared_memory shared;     /* env.shared points here if there is any */
     _Atomic comm_state state; /* written under the lock, read anywhere */
     int leaving;              /* goodbye is said */
     rc_error error;
@@ -53,10 +56,11 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _start, _abort, _close, _free and rc_submit do, once api.c has
- * checked the arguments. */
+/* What rc_comm_create, _add_lane, _share, _start, _abort, _close, _free and rc_submit do, once
+ * api.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+rc_result comm_share(rc_comm *c, const int32_t *ranks, int count, int fd);
 rc_result comm_start(rc_comm *c);
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);
@@ -75,6 +79,13 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                        uint64_t fingerprint, uint16_t flags, int lane);
 /* Raises PEER_LOST for the first active work that needs a peer which has left. */
 void comm_check_left(rc_comm *c, const peer_link *ln);
+
+/* ---- comm_shared.c ---- */
+
+/* The member's pump, stirred and doze: drive the works that go through shared memory. */
+int comm_pump_shared(engine_member *member);
+int comm_shared_stirred(const engine_member *member);
+void comm_doze_shared(engine_member *member, int dozing);
 
 /* ---- comm_frames.c ---- */
 

@@ -36,6 +36,7 @@ static void time_out(rc_comm *c, const rc_work *w)
                        w->call.collective == RC_SEND ? "receive" : "send", w->call.root, seconds);
         return;
     }
+    shared_note_calls(&c->shared);
     int first = list_missing(c, w->seq, missing, sizeof missing);
     if (first >= 0)
         comm_fail_text(c, RC_TIMEOUT, first,

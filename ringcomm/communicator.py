@@ -119,6 +119,10 @@ class Communicator:
                     out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s
                 )
                 self._check(result, "add a lane to")
+            while mesh.shared:
+                memory = mesh.shared.pop()
+                result = lib.rc_comm_share(out[0], memory.ranks, len(memory.ranks), memory.fd)
+                self._check(result, "share memory in")
             self._check(lib.rc_comm_start(out[0]), "start")
         except BaseException:
             lib.rc_comm_free(out[0])

@@ -53,6 +53,10 @@ class Config:
     """How an all-reduce runs: ring, direct or one_shot; auto: what the cost model says of its
     size. Same on all ranks."""
 
+    shared_memory: bool = True
+    """Let all-reduces among ranks of one host go through memory that they share. Off on one rank
+    means off on all."""
+
     spin_us: int = -1
     """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
     10000. That saves the delays of falling asleep and waking up, but takes a core. -1: 50 where
@@ -78,8 +82,9 @@ class Config:
     def __post_init__(self) -> None:
         _check_names(self, "interfaces")
         _check_names(self, "congestion")
-        if not isinstance(self.insecure, bool):
-            raise ConfigError(f"insecure={self.insecure!r}: give True or False")
+        for name in ("insecure", "shared_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         _check(self, "lanes", 1, 16)
         _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
@@ -153,8 +158,15 @@ def _check_names(config: Config, name: str) -> None:
 def _parse(name: str, default: Any, text: str) -> Any:
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False,
-                    "": False}[text.strip().lower()]
+            return {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "": False,
+            }[text.strip().lower()]
         if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())
         return type(default)(text)

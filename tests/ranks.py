@@ -33,7 +33,7 @@ from typing import Any
 
 from ringcomm import Communicator, Config, NotInitializedError
 from ringcomm.bootstrap.join import Joined
-from ringcomm.bootstrap.mesh import LaneSocket, Mesh, RailInfo
+from ringcomm.bootstrap.joined import LaneSocket, Mesh, RailInfo, SharedMemory
 from ringcomm.bootstrap.sockets import tune
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,6 +83,16 @@ def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -
     return meshes
 
 
+def share_memory(meshes: Sequence[Mesh]) -> None:
+    """Gives all ranks memory of their host."""
+    if len(meshes) == 1:
+        return
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    for mesh in meshes:
+        mesh.shared.append(SharedMemory(os.dup(fd), tuple(range(len(meshes)))))
+    os.close(fd)
+
+
 class World:
     """Ranks as threads of this process; a context manager, which closes it.
 
@@ -92,6 +102,7 @@ class World:
         config: settings; ``lanes`` overrides its own.
         engines: "shared" or "own".
         bring_up: "sockets" made here, or the library's own ("tcp").
+        memory: the ranks share memory (with "tcp", as the config has it).
 
     Attributes:
         comms: the communicators by rank.
@@ -106,6 +117,7 @@ class World:
         config: Config | None = None,
         engines: str = "shared",
         bring_up: str = "sockets",
+        memory: bool = False,
     ) -> None:
         assert engines in ("shared", "own")
         assert bring_up in ("sockets", "tcp")
@@ -120,6 +132,8 @@ class World:
             self._bring_up(configs, rails)
             return
         meshes = loopback_meshes(n, lanes, rails, base.congestion)
+        if memory:
+            share_memory(meshes)
         try:
             for mesh, settings in zip(meshes, configs, strict=True):
                 self.comms.append(Communicator(Joined(mesh, settings, None, "test")))

@@ -14,7 +14,7 @@ count. Small cases run in windows of 16: by turns one after the other in place, 
 once in place, and all in flight with out=.
 
 All this is the ring. The other algorithms, and the choice between them, get the counts below
-1 << 20 in every world, with the lanes and rails in turns.
+1 << 20 in every world, with the lanes and rails in turns; and again through shared memory.
 
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
@@ -60,6 +60,7 @@ class Case:
     op: str
     codec: str
     algorithm: str = "ring"
+    memory: bool = False
 
     def input(self, rank: int) -> Array:
         return elements(self.dtype, self.count, rank, salt=hash_of(self.op + self.codec) % 97)
@@ -68,7 +69,7 @@ class Case:
     def expected(self) -> Array:
         inputs = [self.input(rank) for rank in range(self.world)]
         return reference.allreduce(
-            inputs, self.dtype, self.op, self.codec, self.algorithm
+            inputs, self.dtype, self.op, self.codec, self.algorithm, self.memory
         )
 
     @property
@@ -88,11 +89,12 @@ def combinations(dtypes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 @functools.lru_cache(maxsize=2)  # of the world at hand: its six lane and rail counts follow
 def cases(
-    world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring"
+    world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring",
+    memory: bool = False,
 ) -> list[Case]:
     """Every combination at every count, in an order that mixes dtypes and sizes."""
     made = [
-        Case(world, n, *rest, algorithm=algorithm)
+        Case(world, n, *rest, algorithm=algorithm, memory=memory)
         for rest in combinations(dtypes) for n in counts
     ]  # fmt: skip
     np.random.default_rng(world).shuffle(made)  # type: ignore[arg-type]
@@ -159,12 +161,16 @@ def millions(world: int, lanes: int, rails: int, dtypes: Sequence[str]) -> list[
     return [Case(world, 1 << 20, *rest) for rest in chosen]
 
 
-def open_world(world: int, lanes: int, rails: int, algorithm: str = "ring") -> World:
+def open_world(
+    world: int, lanes: int, rails: int, algorithm: str = "ring", memory: bool = False
+) -> World:
     pair = LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
     segment_bytes = SEGMENTS[pair % len(SEGMENTS)]
     config = Config(segment_bytes=segment_bytes, timeout=30.0, algorithm=algorithm)
     engines = ("shared", "own")[(WORLDS.index(world) + pair) % 2]
-    return World(world, lanes=lanes, rails=rails, config=config, engines=engines)
+    return World(
+        world, lanes=lanes, rails=rails, config=config, engines=engines, memory=memory
+    )
 
 
 def need(dtypes: Sequence[str]) -> None:
@@ -223,19 +229,32 @@ def test_algorithms(world: int, algorithm: str, dtypes: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "auto"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_shared_memory(world: int, algorithm: str, dtypes: tuple[str, ...]) -> None:
+    """The same bits as over links by the same algorithm."""
+    need(dtypes)
+    counts = (*small_counts(world), 5003, 100_003, 400_009)
+    with open_world(world, 1, 1 + world % 2, algorithm, memory=True) as ranks:
+        assert_right(ranks, cases(world, counts, dtypes, algorithm, True))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("memory", [False, True], ids=["links", "memory"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
-def test_world_of_sixteen(algorithm: str, dtypes: tuple[str, ...]) -> None:
+def test_world_of_sixteen(algorithm: str, memory: bool, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
     counts = (0, 1, 15, 16, 17, 4099)
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
-    with World(16, lanes=2, rails=2, config=config) as ranks:
+    with World(16, lanes=2, rails=2, config=config, memory=memory) as ranks:
         assert_right(ranks, cases(16, counts, dtypes, algorithm))
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("memory", [False, True], ids=["links", "memory"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_special_values(world: int, algorithm: str, dtypes: tuple[str, ...]) -> None:
+def test_special_values(world: int, algorithm: str, memory: bool, dtypes: tuple[str, ...]) -> None:
     """Infinities, NaN, subnormals, signed zeros, integer extremes. Of two NaN in a plain f32 or f64
     sum or product either may win, but the same on all ranks."""
     need(dtypes)
@@ -252,7 +271,7 @@ def test_special_values(world: int, algorithm: str, dtypes: tuple[str, ...]) -> 
         return results
 
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
-    with World(world, config=config) as ranks:
+    with World(world, config=config, memory=memory) as ranks:
         results = ranks.run(body)
     for index, (dtype, op, codec) in enumerate(combinations(dtypes)):
         ours = [one[index] for one in results]

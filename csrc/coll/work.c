@@ -7,6 +7,7 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
+#include "shared.h"
 
 /* ---- frames ---- */
 
@@ -284,10 +285,17 @@ rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->world_size);
+    uint64_t wire_bytes = w->call.count * w->codec.wire_bytes;
+    w->is_shared = env->shared != NULL && plan_may_share(&w->call, env->algorithm);
     rc_algorithm algorithm =
-        plan_choose(&w->call, env->world_size, w->call.count * w->codec.wire_bytes, env->algorithm);
+        w->is_shared ? plan_choose_shared(env->world_size, wire_bytes, env->algorithm)
+                     : plan_choose(&w->call, env->world_size, wire_bytes, env->algorithm);
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
               env->segment_bytes / w->codec.wire_bytes);
+    if (w->is_shared) {
+        shared_start(env->shared, w);
+        return RC_OK;
+    }
     w->receives_left = plan_receives(&w->plan, -1);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
@@ -303,7 +311,7 @@ rc_result work_start(rc_work *w, work_env *env)
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error)
 {
     const plan *p = &w->plan;
-    if (h->chunk >= p->chunks || h->step >= plan_hops(p, h->chunk) ||
+    if (w->is_shared || h->chunk >= p->chunks || h->step >= plan_hops(p, h->chunk) ||
         h->segment >= plan_segments(p, h->chunk) ||
         plan_rank_at(p, h->chunk, h->step + 1U) != p->rank ||
         plan_rank_at(p, h->chunk, h->step) != from)

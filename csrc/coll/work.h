@@ -26,6 +26,17 @@
 #include "../plan/plan.h"
 #include "join.h"
 
+struct shared_memory;
+
+/* How far a work is on its way through shared memory (shared.h). */
+typedef struct shared_run {
+    struct rc_work *next;
+    uint64_t first, turns; /* of the region's turns */
+    uint32_t chunks;       /* one per rank, or the whole as one */
+    uint64_t chunk_elems;  /* the last chunks may be shorter, or empty */
+    uint64_t turn_elems;   /* of each chunk */
+} shared_run;
+
 /* What the works of one communicator share. */
 typedef struct work_env {
     rc_engine *engine;
@@ -34,9 +45,10 @@ typedef struct work_env {
     uint32_t epoch;
     uint32_t segment_bytes;
     rc_algorithm algorithm;
-    peer_link **links; /* by rank; NULL for this rank */
-    pool buffers;      /* of segment_bytes */
-    out_frame *frames; /* free list */
+    peer_link **links;            /* by rank; NULL for this rank */
+    pool buffers;                 /* of segment_bytes */
+    struct shared_memory *shared; /* with all ranks in it; NULL if there is none */
+    out_frame *frames;            /* free list */
 } work_env;
 
 struct rc_work {
@@ -53,7 +65,9 @@ struct rc_work {
     uint64_t receives_left, sends_left;
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
-    join join;                              /* without segments in a ring */
+    join join;     /* without segments in a ring */
+    int is_shared; /* it goes through shared memory, not over links */
+    shared_run shared;
     uint64_t submitted, deadline, finished; /* ns */
     uint64_t spin;                          /* ns; of a thread that waits for it */
     atomic_int result;                      /* RC_AGAIN while in flight */

@@ -161,6 +161,11 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
  * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
  * on failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
+/* Gives the communicator memory that these ranks, 2 to 64 in ascending order and this one among
+ * them, share: a file that was empty at first, the same for all. Where they are all ranks,
+ * all-reduces go through it, but for those by an algorithm that only links have. Closes fd, also on
+ * failure. Before rc_comm_start; on all of these ranks or on none. */
+rc_result rc_comm_share(rc_comm *comm, const int32_t *ranks, int count, int fd);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */

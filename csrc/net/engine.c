@@ -18,8 +18,17 @@ enum {
      */
     PARK_MS = 20,
     /* The most that the driver waits before a round for those that want the lock. */
-    ADMIT_MS = 1
+    ADMIT_MS = 1,
+    /* Members that are polled in one wait; with more of them the driver does not sleep. */
+    MOST_POLLED = 16
 };
+
+/* Members that the driver polls while it waits. They stay until it is back (engine_quiesce). */
+typedef struct polled_members {
+    engine_member *member[MOST_POLLED];
+    int count;
+    int all;
+} polled_members;
 
 static void *progress(void *arg);
 
@@ -268,6 +277,14 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
         wake(e);
 }
 
+void engine_poll(rc_engine *e, engine_member *member)
+{
+    member->polling = 1;
+    member->pump(member);
+    if (member->polling && e->sleeping)
+        wake(e); /* it does not poll this one yet */
+}
+
 void engine_quiesce(rc_engine *e)
 {
     enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
@@ -298,6 +315,41 @@ static uint64_t run_timers(rc_engine *e, uint64_t now)
             next = member->due;
     }
     return next;
+}
+
+/* Returns 1 if there is more to do at once. */
+static int pump_members(rc_engine *e)
+{
+    int more = 0;
+    for (engine_member *member = e->members; member != NULL; member = member->next)
+        if (member->polling && member->pump(member))
+            more = 1;
+    return more;
+}
+
+static polled_members list_polled(const rc_engine *e)
+{
+    polled_members polled = {.all = 1};
+    for (engine_member *member = e->members; member != NULL; member = member->next)
+        if (member->polling && polled.count < MOST_POLLED)
+            polled.member[polled.count++] = member;
+        else if (member->polling)
+            polled.all = 0;
+    return polled;
+}
+
+static int any_stirred(const polled_members *polled)
+{
+    for (int i = 0; i < polled->count; i++)
+        if (polled->member[i]->stirred(polled->member[i]))
+            return 1;
+    return 0;
+}
+
+static void doze(const polled_members *polled, int dozing)
+{
+    for (int i = 0; i < polled->count; i++)
+        polled->member[i]->doze(polled->member[i], dozing);
 }
 
 static int epoll_timeout(uint64_t now, uint64_t until)
@@ -339,26 +391,43 @@ static void judge_spin(rc_engine *e, int caught)
     e->spin_rest = caught ? 0 : (1 << e->spin_misses) - 1;
 }
 
+/* Polls for so many ns. Looking at memory costs next to nothing, looking at descriptors a system
+ * call: where there is memory to look at, it is looked at more often. */
+static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t deadline,
+                           const polled_members *polled)
+{
+    enum { LOOKS = 32 };
+    int count;
+    do {
+        for (int i = 0; i < LOOKS && polled->count > 0; i++)
+            if (any_stirred(polled))
+                return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+        count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+    } while (count == 0 && clock_ns() < deadline);
+    return count;
+}
+
 /* epoll_wait, after a spin if one is likely to succeed. Without the lock; the spin counts belong to
  * the driver. */
-static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t spin)
+static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t spin,
+                           const polled_members *polled)
 {
-    if (timeout == 0 || spin == 0)
-        return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, timeout);
     uint64_t start = clock_ns();
-    if (e->spin_rest == 0) {
-        int count;
-        do
-            count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
-        while (count == 0 && clock_ns() - start < spin);
-        judge_spin(e, count != 0);
-        if (count != 0)
+    int may_spin = timeout != 0 && spin != 0;
+    if (may_spin && e->spin_rest == 0) {
+        int count = poll_for_events(e, events, start + spin, polled);
+        int caught = count != 0 || any_stirred(polled);
+        judge_spin(e, caught);
+        if (caught)
             return count;
-    } else {
+    } else if (may_spin) {
         e->spin_rest--;
     }
-    int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, timeout);
-    if (clock_ns() - start < spin)
+    doze(polled, 1);
+    int stirred = any_stirred(polled);
+    int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
+    doze(polled, 0);
+    if (may_spin && clock_ns() - start < spin)
         judge_spin(e, 1);
     return count;
 }
@@ -369,13 +438,15 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     struct epoll_event events[EVENTS_PER_PASS];
     e->news = 0;
     drain_submissions(e);
+    int more = pump_members(e);
     uint64_t now = clock_ns(), due = run_timers(e, now);
+    polled_members polled = list_polled(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
-    int timeout = e->news ? 0 : epoll_timeout(now, e->sleep_until);
+    int timeout = e->news || more || !polled.all ? 0 : epoll_timeout(now, e->sleep_until);
     e->sleeping = 1;
     engine_unlock(e);
-    int count = wait_for_events(e, events, timeout, spin);
+    int count = wait_for_events(e, events, timeout, spin, &polled);
     int interrupted = count < 0 && errno == EINTR;
     engine_lock(e);
     e->sleeping = 0;
@@ -387,6 +458,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
         else if (source->fd >= 0)
             source->ready(source, events[i].events);
     }
+    pump_members(e);
     let_callers_in(e);
     e->driver = ENGINE_REST;
     e->yielding = 0;

@@ -43,3 +43,23 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
         return RC_RING;
     return exchange + (n - 1) * whole <= direct + shared ? RC_ONE_SHOT : RC_DIRECT;
 }
+
+int plan_may_share(const rc_call *call, rc_algorithm wanted)
+{
+    return call->collective == RC_ALLREDUCE && call->count > 0 &&
+           (wanted == RC_AUTO || wanted == RC_DIRECT || wanted == RC_ONE_SHOT);
+}
+
+/* Measured: what a rank copies and adds in shared memory, and how soon it sees another's store. */
+#define SHARED_BYTES_PER_NS 8.0
+#define SHARED_HOP_NS 1e3
+
+rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted)
+{
+    if (wanted != RC_AUTO)
+        return wanted;
+    double n = world_size, whole = (double)wire_bytes / SHARED_BYTES_PER_NS;
+    double one_shot = SHARED_HOP_NS + n * whole;
+    double direct = 2 * SHARED_HOP_NS + (3 * (n - 1) + 1) / n * whole;
+    return one_shot <= direct ? RC_ONE_SHOT : RC_DIRECT;
+}

@@ -54,6 +54,10 @@ typedef enum plan_action {
     PLAN_JOIN    /* keeps it until all ranks' contributions are there */
 } plan_action;
 
+/* 1 if the call may go through the memory that all ranks share, where there is some. */
+int plan_may_share(const rc_call *call, rc_algorithm wanted);
+/* What is then the algorithm: RC_DIRECT or RC_ONE_SHOT. */
+rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
 /* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted);

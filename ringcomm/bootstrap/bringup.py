@@ -1,4 +1,4 @@
-"""Rounds 2 and 3 of a bring-up, for one rank: offer, connect, commit.
+"""Rounds 2 to 5 of a bring-up, for one rank: offer, connect, commit, share.
 
 mesh.py has the whole sequence and what comes out of it. Invariants: this object owns every socket
 until run() hands the lanes over; close() leaves none behind, whatever happened before.
@@ -18,12 +18,13 @@ from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
 from .interfaces import Interface, choose, is_loopback
-from .joined import LaneSocket, Mesh, RailInfo
+from .joined import LaneSocket, Mesh, RailInfo, SharedMemory
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
 from .rails import Endpoint, Pairing, Port, meet, pair_all
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
+from .shared_memory import share
 from .sockets import device_binding_works, keep_on_port, listen, sysctl_advice
 from .terms import Key, job_hash
 
@@ -32,7 +33,7 @@ _log = logging.getLogger("ringcomm")
 
 
 class Bringup:
-    """Rounds 2 and 3 of one rank, and the sockets that it holds meanwhile."""
+    """Rounds 2 to 5 of one rank, and the sockets that it holds meanwhile."""
 
     def __init__(
         self,
@@ -74,7 +75,10 @@ class Bringup:
         mine = commit.Made.of(self._maker.made, self._maker.rows())
         made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
         commit.check(made, self._hosts, time.monotonic() - began)
-        return self._mesh(commit.agreed(made, self._rank), made)
+        shared = share(
+            exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
+        )
+        return self._mesh(commit.agreed(made, self._rank), made, shared)
 
     def close(self) -> None:
         """Closes what was not handed over."""
@@ -174,7 +178,12 @@ class Bringup:
     def _read_made(self, rank: int, record: Record) -> commit.Made:
         return commit.Made.from_record(record, self._world, self._config.lanes)
 
-    def _mesh(self, agreed: Sequence[LaneId], made: Sequence[commit.Made]) -> Mesh:
+    def _mesh(
+        self,
+        agreed: Sequence[LaneId],
+        made: Sequence[commit.Made],
+        shared: SharedMemory | None,
+    ) -> Mesh:
         rails: dict[int, RailInfo] = {}
         for peer, pairings in self._pairings.items():
             for pairing in pairings:
@@ -195,6 +204,7 @@ class Bringup:
             local_rank=neighbours.index(self._rank) if local_rank is None else local_rank,
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
+            shared=[] if shared is None else [shared],
         )
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:

@@ -35,6 +35,16 @@ class LaneSocket:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedMemory:
+    """A file in memory that the ranks of this host have all opened."""
+
+    fd: int
+    """Detached: whoever takes it closes it."""
+    ranks: tuple[int, ...]
+    """Of this host, in ascending order, this rank among them."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Mesh:
     """All ranks, joined."""
 
@@ -51,6 +61,8 @@ class Mesh:
     local_world_size: int
     ranks_on_machine: int
     """Ranks that share this machine's cores, in whichever container or network namespace."""
+    shared: list[SharedMemory] = dataclasses.field(default_factory=list)
+    """This host's memory; empty if its ranks share none, or once it is handed on."""
 
     @property
     def single_host(self) -> bool:
@@ -58,9 +70,10 @@ class Mesh:
         return len(set(self.host_numbers)) == 1
 
     def close(self) -> None:
-        """Closes every lane; for use before they are handed on."""
+        """Closes every descriptor; for use before they are handed on."""
         for lane in self.lanes:
             os.close(lane.fd)
+        for memory in self.shared:
+            os.close(memory.fd)
         self.lanes.clear()
-
-
+        self.shared.clear()

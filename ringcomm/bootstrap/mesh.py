@@ -4,6 +4,7 @@
     round 2  offer    which ports each rank listens on               -> rails are paired
              connect  the higher rank dials the lower one, every lane authenticated
     round 3  commit   which lanes each rank made                     -> both ends keep the same
+    4 and 5  share    the memory of hosts with several ranks         -> all have it, or none
 
 Invariants: either every rank gets a Mesh in which both ends of each lane agree that it exists and
 each pair of ranks has at least one, or every rank raises, with the same table; no socket outlives
@@ -28,8 +29,8 @@ from .secret import Secret
 
 __all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]
 
-ROUNDS = 3
-"""Allgathers that a bring-up makes when nothing fails."""
+ROUNDS = 5
+"""Allgathers that a bring-up makes at most."""
 
 
 def join(

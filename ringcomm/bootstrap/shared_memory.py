@@ -1,0 +1,122 @@
+"""Memory for the ranks of one host: made by its first rank, opened by the others.
+
+The first rank makes a file without a name (memfd) and says, in a round of the bring-up, which
+descriptor of which process that is; the others open it under /proc, which the kernel lets only the
+same user do. Nothing listens and nothing is left behind, however the processes end. Each then says
+in a further round whether it has it.
+
+Invariants: the file that is opened carries the random name that was announced; either all ranks of
+the job get their host's memory, or none does, and one rank of each host says why; descriptors are
+closed again unless they are returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+
+from .blobs import Record
+from .greeting import Fields, exchange_round
+from .joined import SharedMemory
+from .rendezvous import Exchange
+
+MOST_RANKS = 64
+"""Of one host; REGION_MAX_RANKS in the core."""
+_log = logging.getLogger("ringcomm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Handle:
+    """What a rank announces: where its file is, or that it has none to offer."""
+
+    willing: bool
+    pid: int = 0
+    fd: int = 0
+    name: str = ""
+
+    @classmethod
+    def from_record(cls, _rank: int, record: Record) -> Handle:
+        """From a blob. Raises BootstrapError."""
+        return cls(
+            bool(record.integer("willing", 0, 1)),
+            record.integer("pid", 0, 2**31),
+            record.integer("fd", 0, 2**31),
+            record.text("name"),
+        )
+
+    def to_fields(self) -> Fields:
+        """For a blob."""
+        return {"willing": int(self.willing), "pid": self.pid, "fd": self.fd, "name": self.name}
+
+
+def share(
+    exchange: Exchange, deadline: float, rank: int, host_numbers: Sequence[int], willing: bool
+) -> SharedMemory | None:
+    """Two rounds that all ranks take part in, unless every rank has a host of its own.
+
+    Args:
+        host_numbers: by rank; ranks with equal numbers share a host.
+        willing: False: this rank wants no shared memory, and so no rank gets any.
+    """
+    groups = [[r for r, n in enumerate(host_numbers) if n == number] for number in host_numbers]
+    if max(map(len, groups)) == 1:
+        return None
+    ours = groups[rank]
+    fd = _make() if willing and rank == ours[0] and 1 < len(ours) <= MOST_RANKS else None
+    try:
+        mine = Handle(willing) if fd is None else Handle(willing, os.getpid(), fd, _name(fd))
+        handles = exchange_round(exchange, deadline, mine.to_fields, Handle.from_record)
+        trouble = ""
+        if all(handle.willing for handle in handles) and len(ours) > 1:
+            fd, trouble = _open(fd, handles[ours[0]])
+        elif fd is not None:
+            os.close(fd)
+            fd = None
+        said: Callable[[], Fields] = lambda: {"trouble": trouble}  # noqa: E731
+        troubles = exchange_round(exchange, deadline, said, lambda _, r: r.text("trouble"))
+    except BaseException:
+        if fd is not None:
+            os.close(fd)
+        raise
+    first = next((i for i, text in enumerate(troubles) if text), None)
+    if first is not None and fd is not None:
+        os.close(fd)
+        fd = None
+    if first is not None and rank == ours[0]:
+        _log.warning(
+            "ranks of one host share no memory and use its network instead: rank %d %s",
+            first, troubles[first],
+        )  # fmt: skip
+    return None if fd is None else SharedMemory(fd, tuple(ours))
+
+
+def _make() -> int | None:
+    """A new file; None if the system lets us have none."""
+    try:
+        name = f"ringcomm-{secrets.token_hex(16)}"
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:
+        return None
+
+
+def _name(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def _open(fd: int | None, handle: Handle) -> tuple[int | None, str]:
+    """A descriptor of the host's file, or what is in the way; its maker has one already."""
+    if fd is not None:
+        return fd, ""
+    if not handle.name:
+        return None, "could not get any from its first rank"
+    try:
+        fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return None, f"cannot open that of process {handle.pid}: {error.strerror}"
+    if _name(fd) != handle.name:
+        os.close(fd)
+        return None, f"finds another file than that of process {handle.pid}"
+    return fd, ""
