@@ -70,7 +70,7 @@ class RingcommPeer(Peer):
 
     def sent(self) -> tuple[float, float] | None:
         stats = self._comm.stats()
-        return float(stats["wire_bytes"]), float(stats["payload_bytes"])
+        return float(stats["wire_bytes"] + stats["shared_bytes"]), float(stats["payload_bytes"])
 
     def rails(self) -> list[tuple[str, str]]:
         return [(rail.interface, rail.address) for rail in self._comm.rails]

@@ -155,7 +155,8 @@ void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
         return;
     engine_lock(comm->engine);
     out->works = comm->works_done;
-    out->payload_bytes = comm->payload_bytes;
+    out->payload_bytes = comm->payload_bytes + comm->shared.bytes;
+    out->shared_bytes = comm->shared.bytes;
     for (int rank = 0; rank < comm->env.world_size; rank++) {
         const peer_link *ln = &comm->link_storage[rank];
         out->lanes += ln->lane_count;

@@ -10,7 +10,6 @@
 
 static void ring(rc_comm *c)
 {
-    atomic_thread_fence(memory_order_seq_cst); /* see region_doze */
     for (int i = 0; i < c->shared.region.ranks && c->state == COMM_RUNNING; i++)
         if (i != c->shared.region.self && region_must_ring(&c->shared.region, i))
             comm_send_control(c, c->env.links[c->shared.rank_at[i]], FRAME_HEARTBEAT, c->called, 0,

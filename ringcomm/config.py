@@ -158,15 +158,8 @@ def _check_names(config: Config, name: str) -> None:
 def _parse(name: str, default: Any, text: str) -> Any:
     try:
         if isinstance(default, bool):
-            return {
-                "1": True,
-                "true": True,
-                "yes": True,
-                "0": False,
-                "false": False,
-                "no": False,
-                "": False,
-            }[text.strip().lower()]
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False,
+                    "": False}[text.strip().lower()]
         if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())
         return type(default)(text)

@@ -58,8 +58,10 @@ static void contribute_turn(shared_memory *s, const rc_work *w, uint64_t turn)
     region_rank *self = &r->rank[r->self];
     for (uint32_t chunk = 0; chunk < w->shared.chunks; chunk++) {
         span at = span_of(w, chunk, turn);
-        if (w->shared.chunks == 1 || (int)chunk != r->self)
-            codec_encode(&w->codec, part_at(s, r->self, turn, chunk), src_at(w, at), at.count);
+        if (w->shared.chunks > 1 && (int)chunk == r->self)
+            continue;
+        codec_encode(&w->codec, part_at(s, r->self, turn, chunk), src_at(w, at), at.count);
+        s->bytes += at.count * w->codec.wire_bytes;
     }
     self->call[turn % REGION_DEPTH].seq = w->seq;
     self->call[turn % REGION_DEPTH].fingerprint = w->fingerprint;
@@ -77,10 +79,11 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
             continue;
         fingerprint_text(w->fingerprint, here, sizeof here);
         fingerprint_text(fingerprint, there, sizeof there);
+        error_set(error, RC_MISMATCH,
+                  "ranks differ in collective #%llu: rank %d called %s, rank %d called %s",
+                  (unsigned long long)w->seq, w->env->rank, here, s->rank_at[i], there);
         error->rank = s->rank_at[i];
-        return error_set(error, RC_MISMATCH,
-                         "ranks differ in collective #%llu: rank %d called %s, rank %d called %s",
-                         (unsigned long long)w->seq, w->env->rank, here, s->rank_at[i], there);
+        return RC_MISMATCH;
     }
     return RC_OK;
 }
@@ -102,6 +105,7 @@ static rc_result join_turn(shared_memory *s, const rc_work *w, uint64_t turn, rc
         codec_join(&w->codec, result, !codec_stores_plain(&w->codec), wires, r->ranks,
                    src_at(w, at), at.count);
         codec_store(&w->codec, dst_at(w, at), result, at.count);
+        s->bytes += at.count * w->codec.wire_bytes;
     }
     region_advance(r, REGION_JOINED);
     return RC_OK;

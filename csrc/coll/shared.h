@@ -26,6 +26,7 @@ typedef struct shared_memory {
     int rank_at[REGION_MAX_RANKS]; /* the communicator's rank of each place in the region */
     rc_work *head, *tail;          /* works that go through, the first of them now */
     uint64_t turns;                /* given to works so far */
+    uint64_t bytes;                /* put there for others to read */
 } shared_memory;
 
 /* Sets w up to go through and puts it behind the others. The plan's algorithm is direct or

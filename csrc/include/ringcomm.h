@@ -194,7 +194,8 @@ typedef struct rc_lane_stats {
 typedef struct rc_comm_stats {
     uint64_t works;         /* completed */
     uint64_t payload_bytes; /* payload sent, after compression */
-    uint64_t wire_bytes;    /* sent, headers included */
+    uint64_t wire_bytes;    /* sent over links, headers included */
+    uint64_t shared_bytes;  /* of the payload, put into memory that ranks share */
     double engine_cpu_s;    /* CPU seconds of the progress thread, whole engine */
     double waiting_s;       /* that threads have spent in rc_work_wait, whole engine */
     int32_t lanes;

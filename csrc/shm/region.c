@@ -80,7 +80,7 @@ size_t region_part_bytes(const region *r)
 
 uint64_t region_done_by(const region *r, int rank, region_stage stage)
 {
-    return atomic_load_explicit(&r->rank[rank].done[stage], memory_order_acquire);
+    return atomic_load(&r->rank[rank].done[stage]);
 }
 
 uint64_t region_done_by_all(const region *r, region_stage stage)
@@ -96,9 +96,7 @@ uint64_t region_done_by_all(const region *r, region_stage stage)
 
 void region_advance(region *r, region_stage stage)
 {
-    _Atomic uint64_t *mine = &r->rank[r->self].done[stage];
-    uint64_t done = atomic_load_explicit(mine, memory_order_relaxed) + 1;
-    atomic_store_explicit(mine, done, memory_order_release);
+    atomic_fetch_add(&r->rank[r->self].done[stage], 1);
 }
 
 void region_await(region *r, const uint64_t awaited[REGION_STAGES])
@@ -120,16 +118,14 @@ int region_satisfied(const region *r, int rank)
 }
 
 /* Who dozes off says so, then looks at the counters; who counts up does that, then looks for who
- * dozes. With a full fence in between on both sides, at least one of the two sees the other. */
+ * dozes. All four are sequentially consistent, so at least one of the two sees the other. */
 void region_doze(region *r, int dozing)
 {
-    atomic_store_explicit(&r->rank[r->self].dozing, (uint32_t)dozing, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst);
+    atomic_store(&r->rank[r->self].dozing, (uint32_t)dozing);
 }
 
 int region_must_ring(region *r, int rank)
 {
     _Atomic uint32_t *dozing = &r->rank[rank].dozing;
-    return atomic_load_explicit(dozing, memory_order_relaxed) && region_satisfied(r, rank) &&
-           atomic_exchange(dozing, 0);
+    return atomic_load(dozing) && region_satisfied(r, rank) && atomic_exchange(dozing, 0);
 }

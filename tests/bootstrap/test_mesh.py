@@ -23,11 +23,12 @@ pytestmark = pytest.mark.usefixtures("no_leaked_fds")
 
 
 def take(mesh: mesh_module.Mesh) -> dict[tuple[int, int, int], socket.socket]:
-    """The lanes as sockets, by peer, rail and lane."""
+    """The lanes as sockets, by peer, rail and lane; what else there is is closed."""
     taken = {}
     while mesh.lanes:
         lane = mesh.lanes.pop()
         taken[lane.peer, lane.rail, lane.lane] = socket.socket(fileno=lane.fd)
+    mesh.close()
     return taken
 
 
