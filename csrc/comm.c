@@ -385,6 +385,7 @@ rc_result comm_start(rc_comm *c)
     rc_result result = RC_OK;
     engine_lock(c->engine);
     c->state = COMM_RUNNING;
+    c->engine->crowded |= c->config.crowded;
     c->last_tick = clock_ns();
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];

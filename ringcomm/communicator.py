@@ -34,6 +34,7 @@ from .work import Work
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _SPIN_US = 50  # two scheduler delays, which are what a spin saves
+_CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
 _UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
@@ -109,7 +110,10 @@ class Communicator:
         settings.heartbeat_ms = int(self.config.heartbeat * 1000)
         settings.peer_timeout_ms = int(self.config.peer_timeout * 1000)
         settings.algorithm = ALGORITHMS[self.config.algorithm]
-        settings.spin_us = self._spin_us(mesh)
+        crowded = mesh.ranks_on_machine > len(os.sched_getaffinity(0))
+        settings.crowded = crowded
+        default = _CROWDED_SPIN_US if crowded else _SPIN_US
+        settings.spin_us = default if self.config.spin_us < 0 else self.config.spin_us
         out = ffi.new("rc_comm **")
         self._check(lib.rc_comm_create(out, self._engine.handle, settings), "open")
         try:
@@ -128,11 +132,6 @@ class Communicator:
             lib.rc_comm_free(out[0])
             raise
         return out[0]
-
-    def _spin_us(self, mesh: Mesh) -> int:
-        if self.config.spin_us >= 0:
-            return self.config.spin_us
-        return _SPIN_US if mesh.ranks_on_machine <= len(os.sched_getaffinity(0)) else 0
 
     @staticmethod
     def _check(result: int, what: str) -> None:

@@ -59,8 +59,9 @@ class Config:
 
     spin_us: int = -1
     """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
-    10000. That saves the delays of falling asleep and waking up, but takes a core. -1: 50 where
-    every rank on this machine has a core of its own, else 0."""
+    10000. That saves the delays of falling asleep and waking up, but takes a core; where the ranks
+    on this machine outnumber its cores, only what they share in memory is polled, and each look
+    lets another rank run. -1: 50, and 500 where they do."""
 
     kernel_set: str = ""
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest

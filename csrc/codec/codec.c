@@ -161,24 +161,25 @@ static void make_nans_equal(const codec *c, void *acc, size_t n)
     }
 }
 
-/* Ranks' values in their own dtype, block by block through acc: out may be src. */
+/* Ranks' values in their own dtype, block by block: the last operation writes to out, which may be
+ * src. */
 static void join_plain(const codec *c, uint8_t *out, const void *const wires[], int world_size,
                        const uint8_t *src, size_t n)
 {
     double acc[BLOCK];
+    kernel_reduce_fn *reduce = c->kernels->reduce[c->dtype][c->op];
     for (size_t start = 0; start < n; start += BLOCK) {
         size_t count = block_at(start, n), offset = start * c->elem_bytes;
-        for (int rank = 0; rank < world_size; rank++) {
+        const void *sum = (const uint8_t *)(wires[0] != NULL ? wires[0] : src) + offset;
+        for (int rank = 1; rank < world_size; rank++) {
             const uint8_t *x = wires[rank] != NULL ? wires[rank] : src;
-            if (rank == 0)
-                memcpy(acc, x + offset, count * c->elem_bytes);
-            else
-                c->kernels->reduce[c->dtype][c->op](acc, acc, x + offset, count);
+            void *to = rank + 1 == world_size ? (void *)(out + offset) : (void *)acc;
+            reduce(to, sum, x + offset, count);
+            sum = to;
         }
         if (c->plain_post != 0.0)
-            c->kernels->scale[c->dtype](acc, acc, c->plain_post, count);
-        make_nans_equal(c, acc, count);
-        memcpy(out + offset, acc, count * c->elem_bytes);
+            c->kernels->scale[c->dtype](out + offset, out + offset, c->plain_post, count);
+        make_nans_equal(c, out + offset, count);
     }
 }
 

@@ -151,8 +151,9 @@ typedef struct rc_comm_config {
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
-    uint32_t spin_us; /* rc_work_wait polls this long before it sleeps; 0 unless each rank that
-                         shares this machine has a core of its own */
+    uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
+    int32_t crowded; /* 1: the ranks on this machine outnumber its cores, so that none may poll
+                        sockets; what it waits for in shared memory it polls, letting others run */
 } rc_comm_config;
 
 void rc_comm_config_init(rc_comm_config *config);

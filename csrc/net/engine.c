@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -392,16 +393,20 @@ static void judge_spin(rc_engine *e, int caught)
 }
 
 /* Polls for so many ns. Looking at memory costs next to nothing, looking at descriptors a system
- * call: where there is memory to look at, it is looked at more often. */
+ * call: where there is memory to look at, it is looked at more often. Where ranks outnumber cores,
+ * each look lets another rank run, which may be the one that is waited for. */
 static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t deadline,
                            const polled_members *polled)
 {
     enum { LOOKS = 32 };
     int count;
     do {
-        for (int i = 0; i < LOOKS && polled->count > 0; i++)
+        for (int i = 0; i < LOOKS && polled->count > 0; i++) {
             if (any_stirred(polled))
                 return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+            if (e->crowded)
+                sched_yield();
+        }
         count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
     } while (count == 0 && clock_ns() < deadline);
     return count;
@@ -413,7 +418,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
                            const polled_members *polled)
 {
     uint64_t start = clock_ns();
-    int may_spin = timeout != 0 && spin != 0;
+    int may_spin = timeout != 0 && spin != 0 && (polled->count > 0 || !e->crowded);
     if (may_spin && e->spin_rest == 0) {
         int count = poll_for_events(e, events, start + spin, polled);
         int caught = count != 0 || any_stirred(polled);

@@ -84,6 +84,7 @@ struct rc_engine {
     uint64_t sleep_until; /* of the driver */
     int spin_misses;      /* vain spins in a row */
     int spin_rest;        /* waits to go without a spin */
+    int crowded;          /* ranks outnumber cores: only memory is polled, and yielding */
     engine_source *sources;
     engine_member *members;
     const kernel_set *kernels;
