@@ -6,7 +6,8 @@
  * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
- * one are kept in their pool buffers.
+ * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
+ * before their turn.
  *
  * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
  * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
@@ -25,6 +26,7 @@
 #include "../net/link.h"
 #include "../plan/plan.h"
 #include "join.h"
+#include "turns.h"
 
 /* What the works of one communicator share. */
 typedef struct work_env {
@@ -54,6 +56,7 @@ struct rc_work {
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     join join;                              /* without segments in a ring */
+    turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
     uint64_t spin;                          /* ns; of a thread that waits for it */
     atomic_int result;                      /* RC_AGAIN while in flight */
@@ -77,6 +80,15 @@ int work_complete(const rc_work *w);
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
 /* Its payload is there. Takes over the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
+
+/* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
+out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
+const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
+uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
+/* Sends a segment as it is to travel. Takes over the buffer that it lies in (or NULL). The work may
+ * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
+rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                    const uint8_t *payload, pool_buffer *buffer);
 
 /* Ends the work with a result; error says why unless result is RC_OK. Its frames must be out of
  * all queues. */
