@@ -389,8 +389,8 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
 
 /* Three reasons to announce: the peer may have to hold data back until it knows that we have called
  * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
- * that we called something else; and a deadline that passes before the next heartbeats come must
- * not be held against who has called. */
+ * that we called something else, unless others tell it; and a deadline that passes before the next
+ * heartbeats come must not be held against who has called. */
 void comm_announce(rc_comm *c, const rc_work *w)
 {
     const plan *p = &w->plan;
@@ -403,7 +403,8 @@ void comm_announce(rc_comm *c, const rc_work *w)
         if (ln == NULL)
             continue;
         int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
-        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_starts_towards(p, peer);
+        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_starts_towards(p, peer) &&
+                     !plan_meets_all(p);
         int ahead = is_far_ahead(ln) && plan_receives(p, peer) > 0;
         if (bulk || ahead || silent || hurried)
             comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);

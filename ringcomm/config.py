@@ -18,7 +18,7 @@ from .errors import ConfigError
 _MIB = 1 << 20
 
 #: Name -> number in the C header (rc_algorithm).
-ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3}
+ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Config:
     """Seconds without any sign of life after which a peer is lost."""
 
     algorithm: str = "auto"
-    """How an all-reduce runs: ring, direct or one_shot; auto: what the cost model says of its
-    size. Same on all ranks."""
+    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the cost
+    model says of its size. Same on all ranks."""
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share. Off on one rank

@@ -7,6 +7,10 @@ kernels.h for the elementwise rules), so that it and the core can only agree by 
     its sum starts at rank c and goes round the ring: ((x_c + x_c+1) + x_c+2) + ... + x_c-1
     16-bit wires: each hop widens to f32, adds, and rounds once to nearest even
     direct and one-shot add in order of rank, and round each contribution once
+    doubling adds neighbours, then neighbouring pairs, ...: (x_0 + x_1) + (x_2 + x_3); where N is no
+    power of two, first pairs from the front until one is left
+    halving adds part c at rank c, from afar: what lies s or more ranks before it goes s ahead, for
+    s = N halved and rounded up, again and again
 
 Arrays are flat. bfloat16 is np.uint16 holding the bits; the dtype travels beside the array as one
 of the names in NUMPY. Nothing here is fast, and nothing needs to be.
@@ -120,6 +124,19 @@ class Wire:
             return total * NUMPY[self.dtype](1.0 / self.n)
         return divided(total, self.n)
 
+    def merge(self, first: Array, second: Array, last: bool) -> Array:
+        """Two sums that both travelled."""
+        if self.half is not None:
+            total = combine(self.op, self._decode(first), self._decode(second))
+            return self._encode(total * self.after if last else total)
+        total = combine(self.op, first, second)
+        if not last:
+            return total
+        if self.dtype in ("f32", "f64"):
+            total = total * NUMPY[self.dtype](1.0 / self.n) if self.op == "avg" else total
+            return np.where(np.isnan(total), NUMPY[self.dtype]("nan"), total)
+        return divided(total, self.n) if self.op == "avg" else total
+
     def join(self, inputs: Sequence[Array], travels: bool) -> Array:
         """All ranks' inputs in order of rank; travels: the result is sent on by one rank."""
         if self.half is None:
@@ -177,16 +194,59 @@ def ring(first: int, n: int) -> list[int]:
     return [(first + i) % n for i in range(n)]
 
 
+def doubling(inputs: Sequence[Array], wire: Wire) -> Array:
+    """What every rank decodes: sums of neighbours, pairwise."""
+    n = len(inputs)
+    surplus = n - (1 << (n.bit_length() - 1))
+    with np.errstate(all="ignore"):
+        sums = [
+            wire.reduce(wire.pack(inputs[2 * i]), inputs[2 * i + 1], last=False)
+            for i in range(surplus)
+        ] + [wire.pack(x) for x in inputs[2 * surplus :]]
+        while len(sums) > 1:
+            pairs = zip(sums[::2], sums[1::2], strict=True)
+            sums = [wire.merge(a, b, last=len(sums) == 2) for a, b in pairs]
+        return wire.unpack(sums[0])
+
+
+def halving(owner: int, inputs: Sequence[Array], wire: Wire) -> Array:
+    """A part as every rank decodes it: in each round the farther half before the owner sends."""
+    n = len(inputs)
+    own = [inputs[(owner - distance) % n] for distance in range(n)]
+    sums: list[Array | None] = [None] * n
+    left = n
+    with np.errstate(all="ignore"):
+        while left > 1:
+            half = (left + 1) // 2
+            for distance in range(half, left):
+                taken, to = sums[distance], distance - half
+                sent = wire.pack(own[distance]) if taken is None else taken
+                had, last = sums[to], half == 1
+                sums[to] = (
+                    wire.reduce(sent, own[to], last) if had is None else wire.merge(sent, had, last)
+                )
+            left = half
+        total = sums[0]
+        assert total is not None
+        return wire.unpack(total)
+
+
 def choose(payload: int, n: int) -> str:
     """The algorithm for an all-reduce of that many bytes as they travel: times in ns of a hop
     (50 us), of a further message in it (10 us), and of a byte at 1 Gbit/s."""
-    hops, bytes_ = 50e3 + (n - 2) * 10e3, payload / 0.117
-    ring = 2 * (n - 1) * 50e3 + 2 * (n - 1) / n * bytes_
-    direct = 2 * hops + 2 * (n - 1) / n * bytes_
-    saved = 2 * (n - 1) * 50e3 - (hops if n == 2 else 2 * hops)
-    if n == 1 or saved < 0.05 * ring:
+    if n == 1:
         return "ring"
-    return "one_shot" if hops + (n - 1) * bytes_ <= direct else "direct"
+    hop, exchange, bytes_ = 50e3, 50e3 + (n - 2) * 10e3, payload / 0.117
+    shared, down, up = 2 * (n - 1) / n * bytes_, n.bit_length() - 1, (n - 1).bit_length()
+    ring = 2 * (n - 1) * hop + shared
+    times = {
+        "one_shot": exchange + (n - 1) * bytes_,
+        "doubling": (down + 2 * (up - down)) * (hop + bytes_),
+        "direct": 2 * exchange + shared,
+        "halving": 2 * up * hop + shared,
+    }
+    best = min(times, key=lambda name: times[name])
+    return "ring" if ring - times[best] < 0.05 * ring else best
 
 
 def choose_shared(payload: int, n: int) -> str:
@@ -208,13 +268,16 @@ def allreduce(
     if algorithm == "auto":
         payload = len(inputs[0]) * wire_bytes(dtype, codec)
         algorithm = choose_shared(payload, n) if memory and payload else choose(payload, n)
-    if algorithm != "ring" and n > 1:
+    if algorithm == "doubling" and n > 1:
+        return doubling(inputs, wire)
+    if algorithm in ("direct", "one_shot") and n > 1:
         with np.errstate(all="ignore"):
             return wire.join(inputs, travels=algorithm == "direct")
-    parts = [
-        along(ring(c, n), [x[start:stop] for x in inputs], wire)
-        for c, (start, stop) in enumerate(chunk_bounds(len(inputs[0]), n))
-    ]
+    parts = []
+    for c, (start, stop) in enumerate(chunk_bounds(len(inputs[0]), n)):
+        part = [x[start:stop] for x in inputs]
+        halves = algorithm == "halving" and n > 1
+        parts.append(halving(c, part, wire) if halves else along(ring(c, n), part, wire))
     return np.concatenate(parts)
 
 
@@ -261,7 +324,8 @@ def wire_bytes(dtype: str, codec: str) -> int:
 
 def allreduce_payload(count: int, n: int, rank: int, item: int) -> int:
     """Bytes of payload that a rank sends: every chunk on each hop that starts at it; where it is
-    not a ring, everything to everyone, or to each its part and to all its own part's result."""
+    not a ring, everything to everyone, to each its part and to all its own part's result, or
+    everything once in each round."""
     bounds = chunk_bounds(count, n)
     algorithm = choose(count * item, n)
     if algorithm == "one_shot":
@@ -269,6 +333,11 @@ def allreduce_payload(count: int, n: int, rank: int, item: int) -> int:
     if algorithm == "direct":
         own = bounds[rank][1] - bounds[rank][0]
         return (count - own + (n - 1) * own) * item
+    if algorithm == "doubling":
+        surplus = n - (1 << (n.bit_length() - 1))
+        sits_out, stands_in = (rank < 2 * surplus and rank % 2 == odd for odd in (0, 1))
+        return (1 if sits_out else n.bit_length() - 1 + stands_in) * count * item
+    assert algorithm == "ring", "halving is never the model's choice in worlds this small"
     hops = 2 * (n - 1)
     chunks = [c for c in range(n) for position in range(hops) if (c + position) % n == rank]
     return sum(bounds[c][1] - bounds[c][0] for c in chunks) * item

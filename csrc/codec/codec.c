@@ -103,16 +103,23 @@ void codec_encode(const codec *c, void *wire, const void *src, size_t n)
     }
 }
 
-/* Any op but a sum: widened, reduced and encoded block by block. */
+/* out = E(D(wire) op x), for any op but a sum; at most BLOCK elements. */
+static void reduce_block(const codec *c, uint16_t *out, const uint16_t *wire, const float *x,
+                         size_t count)
+{
+    float acc[BLOCK];
+    c->half->decode(acc, wire, count);
+    c->kernels->reduce[RC_F32][c->op](acc, acc, x, count);
+    c->half->encode(out, acc, 1.0F, count);
+}
+
 static void reduce_widened(const codec *c, uint16_t *out, const uint16_t *wire, const void *src,
                            size_t n)
 {
-    float acc[BLOCK], room[BLOCK];
+    float room[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
         size_t count = block_at(start, n);
-        c->half->decode(acc, wire + start, count);
-        c->kernels->reduce[RC_F32][c->op](acc, acc, as_f32(c, src, start, count, room), count);
-        c->half->encode(out + start, acc, 1.0F, count);
+        reduce_block(c, out + start, wire + start, as_f32(c, src, start, count, room), count);
     }
 }
 
@@ -146,7 +153,7 @@ void codec_reduce(const codec *c, void *out, const void *wire, const void *src, 
         c->kernels->scale[c->dtype](out, out, c->plain_post, n);
 }
 
-/* Every rank may join for itself, and which payload a sum of NaNs has is unspecified: one for all.
+/* Every rank may do it for itself, and which payload a sum of NaNs has is unspecified: one for all.
  */
 static void make_nans_equal(const codec *c, void *acc, size_t n)
 {
@@ -159,6 +166,35 @@ static void make_nans_equal(const codec *c, void *acc, size_t n)
         for (size_t i = 0; i < n; i++)
             x[i] = x[i] == x[i] ? x[i] : (double)NAN;
     }
+}
+
+static void combine_half(const codec *c, uint16_t *out, const uint16_t *first,
+                         const uint16_t *second, size_t n, float post)
+{
+    if (c->op == RC_SUM) {
+        c->half->add_half(out, first, second, 1.0F, post, n);
+        return;
+    }
+    float room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        c->half->decode(room, second + start, count);
+        reduce_block(c, out + start, first + start, room, count);
+    }
+}
+
+void codec_combine(const codec *c, void *out, const void *first, const void *second, size_t n,
+                   int last)
+{
+    if (c->half != NULL) {
+        combine_half(c, out, first, second, n, last ? c->post : 1.0F);
+        return;
+    }
+    c->kernels->reduce[c->dtype][c->op](out, first, second, n);
+    if (last && c->plain_post != 0.0)
+        c->kernels->scale[c->dtype](out, out, c->plain_post, n);
+    if (last)
+        make_nans_equal(c, out, n);
 }
 
 /* Ranks' values in their own dtype, block by block: the last operation writes to out, which may be

@@ -15,7 +15,12 @@
  *   join           (D(wire 0) op D(wire 1) op ...) * post, in f32: stored, or encoded for the
  * others
  *
- * Every NaN that a join leaves in an f32 or f64 tensor is the same one (NAN of math.h).
+ * Where ranks exchange sums, both make the next one from the same encodings:
+ *
+ *   combine        wire = E(D(wire a) op D(wire b))       in f32, * post before E if it is the last
+ *
+ * Every NaN that a join or the last combine leaves in an f32 or f64 tensor is the same one (NAN of
+ * math.h).
  *
  * An average is a sum times 1/world_size: by `pre` on every rank for fp16, whose range the sum
  * could leave, by `post` at the owner for everything else. Integers are divided by the owner.
@@ -56,6 +61,10 @@ int codec_stores_plain(const codec *c);
 void codec_encode(const codec *c, void *wire, const void *src, size_t n);
 /* out = wire op src; out may be wire, or with a plain store dst. last: the owner's hop. */
 void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last);
+/* out = first op second, both as they travel, and so is out; it may be either. last: it is the sum
+ * of all. */
+void codec_combine(const codec *c, void *out, const void *first, const void *second, size_t n,
+                   int last);
 /* out = the contributions of all ranks, joined: as elements of the tensor, or (encoded) as they
  * travel. wires[rank]: as it came; NULL for this rank's own, which is made from src. out may be
  * src. */

@@ -4,8 +4,8 @@
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 
-/* The most turns of one call: others want the engine's lock now and then. */
-enum { TURNS_PER_PUMP = 16 };
+/* The most laps of one call: others want the engine's lock now and then. */
+enum { LAPS_PER_PUMP = 16 };
 
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
@@ -19,19 +19,19 @@ static uint64_t mine(const shared_memory *s, region_stage stage)
 
 /* ---- geometry ---- */
 
-/* The elements of a chunk that pass in one turn. */
+/* The elements of a chunk that pass in one lap. */
 typedef struct span {
     uint64_t start, count;
 } span;
 
-static span span_of(const rc_work *w, uint32_t chunk, uint64_t turn)
+static span span_of(const rc_work *w, uint32_t chunk, uint64_t lap)
 {
     const shared_run *run = &w->shared;
-    uint64_t within = (turn - run->first) * run->turn_elems;
+    uint64_t within = (lap - run->first) * run->lap_elems;
     uint64_t start = smaller(chunk * run->chunk_elems, w->call.count);
     uint64_t end = smaller(start + run->chunk_elems, w->call.count);
     uint64_t from = smaller(start + within, end);
-    return (span){from, smaller(run->turn_elems, end - from)};
+    return (span){from, smaller(run->lap_elems, end - from)};
 }
 
 static const uint8_t *src_at(const rc_work *w, span at)
@@ -45,37 +45,37 @@ static uint8_t *dst_at(const rc_work *w, span at)
 }
 
 /* Where in a rank's contribution a chunk's elements lie. */
-static uint8_t *part_at(const shared_memory *s, int rank, uint64_t turn, uint32_t chunk)
+static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t chunk)
 {
-    return region_contribution(&s->region, rank, turn) + chunk * region_part_bytes(&s->region);
+    return region_contribution(&s->region, rank, lap) + chunk * region_part_bytes(&s->region);
 }
 
-/* ---- the three stages of a turn ---- */
+/* ---- the three stages of a lap ---- */
 
-static void contribute_turn(shared_memory *s, const rc_work *w, uint64_t turn)
+static void contribute_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
     region_rank *self = &r->rank[r->self];
     for (uint32_t chunk = 0; chunk < w->shared.chunks; chunk++) {
-        span at = span_of(w, chunk, turn);
+        span at = span_of(w, chunk, lap);
         if (w->shared.chunks > 1 && (int)chunk == r->self)
             continue;
-        codec_encode(&w->codec, part_at(s, r->self, turn, chunk), src_at(w, at), at.count);
+        codec_encode(&w->codec, part_at(s, r->self, lap, chunk), src_at(w, at), at.count);
         s->bytes += at.count * w->codec.wire_bytes;
     }
-    self->call[turn % REGION_DEPTH].seq = w->seq;
-    self->call[turn % REGION_DEPTH].fingerprint = w->fingerprint;
+    self->call[lap % REGION_DEPTH].seq = w->seq;
+    self->call[lap % REGION_DEPTH].fingerprint = w->fingerprint;
     region_advance(r, REGION_CONTRIBUTED);
 }
 
-static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t turn,
+static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t lap,
                              rc_error *error)
 {
     char here[96], there[96];
     for (int i = 0; i < s->region.ranks; i++) {
         const region_rank *other = &s->region.rank[i];
-        uint64_t fingerprint = other->call[turn % REGION_DEPTH].fingerprint;
-        if (fingerprint == w->fingerprint && other->call[turn % REGION_DEPTH].seq == w->seq)
+        uint64_t fingerprint = other->call[lap % REGION_DEPTH].fingerprint;
+        if (fingerprint == w->fingerprint && other->call[lap % REGION_DEPTH].seq == w->seq)
             continue;
         fingerprint_text(w->fingerprint, here, sizeof here);
         fingerprint_text(fingerprint, there, sizeof there);
@@ -88,20 +88,20 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
     return RC_OK;
 }
 
-static rc_result join_turn(shared_memory *s, const rc_work *w, uint64_t turn, rc_error *error)
+static rc_result join_lap(shared_memory *s, const rc_work *w, uint64_t lap, rc_error *error)
 {
     region *r = &s->region;
     const void *wires[REGION_MAX_RANKS];
     int one_shot = w->shared.chunks == 1;
     uint32_t chunk = one_shot ? 0 : (uint32_t)r->self;
-    span at = span_of(w, chunk, turn);
-    RC_TRY(check_calls(s, w, turn, error));
+    span at = span_of(w, chunk, lap);
+    RC_TRY(check_calls(s, w, lap, error));
     for (int i = 0; i < r->ranks; i++)
-        wires[i] = i == r->self ? NULL : part_at(s, i, turn, chunk);
+        wires[i] = i == r->self ? NULL : part_at(s, i, lap, chunk);
     if (one_shot) {
         codec_join(&w->codec, dst_at(w, at), 0, wires, r->ranks, src_at(w, at), at.count);
     } else {
-        uint8_t *result = region_result(r, r->self, turn);
+        uint8_t *result = region_result(r, r->self, lap);
         codec_join(&w->codec, result, !codec_stores_plain(&w->codec), wires, r->ranks,
                    src_at(w, at), at.count);
         codec_store(&w->codec, dst_at(w, at), result, at.count);
@@ -111,32 +111,32 @@ static rc_result join_turn(shared_memory *s, const rc_work *w, uint64_t turn, rc
     return RC_OK;
 }
 
-static void collect_turn(shared_memory *s, const rc_work *w, uint64_t turn)
+static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
     uint32_t chunks = w->shared.chunks; /* from the next rank on, so that not all read the same */
     for (uint32_t distance = 1; distance < chunks; distance++) {
         uint32_t chunk = ((uint32_t)r->self + distance) % chunks;
-        span at = span_of(w, chunk, turn);
-        codec_store(&w->codec, dst_at(w, at), region_result(r, (int)chunk, turn), at.count);
+        span at = span_of(w, chunk, lap);
+        codec_store(&w->codec, dst_at(w, at), region_result(r, (int)chunk, lap), at.count);
     }
     region_advance(r, REGION_COLLECTED);
 }
 
 /* ---- one after the other ---- */
 
-/* Does what can be done of the next turn of each stage; else says what that waits for. */
+/* Does what can be done of the next lap of each stage; else says what that waits for. */
 static rc_result step(shared_memory *s, const rc_work *w, int *moved, rc_error *error)
 {
     const region *r = &s->region;
-    uint64_t end = w->shared.first + w->shared.turns;
+    uint64_t end = w->shared.first + w->shared.laps;
     uint64_t contributed = mine(s, REGION_CONTRIBUTED), joined = mine(s, REGION_JOINED);
     uint64_t collected = mine(s, REGION_COLLECTED);
     uint64_t awaited[REGION_STAGES] = {REGION_NOTHING, REGION_NOTHING, REGION_NOTHING};
     *moved = 0;
     if (contributed < end) {
         if (contributed < region_done_by_all(r, REGION_JOINED) + REGION_DEPTH) {
-            contribute_turn(s, w, contributed);
+            contribute_lap(s, w, contributed);
             *moved = 1;
         } else {
             awaited[REGION_JOINED] = contributed - REGION_DEPTH + 1;
@@ -148,13 +148,13 @@ static rc_result step(shared_memory *s, const rc_work *w, int *moved, rc_error *
         } else if (joined >= region_done_by_all(r, REGION_COLLECTED) + REGION_DEPTH) {
             awaited[REGION_COLLECTED] = joined - REGION_DEPTH + 1;
         } else {
-            RC_TRY(join_turn(s, w, joined, error));
+            RC_TRY(join_lap(s, w, joined, error));
             *moved = 1;
         }
     }
     if (collected < mine(s, REGION_JOINED)) {
         if (w->shared.chunks == 1 || region_done_by_all(r, REGION_JOINED) > collected) {
-            collect_turn(s, w, collected);
+            collect_lap(s, w, collected);
             *moved = 1;
         } else {
             awaited[REGION_JOINED] = smaller(awaited[REGION_JOINED], collected + 1);
@@ -167,9 +167,9 @@ static rc_result step(shared_memory *s, const rc_work *w, int *moved, rc_error *
 rc_result shared_pump(shared_memory *s, int *more, rc_error *error)
 {
     rc_work *w = s->head;
-    for (int turn = 0; turn < TURNS_PER_PUMP; turn++) {
+    for (int lap = 0; lap < LAPS_PER_PUMP; lap++) {
         RC_TRY(step(s, w, more, error));
-        if (mine(s, REGION_COLLECTED) == w->shared.first + w->shared.turns) {
+        if (mine(s, REGION_COLLECTED) == w->shared.first + w->shared.laps) {
             shared_note_calls(s);
             w->receives_left = 0;
             s->head = w->shared.next;
@@ -187,7 +187,7 @@ void shared_start(shared_memory *s, rc_work *w)
 {
     shared_run *run = &w->shared;
     uint64_t room = REGION_SLOT_BYTES;
-    *run = (shared_run){.chunks = 1, .chunk_elems = w->call.count, .first = s->turns};
+    *run = (shared_run){.chunks = 1, .chunk_elems = w->call.count, .first = s->laps};
     if (w->plan.algorithm == RC_DIRECT) {
         uint64_t ranks = (uint64_t)s->region.ranks;
         run->chunks = (uint32_t)ranks;
@@ -195,10 +195,10 @@ void shared_start(shared_memory *s, rc_work *w)
             (w->call.count + ranks * PLAN_ALIGN - 1) / (ranks * PLAN_ALIGN) * PLAN_ALIGN;
         room = region_part_bytes(&s->region);
     }
-    run->turn_elems = room / w->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
-    run->turns = (run->chunk_elems + run->turn_elems - 1) / run->turn_elems;
-    s->turns += run->turns;
-    w->receives_left = 1; /* stands for all turns */
+    run->lap_elems = room / w->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
+    run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
+    s->laps += run->laps;
+    w->receives_left = 1; /* stands for all laps */
     if (s->tail != NULL)
         s->tail->shared.next = w;
     else

@@ -1,14 +1,14 @@
 /* shared.h - all-reduce through the memory that the ranks of one host share.
  *
- * The work's tensor goes through a region (shm/region.h) in turns. In each turn a rank
+ * The work's tensor goes through a region (shm/region.h) in laps. In each lap a rank
  *
- *   contributes  what the others need of its part of the turn, encoded
+ *   contributes  what the others need of its part of the lap, encoded
  *   joins        everybody's contributions to its own chunk, in order of rank
  *   collects     the results of the other chunks
  *
  * (direct), or contributes everything and joins everything itself (one-shot). The maths are those
  * of the algorithm of that name over links, bit for bit. Turns overlap: a rank contributes some
- * turns ahead, so that two ranks at the same speed hardly ever wait for each other.
+ * laps ahead, so that two ranks at the same speed hardly ever wait for each other.
  *
  * Works go through one at a time, in order of seq. Everything else about them is as over links,
  * which stay the way to hear of failures, and to ring for a rank that dozes.
@@ -25,7 +25,7 @@ typedef struct shared_memory {
     region region;
     int rank_at[REGION_MAX_RANKS]; /* the communicator's rank of each place in the region */
     rc_work *head, *tail;          /* works that go through, the first of them now */
-    uint64_t turns;                /* given to works so far */
+    uint64_t laps;                 /* given to works so far */
     uint64_t bytes;                /* put there for others to read */
 } shared_memory;
 

@@ -7,6 +7,7 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
+#include "merge.h"
 #include "shared.h"
 
 /* ---- frames ---- */
@@ -109,8 +110,10 @@ int work_complete(const rc_work *w)
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
 {
     w->finished = clock_ns();
-    if (w->env != NULL)
+    if (w->env != NULL) {
         join_destroy(&w->join, &w->env->buffers);
+        turns_destroy(&w->turns, &w->env->buffers);
+    }
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;
@@ -123,13 +126,13 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
 
 /* ---- geometry ---- */
 
-static const uint8_t *src_at(const rc_work *w, uint32_t chunk, uint32_t segment)
+const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     uint64_t elems = plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
     return (const uint8_t *)w->call.src + elems * w->codec.elem_bytes;
 }
 
-static uint8_t *dst_at(const rc_work *w, uint32_t chunk, uint32_t segment)
+uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     uint64_t elems = plan_dst_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
     return (uint8_t *)w->call.dst + elems * w->codec.elem_bytes;
@@ -155,12 +158,14 @@ static rc_result make_bits(rc_work *w)
     return RC_NO_MEMORY;
 }
 
-/* Room for what is joined here: this rank's part, or everything. */
-static rc_result make_join(rc_work *w)
+/* Room for what is joined here: this rank's part, or everything; or for what is merged. */
+static rc_result make_room(rc_work *w)
 {
     const plan *p = &w->plan;
     if (p->algorithm == RC_RING)
         return RC_OK;
+    if (plan_merges(p))
+        return merge_init(w);
     int own_too = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                      p->world_size - 1 + own_too);
@@ -168,7 +173,7 @@ static rc_result make_join(rc_work *w)
 
 /* ---- sending ---- */
 
-static out_frame *make_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
+out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
 {
     out_frame *frame = work_env_frame(w->env);
     if (frame == NULL)
@@ -191,13 +196,13 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
 {
     peer_link *to = w->env->links[plan_rank_at(&w->plan, chunk, 1)];
     for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++) {
-        out_frame *frame = make_frame(w, chunk, segment, 0);
+        out_frame *frame = work_frame(w, chunk, segment, 0);
         if (frame == NULL)
             return RC_NO_MEMORY;
         if (codec_sends_plain(&w->codec)) {
-            frame->payload = src_at(w, chunk, segment);
+            frame->payload = work_src(w, chunk, segment);
         } else {
-            frame->encode_src = src_at(w, chunk, segment);
+            frame->encode_src = work_src(w, chunk, segment);
             frame->encode_count = plan_segment_elems(&w->plan, chunk, segment);
         }
         link_queue(to, frame);
@@ -215,12 +220,12 @@ static rc_result start_one_shot(rc_work *w)
         pool_buffer *buffer = pool_take(&w->env->buffers);
         if (buffer == NULL)
             return RC_NO_MEMORY;
-        codec_encode(&w->codec, buffer->data, src_at(w, first, segment),
+        codec_encode(&w->codec, buffer->data, work_src(w, first, segment),
                      plan_segment_elems(p, first, segment));
         join_keep(&w->join, segment, p->rank, buffer);
         for (uint32_t distance = 1; distance < n; distance++) {
             uint32_t peer = ((uint32_t)p->rank + distance) % n;
-            out_frame *frame = make_frame(w, first + peer, segment, 0);
+            out_frame *frame = work_frame(w, first + peer, segment, 0);
             if (frame == NULL)
                 return RC_NO_MEMORY;
             frame->payload = buffer->data;
@@ -241,6 +246,27 @@ static rc_result start_chunks(rc_work *w)
     return RC_OK;
 }
 
+/* Where this rank has nothing to wait for: a leaf of a part's tree, one that sits out. */
+static rc_result start_leaving(rc_work *w)
+{
+    for (uint32_t part = 0; part < plan_parts(&w->plan); part++) {
+        uint32_t chunk = plan_leaving(&w->plan, part, 0);
+        if (chunk != PLAN_NO_CHUNK)
+            RC_TRY(start_chunk(w, chunk));
+    }
+    return RC_OK;
+}
+
+static rc_result start_frames(rc_work *w)
+{
+    switch (w->plan.algorithm) {
+    case RC_ONE_SHOT: return start_one_shot(w);
+    case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
+    case RC_HALVING: return start_leaving(w);
+    default: return start_chunks(w);
+    }
+}
+
 /* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
  * switch port sees many senders at once. A failure here may end the work. */
 static void pump_links(const work_env *env)
@@ -258,8 +284,8 @@ static void keep_encoded(const rc_work *w, uint32_t chunk)
     for (uint64_t start = 0; start < elems; start += PART) {
         size_t n = (size_t)(elems - start < PART ? elems - start : PART);
         size_t offset = start * w->codec.elem_bytes;
-        codec_encode(&w->codec, wire, src_at(w, chunk, 0) + offset, n);
-        codec_store(&w->codec, dst_at(w, chunk, 0) + offset, wire, n);
+        codec_encode(&w->codec, wire, work_src(w, chunk, 0) + offset, n);
+        codec_store(&w->codec, work_dst(w, chunk, 0) + offset, wire, n);
     }
 }
 
@@ -276,8 +302,8 @@ static void keep_own(const rc_work *w)
         size_t bytes = plan_chunk_elems(p, chunk) * w->codec.elem_bytes;
         if (p->world_size > 1 && !codec_stores_plain(&w->codec))
             keep_encoded(w, chunk);
-        else if (bytes > 0 && dst_at(w, chunk, 0) != src_at(w, chunk, 0))
-            memmove(dst_at(w, chunk, 0), src_at(w, chunk, 0), bytes);
+        else if (bytes > 0 && work_dst(w, chunk, 0) != work_src(w, chunk, 0))
+            memmove(work_dst(w, chunk, 0), work_src(w, chunk, 0), bytes);
     }
 }
 
@@ -291,7 +317,8 @@ rc_result work_start(rc_work *w, work_env *env)
         w->is_shared ? plan_choose_shared(env->world_size, wire_bytes, env->algorithm)
                      : plan_choose(&w->call, env->world_size, wire_bytes, env->algorithm);
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
-              env->segment_bytes / w->codec.wire_bytes);
+              plan_segment_limit(&w->call, env->world_size, w->codec.wire_bytes,
+                                 env->segment_bytes / w->codec.wire_bytes));
     if (w->is_shared) {
         shared_start(env->shared, w);
         return RC_OK;
@@ -299,9 +326,9 @@ rc_result work_start(rc_work *w, work_env *env)
     w->receives_left = plan_receives(&w->plan, -1);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
-    RC_TRY(make_join(w));
+    RC_TRY(make_room(w));
     keep_own(w);
-    RC_TRY(w->plan.algorithm == RC_ONE_SHOT ? start_one_shot(w) : start_chunks(w));
+    RC_TRY(start_frames(w));
     pump_links(env);
     return RC_OK;
 }
@@ -329,7 +356,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
     w->seen[number / 64] |= bit;
     place->owner = w;
     if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && codec_stores_plain(&w->codec)) {
-        place->data = dst_at(w, h->chunk, h->segment);
+        place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
     if ((place->buffer = pool_take(&w->env->buffers)) == NULL)
@@ -344,38 +371,46 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
 static const uint8_t *reduce(rc_work *w, const frame_header *h, pool_buffer **buffer)
 {
     size_t n = plan_segment_elems(&w->plan, h->chunk, h->segment);
-    const uint8_t *src = src_at(w, h->chunk, h->segment);
+    const uint8_t *src = work_src(w, h->chunk, h->segment);
     uint8_t *data = (*buffer)->data;
     int last = h->step + 1U == plan_reduce_hops(&w->plan);
     if (!last || !codec_stores_plain(&w->codec)) {
         codec_reduce(&w->codec, data, data, src, n, last);
         if (last)
-            codec_store(&w->codec, dst_at(w, h->chunk, h->segment), data, n);
+            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), data, n);
         return data;
     }
-    uint8_t *dst = dst_at(w, h->chunk, h->segment);
+    uint8_t *dst = work_dst(w, h->chunk, h->segment);
     codec_reduce(&w->codec, dst, data, src, n, 1);
     pool_return(&w->env->buffers, *buffer);
     *buffer = NULL;
     return dst;
 }
 
-static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,
-                         pool_buffer *buffer)
+rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                    const uint8_t *payload, pool_buffer *buffer)
 {
-    if (h->step + 1U == plan_hops(&w->plan, h->chunk)) {
-        pool_return(&w->env->buffers, buffer);
-        return RC_OK;
-    }
-    out_frame *frame = make_frame(w, h->chunk, h->segment, h->step + 1U);
+    out_frame *frame = work_frame(w, chunk, segment, step);
     if (frame == NULL) {
         pool_return(&w->env->buffers, buffer);
         return RC_NO_MEMORY;
     }
     frame->payload = payload;
     frame->buffer = buffer;
-    link_send(w->env->links[plan_rank_at(&w->plan, h->chunk, h->step + 2U)], frame);
+    link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
     return RC_OK;
+}
+
+static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,
+                         pool_buffer *buffer)
+{
+    if (plan_merges(&w->plan))
+        return merge_pass_on(w, h, payload, buffer);
+    if (h->step + 1U == plan_hops(&w->plan, h->chunk)) {
+        pool_return(&w->env->buffers, buffer);
+        return RC_OK;
+    }
+    return work_send(w, h->chunk, h->segment, h->step + 1U, payload, buffer);
 }
 
 /* ---- joining ---- */
@@ -388,15 +423,9 @@ static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payloa
     work_env *env = w->env;
     rc_result result = RC_OK;
     for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
-        int peer = (env->rank + distance) % env->world_size;
-        out_frame *frame = make_frame(w, plan_result_chunk(&w->plan, peer), segment, 0);
-        if (frame != NULL) {
-            frame->payload = payload;
-            frame->buffer = buffer != NULL ? pool_share(buffer) : NULL;
-            link_send(env->links[peer], frame);
-        } else {
-            result = RC_NO_MEMORY;
-        }
+        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
+        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
+        result = w->env != NULL ? work_send(w, chunk, segment, 0, payload, shared) : RC_OK;
     }
     pool_return(&env->buffers, buffer);
     return result;
@@ -407,7 +436,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const plan *p = &w->plan;
     size_t n = plan_segment_elems(p, chunk, segment);
-    uint8_t *dst = dst_at(w, chunk, segment), *out = dst;
+    uint8_t *dst = work_dst(w, chunk, segment), *out = dst;
     pool_buffer *wire = NULL;
     int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
     if (encoded) {
@@ -416,7 +445,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
         out = wire->data;
     }
     codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
-               src_at(w, chunk, segment), n);
+               work_src(w, chunk, segment), n);
     join_drop(&w->join, segment, &w->env->buffers);
     if (encoded)
         codec_store(&w->codec, dst, out, n);
@@ -428,8 +457,10 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     pool_buffer *buffer = place->buffer;
     const uint8_t *payload = place->data;
     *place = (rx_place){0};
-    w->receives_left--;
-    switch (plan_action_at(&w->plan, h->chunk, h->step)) {
+    plan_action action = plan_action_at(&w->plan, h->chunk, h->step);
+    w->receives_left -= action != PLAN_MERGE; /* which counts in its turn */
+    switch (action) {
+    case PLAN_MERGE: return merge_take(w, h, buffer);
     case PLAN_JOIN:
         if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
             return RC_OK;
@@ -437,7 +468,7 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     case PLAN_REDUCE: payload = reduce(w, h, &buffer); break;
     case PLAN_STORE:
         if (buffer != NULL)
-            codec_store(&w->codec, dst_at(w, h->chunk, h->segment), payload,
+            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
                         plan_segment_elems(&w->plan, h->chunk, h->segment));
     }
     return send_on(w, h, payload, buffer);

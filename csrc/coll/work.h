@@ -6,7 +6,8 @@
  * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
- * one are kept in their pool buffers.
+ * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
+ * before their turn.
  *
  * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
  * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
@@ -25,16 +26,17 @@
 #include "../net/link.h"
 #include "../plan/plan.h"
 #include "join.h"
+#include "turns.h"
 
 struct shared_memory;
 
 /* How far a work is on its way through shared memory (shared.h). */
 typedef struct shared_run {
     struct rc_work *next;
-    uint64_t first, turns; /* of the region's turns */
-    uint32_t chunks;       /* one per rank, or the whole as one */
-    uint64_t chunk_elems;  /* the last chunks may be shorter, or empty */
-    uint64_t turn_elems;   /* of each chunk */
+    uint64_t first, laps; /* of the region's laps */
+    uint32_t chunks;      /* one per rank, or the whole as one */
+    uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
+    uint64_t lap_elems;   /* of each chunk */
 } shared_run;
 
 /* What the works of one communicator share. */
@@ -68,6 +70,7 @@ struct rc_work {
     join join;     /* without segments in a ring */
     int is_shared; /* it goes through shared memory, not over links */
     shared_run shared;
+    turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
     uint64_t spin;                          /* ns; of a thread that waits for it */
     atomic_int result;                      /* RC_AGAIN while in flight */
@@ -91,6 +94,15 @@ int work_complete(const rc_work *w);
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
 /* Its payload is there. Takes over the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
+
+/* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
+out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
+const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
+uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
+/* Sends a segment as it is to travel. Takes over the buffer that it lies in (or NULL). The work may
+ * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
+rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                    const uint8_t *payload, pool_buffer *buffer);
 
 /* Ends the work with a result; error says why unless result is RC_OK. Its frames must be out of
  * all queues. */

@@ -102,15 +102,17 @@ typedef enum rc_collective {
 } rc_collective;
 #define RC_COLLECTIVE_COUNT 11
 
-/* How the values of an all-reduce come together; other collectives have no choice. All but
- * RC_RING add in order of rank, with one rounding per contribution, not per hop. */
+/* How the values of an all-reduce come together; other collectives have no choice. RC_DIRECT and
+ * RC_ONE_SHOT add in order of rank, with one rounding per contribution, not per hop. */
 typedef enum rc_algorithm {
     RC_AUTO = 0,
     RC_RING = 1,     /* each part travels around: least to send, 2 (world_size - 1) hops */
     RC_DIRECT = 2,   /* each part to its owner, its sum from there to all: as much, 2 hops */
     RC_ONE_SHOT = 3, /* everything to everyone: world_size / 2 times as much, 1 hop */
+    RC_DOUBLING = 4, /* pairs exchange all they have: the tensor on each of log2 world_size hops */
+    RC_HALVING = 5,  /* parts along trees to their owners and back: as the ring, 2 log2 hops */
 } rc_algorithm;
-#define RC_ALGORITHM_COUNT 4
+#define RC_ALGORITHM_COUNT 6
 
 /* Bytes of one element; 0 for a value that is no dtype. */
 size_t rc_dtype_size(rc_dtype dtype);

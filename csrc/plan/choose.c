@@ -1,47 +1,91 @@
-/* choose.c - which algorithm is fastest for a call. See plan.h.
+/* choose.c - which algorithm, and which segments, are fastest for a call. See plan.h.
  *
  * Problem. A ring sends the least a rank can, but its 2 (N-1) hops each wait for the network and
  * for a thread to wake up; for little data that is all the time there is.
  *
  * Design. The time of an all-reduce of S bytes among N ranks, with HOP for one hop, MESSAGE for
- * each further message that a rank handles in it, and B bytes per ns (the alpha-beta model; Thakur,
- * Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
+ * each further message that a rank handles in it, B bytes per ns, L = log2 N rounded up and l
+ * rounded down (the alpha-beta model; Thakur, Rabenseifner and Gropp, "Optimization of Collective
+ * Communication Operations in MPICH", 2005):
  *
  *   ring      2 (N-1) HOP                      + 2 (N-1)/N S/B
  *   direct    2 (HOP + (N-2) MESSAGE)          + 2 (N-1)/N S/B
  *   one-shot     HOP + (N-2) MESSAGE           +   (N-1)   S/B
+ *   doubling     l HOP                         +      l    S/B     and 2 (HOP + S/B) if l < L
+ *   halving    2 L HOP                         + 2 (N-1)/N S/B
  *
  * By this a ring would never win, but it sends to one neighbour and not to all at once, which keeps
  * the ports of a switch from overflowing, and reduces while it receives. So it takes over where the
  * hops no longer show.
  *
+ * A chain of N-1 hops passes on S bytes in segments of C. With FRAME for the handling of a segment,
+ * the last byte arrives after S/C FRAME + S/B + (N-2) (HOP + C/B): the least time is at
+ * C = sqrt(S FRAME B / (N-2)).
+ *
  * Pure, and a function of what all ranks know alike: the call, the world, the setting.
  */
+#include <math.h>
+
 #include "plan.h"
 
 /* Measured between hosts whose threads sleep when they wait; 1 Gbit/s, where it matters most. */
 #define HOP_NS 50e3
 #define MESSAGE_NS 10e3
+#define FRAME_NS 10e3
 #define BYTES_PER_NS 0.117
 /* A ring's hops show until they are less than this part of its time. */
 #define SHOWS 0.05
 
+/* The time of an all-reduce whose bytes take this long on the wire, in ns. */
+static double time_of(rc_algorithm algorithm, int world_size, double whole)
+{
+    double n = world_size, shared = 2 * (n - 1) / n * whole;
+    double exchange = HOP_NS + (n - 2) * MESSAGE_NS;
+    int down = 0;
+    while (world_size >> (down + 1) > 0)
+        down++;
+    int up = down + (world_size > 1 << down);
+    switch (algorithm) {
+    case RC_DIRECT: return 2 * exchange + shared;
+    case RC_ONE_SHOT: return exchange + (n - 1) * whole;
+    case RC_DOUBLING: return (down + 2 * (up - down)) * (HOP_NS + whole);
+    case RC_HALVING: return 2 * up * HOP_NS + shared;
+    default: return 2 * (n - 1) * HOP_NS + shared;
+    }
+}
+
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted)
 {
+    static const rc_algorithm others[] = {RC_ONE_SHOT, RC_DOUBLING, RC_DIRECT, RC_HALVING};
     if (call->collective != RC_ALLREDUCE || world_size == 1)
         return RC_RING;
     if (wanted != RC_AUTO)
         return wanted;
-    double n = world_size;
-    double exchange = HOP_NS + (n - 2) * MESSAGE_NS;
     double whole = (double)wire_bytes / BYTES_PER_NS;
-    double shared = 2 * (n - 1) / n * whole;
-    double ring = 2 * (n - 1) * HOP_NS, direct = 2 * exchange;
-    double saved = world_size == 2 ? ring - exchange : ring - direct;
-    if (saved < SHOWS * (ring + shared))
-        return RC_RING;
-    return exchange + (n - 1) * whole <= direct + shared ? RC_ONE_SHOT : RC_DIRECT;
+    double ring = time_of(RC_RING, world_size, whole), least = ring;
+    rc_algorithm best = RC_RING;
+    for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
+        double time = time_of(others[i], world_size, whole);
+        if (time < least) {
+            least = time;
+            best = others[i];
+        }
+    }
+    return ring - least < SHOWS * ring ? RC_RING : best;
+}
+
+uint64_t plan_segment_limit(const rc_call *call, int world_size, uint64_t wire_bytes_per_elem,
+                            uint64_t most)
+{
+    int is_chain = call->collective == RC_BROADCAST || call->collective == RC_REDUCE;
+    if (!is_chain || world_size <= 2)
+        return most;
+    double bytes = (double)call->count * (double)wire_bytes_per_elem;
+    double best = sqrt(bytes * FRAME_NS * BYTES_PER_NS / (world_size - 2));
+    uint64_t elems = (uint64_t)(best / (double)wire_bytes_per_elem);
+    elems = (elems + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
+    return elems < PLAN_ALIGN ? PLAN_ALIGN : elems < most ? elems : most;
 }
 
 int plan_may_share(const rc_call *call, rc_algorithm wanted)

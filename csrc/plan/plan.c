@@ -1,5 +1,7 @@
-/* plan.c - see plan.h. */
+/* plan.c - see plan.h. What plans that merge add to it is in merges.c. */
 #include "plan.h"
+
+#include "merges.h"
 
 /* A chunk of fewer segments than this does not pipeline well, nor spread finely over unequal ports
  * (4 MiB over 1000 and 100 Mbit/s: 89 % of the sum with 8, 97 % with 16). Segments below the least
@@ -24,6 +26,18 @@ static uint64_t choose_segment(uint64_t chunk_elems, uint64_t most)
     return smaller(elems, most);
 }
 
+/* Of an all-reduce. */
+static uint32_t chunks_of(rc_algorithm algorithm, uint32_t n)
+{
+    switch (algorithm) {
+    case RC_DIRECT:
+    case RC_HALVING: return 2 * n * n;
+    case RC_ONE_SHOT:
+    case RC_DOUBLING: return n * n;
+    default: return n;
+    }
+}
+
 void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, int world_size,
                uint64_t segment_elems)
 {
@@ -36,10 +50,8 @@ void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, i
                 .chunk_elems = call->count};
     switch (call->collective) {
     case RC_ALLREDUCE:
-        p->chunks = (uint32_t)(algorithm == RC_RING     ? n
-                               : algorithm == RC_DIRECT ? 2 * n * n
-                                                        : n * n);
-        if (algorithm != RC_ONE_SHOT)
+        p->chunks = chunks_of(algorithm, (uint32_t)world_size);
+        if (algorithm != RC_ONE_SHOT && algorithm != RC_DOUBLING)
             p->chunk_elems = round_up((call->count + n - 1) / n, PLAN_ALIGN);
         p->total_elems = call->count;
         break;
@@ -66,27 +78,28 @@ void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, i
     p->segment_elems = choose_segment(p->chunk_elems, segment_elems);
 }
 
-/* Where it is not its own part of the tensor, the part that a chunk brings something of. */
-static uint32_t part_of(const plan *p, uint32_t chunk)
+uint32_t plan_part(const plan *p, uint32_t chunk)
 {
     uint32_t n = (uint32_t)p->world_size;
     switch (p->algorithm) {
-    case RC_DIRECT: return plan_is_given(p, chunk) ? chunk % n : chunk / n - n;
-    case RC_ONE_SHOT: return 0;
+    case RC_DIRECT: return chunk < n * n ? chunk % n : chunk / n - n;
+    case RC_HALVING: return chunk / n % n;
+    case RC_ONE_SHOT:
+    case RC_DOUBLING: return 0;
     default: return chunk;
     }
 }
 
 uint64_t plan_chunk_elems(const plan *p, uint32_t chunk)
 {
-    uint64_t start = smaller((uint64_t)part_of(p, chunk) * p->chunk_elems, p->total_elems);
+    uint64_t start = smaller((uint64_t)plan_part(p, chunk) * p->chunk_elems, p->total_elems);
     return smaller(p->chunk_elems, p->total_elems - start);
 }
 
 uint64_t plan_src_offset(const plan *p, uint32_t chunk)
 {
     switch (p->collective) {
-    case RC_ALLREDUCE: return (uint64_t)part_of(p, chunk) * p->chunk_elems;
+    case RC_ALLREDUCE: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
     case RC_REDUCE_SCATTER:
     case RC_SCATTER: return (uint64_t)chunk * p->chunk_elems;
     case RC_ALLTOALL: return chunk % (uint32_t)p->world_size * p->chunk_elems;
@@ -97,7 +110,7 @@ uint64_t plan_src_offset(const plan *p, uint32_t chunk)
 uint64_t plan_dst_offset(const plan *p, uint32_t chunk)
 {
     switch (p->collective) {
-    case RC_ALLREDUCE: return (uint64_t)part_of(p, chunk) * p->chunk_elems;
+    case RC_ALLREDUCE: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
     case RC_ALLGATHER:
     case RC_GATHER: return (uint64_t)chunk * p->chunk_elems;
     case RC_ALLTOALL: return chunk / (uint32_t)p->world_size * p->chunk_elems;
@@ -125,10 +138,14 @@ uint64_t plan_segment_elems(const plan *p, uint32_t chunk, uint32_t segment)
     return smaller(p->segment_elems, elems - smaller(plan_segment_offset(p, segment), elems));
 }
 
-/* Source and destination of the collectives whose paths are a single hop. */
+/* Source and destination where paths are a single hop. */
 static void ends(const plan *p, uint32_t chunk, int *from, int *to)
 {
     uint32_t n = (uint32_t)p->world_size;
+    if (plan_merges(p)) {
+        merges_ends(p, chunk, from, to);
+        return;
+    }
     switch (p->collective) {
     case RC_GATHER: *from = (int)chunk, *to = p->root; break;
     case RC_SCATTER: *from = p->root, *to = (int)chunk; break;
@@ -168,6 +185,8 @@ uint32_t plan_reduce_hops(const plan *p)
 
 plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step)
 {
+    if (plan_merges(p))
+        return merges_brings_result(p, chunk) ? PLAN_STORE : PLAN_MERGE;
     if (p->algorithm != RC_RING)
         return plan_is_given(p, chunk) ? PLAN_JOIN : PLAN_STORE;
     return step < plan_reduce_hops(p) ? PLAN_REDUCE : PLAN_STORE;
@@ -176,6 +195,8 @@ plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step)
 int plan_is_given(const plan *p, uint32_t chunk)
 {
     uint32_t n = (uint32_t)p->world_size;
+    if (plan_merges(p))
+        return merges_is_given(p, chunk);
     return p->algorithm != RC_DIRECT || chunk < n * n;
 }
 
@@ -205,6 +226,8 @@ int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position)
 
 uint64_t plan_receives(const plan *p, int peer)
 {
+    if (plan_merges(p))
+        return merges_frames(p, peer);
     uint64_t frames = 0;
     for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
         for (uint32_t position = 1; position <= plan_hops(p, chunk); position++)
@@ -216,6 +239,8 @@ uint64_t plan_receives(const plan *p, int peer)
 
 uint64_t plan_sends(const plan *p, int peer)
 {
+    if (plan_merges(p))
+        return merges_frames(p, peer);
     uint64_t frames = 0;
     for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
         for (uint32_t position = 0; position < plan_hops(p, chunk); position++)

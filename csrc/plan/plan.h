@@ -18,6 +18,12 @@
  *   direct, 3 ranks, part 1:      0 --> 1 <-- 2        0 <-- 1 --> 2
  *                                contributions            results
  *
+ * Between the two lie the plans of logarithmic depth (rounds.h). There, too, a chunk is what one
+ * rank sends to another in a single hop: the sum of all that it has taken so far of a part. A rank
+ * takes a part's values in turns, in a fixed order; what it then has leaves in the next chunk. It
+ * is final after the last turn: everywhere in doubling, at the part's owner in halving, from where
+ * the result goes back in chunks of its own.
+ *
  * Chunks are cut into segments, the unit of framing, encoding and striping. Segments of one chunk
  * follow each other along the path without waiting for one another.
  *
@@ -51,13 +57,16 @@ typedef struct plan {
 typedef enum plan_action {
     PLAN_STORE,  /* it is final */
     PLAN_REDUCE, /* with its own values, for the next hop or for good */
-    PLAN_JOIN    /* keeps it until all ranks' contributions are there */
+    PLAN_JOIN,   /* keeps it until all ranks' contributions are there */
+    PLAN_MERGE   /* keeps it until its turn, and reduces it with what is there then */
 } plan_action;
 
 /* 1 if the call may go through the memory that all ranks share, where there is some. */
 int plan_may_share(const rc_call *call, rc_algorithm wanted);
 /* What is then the algorithm: RC_DIRECT or RC_ONE_SHOT. */
 rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
+#define PLAN_NO_CHUNK UINT32_MAX
+
 /* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted);
@@ -66,6 +75,11 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
  * would else be one single segment and not pipeline. */
 void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, int world_size,
                uint64_t segment_elems);
+
+/* The largest segments a call should be cut into, given what the link allows, all in elements: of a
+ * chain of ranks (broadcast, reduce) those with which the cost model passes it on fastest. */
+uint64_t plan_segment_limit(const rc_call *call, int world_size, uint64_t wire_bytes_per_elem,
+                            uint64_t most);
 
 /* Elements of a chunk, and where it lies in this rank's src and dst (in elements). */
 uint64_t plan_chunk_elems(const plan *p, uint32_t chunk);
@@ -83,10 +97,29 @@ uint32_t plan_hops(const plan *p, uint32_t chunk);
 uint32_t plan_reduce_hops(const plan *p);
 /* What is done at the end of that hop. */
 plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step);
-/* 1 if the chunk is there from the beginning, and not the result of a join. */
+/* 1 if the chunk is there from the beginning, and not the result of a join or a merge. */
 int plan_is_given(const plan *p, uint32_t chunk);
 /* The chunk that carries this rank's joined part to another rank; RC_DIRECT only. */
 uint32_t plan_result_chunk(const plan *p, int to);
+
+/* Of RC_DOUBLING and RC_HALVING, where plan_merges is 1. The part that a chunk brings something of;
+ * parts are numbered from 0 to plan_parts. */
+int plan_merges(const plan *p);
+uint32_t plan_parts(const plan *p);
+uint32_t plan_part(const plan *p, uint32_t chunk);
+/* Turns in which this rank merges values into a part, and the one in which it merges a chunk. */
+uint32_t plan_turns(const plan *p, uint32_t part);
+uint32_t plan_turn(const plan *p, uint32_t chunk);
+/* 1 if what comes in a turn is the first operand, 0 if it is what was there. */
+int plan_comes_first(const plan *p, uint32_t turn);
+/* The chunk that leaves as soon as that many turns of a part are over, or PLAN_NO_CHUNK. */
+uint32_t plan_leaving(const plan *p, uint32_t part, uint32_t turns);
+/* 1 if this rank's last turn makes the result of a part. */
+int plan_is_owner(const plan *p, uint32_t part);
+/* Chunks in which this rank passes the result of a part on, once it has it. */
+uint32_t plan_results(const plan *p, uint32_t part);
+uint32_t plan_result(const plan *p, uint32_t part, uint32_t index);
+
 /* The rank at a position of the path, 0 <= position <= plan_hops. */
 int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position);
 
@@ -96,5 +129,8 @@ uint64_t plan_receives(const plan *p, int peer);
 uint64_t plan_sends(const plan *p, int peer);
 /* 1 if this rank sends a frame of its own (step 0) to peer. */
 int plan_starts_towards(const plan *p, int peer);
+/* 1 if any two groups of ranks meet in a frame that needs nothing but what its sender's group has,
+ * so that ranks which differ in what they called find out by the data. */
+int plan_meets_all(const plan *p);
 
 #endif

@@ -61,16 +61,16 @@ void region_unmap(region *r)
     *r = (region){0};
 }
 
-uint8_t *region_contribution(const region *r, int rank, uint64_t turn)
+uint8_t *region_contribution(const region *r, int rank, uint64_t lap)
 {
     return r->contributions +
-           ((size_t)rank * REGION_DEPTH + (size_t)(turn % REGION_DEPTH)) * REGION_SLOT_BYTES;
+           ((size_t)rank * REGION_DEPTH + (size_t)(lap % REGION_DEPTH)) * REGION_SLOT_BYTES;
 }
 
-uint8_t *region_result(const region *r, int rank, uint64_t turn)
+uint8_t *region_result(const region *r, int rank, uint64_t lap)
 {
     return r->results + (size_t)rank * result_bytes(r->ranks) +
-           (size_t)(turn % REGION_DEPTH) * part_bytes(r->ranks);
+           (size_t)(lap % REGION_DEPTH) * part_bytes(r->ranks);
 }
 
 size_t region_part_bytes(const region *r)

@@ -2,16 +2,16 @@
  *
  *   per rank:  counters | a ring of slots for contributions | a ring of slots for results
  *
- * What passes through is numbered by turns, 0, 1, 2, ..., the same on all ranks; a turn has the
+ * What passes through is numbered by laps, 0, 1, 2, ..., the same on all ranks; a lap has the
  * slot of its number modulo REGION_DEPTH. A rank writes its own slots and counters and reads the
- * others'. It goes through three stages in each turn, and publishes how many turns it has done of
+ * others'. It goes through three stages in each lap, and publishes how many laps it has done of
  * each:
  *
  *   CONTRIBUTED  my contribution lies in its slot
  *   JOINED       I have read all contributions, and my result lies in its slot
  *   COLLECTED    I have read all results
  *
- * So a slot of contributions is free again when all have joined that turn, and one of results when
+ * So a slot of contributions is free again when all have joined that lap, and one of results when
  * all have collected it. Who can go no further publishes what it waits for, and polls; or dozes,
  * and whoever brings the last of it rings: how is the business of the caller.
  *
@@ -48,7 +48,7 @@ typedef enum region_stage {
  * them. */
 typedef struct region_rank {
     _Alignas(128) _Atomic uint64_t done[REGION_STAGES];
-    /* It waits until all have done so many turns of one of the stages. */
+    /* It waits until all have done so many laps of one of the stages. */
     _Alignas(128) _Atomic uint64_t awaited[REGION_STAGES];
     _Atomic uint32_t dozing;
     _Alignas(128) struct {
@@ -72,19 +72,19 @@ rc_result region_map(region *r, int fd, int self, int ranks);
 void region_unmap(region *r);
 
 /* REGION_SLOT_BYTES. */
-uint8_t *region_contribution(const region *r, int rank, uint64_t turn);
+uint8_t *region_contribution(const region *r, int rank, uint64_t lap);
 /* region_part_bytes. */
-uint8_t *region_result(const region *r, int rank, uint64_t turn);
+uint8_t *region_result(const region *r, int rank, uint64_t lap);
 /* Of one rank's part of a slot. */
 size_t region_part_bytes(const region *r);
 
-/* How many turns all ranks, or one, have done of a stage. */
+/* How many laps all ranks, or one, have done of a stage. */
 uint64_t region_done_by_all(const region *r, region_stage stage);
 uint64_t region_done_by(const region *r, int rank, region_stage stage);
-/* One turn more is done here. */
+/* One lap more is done here. */
 void region_advance(region *r, region_stage stage);
 
-/* This rank can go on when all have done so many turns of any of these stages. */
+/* This rank can go on when all have done so many laps of any of these stages. */
 void region_await(region *r, const uint64_t awaited[REGION_STAGES]);
 /* 1 if what a rank waits for is there. */
 int region_satisfied(const region *r, int rank);

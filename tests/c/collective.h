@@ -90,10 +90,80 @@ static inline void expect_join(const rc_call *call, rc_algorithm algorithm, int 
     }
 }
 
+/* All ranks' elements, summed pairwise; wires: room for them. */
+static inline void ref_doubling(const arithmetic *a, void *dst, const void *const *elements,
+                                uint64_t *wires)
+{
+    int count = 1, surplus;
+    while (2 * count <= a->world_size)
+        count *= 2;
+    surplus = a->world_size - count;
+    for (int i = 0; i < count; i++) {
+        wires[i] = 0;
+        ref_encode(a, &wires[i], elements[i < surplus ? 2 * i : i + surplus]);
+        if (i < surplus)
+            ref_reduce(a, &wires[i], elements[2 * i + 1], 0);
+    }
+    for (; count > 1; count /= 2)
+        for (int i = 0; i < count / 2; i++) {
+            ref_combine(a, &wires[2 * i], &wires[2 * i + 1], count == 2);
+            wires[i] = wires[2 * i];
+        }
+    ref_store(a, dst, &wires[0]);
+}
+
+/* The same as the owner of its part sums them. */
+static inline void ref_halving(const arithmetic *a, void *dst, const void *const *elements,
+                               uint64_t *wires, int owner)
+{
+    int n = a->world_size, summed[COLLECTIVE_MAX_WORLD] = {0};
+    for (int left = n, half; left > 1; left = half) {
+        half = (left + 1) / 2;
+        for (int far = half; far < left; far++) {
+            int near = far - half;
+            if (!summed[far]) {
+                wires[far] = 0;
+                ref_encode(a, &wires[far], elements[(owner + n - far) % n]);
+            }
+            if (summed[near])
+                ref_combine(a, &wires[far], &wires[near], half == 1);
+            else
+                ref_reduce(a, &wires[far], elements[(owner + n - near) % n], half == 1);
+            wires[near] = wires[far];
+            summed[near] = 1;
+        }
+    }
+    ref_store(a, dst, &wires[0]);
+}
+
+/* An all-reduce in logarithmic depth. */
+static inline void expect_merge(const rc_call *call, rc_algorithm algorithm, int world_size,
+                                const uint8_t *const *sources, uint8_t *dst)
+{
+    size_t elem = dtype_bytes(call->dtype);
+    arithmetic a = {call->dtype, call->op, call->codec, world_size};
+    uint64_t n = (uint64_t)world_size, part = ((call->count + n - 1) / n + 255) / 256 * 256;
+    for (uint64_t i = 0; i < call->count; i++) {
+        const void *elements[COLLECTIVE_MAX_WORLD];
+        uint64_t wires[COLLECTIVE_MAX_WORLD];
+        for (int rank = 0; rank < world_size; rank++)
+            elements[rank] = sources[rank] + i * elem;
+        if (algorithm == RC_DOUBLING)
+            ref_doubling(&a, dst + i * elem, elements, wires);
+        else
+            ref_halving(&a, dst + i * elem, elements, wires, (int)(i / part));
+    }
+}
+
 /* dst of rank, given the sources of all ranks. algorithm: of an all-reduce. */
 static inline void expect_result(const rc_call *call, rc_algorithm algorithm, int rank,
                                  int world_size, const uint8_t *const *sources, uint8_t *dst)
 {
+    int merges = algorithm == RC_DOUBLING || algorithm == RC_HALVING;
+    if (call->collective == RC_ALLREDUCE && merges && world_size > 1) {
+        expect_merge(call, algorithm, world_size, sources, dst);
+        return;
+    }
     if (call->collective == RC_ALLREDUCE && algorithm != RC_RING && world_size > 1) {
         expect_join(call, algorithm, world_size, sources, dst);
         return;

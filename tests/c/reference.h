@@ -216,6 +216,21 @@ static inline void ref_reduce(const arithmetic *a, void *wire, const void *src, 
     *(uint16_t *)wire = half_bits(half, (double)sum);
 }
 
+/* first = first op second, both as they travel. */
+static inline void ref_combine(const arithmetic *a, void *first, const void *second, int last)
+{
+    const half_format *half = wire_half(a->dtype, a->codec);
+    if (half == NULL) {
+        ref_reduce_plain(a, first, second, last);
+        return;
+    }
+    float sum = float_op(a->op, (float)half_value(half, *(uint16_t *)first),
+                         (float)half_value(half, *(const uint16_t *)second));
+    if (last)
+        sum = sum * scale_last(a);
+    *(uint16_t *)first = half_bits(half, (double)sum);
+}
+
 /* dst = what the wire element means. */
 static inline void ref_store(const arithmetic *a, void *dst, const void *wire)
 {

@@ -82,12 +82,15 @@ static void tiles_of(const plan *plans, uint64_t count)
         total += elems;
     }
     uint64_t n =
-        (uint64_t)p->world_size; /* direct, one-shot: how often the tensor is sent or kept */
-    uint64_t times = p->algorithm == RC_DIRECT ? 2 * n : p->algorithm == RC_ONE_SHOT ? n * n : 1;
+        (uint64_t)p->world_size; /* where it is no ring: how often the tensor is sent or kept */
+    static const int sent[RC_ALGORITHM_COUNT] = {
+        [RC_DIRECT] = 1, [RC_HALVING] = 1, [RC_ONE_SHOT] = 2, [RC_DOUBLING] = 2};
+    uint64_t times = sent[p->algorithm] == 1 ? 2 * n : sent[p->algorithm] == 2 ? n * n : 1;
     CHECK_EQ(total, times * p->total_elems);
     CHECK_EQ(p->segment_elems % PLAN_ALIGN, 0);
     if (p->collective == RC_ALLREDUCE) {
-        CHECK(p->chunk_elems % PLAN_ALIGN == 0 || p->algorithm == RC_ONE_SHOT);
+        int whole = p->algorithm == RC_ONE_SHOT || p->algorithm == RC_DOUBLING;
+        CHECK(p->chunk_elems % PLAN_ALIGN == 0 || whole);
         CHECK_EQ(p->total_elems, count);
     }
 }
@@ -122,8 +125,10 @@ static void offsets_of(const plan *plans, uint64_t count)
             CHECK_EQ(src, dst);
             if (is_ring(p))
                 CHECK_EQ(src, chunk * p->chunk_elems);
-            else if (p->algorithm == RC_ONE_SHOT)
+            else if (p->algorithm == RC_ONE_SHOT || p->algorithm == RC_DOUBLING)
                 CHECK_EQ(src, 0);
+            else if (p->algorithm == RC_HALVING)
+                CHECK_EQ(src, chunk / n % n * p->chunk_elems);
             else /* contributions from * n + to, then results owner * n + to */
                 CHECK_EQ(src, (chunk < n * n ? chunk % n : chunk / n - n) * p->chunk_elems);
             break;
@@ -198,6 +203,8 @@ static void coverage_of(const plan *plans, uint64_t count)
         int first = plan_rank_at(p, chunk, 0), last = plan_rank_at(p, chunk, hops);
         for (uint32_t at = 0; at < hops; at++) /* nobody sends to itself */
             CHECK(plan_rank_at(p, chunk, at) != plan_rank_at(p, chunk, at + 1));
+        if (plan_merges(p))
+            continue; /* test_merges.c */
         if (p->algorithm != RC_RING) {
             CHECK_EQ(first, chunk / n % n);
             CHECK_EQ(last, chunk % n);
@@ -284,7 +291,7 @@ static void frames_of(const plan *plans, uint64_t count)
             receives += plan_receives(&plans[a], b);
             int starts = 0;
             for (uint32_t chunk = 0; chunk < plans[a].chunks; chunk++)
-                starts |= plan_is_given(&plans[a], chunk) && plan_hops(&plans[a], chunk) > 0 &&
+                starts |= plan_hops(&plans[a], chunk) > 0 && plan_is_given(&plans[a], chunk) &&
                           plan_segments(&plans[a], chunk) > 0 &&
                           plan_rank_at(&plans[a], chunk, 0) == a &&
                           plan_rank_at(&plans[a], chunk, 1) == b;

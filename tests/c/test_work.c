@@ -11,7 +11,7 @@
 #include "check.h"
 #include "trial.h"
 
-enum { MAX_WORLD = 5, SEGMENT = 4096, MOST = 3000, BAG = 4096 };
+enum { MAX_WORLD = 8, SEGMENT = 4096, MOST = 3000, BAG = 4096 };
 
 typedef struct flight {
     out_frame *frame;

@@ -1,0 +1,151 @@
+/* merge.c - see merge.h. */
+#include "merge.h"
+
+#include "../base/error.h"
+
+/* The chunk numbers of all frames of one part differ, but not its place in the tensor. */
+typedef struct piece {
+    uint32_t part, segment, chunk;
+    uint64_t elems;
+} piece;
+
+static piece piece_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    return (piece){.part = plan_part(&w->plan, chunk),
+                   .segment = segment,
+                   .chunk = chunk,
+                   .elems = plan_segment_elems(&w->plan, chunk, segment)};
+}
+
+static uint32_t unit_of(const rc_work *w, const piece *at)
+{
+    return at->part * plan_segments(&w->plan, 0) + at->segment;
+}
+
+rc_result merge_init(rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint32_t most = 0;
+    for (uint32_t part = 0; part < plan_parts(p); part++)
+        if (plan_turns(p, part) > most)
+            most = plan_turns(p, part);
+    return turns_init(&w->turns, plan_parts(p) * plan_segments(p, 0), most);
+}
+
+/* ---- sending ---- */
+
+/* The value of a unit leaves, if this is its time. It stays here, too, where turns are left. */
+static rc_result send_value(rc_work *w, const piece *at, turns_unit *unit)
+{
+    uint32_t chunk = plan_leaving(&w->plan, at->part, unit->over);
+    if (chunk == PLAN_NO_CHUNK)
+        return RC_OK;
+    pool_buffer *value = unit->value;
+    if (unit->over < plan_turns(&w->plan, at->part))
+        pool_share(value);
+    else
+        unit->value = NULL;
+    return work_send(w, chunk, at->segment, 0, value->data, value);
+}
+
+static rc_result send_results(rc_work *w, const piece *at, const uint8_t *payload,
+                              pool_buffer *buffer)
+{
+    work_env *env = w->env;
+    rc_result result = RC_OK;
+    uint32_t results = plan_results(&w->plan, at->part);
+    for (uint32_t i = 0; i < results && result == RC_OK && w->env != NULL; i++) {
+        uint32_t chunk = plan_result(&w->plan, at->part, i);
+        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
+        result = work_send(w, chunk, at->segment, 0, payload, shared);
+    }
+    pool_return(&env->buffers, buffer);
+    return result;
+}
+
+rc_result merge_start(rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint32_t chunk = plan_leaving(p, 0, 0);
+    for (uint32_t segment = 0; chunk != PLAN_NO_CHUNK && segment < w->turns.units; segment++) {
+        piece at = piece_of(w, chunk, segment);
+        turns_unit *unit = &w->turns.of[segment];
+        if ((unit->value = pool_take(&w->env->buffers)) == NULL)
+            return RC_NO_MEMORY;
+        codec_encode(&w->codec, unit->value->data, work_src(w, at.chunk, segment), at.elems);
+        out_frame *frame = work_frame(w, at.chunk, segment, 0);
+        if (frame == NULL)
+            return RC_NO_MEMORY;
+        frame->payload = unit->value->data;
+        frame->buffer = pool_share(unit->value);
+        link_queue(w->env->links[plan_rank_at(p, at.chunk, 1)], frame);
+    }
+    return RC_OK;
+}
+
+/* ---- merging ---- */
+
+/* out = what was there and what came, in the plan's order. */
+static void reduce(const rc_work *w, const piece *at, const turns_unit *unit, uint8_t *out,
+                   const uint8_t *came, int last)
+{
+    if (unit->value == NULL) {
+        codec_reduce(&w->codec, out, came, work_src(w, at->chunk, at->segment), at->elems, last);
+        return;
+    }
+    const uint8_t *had = unit->value->data;
+    int came_first = plan_comes_first(&w->plan, unit->over);
+    codec_combine(&w->codec, out, came_first ? came : had, came_first ? had : came, at->elems,
+                  last);
+}
+
+/* The last turn at an owner: stores the result and passes it on. */
+static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
+{
+    uint8_t *dst = work_dst(w, at->chunk, at->segment), *out = came->data;
+    int plain = codec_stores_plain(&w->codec);
+    if (plain)
+        out = dst;
+    reduce(w, at, unit, out, came->data, 1);
+    pool_return(&w->env->buffers, unit->value);
+    unit->value = NULL;
+    unit->over++;
+    if (plain) {
+        pool_return(&w->env->buffers, came);
+        came = NULL;
+    } else {
+        codec_store(&w->codec, dst, out, at->elems);
+    }
+    return send_results(w, at, out, came);
+}
+
+/* A frame counts as received from its turn on, or the work would be over with the last frame to be
+ * sent, and what waits for its turn be left. */
+static rc_result take_turn(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
+{
+    w->receives_left--;
+    if (plan_is_owner(&w->plan, at->part) && unit->over + 1 == plan_turns(&w->plan, at->part))
+        return finish_unit(w, at, unit, came);
+    reduce(w, at, unit, came->data, came->data, 0);
+    pool_return(&w->env->buffers, unit->value);
+    unit->value = came;
+    unit->over++;
+    return send_value(w, at, unit);
+}
+
+rc_result merge_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
+{
+    piece at = piece_of(w, h->chunk, h->segment);
+    uint32_t number = unit_of(w, &at);
+    turns_keep(&w->turns, number, plan_turn(&w->plan, h->chunk), buffer);
+    while (w->env != NULL && (buffer = turns_next(&w->turns, number)) != NULL)
+        RC_TRY(take_turn(w, &at, &w->turns.of[number], buffer));
+    return RC_OK;
+}
+
+rc_result merge_pass_on(rc_work *w, const frame_header *h, const uint8_t *payload,
+                        pool_buffer *buffer)
+{
+    piece at = piece_of(w, h->chunk, h->segment);
+    return send_results(w, &at, payload, buffer);
+}
