@@ -82,24 +82,27 @@ rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double byt
     return RC_INVALID_ARGUMENT;
 }
 
-static int shares_ok(const rc_comm *comm, const int32_t *ranks, int count)
+/* 1 if all hosts have the same number of ranks, and enough to share. */
+static int hosts_ok(const rc_comm *comm, const int32_t *hosts)
 {
-    int found = 0;
-    for (int i = 0; i < count; i++) {
-        if (ranks[i] < 0 || ranks[i] >= comm->env.world_size || (i > 0 && ranks[i] <= ranks[i - 1]))
+    int n = comm->env.world_size, ranks = 0;
+    for (int rank = 0; rank < n; rank++) {
+        int here = 0;
+        for (int other = 0; other < n; other++)
+            here += hosts[other] == hosts[rank];
+        if (here < 2 || here > REGION_MAX_RANKS || (ranks != 0 && here != ranks))
             return 0;
-        found += ranks[i] == comm->env.rank;
+        ranks = here;
     }
-    return found == 1;
+    return 1;
 }
 
-rc_result rc_comm_share(rc_comm *comm, const int32_t *ranks, int count, int fd)
+rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd)
 {
-    int ok = comm != NULL && comm->state == COMM_NEW && comm->shared.region.base == NULL &&
-             ranks != NULL && count >= 2 && count <= REGION_MAX_RANKS &&
-             shares_ok(comm, ranks, count);
+    int ok = comm != NULL && comm->state == COMM_NEW && comm->shared.hosts == 0 && hosts != NULL &&
+             hosts_ok(comm, hosts);
     if (ok && fd >= 0)
-        return comm_share(comm, ranks, count, fd);
+        return comm_share(comm, hosts, fd);
     if (fd >= 0)
         close(fd);
     return RC_INVALID_ARGUMENT;

@@ -87,7 +87,7 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
     }
 }
 
-static void note_call(rc_comm *c, const rc_work *w)
+void comm_note_call(rc_comm *c, const rc_work *w)
 {
     if (w->call.collective == RC_RECV)
         c->env.links[w->call.root]->received++;
@@ -97,6 +97,19 @@ static void note_call(rc_comm *c, const rc_work *w)
     c->called++;
 }
 
+void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
+{
+    comm_note_call(c, w);
+    if (work_start(w, env) != RC_OK)
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+    if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
+        comm_announce(c, w, env);
+    if (c->state == COMM_RUNNING)
+        comm_replay_early(c, w);
+    if (w->env != NULL && w->call.collective == RC_RECV)
+        check_work_left(c, w, c->env.links[w->call.root]);
+}
+
 static void start(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
@@ -104,23 +117,13 @@ static void start(rc_comm *c, rc_work *w)
         return;
     }
     work_retain(w); /* it may end below */
-    note_call(c, w);
     append_active(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL)
             check_work_left(c, w, c->env.links[rank]);
-    if (c->state == COMM_RUNNING && work_start(w, &c->env) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
-    if (c->state == COMM_RUNNING && !w->is_shared) /* also where it is over: what others called
-                                                      must still fit */
-        comm_announce(c, w);
-    if (c->state == COMM_RUNNING)
-        comm_replay_early(c, w);
-    if (c->state == COMM_RUNNING && w->is_shared)
-        engine_poll(c->engine, &c->member);
-    if (w->env != NULL && w->call.collective == RC_RECV)
-        check_work_left(c, w, c->env.links[w->call.root]);
+    if (c->state == COMM_RUNNING && !comm_start_shared(c, w))
+        comm_start_on_links(c, w, &c->env);
     comm_finish_complete(c, w);
     work_release(w);
 }
@@ -217,7 +220,7 @@ static void detach_link(rc_comm *c, peer_link *ln)
     drop_queue(c, &ln->held[1]);
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
-        pool_return(&c->env.buffers, l->rx_place.buffer);
+        pool_return(c->env.buffers, l->rx_place.buffer);
         l->rx_place = (rx_place){0};
         lane_detach(l);
     }
@@ -244,6 +247,7 @@ void comm_fail(rc_comm *c, const rc_error *error)
     send_on_all_lanes(c, FRAME_ABORT, error->seq);
     comm_drop_early(c);
     shared_drop(&c->shared);
+    c->waiting_head = c->waiting_tail = NULL;
     c->member.polling = 0;
     end_works(c);
 }
@@ -297,7 +301,7 @@ static void destroy(rc_comm *c)
             free(ln->lanes[i]);
         free(ln->lanes);
     }
-    region_unmap(&c->shared.region);
+    comm_unshare(c);
     free(c->link_storage);
     free(c->env.links);
     work_env_destroy(&c->env);
@@ -319,10 +323,13 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->env = (work_env){.engine = engine,
                         .rank = config->rank,
                         .world_size = config->world_size,
+                        .contributors = config->world_size,
+                        .buffers = &c->buffers,
+                        .frames = &c->frames,
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
                         .algorithm = config->algorithm};
-    pool_init(&c->env.buffers, config->segment_bytes, BUFFERS_KEPT);
+    pool_init(&c->buffers, config->segment_bytes, BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);
@@ -355,21 +362,6 @@ rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per
     l->source.events = 0;
     ln->lanes[ln->lane_count++] = l;
     return RC_OK;
-}
-
-rc_result comm_share(rc_comm *c, const int32_t *ranks, int count, int fd)
-{
-    int self = -1;
-    for (int i = 0; i < count; i++) {
-        c->shared.rank_at[i] = ranks[i];
-        if (ranks[i] == c->env.rank)
-            self = i;
-    }
-    rc_result result = region_map(&c->shared.region, fd, self, count);
-    close(fd);
-    if (result == RC_OK && count == c->env.world_size)
-        c->env.shared = &c->shared;
-    return result;
 }
 
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)

@@ -37,10 +37,14 @@ struct rc_comm {
     rc_engine *engine;
     rc_comm_config config;
     work_env env;
-    peer_link *link_storage;  /* world_size of them, this rank's own unused */
-    shared_memory shared;     /* env.shared points here if there is any */
-    _Atomic comm_state state; /* written under the lock, read anywhere */
-    int leaving;              /* goodbye is said */
+    pool buffers;
+    out_frame *frames;
+    peer_link *link_storage; /* world_size of them, this rank's own unused */
+    shared_memory shared;
+    work_env among_hosts;                 /* the ranks with this one's place on each host */
+    rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
+    _Atomic comm_state state;             /* written under the lock, read anywhere */
+    int leaving;                          /* goodbye is said */
     rc_error error;
 
     rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
@@ -56,11 +60,10 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _share, _start, _abort, _close, _free and rc_submit do, once
+/* What rc_comm_create, _add_lane, _start, _abort, _close, _free and rc_submit do, once
  * api.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
-rc_result comm_share(rc_comm *c, const int32_t *ranks, int count, int fd);
 rc_result comm_start(rc_comm *c);
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);
@@ -80,8 +83,18 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 /* Raises PEER_LOST for the first active work that needs a peer which has left. */
 void comm_check_left(rc_comm *c, const peer_link *ln);
 
+/* From here on the work counts as called, for what peers send of it. */
+void comm_note_call(rc_comm *c, const rc_work *w);
+/* Calls a work and puts it on the links of env. */
+void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env);
+
 /* ---- comm_shared.c ---- */
 
+/* What rc_comm_share does. */
+rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd);
+void comm_unshare(rc_comm *c);
+/* Takes a work that goes through shared memory, or has to wait for one that does; 0 if neither. */
+int comm_start_shared(rc_comm *c, rc_work *w);
 /* The member's pump, stirred and doze: drive the works that go through shared memory. */
 int comm_pump_shared(engine_member *member);
 int comm_shared_stirred(const engine_member *member);
@@ -91,10 +104,12 @@ void comm_doze_shared(engine_member *member, int dozing);
 
 extern const lane_handler comm_lane_handler;
 int comm_prepare_frame(peer_link *ln, out_frame *frame);
-/* Announces a work to the peers that must know of it before its data can tell. */
-void comm_announce(rc_comm *c, const rc_work *w);
+/* Announces a work to the peers of env that must know of it before its data can tell. */
+void comm_announce(rc_comm *c, const rc_work *w, const work_env *env);
 /* Gives a work that was just started the frames that came before it. */
 rc_result comm_replay_early(rc_comm *c, rc_work *w);
+/* Compares a work that is not on links yet with the frames that came before it. */
+rc_result comm_check_early(rc_comm *c, const rc_work *w);
 void comm_drop_early(rc_comm *c);
 
 /* ---- comm_timers.c ---- */

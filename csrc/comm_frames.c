@@ -87,7 +87,7 @@ static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, r
     if (ln->early_bytes + link_cost(h) > ln->credit)
         return comm_fail_text(c, RC_PROTOCOL, ln->peer,
                               "rank %d sent more ahead than its credit allows", ln->peer);
-    if ((place->buffer = pool_take(&c->env.buffers)) == NULL)
+    if ((place->buffer = pool_take(c->env.buffers)) == NULL)
         return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a segment of %u bytes",
                               c->env.segment_bytes);
     place->data = place->buffer->data;
@@ -112,11 +112,19 @@ static void insert_early(early_queue *q, early_frame *early)
         q->tail = early;
 }
 
+/* The collective may be on its way to links already (comm_shared.c). */
+static rc_result check_waiting(rc_comm *c, const peer_link *ln, const frame_header *h)
+{
+    const rc_work *w = find_active(c, h, ln->peer);
+    return w != NULL ? check_work(c, w, h, ln->peer) : RC_OK;
+}
+
 /* Keeps a copy of its own size: segments may be small, and many. */
 static rc_result keep_early(rc_comm *c, peer_link *ln, const frame_header *h,
                             const uint8_t *payload)
 {
     int is_call = h->type == FRAME_CALL;
+    RC_TRY(check_waiting(c, ln, h));
     if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
         return RC_OK; /* an announcement only helps to find mismatches sooner */
     early_frame *early = malloc(sizeof *early + h->length);
@@ -154,7 +162,7 @@ static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const fram
     ln->early_bytes -= link_cost(h);
     consume(c, ln, h);
     if (c->state != COMM_RUNNING) {
-        pool_return(&c->env.buffers, place.buffer);
+        pool_return(c->env.buffers, place.buffer);
         return RC_ABORTED;
     }
     if (work_end(w, h, &place) != RC_OK)
@@ -191,6 +199,16 @@ rc_result comm_replay_early(rc_comm *c, rc_work *w)
     for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL)
             RC_TRY(replay_link(c, w, c->env.links[rank]));
+    return RC_OK;
+}
+
+rc_result comm_check_early(rc_comm *c, const rc_work *w)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        for (early_frame *early = c->link_storage[rank].early[0].head; early != NULL;
+             early = early->next)
+            if (belongs(w, &early->header, rank))
+                RC_TRY(check_work(c, w, &early->header, rank));
     return RC_OK;
 }
 
@@ -255,7 +273,7 @@ static rc_result end_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_
     pool_buffer *buffer = place->buffer;
     *place = (rx_place){0};
     rc_result result = settle_early(c, ln, h, buffer->data);
-    pool_return(&c->env.buffers, buffer);
+    pool_return(c->env.buffers, buffer);
     return result;
 }
 
@@ -391,7 +409,7 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
  * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
  * that we called something else, unless others tell it; and a deadline that passes before the next
  * heartbeats come must not be held against who has called. */
-void comm_announce(rc_comm *c, const rc_work *w)
+void comm_announce(rc_comm *c, const rc_work *w, const work_env *env)
 {
     const plan *p = &w->plan;
     uint64_t segment = p->segment_elems * w->codec.wire_bytes;
@@ -399,7 +417,7 @@ void comm_announce(rc_comm *c, const rc_work *w)
     int next = (p->rank + 1) % p->world_size;
     int hurried = !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
     for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
-        peer_link *ln = c->env.links[peer];
+        peer_link *ln = env->links[peer];
         if (ln == NULL)
             continue;
         int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;

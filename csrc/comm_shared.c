@@ -1,41 +1,163 @@
-/* comm_shared.c - drives the works that go through the memory of one host. See comm.h,
- * coll/shared.h.
+/* comm_shared.c - works that go through the memory of one host. See comm.h and coll/shared.h.
  *
- * A rank that has nothing to do there polls, with the engine, or dozes in the engine's wait for
- * events; then whoever brings what it waits for rings with a heartbeat on their link. A futex could
- * not be waited for together with sockets, on which the news of a failure comes.
+ * On one host, all-reduces go through memory and all else over links, side by side. Among hosts, an
+ * all-reduce is on links only after it has been through memory; till then it counts as not called,
+ * for the order and the credit of what links carry, and what is called after it waits.
+ *
+ * A rank that has nothing to do in memory polls it, with the engine, or dozes in the engine's wait
+ * for events; then whoever brings what it waits for rings, with a heartbeat on their link. A futex
+ * could not be waited for together with sockets, on which the news of a failure comes.
  */
+#include <stdlib.h>
+#include <unistd.h>
+
 #include "base/error.h"
 #include "comm.h"
 
+/* ---- who shares ---- */
+
+/* The rank at a place of a host, its ranks in ascending order; -1 past the last. */
+static int rank_on(const rc_comm *c, const int32_t *hosts, int32_t host, int place)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++)
+        if (hosts[rank] == host && place-- == 0)
+            return rank;
+    return -1;
+}
+
+static rc_result join_hosts(rc_comm *c, const int32_t *hosts)
+{
+    int n = c->env.world_size, found = 0;
+    work_env *env = &c->among_hosts;
+    *env = c->env;
+    if ((env->links = calloc((size_t)n, sizeof(peer_link *))) == NULL)
+        return RC_NO_MEMORY;
+    for (int rank = 0; rank < n; rank++) {
+        if (rank_on(c, hosts, hosts[rank], 0) != rank)
+            continue; /* not the first of its host */
+        int there = rank_on(c, hosts, hosts[rank], c->shared.region.self);
+        if (there == c->env.rank)
+            env->rank = found;
+        env->links[found++] = c->env.links[there];
+    }
+    env->world_size = c->shared.hosts = found;
+    return RC_OK;
+}
+
+rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd)
+{
+    shared_memory *s = &c->shared;
+    int ranks = 0, self = 0, rank;
+    while ((rank = rank_on(c, hosts, hosts[c->env.rank], ranks)) >= 0) {
+        if (rank == c->env.rank)
+            self = ranks;
+        s->rank_at[ranks++] = rank;
+    }
+    rc_result result = region_map(&s->region, fd, self, ranks);
+    close(fd);
+    return result == RC_OK ? join_hosts(c, hosts) : result;
+}
+
+void comm_unshare(rc_comm *c)
+{
+    region_unmap(&c->shared.region);
+    free(c->among_hosts.links);
+}
+
+/* ---- works ---- */
+
+static void wait_in_line(rc_comm *c, rc_work *w)
+{
+    w->env = &c->env;
+    w->receives_left = 1; /* it is not complete before it has begun */
+    w->shared.next = NULL;
+    if (c->waiting_tail != NULL)
+        c->waiting_tail->shared.next = w;
+    else
+        c->waiting_head = w;
+    c->waiting_tail = w;
+}
+
+int comm_start_shared(rc_comm *c, rc_work *w)
+{
+    int hosts = c->shared.hosts;
+    int shares = hosts > 0 && plan_may_share(&w->call, hosts, c->env.algorithm);
+    int waits = hosts > 1 && !(w->flags & FRAME_P2P) &&
+                (c->shared.entering != NULL || c->waiting_head != NULL);
+    if (!shares && !waits)
+        return 0;
+    w->is_shared = shares;
+    if (shares && hosts == 1)
+        comm_note_call(c, w);
+    wait_in_line(c, w);
+    if (comm_check_early(c, w) != RC_OK)
+        return 1;
+    engine_poll(c->engine, &c->member);
+    return 1;
+}
+
+static void next_in_line(rc_comm *c)
+{
+    rc_work *w = c->waiting_head;
+    c->waiting_head = w->shared.next;
+    if (c->waiting_head == NULL)
+        c->waiting_tail = NULL;
+    if (w->is_shared) {
+        shared_enter(&c->shared, w, &c->env);
+        return;
+    }
+    comm_start_on_links(c, w, &c->env);
+    comm_finish_complete(c, w);
+}
+
+static void open_work(rc_comm *c, rc_work *w)
+{
+    if (c->shared.hosts == 1)
+        return;
+    shared_open(&c->shared, w);
+    comm_start_on_links(c, w, &c->among_hosts);
+}
+
 static void ring(rc_comm *c)
 {
-    for (int i = 0; i < c->shared.region.ranks && c->state == COMM_RUNNING; i++)
-        if (i != c->shared.region.self && region_must_ring(&c->shared.region, i))
+    region *r = &c->shared.region;
+    for (int i = 0; i < r->ranks && c->state == COMM_RUNNING; i++)
+        if (i != r->self && region_must_ring(r, i))
             comm_send_control(c, c->env.links[c->shared.rank_at[i]], FRAME_HEARTBEAT, c->called, 0,
                               0, -1);
+}
+
+/* Does one thing; returns 0 if nothing is left to do now. */
+static int pump(rc_comm *c, int *busy)
+{
+    if (c->shared.entering == NULL && c->waiting_head != NULL) {
+        next_in_line(c);
+        return 1;
+    }
+    if (c->shared.head == NULL)
+        return 0;
+    rc_work *w;
+    rc_error why;
+    error_clear(&why);
+    switch (shared_pump(&c->shared, &w, &why)) {
+    case SHARED_WAITS: break;
+    case SHARED_BUSY: *busy = 1; break;
+    case SHARED_ENTERED: open_work(c, w); return 1;
+    case SHARED_LEFT: comm_finish_complete(c, w); return 1;
+    case SHARED_FAILED: comm_fail(c, &why); break;
+    }
+    return 0;
 }
 
 int comm_pump_shared(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
-    int more = 0;
-    while (c->state == COMM_RUNNING && c->shared.head != NULL) {
-        rc_work *w = c->shared.head;
-        rc_error why;
-        error_clear(&why);
-        if (shared_pump(&c->shared, &more, &why) != RC_OK) {
-            why.seq = w->seq;
-            comm_fail(c, &why);
-            break;
-        }
-        if (!work_complete(w))
-            break;
-        comm_finish_complete(c, w);
-    }
+    int busy = 0;
+    while (c->state == COMM_RUNNING && pump(c, &busy))
+        continue;
     ring(c);
-    c->member.polling = c->shared.head != NULL;
-    return more && c->member.polling;
+    c->member.polling = c->shared.head != NULL || c->waiting_head != NULL;
+    return busy && c->member.polling;
 }
 
 int comm_shared_stirred(const engine_member *member)

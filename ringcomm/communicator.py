@@ -124,8 +124,7 @@ class Communicator:
                 )
                 self._check(result, "add a lane to")
             while mesh.shared:
-                memory = mesh.shared.pop()
-                result = lib.rc_comm_share(out[0], memory.ranks, len(memory.ranks), memory.fd)
+                result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
                 self._check(result, "share memory in")
             self._check(lib.rc_comm_start(out[0]), "start")
         except BaseException:

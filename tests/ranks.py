@@ -33,7 +33,7 @@ from typing import Any
 
 from ringcomm import Communicator, Config, NotInitializedError
 from ringcomm.bootstrap.join import Joined
-from ringcomm.bootstrap.joined import LaneSocket, Mesh, RailInfo, SharedMemory
+from ringcomm.bootstrap.joined import LaneSocket, Mesh, RailInfo
 from ringcomm.bootstrap.sockets import tune
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,8 +70,8 @@ def free_port() -> int:
 def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -> list[Mesh]:
     """What a bring-up of n ranks on one host would give them."""
     ports = [RailInfo(rail, "lo", "127.0.0.1", 0) for rail in range(rails)] if n > 1 else []
-    hosts, same = [socket.gethostname()] * n, [0] * n
-    meshes = [Mesh(rank, n, hosts, same, ports, [], rank, n, n) for rank in range(n)]
+    hosts = [socket.gethostname()] * n
+    meshes = [Mesh(rank, n, hosts, [0] * n, ports, [], rank, n, n) for rank in range(n)]
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         for low, high in itertools.combinations(range(n), 2):
             for rail, lane in itertools.product(range(rails), range(lanes)):
@@ -83,14 +83,15 @@ def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -
     return meshes
 
 
-def share_memory(meshes: Sequence[Mesh]) -> None:
-    """Gives all ranks memory of their host."""
-    if len(meshes) == 1:
-        return
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def share_memory(meshes: Sequence[Mesh], ranks_per_host: int) -> None:
+    """Gives all ranks memory of their host, on which so many in succession are."""
+    for first in range(0, len(meshes), ranks_per_host):
+        fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        for mesh in meshes[first : first + ranks_per_host]:
+            mesh.shared.append(os.dup(fd))
+        os.close(fd)
     for mesh in meshes:
-        mesh.shared.append(SharedMemory(os.dup(fd), tuple(range(len(meshes)))))
-    os.close(fd)
+        mesh.host_numbers[:] = [rank // ranks_per_host for rank in range(len(meshes))]
 
 
 class World:
@@ -102,7 +103,8 @@ class World:
         config: settings; ``lanes`` overrides its own.
         engines: "shared" or "own".
         bring_up: "sockets" made here, or the library's own ("tcp").
-        memory: the ranks share memory (with "tcp", as the config has it).
+        memory: so many ranks in succession are a host and share memory; 0: they do not. (With
+            "tcp", as the config has it.)
 
     Attributes:
         comms: the communicators by rank.
@@ -117,7 +119,7 @@ class World:
         config: Config | None = None,
         engines: str = "shared",
         bring_up: str = "sockets",
-        memory: bool = False,
+        memory: int = 0,
     ) -> None:
         assert engines in ("shared", "own")
         assert bring_up in ("sockets", "tcp")
@@ -132,8 +134,8 @@ class World:
             self._bring_up(configs, rails)
             return
         meshes = loopback_meshes(n, lanes, rails, base.congestion)
-        if memory:
-            share_memory(meshes)
+        if memory > 1:
+            share_memory(meshes, memory)
         try:
             for mesh, settings in zip(meshes, configs, strict=True):
                 self.comms.append(Communicator(Joined(mesh, settings, None, "test")))

@@ -84,15 +84,19 @@ def divided(x: Array, n: int) -> Array:
 
 
 class Wire:
-    """How elements of one dtype travel under one op and codec in a world of n."""
+    """How elements of one dtype travel under one op and codec in a world of n.
 
-    def __init__(self, dtype: str, op: str, codec: str, n: int) -> None:
+    finishes: an average ends here; else its values go on to another Wire.
+    """
+
+    def __init__(self, dtype: str, op: str, codec: str, n: int, finishes: bool = True) -> None:
         self.dtype, self.op, self.n = dtype, op, n
         own = {"f16": "fp16", "bf16": "bf16"}.get(dtype)
         self.half = own if codec == "none" else codec
         share = np.float32(1.0 / n) if op == "avg" else np.float32(1.0)
         self.before = share if self.half == "fp16" else np.float32(1.0)
-        self.after = share if self.half == "bf16" else np.float32(1.0)
+        self.after = share if self.half == "bf16" and finishes else np.float32(1.0)
+        self.finishes = finishes
 
     def _encode(self, x: Array) -> Array:
         return bf16_bits(x) if self.half == "bf16" else fp16_bits(x)
@@ -118,7 +122,7 @@ class Wire:
             total = combine(self.op, self._decode(wire), mine)
             return self._encode(total * self.after if last else total)
         total = combine(self.op, wire, x)
-        if not last or self.op != "avg":
+        if not last or self.op != "avg" or not self.finishes:
             return total
         if self.dtype in ("f32", "f64"):
             return total * NUMPY[self.dtype](1.0 / self.n)
@@ -142,7 +146,7 @@ class Wire:
         if self.half is None:
             total = inputs[0]
             for position, x in enumerate(inputs[1:], start=2):
-                total = self.reduce(total, x, last=position == self.n)
+                total = self.reduce(total, x, last=position == len(inputs))
             if self.dtype in ("f32", "f64"):
                 total = np.where(np.isnan(total), NUMPY[self.dtype]("nan"), total)
             return total
@@ -258,16 +262,9 @@ def choose_shared(payload: int, n: int) -> str:
     return "one_shot" if one_shot <= direct else "direct"
 
 
-def allreduce(
-    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
-    memory: bool = False,
-) -> Array:
-    """What every rank gets; memory: through memory that all ranks share."""
+def reduced(inputs: Sequence[Array], wire: Wire, algorithm: str) -> Array:
+    """What every rank gets by one algorithm."""
     n = len(inputs)
-    wire = Wire(dtype, op, codec, n)
-    if algorithm == "auto":
-        payload = len(inputs[0]) * wire_bytes(dtype, codec)
-        algorithm = choose_shared(payload, n) if memory and payload else choose(payload, n)
     if algorithm == "doubling" and n > 1:
         return doubling(inputs, wire)
     if algorithm in ("direct", "one_shot") and n > 1:
@@ -279,6 +276,37 @@ def allreduce(
         halves = algorithm == "halving" and n > 1
         parts.append(halving(c, part, wire) if halves else along(ring(c, n), part, wire))
     return np.concatenate(parts)
+
+
+def among_hosts(inputs: Sequence[Array], dtype: str, op: str, codec: str, local: int) -> Array:
+    """Joined on each host, uncompressed; then each of its ranks' chunks reduced among hosts."""
+    n = len(inputs)
+    within = Wire(dtype, op, "none", n, finishes=False)
+    across = Wire(dtype, op, codec, n)
+    if within.before != 1.0:
+        across.before = np.float32(1.0)  # it is in the values by now
+    with np.errstate(all="ignore"):
+        hosts = [within.join(inputs[h : h + local], travels=False) for h in range(0, n, local)]
+    parts = []
+    for start, stop in chunk_bounds(len(inputs[0]), local):
+        algorithm = choose((stop - start) * wire_bytes(dtype, codec), len(hosts))
+        parts.append(reduced([host[start:stop] for host in hosts], across, algorithm))
+    return np.concatenate(parts)
+
+
+def allreduce(
+    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
+    memory: int = 0,
+) -> Array:
+    """What every rank gets; memory: so many ranks in succession share that of their host."""
+    n, payload = len(inputs), len(inputs[0]) * wire_bytes(dtype, codec)
+    if algorithm == "auto" and memory > 1 and payload:
+        if memory < n:
+            return among_hosts(inputs, dtype, op, codec, memory)
+        algorithm = choose_shared(payload, n)
+    if algorithm == "auto":
+        algorithm = choose(payload, n)
+    return reduced(inputs, Wire(dtype, op, codec, n), algorithm)
 
 
 def reduce(inputs: Sequence[Array], dtype: str, op: str, root: int, codec: str = "none") -> Array:

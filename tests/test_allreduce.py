@@ -61,7 +61,7 @@ class Case:
     op: str
     codec: str
     algorithm: str = "ring"
-    memory: bool = False
+    memory: int = 0
 
     def input(self, rank: int) -> Array:
         return elements(self.dtype, self.count, rank, salt=hash_of(self.op + self.codec) % 97)
@@ -91,7 +91,7 @@ def combinations(dtypes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 @functools.lru_cache(maxsize=2)  # of the world at hand: its six lane and rail counts follow
 def cases(
     world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring",
-    memory: bool = False,
+    memory: int = 0,
 ) -> list[Case]:
     """Every combination at every count, in an order that mixes dtypes and sizes."""
     made = [
@@ -163,7 +163,7 @@ def millions(world: int, lanes: int, rails: int, dtypes: Sequence[str]) -> list[
 
 
 def open_world(
-    world: int, lanes: int, rails: int, algorithm: str = "ring", memory: bool = False
+    world: int, lanes: int, rails: int, algorithm: str = "ring", memory: int = 0
 ) -> World:
     pair = LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
     segment_bytes = SEGMENTS[pair % len(SEGMENTS)]
@@ -237,14 +237,27 @@ def test_shared_memory(world: int, algorithm: str, dtypes: tuple[str, ...]) -> N
     """The same bits as over links by the same algorithm."""
     need(dtypes)
     counts = (*small_counts(world), 5003, 100_003, 400_009)
-    with open_world(world, 1, 1 + world % 2, algorithm, memory=True) as ranks:
-        assert_right(ranks, cases(world, counts, dtypes, algorithm, True))
+    with open_world(world, 1, 1 + world % 2, algorithm, memory=world) as ranks:
+        assert_right(ranks, cases(world, counts, dtypes, algorithm, world))
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
-@pytest.mark.parametrize("memory", [False, True], ids=["links", "memory"])
+@pytest.mark.parametrize(("hosts", "local"), [(2, 2), (3, 2), (2, 3), (4, 2), (2, 4)])
+def test_shared_memory_among_hosts(hosts: int, local: int, dtypes: tuple[str, ...]) -> None:
+    """Summed on each host first."""
+    need(dtypes)
+    world = hosts * local
+    counts = (*small_counts(world), 5003, 100_003, 400_009)
+    config = Config(segment_bytes=65536, timeout=30.0)
+    engines = ("shared", "own")[hosts % 2]
+    with World(world, rails=2, config=config, engines=engines, memory=local) as ranks:
+        assert_right(ranks, cases(world, counts, dtypes, "auto", local))
+
+
+@pytest.mark.parametrize("dtypes", FAMILIES)
+@pytest.mark.parametrize("memory", [0, 16], ids=["links", "memory"])
 @pytest.mark.parametrize("algorithm", ["ring", *OTHERS])
-def test_world_of_sixteen(algorithm: str, memory: bool, dtypes: tuple[str, ...]) -> None:
+def test_world_of_sixteen(algorithm: str, memory: int, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
     counts = (0, 1, 15, 16, 17, 4099)
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
@@ -273,7 +286,7 @@ def test_special_values(world: int, algorithm: str, memory: bool, dtypes: tuple[
         return results
 
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
-    with World(world, config=config, memory=memory) as ranks:
+    with World(world, config=config, memory=world * memory) as ranks:
         results = ranks.run(body)
     for index, (dtype, op, codec) in enumerate(combinations(dtypes)):
         ours = [one[index] for one in results]

@@ -49,6 +49,8 @@ typedef struct codec {
 
 /* dtype and codec must go together (codec_supports). */
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);
+/* Leaves what an average has to do last to another codec: this one's result goes on. */
+void codec_leave_unfinished(codec *c);
 /* 1 if tensors of dtype can travel by this codec. */
 int codec_supports(rc_codec id, rc_dtype dtype);
 

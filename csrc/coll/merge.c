@@ -59,7 +59,7 @@ static rc_result send_results(rc_work *w, const piece *at, const uint8_t *payloa
         pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
         result = work_send(w, chunk, at->segment, 0, payload, shared);
     }
-    pool_return(&env->buffers, buffer);
+    pool_return(env->buffers, buffer);
     return result;
 }
 
@@ -70,7 +70,7 @@ rc_result merge_start(rc_work *w)
     for (uint32_t segment = 0; chunk != PLAN_NO_CHUNK && segment < w->turns.units; segment++) {
         piece at = piece_of(w, chunk, segment);
         turns_unit *unit = &w->turns.of[segment];
-        if ((unit->value = pool_take(&w->env->buffers)) == NULL)
+        if ((unit->value = pool_take(w->env->buffers)) == NULL)
             return RC_NO_MEMORY;
         codec_encode(&w->codec, unit->value->data, work_src(w, at.chunk, segment), at.elems);
         out_frame *frame = work_frame(w, at.chunk, segment, 0);
@@ -107,11 +107,11 @@ static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool
     if (plain)
         out = dst;
     reduce(w, at, unit, out, came->data, 1);
-    pool_return(&w->env->buffers, unit->value);
+    pool_return(w->env->buffers, unit->value);
     unit->value = NULL;
     unit->over++;
     if (plain) {
-        pool_return(&w->env->buffers, came);
+        pool_return(w->env->buffers, came);
         came = NULL;
     } else {
         codec_store(&w->codec, dst, out, at->elems);
@@ -127,7 +127,7 @@ static rc_result take_turn(rc_work *w, const piece *at, turns_unit *unit, pool_b
     if (plan_is_owner(&w->plan, at->part) && unit->over + 1 == plan_turns(&w->plan, at->part))
         return finish_unit(w, at, unit, came);
     reduce(w, at, unit, came->data, came->data, 0);
-    pool_return(&w->env->buffers, unit->value);
+    pool_return(w->env->buffers, unit->value);
     unit->value = came;
     unit->over++;
     return send_value(w, at, unit);

@@ -1,10 +1,12 @@
 /* shared.c - see shared.h. */
 #include "shared.h"
 
+#include <string.h>
+
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 
-/* The most laps of one call: others want the engine's lock now and then. */
+/* The most laps of one call. */
 enum { LAPS_PER_PUMP = 16 };
 
 static uint64_t smaller(uint64_t a, uint64_t b)
@@ -17,31 +19,40 @@ static uint64_t mine(const shared_memory *s, region_stage stage)
     return region_done_by(&s->region, s->region.self, stage);
 }
 
+static uint64_t end_of(const rc_work *w)
+{
+    return w->shared.first + w->shared.laps;
+}
+
 /* ---- geometry ---- */
 
-/* The elements of a chunk that pass in one lap. */
+/* Elements of the tensor. */
 typedef struct span {
     uint64_t start, count;
 } span;
 
-static span span_of(const rc_work *w, uint32_t chunk, uint64_t lap)
+static span chunk_of(const shared_run *run, uint32_t chunk)
 {
-    const shared_run *run = &w->shared;
-    uint64_t within = (lap - run->first) * run->lap_elems;
-    uint64_t start = smaller(chunk * run->chunk_elems, w->call.count);
-    uint64_t end = smaller(start + run->chunk_elems, w->call.count);
-    uint64_t from = smaller(start + within, end);
-    return (span){from, smaller(run->lap_elems, end - from)};
+    uint64_t start = smaller(chunk * run->chunk_elems, run->call.count);
+    return (span){start, smaller(run->chunk_elems, run->call.count - start)};
 }
 
-static const uint8_t *src_at(const rc_work *w, span at)
+/* Those of a chunk that pass in one lap. */
+static span span_of(const shared_run *run, uint32_t chunk, uint64_t lap)
 {
-    return (const uint8_t *)w->call.src + at.start * w->codec.elem_bytes;
+    span whole = chunk_of(run, chunk);
+    uint64_t within = smaller((lap - run->first) * run->lap_elems, whole.count);
+    return (span){whole.start + within, smaller(run->lap_elems, whole.count - within)};
 }
 
-static uint8_t *dst_at(const rc_work *w, span at)
+static const uint8_t *src_at(const shared_run *run, span at)
 {
-    return (uint8_t *)w->call.dst + at.start * w->codec.elem_bytes;
+    return (const uint8_t *)run->call.src + at.start * run->codec.elem_bytes;
+}
+
+static uint8_t *dst_at(const shared_run *run, span at)
+{
+    return (uint8_t *)run->call.dst + at.start * run->codec.elem_bytes;
 }
 
 /* Where in a rank's contribution a chunk's elements lie. */
@@ -50,18 +61,19 @@ static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t
     return region_contribution(&s->region, rank, lap) + chunk * region_part_bytes(&s->region);
 }
 
-/* ---- the three stages of a lap ---- */
+/* ---- the stages of a lap ---- */
 
 static void contribute_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
+    const shared_run *run = &w->shared;
     region_rank *self = &r->rank[r->self];
-    for (uint32_t chunk = 0; chunk < w->shared.chunks; chunk++) {
-        span at = span_of(w, chunk, lap);
-        if (w->shared.chunks > 1 && (int)chunk == r->self)
+    for (uint32_t chunk = 0; chunk < run->chunks; chunk++) {
+        span at = span_of(run, chunk, lap);
+        if (run->chunks > 1 && (int)chunk == r->self)
             continue;
-        codec_encode(&w->codec, part_at(s, r->self, lap, chunk), src_at(w, at), at.count);
-        s->bytes += at.count * w->codec.wire_bytes;
+        codec_encode(&run->codec, part_at(s, r->self, lap, chunk), src_at(run, at), at.count);
+        s->bytes += at.count * run->codec.wire_bytes;
     }
     self->call[lap % REGION_DEPTH].seq = w->seq;
     self->call[lap % REGION_DEPTH].fingerprint = w->fingerprint;
@@ -81,139 +93,217 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
         fingerprint_text(fingerprint, there, sizeof there);
         error_set(error, RC_MISMATCH,
                   "ranks differ in collective #%llu: rank %d called %s, rank %d called %s",
-                  (unsigned long long)w->seq, w->env->rank, here, s->rank_at[i], there);
+                  (unsigned long long)w->seq, s->rank_at[s->region.self], here, s->rank_at[i],
+                  there);
         error->rank = s->rank_at[i];
         return RC_MISMATCH;
     }
     return RC_OK;
 }
 
+/* The result of a chunk's elements, as they lie in dst or come from a join. */
+static void put_result(shared_memory *s, uint64_t bytes)
+{
+    s->bytes += bytes;
+    region_advance(&s->region, REGION_RESULTED);
+}
+
 static rc_result join_lap(shared_memory *s, const rc_work *w, uint64_t lap, rc_error *error)
 {
     region *r = &s->region;
+    const shared_run *run = &w->shared;
+    const codec *c = &run->codec;
     const void *wires[REGION_MAX_RANKS];
-    int one_shot = w->shared.chunks == 1;
+    int one_shot = run->chunks == 1;
     uint32_t chunk = one_shot ? 0 : (uint32_t)r->self;
-    span at = span_of(w, chunk, lap);
+    span at = span_of(run, chunk, lap);
     RC_TRY(check_calls(s, w, lap, error));
     for (int i = 0; i < r->ranks; i++)
         wires[i] = i == r->self ? NULL : part_at(s, i, lap, chunk);
-    if (one_shot) {
-        codec_join(&w->codec, dst_at(w, at), 0, wires, r->ranks, src_at(w, at), at.count);
+    if (one_shot || s->hosts > 1) {
+        codec_join(c, dst_at(run, at), 0, wires, r->ranks, src_at(run, at), at.count);
     } else {
         uint8_t *result = region_result(r, r->self, lap);
-        codec_join(&w->codec, result, !codec_stores_plain(&w->codec), wires, r->ranks,
-                   src_at(w, at), at.count);
-        codec_store(&w->codec, dst_at(w, at), result, at.count);
-        s->bytes += at.count * w->codec.wire_bytes;
+        codec_join(c, result, !codec_stores_plain(c), wires, r->ranks, src_at(run, at), at.count);
+        codec_store(c, dst_at(run, at), result, at.count);
+        put_result(s, at.count * c->wire_bytes);
     }
     region_advance(r, REGION_JOINED);
+    if (one_shot)
+        put_result(s, 0); /* nobody reads it */
     return RC_OK;
+}
+
+/* Among hosts: what links have made of this rank's chunk. */
+static void result_lap(shared_memory *s, const rc_work *w, uint64_t lap)
+{
+    const shared_run *run = &w->shared;
+    span at = span_of(run, (uint32_t)s->region.self, lap);
+    size_t bytes = at.count * run->codec.elem_bytes;
+    memcpy(region_result(&s->region, s->region.self, lap), dst_at(run, at), bytes);
+    put_result(s, bytes);
 }
 
 static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
-    uint32_t chunks = w->shared.chunks; /* from the next rank on, so that not all read the same */
+    const shared_run *run = &w->shared;
+    uint32_t chunks = run->chunks; /* from the next rank on, so that not all read the same */
     for (uint32_t distance = 1; distance < chunks; distance++) {
         uint32_t chunk = ((uint32_t)r->self + distance) % chunks;
-        span at = span_of(w, chunk, lap);
-        codec_store(&w->codec, dst_at(w, at), region_result(r, (int)chunk, lap), at.count);
+        span at = span_of(run, chunk, lap);
+        codec_store(&run->codec, dst_at(run, at), region_result(r, (int)chunk, lap), at.count);
     }
     region_advance(r, REGION_COLLECTED);
 }
 
 /* ---- one after the other ---- */
 
-/* Does what can be done of the next lap of each stage; else says what that waits for. */
-static rc_result step(shared_memory *s, const rc_work *w, int *moved, rc_error *error)
+/* Counts of laps that would let this rank go on; the least one of each stage. */
+static void await(uint64_t awaited[REGION_STAGES], region_stage stage, uint64_t laps)
 {
-    const region *r = &s->region;
-    uint64_t end = w->shared.first + w->shared.laps;
+    awaited[stage] = smaller(awaited[stage], laps);
+}
+
+/* 1 if the slot for a lap is free: all are through with what was in it. */
+static int is_free(const shared_memory *s, region_stage readers, uint64_t lap, uint64_t *awaited)
+{
+    if (lap < region_done_by_all(&s->region, readers) + REGION_DEPTH)
+        return 1;
+    await(awaited, readers, lap - REGION_DEPTH + 1);
+    return 0;
+}
+
+/* 1 if all have done a stage of a lap. */
+static int is_there(const shared_memory *s, region_stage stage, uint64_t lap, uint64_t *awaited)
+{
+    if (region_done_by_all(&s->region, stage) > lap)
+        return 1;
+    await(awaited, stage, lap + 1);
+    return 0;
+}
+
+/* One lap of what the work that enters can do. */
+static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_error *error)
+{
+    const rc_work *w = s->entering;
     uint64_t contributed = mine(s, REGION_CONTRIBUTED), joined = mine(s, REGION_JOINED);
-    uint64_t collected = mine(s, REGION_COLLECTED);
-    uint64_t awaited[REGION_STAGES] = {REGION_NOTHING, REGION_NOTHING, REGION_NOTHING};
-    *moved = 0;
-    if (contributed < end) {
-        if (contributed < region_done_by_all(r, REGION_JOINED) + REGION_DEPTH) {
-            contribute_lap(s, w, contributed);
-            *moved = 1;
-        } else {
-            awaited[REGION_JOINED] = contributed - REGION_DEPTH + 1;
-        }
+    if (contributed < end_of(w) && is_free(s, REGION_JOINED, contributed, awaited)) {
+        contribute_lap(s, w, contributed);
+        *moved = 1;
     }
-    if (joined < end) {
-        if (region_done_by_all(r, REGION_CONTRIBUTED) <= joined) {
-            awaited[REGION_CONTRIBUTED] = joined + 1;
-        } else if (joined >= region_done_by_all(r, REGION_COLLECTED) + REGION_DEPTH) {
-            awaited[REGION_COLLECTED] = joined - REGION_DEPTH + 1;
-        } else {
-            RC_TRY(join_lap(s, w, joined, error));
-            *moved = 1;
-        }
+    if (joined < end_of(w) && is_there(s, REGION_CONTRIBUTED, joined, awaited) &&
+        (s->hosts > 1 || is_free(s, REGION_COLLECTED, joined, awaited))) {
+        RC_TRY(join_lap(s, w, joined, error));
+        *moved = 1;
     }
-    if (collected < mine(s, REGION_JOINED)) {
-        if (w->shared.chunks == 1 || region_done_by_all(r, REGION_JOINED) > collected) {
-            collect_lap(s, w, collected);
-            *moved = 1;
-        } else {
-            awaited[REGION_JOINED] = smaller(awaited[REGION_JOINED], collected + 1);
-        }
-    }
-    region_await(&s->region, awaited);
     return RC_OK;
 }
 
-rc_result shared_pump(shared_memory *s, int *more, rc_error *error)
+/* One lap of what the first work can do. */
+static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
 {
-    rc_work *w = s->head;
-    for (int lap = 0; lap < LAPS_PER_PUMP; lap++) {
-        RC_TRY(step(s, w, more, error));
-        if (mine(s, REGION_COLLECTED) == w->shared.first + w->shared.laps) {
-            shared_note_calls(s);
-            w->receives_left = 0;
-            s->head = w->shared.next;
-            if (s->head == NULL)
-                s->tail = NULL;
-            return RC_OK;
-        }
-        if (!*more)
-            return RC_OK;
+    const rc_work *w = s->head;
+    uint64_t resulted = mine(s, REGION_RESULTED), collected = mine(s, REGION_COLLECTED);
+    int is_result = s->hosts > 1 && w->shared.opened && w->receives_left == 1;
+    if (is_result && resulted < end_of(w) && is_free(s, REGION_COLLECTED, resulted, awaited)) {
+        result_lap(s, w, resulted);
+        *moved = 1;
     }
-    return RC_OK;
+    if (collected < end_of(w) && collected < mine(s, REGION_RESULTED) &&
+        (w->shared.chunks == 1 || is_there(s, REGION_RESULTED, collected, awaited))) {
+        collect_lap(s, w, collected);
+        *moved = 1;
+    }
 }
 
-void shared_start(shared_memory *s, rc_work *w)
+static void leave(shared_memory *s)
+{
+    s->head->receives_left--;
+    s->head = s->head->shared.next;
+    if (s->head == NULL)
+        s->tail = NULL;
+}
+
+shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error)
+{
+    for (int lap = 0; lap < LAPS_PER_PUMP; lap++) {
+        uint64_t awaited[REGION_STAGES];
+        int moved = 0;
+        for (int stage = 0; stage < REGION_STAGES; stage++)
+            awaited[stage] = REGION_NOTHING;
+        if (s->entering != NULL && step_in(s, &moved, awaited, error) != RC_OK)
+            return SHARED_FAILED;
+        if (s->head != NULL)
+            step_out(s, &moved, awaited);
+        region_await(&s->region, awaited);
+        *w = s->entering;
+        if (*w != NULL && mine(s, REGION_JOINED) == end_of(*w)) {
+            shared_note_calls(s);
+            s->entering = NULL;
+            return SHARED_ENTERED;
+        }
+        *w = s->head;
+        if (*w != NULL && mine(s, REGION_COLLECTED) == end_of(*w)) {
+            leave(s);
+            return SHARED_LEFT;
+        }
+        if (!moved)
+            return SHARED_WAITS;
+    }
+    return SHARED_BUSY;
+}
+
+void shared_enter(shared_memory *s, rc_work *w, work_env *env)
 {
     shared_run *run = &w->shared;
-    uint64_t room = REGION_SLOT_BYTES;
-    *run = (shared_run){.chunks = 1, .chunk_elems = w->call.count, .first = s->laps};
-    if (w->plan.algorithm == RC_DIRECT) {
-        uint64_t ranks = (uint64_t)s->region.ranks;
-        run->chunks = (uint32_t)ranks;
-        run->chunk_elems =
-            (w->call.count + ranks * PLAN_ALIGN - 1) / (ranks * PLAN_ALIGN) * PLAN_ALIGN;
+    const kernel_set *kernels = env->engine->kernels;
+    uint64_t ranks = (uint64_t)s->region.ranks, room = REGION_SLOT_BYTES;
+    *run = (shared_run){.call = w->call, .first = s->laps, .chunks = (uint32_t)ranks};
+    rc_call among_ranks = w->call;
+    if (s->hosts > 1)
+        among_ranks.codec = RC_CODEC_NONE;
+    codec_init(&run->codec, kernels, &among_ranks, env->world_size);
+    if (s->hosts > 1)
+        codec_leave_unfinished(&run->codec);
+    uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
+    if (s->hosts == 1 && plan_choose_shared((int)ranks, wire_bytes, env->algorithm) == RC_ONE_SHOT)
+        run->chunks = 1;
+    else
         room = region_part_bytes(&s->region);
-    }
-    run->lap_elems = room / w->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
+    uint64_t unit = run->chunks * PLAN_ALIGN;
+    run->chunk_elems = (run->call.count + unit - 1) / unit * PLAN_ALIGN;
+    run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
     s->laps += run->laps;
-    w->receives_left = 1; /* stands for all laps */
+    w->env = env;
+    w->is_shared = 1;
+    w->receives_left = 1; /* stands for all laps; the last that is left */
     if (s->tail != NULL)
         s->tail->shared.next = w;
     else
         s->head = w;
-    s->tail = w;
+    s->tail = s->entering = w;
+}
+
+void shared_open(shared_memory *s, rc_work *w)
+{
+    const shared_run *run = &w->shared;
+    span own = chunk_of(run, (uint32_t)s->region.self);
+    w->call.count = own.count;
+    w->call.dst = dst_at(run, own);
+    w->call.src = w->call.dst;
+    w->shared.opened = 1;
 }
 
 void shared_drop(shared_memory *s)
 {
-    s->head = s->tail = NULL;
+    s->head = s->tail = s->entering = NULL;
 }
 
 void shared_note_calls(const shared_memory *s)
 {
-    const rc_work *w = s->head;
+    const rc_work *w = s->entering;
     for (int i = 0; w != NULL && i < s->region.ranks; i++) {
         peer_link *ln = w->env->links[s->rank_at[i]];
         if (ln != NULL && region_done_by(&s->region, i, REGION_CONTRIBUTED) > w->shared.first &&

@@ -1,19 +1,26 @@
 /* shared.h - all-reduce through the memory that the ranks of one host share.
  *
- * The work's tensor goes through a region (shm/region.h) in laps. In each lap a rank
+ * A work's tensor goes through a region (shm/region.h) in laps. In each lap a rank
  *
  *   contributes  what the others need of its part of the lap, encoded
  *   joins        everybody's contributions to its own chunk, in order of rank
  *   collects     the results of the other chunks
  *
  * (direct), or contributes everything and joins everything itself (one-shot). The maths are those
- * of the algorithm of that name over links, bit for bit. Turns overlap: a rank contributes some
- * laps ahead, so that two ranks at the same speed hardly ever wait for each other.
+ * of the algorithm of that name over links, bit for bit. Laps overlap: a rank contributes some laps
+ * ahead, so that two ranks at the same speed hardly ever wait for each other.
  *
- * Works go through one at a time, in order of seq. Everything else about them is as over links,
- * which stay the way to hear of failures, and to ring for a rank that dozes.
+ * Among several hosts, each with as many ranks, the chunk that a rank has joined is its host's part
+ * of a sum. The ranks that hold the same chunk, one of each host, all-reduce it over links, by the
+ * work itself; only then is it the result that the others of the host collect.
  *
- * Threading: under the engine's lock, but for shared_stirred and shared_doze.
+ *     enter            contribute, join           links             result, collect       leave
+ *   --------> head ----------------------> (among hosts: open) ---------------------> -------->
+ *
+ * Works enter one after the other, when the one before has joined its last lap, and leave in the
+ * same order.
+ *
+ * Threading: under the engine's lock, but for shared_stirred.
  */
 #ifndef RINGCOMM_SHARED_H
 #define RINGCOMM_SHARED_H
@@ -23,24 +30,35 @@
 
 typedef struct shared_memory {
     region region;
+    int hosts;                     /* 0: no memory is shared */
     int rank_at[REGION_MAX_RANKS]; /* the communicator's rank of each place in the region */
-    rc_work *head, *tail;          /* works that go through, the first of them now */
+    rc_work *head, *tail;          /* works on their way, in order */
+    rc_work *entering;             /* the last of them, or NULL once it has joined all its laps */
     uint64_t laps;                 /* given to works so far */
     uint64_t bytes;                /* put there for others to read */
 } shared_memory;
 
-/* Sets w up to go through and puts it behind the others. The plan's algorithm is direct or
- * one-shot. */
-void shared_start(shared_memory *s, rc_work *w);
-/* Goes on with the first work until it is complete and taken off (work_complete says so), or can
- * only wait, or has taken long enough (*more is 1 then). RC_MISMATCH with the peer in error. */
-rc_result shared_pump(shared_memory *s, int *more, rc_error *error);
+typedef enum shared_event {
+    SHARED_WAITS,   /* for other ranks, or for links */
+    SHARED_BUSY,    /* there is more to do, but others want the lock now and then */
+    SHARED_ENTERED, /* the work that was entering has joined all laps */
+    SHARED_LEFT,    /* the first work has collected all laps */
+    SHARED_FAILED   /* the ranks' calls differ: see error */
+} shared_event;
+
+/* Lets w in. Nothing else may be entering. links: those of the work's communicator, or env, the
+ * ranks that it will be about among hosts. */
+void shared_enter(shared_memory *s, rc_work *w, work_env *env);
+/* Among hosts: turns the work into one over links about its own chunk; work_start is next. */
+void shared_open(shared_memory *s, rc_work *w);
+/* Goes on until something is to be said. *w is the work that has entered or left. */
+shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error);
 /* Forgets all works. */
 void shared_drop(shared_memory *s);
 /* Tells the links which collectives their peers have called, as far as this shows here. */
 void shared_note_calls(const shared_memory *s);
 
-/* Without the lock, while works go through: 1 if the first of them can go on. */
+/* Without the lock, while works are on their way: 1 if shared_pump would go on. */
 static inline int shared_stirred(const shared_memory *s)
 {
     return region_satisfied(&s->region, s->region.self);

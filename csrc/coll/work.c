@@ -8,15 +8,14 @@
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 #include "merge.h"
-#include "shared.h"
 
 /* ---- frames ---- */
 
 out_frame *work_env_frame(work_env *env)
 {
-    out_frame *frame = env->frames;
+    out_frame *frame = *env->frames;
     if (frame != NULL)
-        env->frames = frame->next;
+        *env->frames = frame->next;
     else if ((frame = malloc(sizeof *frame)) == NULL)
         return NULL;
     memset(frame, 0, sizeof *frame);
@@ -26,14 +25,14 @@ out_frame *work_env_frame(work_env *env)
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
-    pool_return(&env->buffers, frame->buffer);
+    pool_return(env->buffers, frame->buffer);
     if (w == NULL) { /* a control frame, which has its own size */
         free(frame);
         return;
     }
     w->sends_left--;
-    frame->next = env->frames;
-    env->frames = frame;
+    frame->next = *env->frames;
+    *env->frames = frame;
 }
 
 int work_env_encode(work_env *env, out_frame *frame)
@@ -41,7 +40,7 @@ int work_env_encode(work_env *env, out_frame *frame)
     if (frame->encode_src == NULL)
         return 1;
     const rc_work *w = frame->owner;
-    if ((frame->buffer = pool_take(&env->buffers)) == NULL)
+    if ((frame->buffer = pool_take(env->buffers)) == NULL)
         return 0;
     codec_encode(&w->codec, frame->buffer->data, frame->encode_src, frame->encode_count);
     frame->payload = frame->buffer->data;
@@ -51,12 +50,12 @@ int work_env_encode(work_env *env, out_frame *frame)
 
 void work_env_destroy(work_env *env)
 {
-    while (env->frames != NULL) {
-        out_frame *frame = env->frames;
-        env->frames = frame->next;
+    while (*env->frames != NULL) {
+        out_frame *frame = *env->frames;
+        *env->frames = frame->next;
         free(frame);
     }
-    pool_destroy(&env->buffers);
+    pool_destroy(env->buffers);
 }
 
 /* ---- life ---- */
@@ -111,8 +110,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
 {
     w->finished = clock_ns();
     if (w->env != NULL) {
-        join_destroy(&w->join, &w->env->buffers);
-        turns_destroy(&w->turns, &w->env->buffers);
+        join_destroy(&w->join, w->env->buffers);
+        turns_destroy(&w->turns, w->env->buffers);
     }
     if (result != RC_OK) {
         w->error = *error;
@@ -217,7 +216,7 @@ static rc_result start_one_shot(rc_work *w)
     const plan *p = &w->plan;
     uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
     for (uint32_t segment = 0; segment < plan_segments(p, first); segment++) {
-        pool_buffer *buffer = pool_take(&w->env->buffers);
+        pool_buffer *buffer = pool_take(w->env->buffers);
         if (buffer == NULL)
             return RC_NO_MEMORY;
         codec_encode(&w->codec, buffer->data, work_src(w, first, segment),
@@ -310,20 +309,15 @@ static void keep_own(const rc_work *w)
 rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
-    codec_init(&w->codec, env->engine->kernels, &w->call, env->world_size);
-    uint64_t wire_bytes = w->call.count * w->codec.wire_bytes;
-    w->is_shared = env->shared != NULL && plan_may_share(&w->call, env->algorithm);
+    codec_init(&w->codec, env->engine->kernels, &w->call, env->contributors);
+    if (w->is_shared && w->shared.codec.pre != 1.0F)
+        w->codec.pre = 1.0F; /* it is in the values by now */
     rc_algorithm algorithm =
-        w->is_shared ? plan_choose_shared(env->world_size, wire_bytes, env->algorithm)
-                     : plan_choose(&w->call, env->world_size, wire_bytes, env->algorithm);
+        plan_choose(&w->call, env->world_size, w->call.count * w->codec.wire_bytes, env->algorithm);
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
               plan_segment_limit(&w->call, env->world_size, w->codec.wire_bytes,
                                  env->segment_bytes / w->codec.wire_bytes));
-    if (w->is_shared) {
-        shared_start(env->shared, w);
-        return RC_OK;
-    }
-    w->receives_left = plan_receives(&w->plan, -1);
+    w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
     RC_TRY(make_room(w));
@@ -335,13 +329,20 @@ rc_result work_start(rc_work *w, work_env *env)
 
 /* ---- receiving ---- */
 
+/* The plan's ranks are those of the work's env, peers those of the communicator. */
+static int is_rank(const rc_work *w, int rank, int peer)
+{
+    const peer_link *ln = w->env->links[rank];
+    return ln != NULL && ln->peer == peer;
+}
+
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error)
 {
     const plan *p = &w->plan;
-    if (w->is_shared || h->chunk >= p->chunks || h->step >= plan_hops(p, h->chunk) ||
+    if (h->chunk >= p->chunks || h->step >= plan_hops(p, h->chunk) ||
         h->segment >= plan_segments(p, h->chunk) ||
         plan_rank_at(p, h->chunk, h->step + 1U) != p->rank ||
-        plan_rank_at(p, h->chunk, h->step) != from)
+        !is_rank(w, plan_rank_at(p, h->chunk, h->step), from))
         return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u is not expected",
                          h->segment, h->chunk, h->step);
     uint64_t elems = plan_segment_elems(p, h->chunk, h->segment);
@@ -359,7 +360,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
-    if ((place->buffer = pool_take(&w->env->buffers)) == NULL)
+    if ((place->buffer = pool_take(w->env->buffers)) == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a segment of %u bytes",
                          w->env->segment_bytes);
     place->data = place->buffer->data;
@@ -382,7 +383,7 @@ static const uint8_t *reduce(rc_work *w, const frame_header *h, pool_buffer **bu
     }
     uint8_t *dst = work_dst(w, h->chunk, h->segment);
     codec_reduce(&w->codec, dst, data, src, n, 1);
-    pool_return(&w->env->buffers, *buffer);
+    pool_return(w->env->buffers, *buffer);
     *buffer = NULL;
     return dst;
 }
@@ -392,7 +393,7 @@ rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
 {
     out_frame *frame = work_frame(w, chunk, segment, step);
     if (frame == NULL) {
-        pool_return(&w->env->buffers, buffer);
+        pool_return(w->env->buffers, buffer);
         return RC_NO_MEMORY;
     }
     frame->payload = payload;
@@ -407,7 +408,7 @@ static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *paylo
     if (plan_merges(&w->plan))
         return merge_pass_on(w, h, payload, buffer);
     if (h->step + 1U == plan_hops(&w->plan, h->chunk)) {
-        pool_return(&w->env->buffers, buffer);
+        pool_return(w->env->buffers, buffer);
         return RC_OK;
     }
     return work_send(w, h->chunk, h->segment, h->step + 1U, payload, buffer);
@@ -427,7 +428,7 @@ static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payloa
         pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
         result = w->env != NULL ? work_send(w, chunk, segment, 0, payload, shared) : RC_OK;
     }
-    pool_return(&env->buffers, buffer);
+    pool_return(env->buffers, buffer);
     return result;
 }
 
@@ -440,13 +441,13 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     pool_buffer *wire = NULL;
     int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
     if (encoded) {
-        if ((wire = pool_take(&w->env->buffers)) == NULL)
+        if ((wire = pool_take(w->env->buffers)) == NULL)
             return RC_NO_MEMORY;
         out = wire->data;
     }
     codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
                work_src(w, chunk, segment), n);
-    join_drop(&w->join, segment, &w->env->buffers);
+    join_drop(&w->join, segment, w->env->buffers);
     if (encoded)
         codec_store(&w->codec, dst, out, n);
     return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;

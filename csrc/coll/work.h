@@ -28,15 +28,16 @@
 #include "join.h"
 #include "turns.h"
 
-struct shared_memory;
-
 /* How far a work is on its way through shared memory (shared.h). */
 typedef struct shared_run {
     struct rc_work *next;
+    rc_call call;         /* as the caller made it; among hosts the work's own is about one chunk */
+    codec codec;          /* of what goes through */
     uint64_t first, laps; /* of the region's laps */
     uint32_t chunks;      /* one per rank, or the whole as one */
     uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
     uint64_t lap_elems;   /* of each chunk */
+    int opened;           /* to links, which join the hosts */
 } shared_run;
 
 /* What the works of one communicator share. */
@@ -44,13 +45,13 @@ typedef struct work_env {
     rc_engine *engine;
     int rank;
     int world_size;
+    int contributors; /* ranks whose values are in a result: among hosts more than world_size */
     uint32_t epoch;
     uint32_t segment_bytes;
     rc_algorithm algorithm;
-    peer_link **links;            /* by rank; NULL for this rank */
-    pool buffers;                 /* of segment_bytes */
-    struct shared_memory *shared; /* with all ranks in it; NULL if there is none */
-    out_frame *frames;            /* free list */
+    peer_link **links;  /* by rank; NULL for this rank */
+    pool *buffers;      /* of segment_bytes */
+    out_frame **frames; /* free list */
 } work_env;
 
 struct rc_work {
@@ -68,7 +69,7 @@ struct rc_work {
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     join join;     /* without segments in a ring */
-    int is_shared; /* it goes through shared memory, not over links */
+    int is_shared; /* it goes through shared memory */
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */

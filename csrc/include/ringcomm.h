@@ -164,11 +164,12 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
  * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
  * on failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
-/* Gives the communicator memory that these ranks, 2 to 64 in ascending order and this one among
- * them, share: a file that was empty at first, the same for all. Where they are all ranks,
- * all-reduces go through it, but for those by an algorithm that only links have. Closes fd, also on
- * failure. Before rc_comm_start; on all of these ranks or on none. */
-rc_result rc_comm_share(rc_comm *comm, const int32_t *ranks, int count, int fd);
+/* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
+ * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
+ * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host
+ * those by RC_DIRECT and RC_ONE_SHOT. Closes fd, also on failure. Before rc_comm_start; on all
+ * ranks or on none. */
+rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */

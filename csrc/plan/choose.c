@@ -88,10 +88,11 @@ uint64_t plan_segment_limit(const rc_call *call, int world_size, uint64_t wire_b
     return elems < PLAN_ALIGN ? PLAN_ALIGN : elems < most ? elems : most;
 }
 
-int plan_may_share(const rc_call *call, rc_algorithm wanted)
+int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
 {
-    return call->collective == RC_ALLREDUCE && call->count > 0 &&
-           (wanted == RC_AUTO || wanted == RC_DIRECT || wanted == RC_ONE_SHOT);
+    if (call->collective != RC_ALLREDUCE || call->count == 0)
+        return 0;
+    return wanted == RC_AUTO || (hosts == 1 && (wanted == RC_DIRECT || wanted == RC_ONE_SHOT));
 }
 
 /* Measured: what a rank copies and adds in shared memory, and how soon it sees another's store. */

@@ -61,9 +61,9 @@ typedef enum plan_action {
     PLAN_MERGE   /* keeps it until its turn, and reduces it with what is there then */
 } plan_action;
 
-/* 1 if the call may go through the memory that all ranks share, where there is some. */
-int plan_may_share(const rc_call *call, rc_algorithm wanted);
-/* What is then the algorithm: RC_DIRECT or RC_ONE_SHOT. */
+/* 1 if the call may go through memory that the ranks of each host share. */
+int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted);
+/* What is the algorithm then, on one host: RC_DIRECT or RC_ONE_SHOT. */
 rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
 #define PLAN_NO_CHUNK UINT32_MAX
 

@@ -38,6 +38,7 @@ enum {
 typedef enum region_stage {
     REGION_CONTRIBUTED,
     REGION_JOINED,
+    REGION_RESULTED,
     REGION_COLLECTED,
     REGION_STAGES
 } region_stage;

@@ -18,7 +18,7 @@ from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
 from .interfaces import Interface, choose, is_loopback
-from .joined import LaneSocket, Mesh, RailInfo, SharedMemory
+from .joined import LaneSocket, Mesh, RailInfo
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
 from .rails import Endpoint, Pairing, Port, meet, pair_all
@@ -182,7 +182,7 @@ class Bringup:
         self,
         agreed: Sequence[LaneId],
         made: Sequence[commit.Made],
-        shared: SharedMemory | None,
+        shared: int | None,
     ) -> Mesh:
         rails: dict[int, RailInfo] = {}
         for peer, pairings in self._pairings.items():

@@ -35,16 +35,6 @@ class LaneSocket:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedMemory:
-    """A file in memory that the ranks of this host have all opened."""
-
-    fd: int
-    """Detached: whoever takes it closes it."""
-    ranks: tuple[int, ...]
-    """Of this host, in ascending order, this rank among them."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Mesh:
     """All ranks, joined."""
 
@@ -61,8 +51,9 @@ class Mesh:
     local_world_size: int
     ranks_on_machine: int
     """Ranks that share this machine's cores, in whichever container or network namespace."""
-    shared: list[SharedMemory] = dataclasses.field(default_factory=list)
-    """This host's memory; empty if its ranks share none, or once it is handed on."""
+    shared: list[int] = dataclasses.field(default_factory=list)
+    """Descriptor of a file in memory that all ranks of this host have opened, and those of every
+    other host one of their own; empty if they have not, or once it is handed on."""
 
     @property
     def single_host(self) -> bool:
@@ -74,6 +65,6 @@ class Mesh:
         for lane in self.lanes:
             os.close(lane.fd)
         for memory in self.shared:
-            os.close(memory.fd)
+            os.close(memory)
         self.lanes.clear()
         self.shared.clear()

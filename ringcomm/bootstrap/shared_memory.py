@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 
 from .blobs import Record
 from .greeting import Fields, exchange_round
-from .joined import SharedMemory
 from .rendezvous import Exchange
 
 MOST_RANKS = 64
@@ -54,23 +53,24 @@ class Handle:
 
 def share(
     exchange: Exchange, deadline: float, rank: int, host_numbers: Sequence[int], willing: bool
-) -> SharedMemory | None:
-    """Two rounds that all ranks take part in, unless every rank has a host of its own.
+) -> int | None:
+    """The descriptor of this host's file; None if no rank gets any. Two rounds that all ranks take
+    part in, unless not all hosts have the same number of ranks, two or more.
 
     Args:
         host_numbers: by rank; ranks with equal numbers share a host.
         willing: False: this rank wants no shared memory, and so no rank gets any.
     """
     groups = [[r for r, n in enumerate(host_numbers) if n == number] for number in host_numbers]
-    if max(map(len, groups)) == 1:
-        return None
     ours = groups[rank]
-    fd = _make() if willing and rank == ours[0] and 1 < len(ours) <= MOST_RANKS else None
+    if not 2 <= len(ours) <= MOST_RANKS or len(set(map(len, groups))) > 1:
+        return None
+    fd = _make() if willing and rank == ours[0] else None
     try:
         mine = Handle(willing) if fd is None else Handle(willing, os.getpid(), fd, _name(fd))
         handles = exchange_round(exchange, deadline, mine.to_fields, Handle.from_record)
         trouble = ""
-        if all(handle.willing for handle in handles) and len(ours) > 1:
+        if all(handle.willing for handle in handles):
             fd, trouble = _open(fd, handles[ours[0]])
         elif fd is not None:
             os.close(fd)
@@ -90,7 +90,7 @@ def share(
             "ranks of one host share no memory and use its network instead: rank %d %s",
             first, troubles[first],
         )  # fmt: skip
-    return None if fd is None else SharedMemory(fd, tuple(ours))
+    return fd
 
 
 def _make() -> int | None:
