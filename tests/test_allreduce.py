@@ -14,7 +14,8 @@ count. Small cases run in windows of 16: by turns one after the other in place, 
 once in place, and all in flight with out=.
 
 All this is the ring. The other algorithms, and the choice between them, get the counts below
-1 << 20 in every world, with the lanes and rails in turns; and again through shared memory.
+1 << 20 in every world, with the lanes and rails in turns, and again through shared memory; doubling
+and halving also some in all worlds up to 16.
 
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from ranks import World
 from reference import NUMPY, OPS, Array
 from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
 
-from ringcomm import Communicator, Config, _native
+from ringcomm import Communicator, Config, MismatchError, _native
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -265,6 +266,16 @@ def test_world_of_sixteen(algorithm: str, memory: int, dtypes: tuple[str, ...]) 
         assert_right(ranks, cases(16, counts, dtypes, algorithm))
 
 
+@pytest.mark.parametrize("algorithm", ["doubling", "halving"])
+@pytest.mark.parametrize("world", [6, 9, 10, 11, 12, 13, 14, 15])
+def test_other_worlds(world: int, algorithm: str) -> None:
+    """Those for which the trees and the pairs differ from any that is tried above."""
+    dtypes = (("f32", "f16", "i8"), ("f64", "u8"), ("f32", "i64"))[world % 3]
+    config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)
+    with World(world, config=config) as ranks:
+        assert_right(ranks, cases(world, (1, 300, 256 * world + 3, 9001), dtypes, algorithm))
+
+
 @pytest.mark.parametrize("dtypes", FAMILIES)
 @pytest.mark.parametrize("memory", [False, True], ids=["links", "memory"])
 @pytest.mark.parametrize("algorithm", ["ring", *OTHERS])
@@ -295,7 +306,8 @@ def test_special_values(world: int, algorithm: str, memory: bool, dtypes: tuple[
         )
         assert len({bits(one) for one in ours}) == 1, (dtype, op, codec)
         adds = op in ("sum", "avg", "prod")
-        free = algorithm in ("ring", "halving") and dtype in ("f32", "f64") and codec == "none" and adds
+        plain = dtype in ("f32", "f64") and codec == "none"
+        free = algorithm in ("ring", "halving") and plain and adds
         same = same_but_for_nans(ours[0], expected) if free else bits(ours[0]) == bits(expected)
         assert same, (dtype, op, codec)
 
@@ -334,3 +346,32 @@ def test_every_lane_and_rail_carries_a_share() -> None:
             assert [(one["rail"], one["lane"]) for one in lanes] == [(0, 0), (0, 1), (1, 2), (1, 3)]
             assert all(one["sent_bytes"] > 65536 for one in lanes), lanes
             assert sum(one["share"] for one in lanes) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("algorithm", ["doubling", "halving"])
+@pytest.mark.parametrize("world", [3, 5, 8])
+def test_ranks_that_differ_are_told_by_the_data(world: int, algorithm: str) -> None:
+    """No calls are announced here, so whoever differs must meet another in a frame."""
+    differently = [
+        lambda comm: comm.barrier(),
+        lambda comm: comm.allreduce(np.ones(70_000, np.float32), "max"),
+        lambda comm: comm.allreduce(np.ones(0, np.float32)),
+        lambda comm: comm.broadcast(np.ones(10, np.float32), root=world - 1),
+    ]
+    config = Config(timeout=30.0, algorithm=algorithm)
+    groups = [*[{rank} for rank in range(world)], set(range(0, world, 2)), set(range(world // 2))]
+    for number, group in enumerate(groups):
+
+        def calls(comm: Communicator, group: set[int] = group, number: int = number) -> None:
+            if comm.rank in group:
+                differently[number % len(differently)](comm)
+            else:
+                comm.allreduce(np.ones(5, np.float32))
+            comm.barrier()  # a broadcast's root may be done before it hears of it
+
+        def body(comm: Communicator, calls: Callable[[Communicator], None] = calls) -> None:
+            with pytest.raises(MismatchError):
+                calls(comm)
+
+        with World(world, config=config) as ranks:
+            ranks.run(body, timeout=10)

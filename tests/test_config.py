@@ -46,7 +46,7 @@ def test_sequences_become_tuples() -> None:
         ({"interfaces": (1,)}, "interfaces="),
         ({"interfaces": 7}, "interfaces=7"),
         ({"congestion": "reno"}, "congestion='reno'"),
-        ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, direct, one_shot"),
+        ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, direct, one_shot, d"),
         ({"spin_us": -2}, "spin_us=-2: give a whole number from -1"),
         ({"insecure": "no"}, "insecure='no': give True or False"),
     ],

@@ -1,6 +1,6 @@
 """The plan, for any collective, world, count and segment size: what must hold whatever the numbers.
 
-csrc/plan/plan.c touches no OS, so it is compiled here by itself and called through its own header.
+csrc/plan touches no OS, so it is compiled here by itself and called through its own header.
 The main property is shown by running plans: every rank's frames are delivered in an order that
 hypothesis picks, each element being the tuple of what was added up to it, so that a wrong order of
 a sum, a lost segment and one that lands in the wrong place all show.
@@ -30,7 +30,8 @@ COLLECTIVES = ("ALLREDUCE", "REDUCE_SCATTER", "ALLGATHER", "BROADCAST", "REDUCE"
 POINT_TO_POINT = ("SEND", "RECV")
 REDUCING = ("ALLREDUCE", "REDUCE_SCATTER", "REDUCE")
 MOST_COUNT = 2**36 - 1
-JOIN = 2  # PLAN_JOIN
+JOIN, MERGE = 2, 3  # PLAN_JOIN, PLAN_MERGE
+NO_CHUNK = 2**32 - 1
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -49,15 +50,15 @@ for name in ("include/ringcomm.h", "plan/plan.h"):
 
 @pytest.fixture(scope="session")
 def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """plan.c as a library of its own."""
+    """The plan as a library of its own."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler to build plan.c with")
+        pytest.skip("no C compiler to build the plan with")
     target = tmp_path_factory.mktemp("plan") / "plan.so"
-    source = ROOT / "csrc" / "plan" / "plan.c"
+    sources = [ROOT / "csrc" / "plan" / name for name in ("plan.c", "merges.c", "rounds.c")]
     subprocess.run(
         [compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-         "-o", str(target), str(source)],
+         "-o", str(target), *map(str, sources)],
         check=True, timeout=60,
     )  # fmt: skip
     return ffi.dlopen(str(target))
@@ -372,4 +373,104 @@ def test_joins_add_in_order_of_rank(
     for rank in ranks:
         assert rank.received == rank.plan.receives(-1)
         assert rank.dst.tolist() == [tuple((r, i) for r in range(n)) for i in range(count)]
+    assert sent == sum(plan.sends(-1) for plan in plans)
+
+
+class Merging(Rank):
+    """One rank of a plan that merges, running it on tuples."""
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        super().__init__(plan, count)
+        self.turns: dict[tuple[int, int], dict[int, tuple[int, Any]]] = {}
+        self.over: dict[tuple[int, int], int] = {}
+        self.values: dict[tuple[int, int], Any] = {}
+
+    def start(self) -> list[tuple[int, int, int, Any]]:
+        """The frames of those parts for which this rank waits for nothing."""
+        frames = []
+        for part in range(self.plan.parts()):
+            chunk = self.plan.leaving(part, 0)
+            for segment in range(self.plan.segments(chunk) if chunk != NO_CHUNK else 0):
+                self.values[part, segment] = self.own(chunk, segment)
+                frames.append((chunk, segment, 0, self.values[part, segment]))
+        return frames
+
+    def results(self, chunk: int, segment: int, values: Any) -> list[Any]:
+        """Stores a result and passes it on."""
+        part = self.plan.part(chunk)
+        self.store(chunk, segment, values)
+        chunks = [self.plan.result(part, i) for i in range(self.plan.results(part))]
+        return [(to, segment, 0, values) for to in chunks]
+
+    def take(self, chunk: int, segment: int, step: int, values: Any) -> list[Any]:
+        """A frame arrives: merges all whose turn has come."""
+        self.received += 1
+        if self.plan.action_at(chunk, step) != MERGE:
+            return self.results(chunk, segment, values)
+        part = self.plan.part(chunk)
+        unit, frames = (part, segment), []
+        waiting = self.turns.setdefault(unit, {})
+        assert self.plan.turn(chunk) not in waiting
+        waiting[self.plan.turn(chunk)] = (chunk, values)
+        while (over := self.over.get(unit, 0)) in waiting:
+            chunk, came = waiting[over]
+            had = self.values.get(unit)
+            if had is None:
+                had = came + self.own(chunk, segment)
+            else:
+                had = came + had if self.plan.comes_first(over) else had + came
+            self.values[unit], self.over[unit] = had, over + 1
+            if over + 1 == self.plan.turns(part) and self.plan.is_owner(part):
+                frames += self.results(chunk, segment, had)
+            elif (to := self.plan.leaving(part, over + 1)) != NO_CHUNK:
+                frames.append((to, segment, 0, had))
+        return frames
+
+
+class Symbols:
+    """reference.Wire for tuples of what was added, in which nothing is rounded."""
+
+    def pack(self, x: Any) -> Any:
+        return x
+
+    def unpack(self, x: Any) -> Any:
+        return x
+
+    def reduce(self, wire: Any, x: Any, last: bool) -> Any:
+        return wire + x
+
+    def merge(self, first: Any, second: Any, last: bool) -> Any:
+        return first + second
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    algorithm=st.sampled_from(["DOUBLING", "HALVING"]), n=st.integers(2, 16),
+    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
+)  # fmt: skip
+def test_merges_add_in_the_references_order(
+    lib: Any, algorithm: str, n: int, count: int, data: st.DataObject
+) -> None:
+    plans = [Plan(lib, "ALLREDUCE", rank, n, 0, count, ALIGN, algorithm) for rank in range(n)]
+    ranks = [Merging(plan, count) for plan in plans]
+    pick = data.draw(st.randoms(use_true_random=False))
+    in_flight = [frame for rank in ranks for frame in rank.start()]
+    sent = len(in_flight)
+    while in_flight:
+        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
+        more = ranks[plans[0].rank_at(chunk, step + 1)].take(chunk, segment, step, values)
+        in_flight += more
+        sent += len(more)
+    symbols: Any = Symbols()
+    bounds = [(0, count)] if algorithm == "DOUBLING" else reference.chunk_bounds(count, n)
+    wanted: list[Any] = []
+    for owner, (start, stop) in enumerate(bounds):
+        part = [rank.src[start:stop] for rank in ranks]
+        wanted += (
+            reference.doubling(part, symbols) if algorithm == "DOUBLING"
+            else reference.halving(owner, part, symbols)
+        ).tolist()  # fmt: skip
+    for rank in ranks:
+        assert rank.received == rank.plan.receives(-1)
+        assert rank.dst.tolist() == wanted
     assert sent == sum(plan.sends(-1) for plan in plans)

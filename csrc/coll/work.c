@@ -245,10 +245,13 @@ static rc_result start_chunks(rc_work *w)
     return RC_OK;
 }
 
-/* Where this rank has nothing to wait for: a leaf of a part's tree, one that sits out. */
+/* Where this rank has nothing to wait for: a leaf of a part's tree, one that sits out. What has the
+ * farthest to go leaves first: the part of the rank before, then the one before that. */
 static rc_result start_leaving(rc_work *w)
 {
-    for (uint32_t part = 0; part < plan_parts(&w->plan); part++) {
+    uint32_t parts = plan_parts(&w->plan);
+    for (uint32_t i = 1; i <= parts; i++) {
+        uint32_t part = ((uint32_t)w->plan.rank + parts - i) % parts;
         uint32_t chunk = plan_leaving(&w->plan, part, 0);
         if (chunk != PLAN_NO_CHUNK)
             RC_TRY(start_chunk(w, chunk));
