@@ -29,6 +29,7 @@ from .config import ALGORITHMS, Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .fusion import allreduce_many
+from .shortcut import Shortcut
 from .work import Work
 
 _CLOSE_MS = 1000
@@ -70,6 +71,7 @@ class Communicator:
         self._lock = threading.RLock()
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
+        self._shortcut = Shortcut(self)
         self._handle: Any = None
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
@@ -176,6 +178,9 @@ class Communicator:
             NotInitializedError: the communicator is closed, or a forked child's parent's.
             MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
         """
+        in_place = out is None and timeout is None and not async_op and on_done is None
+        if in_place and self._shortcut.allreduce(tensor, op, compression):
+            return tensor
         src = view(tensor, writable=out is None)
         dst = src if out is None else self._out(out, src, src.count)
         return self._run(

@@ -19,7 +19,7 @@ from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-_SLICE_MS = 100
+SLICE_MS = 100
 
 
 class Work:
@@ -38,10 +38,11 @@ class Work:
         name: str,
         views: tuple[View, ...],
         result: Any,
+        slot: Any = None,
     ) -> None:
         self.name = name
         # Where rc_submit puts the handle: NULL before, and for good if it was never reached.
-        self._slot = ffi.new("rc_work **")
+        self._slot = ffi.new("rc_work **") if slot is None else slot
         self._comm = comm
         self._views = views
         self._result = result
@@ -69,7 +70,7 @@ class Work:
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _SLICE_MS
+            left = SLICE_MS
             if deadline is not None:
                 left = int(max(0.0, min(left, (deadline - time.monotonic()) * 1000)))
             if self._poll(left) != AGAIN:
