@@ -248,7 +248,7 @@ void comm_fail(rc_comm *c, const rc_error *error)
     comm_drop_early(c);
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;
-    c->member.polling = 0;
+    c->member.pumped = c->member.expects = 0;
     end_works(c);
 }
 

@@ -92,7 +92,7 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     wait_in_line(c, w);
     if (comm_check_early(c, w) != RC_OK)
         return 1;
-    engine_poll(c->engine, &c->member);
+    engine_pump(c->engine, &c->member);
     return 1;
 }
 
@@ -156,8 +156,9 @@ int comm_pump_shared(engine_member *member)
     while (c->state == COMM_RUNNING && pump(c, &busy))
         continue;
     ring(c);
-    c->member.polling = c->shared.head != NULL || c->waiting_head != NULL;
-    return busy && c->member.polling;
+    c->member.pumped = c->shared.head != NULL || c->waiting_head != NULL;
+    c->member.expects = c->member.pumped && region_awaits(&c->shared.region);
+    return busy && c->member.pumped;
 }
 
 int comm_shared_stirred(const engine_member *member)

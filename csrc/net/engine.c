@@ -278,12 +278,12 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
         wake(e);
 }
 
-void engine_poll(rc_engine *e, engine_member *member)
+void engine_pump(rc_engine *e, engine_member *member)
 {
-    member->polling = 1;
+    member->pumped = 1;
     member->pump(member);
-    if (member->polling && e->sleeping)
-        wake(e); /* it does not poll this one yet */
+    if (member->expects && e->sleeping)
+        wake(e); /* it does not look there yet */
 }
 
 void engine_quiesce(rc_engine *e)
@@ -323,7 +323,7 @@ static int pump_members(rc_engine *e)
 {
     int more = 0;
     for (engine_member *member = e->members; member != NULL; member = member->next)
-        if (member->polling && member->pump(member))
+        if (member->pumped && member->pump(member))
             more = 1;
     return more;
 }
@@ -332,9 +332,9 @@ static polled_members list_polled(const rc_engine *e)
 {
     polled_members polled = {.all = 1};
     for (engine_member *member = e->members; member != NULL; member = member->next)
-        if (member->polling && polled.count < MOST_POLLED)
+        if (member->expects && polled.count < MOST_POLLED)
             polled.member[polled.count++] = member;
-        else if (member->polling)
+        else if (member->expects)
             polled.all = 0;
     return polled;
 }

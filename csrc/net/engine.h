@@ -40,13 +40,14 @@ typedef struct engine_source {
 } engine_source;
 
 /* Something that takes submissions and has deadlines: a communicator. What it waits for may also be
- * written into memory by other processes; while it does (polling), the driver looks there too. */
+ * written into memory by other processes; while it is, the driver looks there too. */
 typedef struct engine_member {
     void (*drain)(struct engine_member *member); /* take what was submitted */
     /* Handle what is due; return when to be called again (ns, or ENGINE_NEVER). */
     uint64_t (*tick)(struct engine_member *member, uint64_t now);
     uint64_t due;
-    int polling;                                            /* the three below are called */
+    int pumped;  /* pump is called in every round */
+    int expects; /* what others may write lets pump go on: stirred and doze are called, too */
     int (*pump)(struct engine_member *member);              /* go on; 1: there is more to do */
     int (*stirred)(const struct engine_member *member);     /* without the lock: pump would go on */
     void (*doze)(struct engine_member *member, int dozing); /* without the lock: the others shall
@@ -118,8 +119,8 @@ void engine_join(rc_engine *e, engine_member *member);
 void engine_leave(rc_engine *e, engine_member *member);
 /* The member's tick is wanted at due or earlier. */
 void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
-/* Starts to poll the member: pumps it now. Under the lock. */
-void engine_poll(rc_engine *e, engine_member *member);
+/* Pumps the member now and in every round, until it says otherwise. Under the lock. */
+void engine_pump(rc_engine *e, engine_member *member);
 /* Returns when no event of a removed source can still be handled. Under the lock, which it lets go
  * meanwhile; not from a handler. */
 void engine_quiesce(rc_engine *e);

@@ -106,6 +106,15 @@ void region_await(region *r, const uint64_t awaited[REGION_STAGES])
                               memory_order_relaxed);
 }
 
+int region_awaits(const region *r)
+{
+    for (int stage = 0; stage < REGION_STAGES; stage++)
+        if (atomic_load_explicit(&r->rank[r->self].awaited[stage], memory_order_relaxed) !=
+            REGION_NOTHING)
+            return 1;
+    return 0;
+}
+
 int region_satisfied(const region *r, int rank)
 {
     for (int stage = 0; stage < REGION_STAGES; stage++) {

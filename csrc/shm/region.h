@@ -87,6 +87,8 @@ void region_advance(region *r, region_stage stage);
 
 /* This rank can go on when all have done so many laps of any of these stages. */
 void region_await(region *r, const uint64_t awaited[REGION_STAGES]);
+/* 1 if this rank has said that it waits for something. */
+int region_awaits(const region *r);
 /* 1 if what a rank waits for is there. */
 int region_satisfied(const region *r, int rank);
 /* Others shall ring from now on (1), or need not (0). With 1, look at region_satisfied after. */
