@@ -421,8 +421,8 @@ void comm_announce(rc_comm *c, const rc_work *w, const work_env *env)
         if (ln == NULL)
             continue;
         int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
-        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_starts_towards(p, peer) &&
-                     !plan_meets_all(p);
+        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_meets_all(p) &&
+                     !plan_starts_towards(p, peer);
         int ahead = is_far_ahead(ln) && plan_receives(p, peer) > 0;
         if (bulk || ahead || silent || hurried)
             comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);

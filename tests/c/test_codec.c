@@ -1,5 +1,5 @@
-/* test_codec.c - encode, reduce and store against reference.h: every dtype, op and codec, averages
- * over several world sizes, in place and out of place, on every kernel set of this CPU.
+/* test_codec.c - encode, reduce, combine and store against reference.h: every dtype, op and codec,
+ * averages over several world sizes, in place and out of place, on every kernel set of this CPU.
  */
 #include "../../csrc/codec/codec.h"
 #include "check.h"
@@ -67,6 +67,28 @@ static void reduce_matches(int last)
     }
 }
 
+/* Two sums that travelled; the result in a place of its own, and in that of each operand. */
+static void combine_matches(int last)
+{
+    uint8_t a[MOST * 8], b[MOST * 8];
+    clear_results();
+    for (size_t i = 0; i < f.n; i++) {
+        ref_encode(&f.how, a + i * f.wire, f.first + i * f.elem);
+        ref_encode(&f.how, b + i * f.wire, f.src + i * f.elem);
+    }
+    memcpy(f.want, a, f.n * f.wire);
+    for (size_t i = 0; i < f.n; i++)
+        ref_combine(&f.how, f.want + i * f.wire, b + i * f.wire, last);
+    codec_combine(&f.codec, f.got, a, b, f.n, last);
+    check_results(last ? "last combine" : "combine");
+    memcpy(f.got, a, f.n * f.wire);
+    codec_combine(&f.codec, f.got, f.got, b, f.n, last);
+    check_results("combine onto the first");
+    memcpy(f.got, b, f.n * f.wire);
+    codec_combine(&f.codec, f.got, a, f.got, f.n, last);
+    check_results("combine onto the second");
+}
+
 static void store_matches(void)
 {
     uint8_t wire[MOST * 8];
@@ -96,6 +118,8 @@ static void one(const kernel_set *kernels, rc_dtype dtype, rc_op op, rc_codec id
             encode_matches();
             reduce_matches(0);
             reduce_matches(1);
+            combine_matches(0);
+            combine_matches(1);
             store_matches();
             if (op != RC_AVG && worlds[w] > 2)
                 break; /* only an average looks at the world size */

@@ -235,6 +235,35 @@ static void abandon(side *s)
     work_release(s->work);
 }
 
+/* Whatever is kept or under way when a work fails, its buffers are given back. */
+static void nothing_is_kept_of_a_failed_work(void)
+{
+    static float src[5][MOST], dst[5][MOST];
+    for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++)
+        for (int codec = 0; codec < RC_CODEC_COUNT; codec++)
+            for (int delivered = 0; delivered < 12; delivered++) {
+                algorithm = (rc_algorithm)a;
+                open_world(5);
+                for (int rank = 0; rank < 5; rank++) {
+                    rc_call call = {.collective = RC_ALLREDUCE,
+                                    .dtype = RC_F32,
+                                    .codec = (rc_codec)codec,
+                                    .count = MOST,
+                                    .src = src[rank],
+                                    .dst = dst[rank]};
+                    start(rank, &call);
+                }
+                for (int i = 0; i < delivered; i++) {
+                    collect();
+                    deliver((int)draw_below(&seed, (uint64_t)bag_count));
+                }
+                for (int rank = 0; rank < 5; rank++)
+                    abandon(&sides[rank]);
+                close_world();
+            }
+    algorithm = RC_RING;
+}
+
 static int takes(side *s, const frame_header *h, int from)
 {
     rx_place place = {0};
@@ -326,6 +355,7 @@ int main(void)
         {"bits_do_not_depend_on_segments", bits_do_not_depend_on_segments},
         {"only_expected_frames_are_taken", only_expected_frames_are_taken},
         {"lengths_must_be_exact", lengths_must_be_exact},
+        {"nothing_is_kept_of_a_failed_work", nothing_is_kept_of_a_failed_work},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
