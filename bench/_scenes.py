@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 KIB, MIB = 1 << 10, 1 << 20
-MB = 10**6
+KB, MB = 10**3, 10**6
 
 TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich", "oneccl")
 SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm", "oneccl-shm")
@@ -110,7 +110,7 @@ def _port(mbit: float, *sizes: int) -> Scene:
 
 def _ports(first: float, second: float, share: float) -> Scene:
     return Scene("ports", f"2 hosts, {first:g}+{second:g} Mbit/s", 2, PORTS,
-                 (Goal("share", 0.90, MIB), *_each("share", share, 4 * MB, 16 * MIB)),
+                 (Goal("share", 0.90, MB), *_each("share", share, 4 * MB, 16 * MB)),
                  hosts=2, nics=(first, second), rounds=2)
 
 
@@ -126,16 +126,16 @@ SCENES = (
           _times((4 * KIB, 5), (MIB, 60), (64 * MIB, 6500)), sizes=(64 * KIB, 16 * MIB)),
     Scene("shared", "4 ranks on 2 cores, shared memory", 4, SHARED,
           _each("best", 1.0, MIB, 16 * MIB)),
-    _port(1000, 4 * MB, 16 * MIB),
-    _port(2500, 4 * MB, 16 * MIB),
-    _port(10000, 4 * MB, 16 * MIB, 64 * MIB),
+    _port(1000, 4 * MB, 16 * MB),
+    _port(2500, 4 * MB, 16 * MB),
+    _port(10000, 4 * MB, 16 * MB, 64 * MB),
     Scene("middle", "4 hosts, 1000 Mbit/s", 4, TCP,
-          _times((4 * KIB, 400), (64 * KIB, 1200), (256 * KIB, 3200)), hosts=4, nics=(1000,)),
+          _times((4 * KB, 400), (64 * KB, 1200), (256 * KB, 3200)), hosts=4, nics=(1000,)),
     _ports(1000, 1000, 0.98),
     _ports(1000, 2500, 0.96),
     _ports(1000, 100, 0.95),
     Scene("subnet", "2 hosts, 1000+1000 Mbit/s in one subnet, no routing rules", 2,
-          ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MIB), hosts=2, nics=(1000, 1000),
+          ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MB), hosts=2, nics=(1000, 1000),
           one_subnet=True, rounds=2),
     Scene("idle", "2 ranks, nothing in flight", 2, ("ringcomm", "ringcomm-shm", "gloo"),
           (Goal("idle", 0.001),), kind="idle", rounds=1),
