@@ -7,10 +7,10 @@
                       of 1 MiB that stays in them
 
 peers.py starts it between the libraries' jobs, once a round, so that it meets the same machine.
-Sockets and buffers are driven from Python; from 64 KiB on that costs nothing that can be seen, and
-about 2 us in the half round trip of a small message. Where links are the limit the stream bounds
-every library that uses TCP; where the CPU is, it is what one thread per rank moves in pieces of
-1 MiB, and a library that keeps a message in its cache may pass it.
+Sockets and buffers are driven from Python, which shows in the half round trip of a small message,
+so a library in C may pass that. Where links are the limit the stream bounds every library that
+uses TCP; where the CPU is, it is what one thread per rank moves in pieces of 1 MiB, and a library
+that keeps a message in its cache may pass it.
 
 Invariants: the streams are made as the floor of sweep.py makes them (_floor.py), with the
 congestion control that the site pins. Rank 0 writes the figures, as JSON.

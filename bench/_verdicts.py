@@ -66,10 +66,10 @@ def _judge_one(
     for one in here:
         if one.library not in SUBJECTS:
             others.setdefault(one.label, []).append(one)
-    values = _values(scene, goal, mine, others)
+    values = _values(scene, goal, mine, others, floors)
     if not values:
         return missing(scene, goal)
-    figure = "cpu" if goal.figure == "cpu" else "time_us"
+    figure = "cpu" if goal.figure.startswith("cpu") else "time_us"
     peers = {name: statistics.median(ratios) for name, theirs in others.items()
              if (ratios := ratios_to(mine, theirs, figure))}
     value = statistics.median(values)
@@ -87,13 +87,16 @@ def _judge_one(
 
 def _values(
     scene: Scene, goal: Goal, mine: Sequence[Measurement],
-    others: Mapping[str, Sequence[Measurement]],
+    others: Mapping[str, Sequence[Measurement]], floors: Sequence[Physical],
 ) -> list[float]:
     """The judged figure, round by round."""
     if goal.figure in ("time_us", "cpu"):
         return [getattr(one, goal.figure) for one in mine]
     if goal.figure == "share":
         return [one.busbw / scene.line() for one in mine]
+    if goal.figure == "cpu_floor":
+        floor = best_floor(floors)
+        return [one.cpu / floor.stream_cpu for one in mine] if floor else []
     rivals = [one for name, theirs in others.items() for one in theirs
               if goal.figure == "best" or name == goal.figure]
     fastest: dict[int, float] = {}
@@ -108,7 +111,7 @@ def _over_floor(
     floor = best_floor(floors)
     if floor is None:
         return None
-    if goal.figure == "cpu":
+    if goal.figure.startswith("cpu"):
         return statistics.median(one.cpu for one in mine) / floor.stream_cpu
     bound = floor_us(floor, goal.size, scene.ranks, scene.group == "shared")
     sent = 0.5 if goal.wire in ("bf16", "fp16") else 1.0
@@ -120,7 +123,7 @@ def verdict(goal: Goal, value: float) -> str:
     """ "met" or "short"; a ratio of times is judged as it is shown, to two places."""
     if goal.figure == "share":
         return "met" if value >= goal.limit else "short"
-    if goal.figure in ("best", "gloo"):
+    if goal.figure in ("best", "gloo", "cpu_floor"):
         value = round(value, 2)
     return "met" if value <= goal.limit else "short"
 
@@ -196,7 +199,8 @@ def followed(
 
 
 def _what(scene: Scene, goal: Goal) -> str:
-    about = {"cpu": ", CPU", "gloo": ", over gloo", "best": ", over the best peer"}
+    about = {"cpu": ", CPU", "cpu_floor": ", CPU over the floor's", "gloo": ", over gloo",
+             "best": ", over the best peer"}
     size = f", {size_name(goal.size)}" if goal.size else ""
     rate = f", set to {goal.mbit:g}" if goal.mbit else ""
     return f"{scene.name}{size}{rate}{about.get(goal.figure, '')}"
@@ -215,8 +219,9 @@ def _said(goal: Goal, value: float, mine: Sequence[Measurement]) -> str:
     time_us = time_name(statistics.median(one.time_us for one in mine))
     if goal.figure == "time_us":
         return time_us
-    if goal.figure == "cpu":
-        return f"{short(value)} s/GB"
+    if goal.figure.startswith("cpu"):
+        cpu = f"{short(statistics.median(one.cpu for one in mine))} s/GB"
+        return cpu if goal.figure == "cpu" else f"{value:.2f} x ({cpu})"
     return f"{100 * value:.1f} % ({time_us})" if goal.figure == "share" \
         else f"{value:.2f} x ({time_us})"
 

@@ -104,6 +104,8 @@ def test_cpu_is_compared_with_cpu() -> None:
     rows = [one("ringcomm", 0, 10.0), dataclasses.replace(one("gloo", 0, 10.0), cpu=1.0)]
     found = judged(Goal("cpu", 0.3, SIZE), rows)
     assert (found.value, found.over_floor, found.peers) == (0.25, pytest.approx(1.25), {"gloo": 4})
+    over = judged(Goal("cpu_floor", 1.25, SIZE), rows)
+    assert (over.value, over.verdict) == (pytest.approx(1.25), "met")
 
 
 def test_a_wrong_element_is_no_success() -> None:
