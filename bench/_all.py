@@ -113,6 +113,10 @@ def _sweep(
     floor = best(record.floors)
     if floor is not None:
         say(f"{scene.name}: {describe_floor(floor)}")
+    for one in record.measurements:
+        if one.wrong:
+            say(f"{scene.name}: {one.wrong} wrong elements of {one.label} at {one.size} B in round "
+                f"{one.turn + 1}")
     for remark in record.remarks:
         say(f"{scene.name}: {remark}")
     return _verdicts.judge(scene, record.measurements, record.floors)

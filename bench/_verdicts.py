@@ -34,7 +34,8 @@ class Finding:
         spread: (largest - smallest) / median over the rounds.
         over_floor: ringcomm's figure over the floor's; None where there is no floor to it.
         peers: by library: its figure over ringcomm's.
-        verdict: "met", "short", "wrong" or "not measured".
+        verdict: "met", "short", "wrong" or "not measured"; after a colon, more about it. A row that
+            is short says what bare streams or copies take, where they would not meet it either.
     """
 
     group: str
@@ -74,6 +75,9 @@ def _judge_one(
              if (ratios := ratios_to(mine, theirs, figure))}
     value = statistics.median(values)
     wrong = sum(one.wrong for one in mine)
+    outcome = verdict(goal, value)
+    if outcome == "short":
+        outcome += _beyond_floor(scene, goal, floors)
     return dataclasses.replace(
         missing(scene, goal),
         measured=_said(goal, value, mine),
@@ -81,7 +85,7 @@ def _judge_one(
         spread=(max(values) - min(values)) / value if value else 0.0,
         over_floor=_over_floor(scene, goal, mine, floors),
         peers=peers,
-        verdict=f"wrong: {wrong} elements" if wrong else verdict(goal, value),
+        verdict=f"wrong: {wrong} elements" if wrong else outcome,
     )
 
 
@@ -113,10 +117,29 @@ def _over_floor(
         return None
     if goal.figure.startswith("cpu"):
         return statistics.median(one.cpu for one in mine) / floor.stream_cpu
+    bound = _floor_us(scene, goal, floor)
+    return statistics.median(one.time_us for one in mine) / bound if bound else None
+
+
+def _floor_us(scene: Scene, goal: Goal, floor: Physical) -> float | None:
     bound = floor_us(floor, goal.size, scene.ranks, scene.group == "shared")
     sent = 0.5 if goal.wire in ("bf16", "fp16") else 1.0
-    time_us = statistics.median(one.time_us for one in mine)
-    return time_us / (bound * sent) if bound else None
+    return bound * sent if bound else None
+
+
+def _beyond_floor(scene: Scene, goal: Goal, floors: Sequence[Physical]) -> str:
+    """What the floor is, if it would fall short of the goal as well."""
+    floor = best_floor(floors)
+    if floor is None:
+        return ""
+    bound = _floor_us(scene, goal, floor)
+    if goal.figure == "time_us" and bound and bound > goal.limit:
+        return f": the floor is {time_name(bound)}"
+    if goal.figure == "share" and floor.stream / scene.line() < goal.limit:
+        return f": the floor is {100 * floor.stream / scene.line():.1f} %"
+    if goal.figure == "cpu" and floor.stream_cpu > goal.limit:
+        return f": the floor is {short(floor.stream_cpu)} s/GB"
+    return ""
 
 
 def verdict(goal: Goal, value: float) -> str:

@@ -227,9 +227,8 @@ def run_all(options: argparse.Namespace, scenes: Sequence[Scene] = SCENES) -> in
     if options.plot:
         for path in _report.plots(options.plot, scenes, outcome):
             print(f"# {path}")
-    measured = [one for one in outcome.findings if one.value is not None]
-    wrong = any(one.verdict.startswith("wrong") for one in measured)
-    return 1 if wrong or not measured else 0
+    wrong = any(one.wrong for one in outcome.measurements)
+    return 1 if wrong or all(one.value is None for one in outcome.findings) else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,14 +69,15 @@ def test_tcp_rows_switch_shared_memory_off() -> None:
 # --- verdicts ---
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(100, "met"), (99, "short")])
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [(1000, "met"), (999, "short"), (499, "short: the floor is 500 us")])
 def test_a_time(limit: float, verdict: str) -> None:
-    rows = [one("ringcomm", turn, us) for turn, us in enumerate([90.0, 100.0, 110.0])]
-    rows += [one("gloo", turn, us) for turn, us in enumerate([180.0, 300.0, 440.0])]
+    rows = [one("ringcomm", turn, us) for turn, us in enumerate([900.0, 1000.0, 1100.0])]
+    rows += [one("gloo", turn, us) for turn, us in enumerate([1800.0, 3000.0, 4400.0])]
     found = judged(Goal("time_us", limit, SIZE), rows)
-    assert (found.value, found.verdict, found.measured) == (100.0, verdict, "100 us")
+    assert (found.value, found.verdict, found.measured) == (1000.0, verdict, "1.00 ms")
     assert found.peers == {"gloo": 3.0}
-    assert found.over_floor == pytest.approx(100 / 500)
+    assert found.over_floor == pytest.approx(2)
     assert found.spread == pytest.approx(0.2)
 
 
@@ -87,6 +88,9 @@ def test_a_share_of_the_ports(share: float, verdict: str) -> None:
     found = judged(Goal("share", share, SIZE), rows, hosts=2, nics=(1000, 1000))
     assert found.value == pytest.approx(0.96)
     assert found.verdict == verdict
+    slow = dataclasses.replace(FLOOR, stream=0.9 * line / 1e9)
+    (beyond,) = judge(scene(Goal("share", 0.97, SIZE), hosts=2, nics=(1000, 1000)), rows, [slow])
+    assert beyond.verdict == "short: the floor is 90.0 %"
 
 
 def test_the_best_peer_is_that_of_the_round() -> None:
