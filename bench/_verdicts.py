@@ -143,7 +143,7 @@ def _beyond_floor(scene: Scene, goal: Goal, floors: Sequence[Physical]) -> str:
 
 
 def verdict(goal: Goal, value: float) -> str:
-    """ "met" or "short"; a ratio of times is judged as it is shown, to two places."""
+    """The word "met" or "short"; a ratio is judged as it is shown, to two places."""
     if goal.figure == "share":
         return "met" if value >= goal.limit else "short"
     if goal.figure in ("best", "gloo", "cpu_floor"):
@@ -255,8 +255,9 @@ def time_name(us: float) -> str:
 
 
 def size_name(size: int) -> str:
-    """For example "64 KiB" or "4 MB"."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB"), (10**6, "MB"), (10**3, "KB")):
+    """For example "64 KiB", or "16 MB", which is no whole number of MiB."""
+    binary, decimal = ((1 << 20, "MiB"), (1 << 10, "KiB")), ((10**6, "MB"), (10**3, "KB"))
+    for unit, name in binary if size % 1000 else decimal:
         if size % unit == 0:
             return f"{size // unit} {name}"
     return f"{size} B"

@@ -214,7 +214,7 @@ def run_all(options: argparse.Namespace, scenes: Sequence[Scene] = SCENES) -> in
     scenes = [scene for scene in scenes if scene.group in options.rows]
     outcome = _all.run(scenes, _all.Settings(
         options.libraries, options.envs, options.install, options.rounds, options.budget,
-        options.floor, min(options.timeout, 60 * minutes), 3.0 if options.quick else 5.0,
+        options.floor, min(options.timeout, 120.0), 3.0 if options.quick else 5.0,
         time.monotonic() + 60 * minutes,
     ), say)
     about = describe(options, began, notes)

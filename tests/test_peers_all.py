@@ -161,6 +161,14 @@ def test_an_idle_rank() -> None:
 # --- what is shown ---
 
 
+@pytest.mark.parametrize(("size", "name"), [
+    (4096, "4 KiB"), (64 << 20, "64 MiB"), (4_000_000, "4 MB"), (16_000_000, "16 MB"),
+    (256_000, "256 KB"), (1500, "1500 B"), (100, "100 B"),
+])
+def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
+    assert _verdicts.size_name(size) == name
+
+
 def test_table_and_markdown_show_every_row() -> None:
     found = [_verdicts.missing(scene, goal) for scene in SCENES for goal in scene.goals]
     lines = _report.table(found)
