@@ -9,16 +9,18 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
-C_FILES := $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
+C_FILES := $(shell find csrc tests/c bench -name '*.[ch]' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
-.PHONY: demo test test-c asan ubsan tsan bench build lint format compile_commands clean help
+.PHONY: demo test test-c asan ubsan tsan bench micro peers build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
+	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
+	@echo "make peers     every performance row with its goal, beside all peers (25 minutes, root)"
 	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
 	@echo "make clean     removes everything that was built, .venv too"
 
@@ -65,6 +67,12 @@ tsan:
 
 bench: $(VENV)/.test
 	@$(BIN)/torchrun --standalone --nproc-per-node 2 bench/sweep.py --against gloo
+
+micro: $(VENV)/.test
+	@$(BIN)/python -m pytest bench --benchmark-columns=min,median,iqr,rounds --benchmark-sort=name
+
+peers: $(VENV)/.test
+	@$(BIN)/python bench/peers.py --all --install
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

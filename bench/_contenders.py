@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _oneccl import SHIM, build_shim
@@ -37,6 +37,8 @@ class Contender:
         home: folder of its environment; empty: the running interpreter's.
         local: whether it uses shared memory, so that it needs all ranks on one host.
         brand: what the MPI library says that it is, as mpi4py could have been built for another.
+        wires: whether it takes the wire formats of --compression.
+        env: what its ranks find in their environment.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Contender:
     home: str = ""
     local: bool = False
     brand: str = ""
+    wires: bool = False
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def find(self, folder: Path) -> Path | str:
         """The interpreter to run it with, or why there is none."""
@@ -62,36 +66,50 @@ class Contender:
                 " or start with --install")
 
     def run(
-        self, site: Site, python: Path, options: Sequence[str], timeout: float
+        self, site: Site, python: Path, options: Sequence[str], timeout: float,
+        program: Path = RANK,
     ) -> Ended | str:
-        """Run its job at the site with these options of sweep.py; or say why it cannot run."""
-        argv = [str(python), str(RANK), "--subject", self.subject, *options]
+        """Run its job at the site with these options of the program; or why it cannot run."""
+        argv = [str(python), str(program), "--subject", self.subject, *options]
+        env = {**self.env, **self._ports(site)}
         if self.local and site.hosts > 1:
             return "shared memory joins the ranks of one host"
         if self.home == "openmpi":
             return site.run_mpi(lambda hosts, agent: _openmpi(self, site, python, hosts, agent)
-                                + argv, _OPENMPI_ENV, timeout)
+                                + argv, {**_OPENMPI_ENV, **env}, timeout)
         if self.home == "mpich":
             return site.run_mpi(lambda hosts, agent: _mpich(site, python, hosts, agent) + argv,
-                                {**_fabric(site), **_MPICH_ENV}, timeout)
+                                {**_fabric(site), **_MPICH_ENV, **env}, timeout)
         if self.home == "oneccl":
             prefix = python.parent.parent
             shim = build_shim(prefix)
             if isinstance(shim, str):
                 return shim
-            return site.run(argv, _oneccl(site, prefix, shim), timeout)
-        return site.run(argv, {}, timeout)
+            return site.run(argv, {**_oneccl(site, prefix, shim), **env}, timeout)
+        return site.run(argv, env, timeout)
 
+    def _ports(self, site: Site) -> dict[str, str]:
+        """gloo takes the first port unless it is told of all."""
+        if self.name != "gloo-ports":
+            return {}
+        return {"GLOO_SOCKET_IFNAME": ",".join(site.interfaces)}
+
+
+_NO_SHM = {"RINGCOMM_SHARED_MEMORY": "0"}
 
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("ringcomm", "ringcomm"),
-        Contender("gloo", "gloo"),
+        Contender("ringcomm", "ringcomm", wires=True, env=_NO_SHM),
+        Contender("ringcomm-shm", "ringcomm", local=True, wires=True),
+        Contender("gloo", "gloo", wires=True),
+        Contender("gloo-ports", "gloo", wires=True),
         Contender("openmpi-tcp", "mpi", "openmpi", brand="Open MPI"),
         Contender("openmpi-shm", "mpi", "openmpi", local=True, brand="Open MPI"),
-        Contender("mpich", "mpi", "mpich", brand="MPICH"),
-        Contender("oneccl", "oneccl", "oneccl"),
+        Contender("mpich", "mpi", "mpich", brand="MPICH", env={"MPIR_CVAR_NOLOCAL": "1"}),
+        Contender("mpich-shm", "mpi", "mpich", local=True, brand="MPICH"),
+        Contender("oneccl", "oneccl", "oneccl", env={"CCL_ATL_SHM": "0"}),
+        Contender("oneccl-shm", "oneccl", "oneccl", local=True, env={"CCL_ATL_SHM": "1"}),
     )
 }
 
@@ -130,7 +148,7 @@ def _installed(name: str) -> bool:
 # --- how each is started ---
 
 _OPENMPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_MPICH_ENV = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+_MPICH_ENV = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 
 
 def _openmpi(
@@ -158,7 +176,7 @@ def _oneccl(site: Site, prefix: Path, shim: Path) -> dict[str, str]:
     """Its TCP transport without worker threads, which is its fastest way with few cores."""
     libraries = [str(prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
     return {
-        **_fabric(site), SHIM: str(shim), "CCL_ATL_TRANSPORT": "ofi", "CCL_ATL_SHM": "0",
+        **_fabric(site), SHIM: str(shim), "CCL_ATL_TRANSPORT": "ofi",
         "CCL_WORKER_OFFLOAD": "0", "CCL_PROCESS_LAUNCHER": "none",
         "CCL_KVS_IFACE": site.interfaces[0], "FI_PROVIDER_PATH": str(prefix / "lib"),
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)), "CCL_LOG_LEVEL": "error",

@@ -5,9 +5,8 @@ collective can keep a higher busbw on these links for long, so busbw / floor is 
 
 Invariants: the rate is taken at the receiver, over a window that begins after slow start and ends
 before the senders stop. Buffers start at a page: one that starts some bytes later than the kernel's
-own shares the low bits of its addresses, which halves the rate of a copy on some CPUs. A listener
-is bound to its rail's address and takes a stream only with the token that was handed to the left
-neighbour.
+own shares the low bits of its addresses, which slows a copy on some CPUs. A listener is bound to
+its rail's address and takes a stream only with the token that was handed to the left neighbour.
 """
 
 from __future__ import annotations

@@ -94,7 +94,12 @@ class RingcommPeer(Peer):
 
 
 class GlooPeer(Peer):
-    """torch.distributed with the gloo backend, over the first rail's interface."""
+    """torch.distributed with the gloo backend, over the first rail's interface.
+
+    Where GLOO_SOCKET_IFNAME names several ports, an all-reduce is cut into as many parts, all in
+    flight at once: gloo gives each whole collective to one port, in turn. A 16-bit wire format is
+    a cast before and after, as DDP's compression hooks do it.
+    """
 
     name = "gloo"
 
@@ -127,15 +132,20 @@ class GlooPeer(Peer):
     def unsupported(self, what: What) -> str | None:
         if what.op == "avg" and what.collective in ("allreduce", "reduce_scatter"):
             return "gloo has no avg"
+        if what.compression in ("bf16", "f16", "fp16") and what.collective == "allreduce":
+            return None
         return super().unsupported(what)
 
     def prepare(self, what: What, count: int) -> Call:
         dist, buffer = self._dist(), make_tensor(what.dtype, count)
+        ports = len(os.environ["GLOO_SOCKET_IFNAME"].split(","))
+        if what.collective == "allreduce" and (ports > 1 or what.compression != "none"):
+            return self._prepare_parts(what, buffer, ports)
         if what.collective == "allgather":
             out = make_tensor(what.dtype, count * self.world)
         else:
             out = make_tensor(what.dtype, count // self.world)
-        op = getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(what.op, what.op.upper()))
+        op = self._op(what)
         # PyTorch 2.13 renamed these two and warns of the old names
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -150,6 +160,29 @@ class GlooPeer(Peer):
         def run() -> Any:
             call()
             return result
+
+        return Call(run, lambda values: fill_buffer(buffer, values), flat_result)
+
+    def _op(self, what: What) -> Any:
+        return getattr(self._dist().ReduceOp, {"prod": "PRODUCT"}.get(what.op, what.op.upper()))
+
+    def _prepare_parts(self, what: What, buffer: Any, ports: int) -> Call:
+        """An all-reduce in one part per port, cast to the wire format and back."""
+        dist, op = self._dist(), self._op(what)
+        sent = buffer
+        if what.compression != "none":
+            wire = {"bf16": "bf16"}.get(what.compression, "f16")
+            sent = make_tensor(wire, buffer.numel())
+        parts = sent.tensor_split(ports)
+
+        def run() -> Any:
+            if sent is not buffer:
+                sent.copy_(buffer)
+            for work in [dist.all_reduce(part, op, async_op=True) for part in parts]:
+                work.wait()
+            if sent is not buffer:
+                buffer.copy_(sent)
+            return buffer
 
         return Call(run, lambda values: fill_buffer(buffer, values), flat_result)
 

@@ -3,13 +3,14 @@
     half round trip   two ranks throw a message to and fro, polling, the others idle
     duplex stream     every rank sends to its right neighbour and receives from its left, all at
                       once, each with one polling thread; the rank that receives least counts
-    memory copy       every rank copies a buffer larger than any cache, all at once
+    memory copy       every rank copies a buffer, all at once: one larger than any cache, and one
+                      of 1 MiB that stays in them
 
 peers.py starts it between the libraries' jobs, once a round, so that it meets the same machine.
-Sockets and buffers are driven from Python; from 64 KiB on that costs nothing that can be seen, and
-about 2 us in the half round trip of a small message. Where links are the limit the stream bounds
-every library that uses TCP; where the CPU is, it is what one thread per rank moves in pieces of
-1 MiB, and a library that keeps a message in its cache may pass it.
+Sockets and buffers are driven from Python, which shows in the half round trip of a small message,
+so a library in C may pass that. Where links are the limit the stream bounds every library that
+uses TCP; where the CPU is, it is what one thread per rank moves in pieces of 1 MiB, and a library
+that keeps a message in its cache may pass it.
 
 Invariants: the streams are made as the floor of sweep.py makes them (_floor.py), with the
 congestion control that the site pins. Rank 0 writes the figures, as JSON.
@@ -37,6 +38,7 @@ from sweep import _address_of
 
 PING_BYTES = (4, 4096, 65536)
 COPY_BYTES = 64 << 20
+NEAR_BYTES = 1 << 20
 _TURNS = 400  # of ping-pong: some 10 ms where the ranks have a core each
 
 
@@ -49,6 +51,7 @@ class Physical:
         stream: GB/s into the rank that received least, over all ports, while all ranks send.
         stream_cpu: CPU seconds of all ranks per GB sent.
         copy: GB/s of the slowest rank's memory copy (bytes copied, not read plus written).
+        copy_near: the same of a buffer that stays in the caches.
         congestion: congestion control of the streams.
     """
 
@@ -56,6 +59,7 @@ class Physical:
     stream: float
     stream_cpu: float
     copy: float
+    copy_near: float
     congestion: str
 
     @classmethod
@@ -77,14 +81,15 @@ def measure(control: Star, rails: list[tuple[str, str]], seconds: float, wanted:
         control.barrier()
         rate, sent, cpu = _duplex(right, left, seconds)
         control.barrier()
-    copied = _copy_rate(seconds / 4)
-    table = control.gather(np.array([rate, sent, cpu, copied]))
+    copied = [_copy_rate(size, seconds / 8) for size in (COPY_BYTES, NEAR_BYTES)]
+    table = control.gather(np.array([rate, sent, cpu, *copied]))
     everyone = control.gather(np.array([*trips.values()]))
     return Physical(
         half_trip_us=dict(zip(trips, map(float, everyone[0] * 1e6), strict=True)),
         stream=float(table[:, 0].min() / 1e9),
         stream_cpu=float(table[:, 2].sum() / max(1.0, table[:, 1].sum()) * 1e9),
         copy=float(table[:, 3].min() / 1e9),
+        copy_near=float(table[:, 4].min() / 1e9),
         congestion=used.rstrip(b"\0").decode(),
     )
 
@@ -174,16 +179,16 @@ def _duplex(
     return (received - first) / (now - first_at), sent, time.process_time() - cpu
 
 
-def _copy_rate(seconds: float) -> float:
-    """Bytes per second of copying a buffer that no cache holds; the median of the copies."""
-    source, target = np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8)  # both touched
+def _copy_rate(size: int, seconds: float) -> float:
+    """Bytes per second of copying a buffer of this size; the median of the copies."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)  # both touched
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         began = time.perf_counter()
         np.copyto(target, source)
         times.append(time.perf_counter() - began)
-    return float(COPY_BYTES / np.median(times))
+    return float(size / np.median(times))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

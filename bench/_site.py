@@ -49,22 +49,27 @@ class Site:
         hosts: hosts of the netlab; 0: one host's loopback.
         ranks: how many in all, spread evenly over the hosts.
         nics: rate of each NIC of a host in Mbit/s (netlab only).
+        one_subnet: all NICs on one switch and in one subnet (netlab only).
+        name: for tables; "loopback" or "netlab" unless given.
 
     Attributes:
-        name: "loopback" or "netlab", for tables.
         interfaces: the ports that a job may use.
         congestion: the congestion control that every side uses.
         pinned: whether it was set for this run, and is not just the machine's default.
     """
 
-    def __init__(self, hosts: int, ranks: int, nics: Sequence[float] = ()) -> None:
+    def __init__(
+        self, hosts: int, ranks: int, nics: Sequence[float] = (), *, one_subnet: bool = False,
+        name: str = "",
+    ) -> None:
         self.hosts, self.world = max(1, hosts), ranks
         self.ranks_per_host = ranks // self.hosts
         self.loopback = hosts == 0
-        self.name = "loopback" if self.loopback else "netlab"
+        self.name = name or ("loopback" if self.loopback else "netlab")
         self.interfaces = ["lo"] if self.loopback else [f"eth{nic}" for nic in range(len(nics))]
         self.congestion, self.pinned = "", True
         self._nics = [0.0] if self.loopback else list(nics)
+        self._one_subnet = one_subnet
         self._lab: NetLab | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -72,7 +77,7 @@ class Site:
         if self.loopback and why_unavailable() is not None:
             self.congestion, self.pinned = _DEFAULT.read_text().strip(), False
             return self
-        self._lab = NetLab(self.hosts, self._nics)
+        self._lab = NetLab(self.hosts, self._nics, one_subnet=self._one_subnet)
         self._lab.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-")
         self.congestion = self._lab.congestion
@@ -90,16 +95,24 @@ class Site:
                           else "unshaped" for mbit in self._nics)
         how = "on every side" if self.pinned else "by default (pinning it for all needs root)"
         many = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
-        return f"{self.world} ranks on {many}, {ports}; {self.congestion} {how}"
+        net = " in one subnet" if self._one_subnet else ""
+        return f"{self.world} ranks on {many}, {ports}{net}; {self.congestion} {how}"
+
+    def slow(self, host: int, nic: int, mbit: float) -> None:
+        """Change the rate of a host's NIC, both ways (netlab only)."""
+        assert self._lab is not None
+        self._lab.slow(host, nic, mbit)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Job:
+        """Start one process per rank, in torchrun's environment; end it with finish()."""
+        env = {**env, **self._environment()}
+        if self._lab is not None:
+            return self._lab.start(argv, self.ranks_per_host, env, quiet=True)
+        return Job([self._start_here(argv, rank, env) for rank in range(self.world)], True)
 
     def run(self, argv: Sequence[str], env: Mapping[str, str], timeout: float) -> Ended:
         """Run one process per rank, in torchrun's environment, to the end."""
-        env = {**env, **self._environment()}
-        if self._lab is not None:
-            job = self._lab.start(argv, self.ranks_per_host, env, quiet=True)
-        else:
-            job = Job([self._start_here(argv, rank, env) for rank in range(self.world)], True)
-        return _finish(job, timeout)
+        return finish(self.start(argv, env), timeout)
 
     def run_mpi(
         self, argv: Callable[[Sequence[str], str], list[str]], env: Mapping[str, str],
@@ -118,7 +131,7 @@ class Site:
             command = argv([self._lab.address(host) for host in several], str(self._agent()))
             launcher = self._lab.run(0, command, env, stdin=subprocess.DEVNULL,
                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return _finish(Job([launcher], True), timeout)
+        return finish(Job([launcher], True), timeout)
 
     def _environment(self) -> dict[str, str]:
         env = {"PEERS_TOKEN": secrets.token_hex(16), "OMP_NUM_THREADS": "1",
@@ -172,7 +185,8 @@ def _popen(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]
     )
 
 
-def _finish(job: Job, timeout: float) -> Ended:
+def finish(job: Job, timeout: float) -> Ended:
+    """Wait for a job; end it after ``timeout`` seconds."""
     code = job.wait(timeout)
     return Ended(code, "".join(job.output(rank) for rank in range(len(job.ranks))))
 

@@ -14,39 +14,30 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _physical import Physical
+from _physical import NEAR_BYTES, Physical
 
-SUBJECT = "ringcomm"
+SUBJECTS = ("ringcomm", "ringcomm-shm")
+"""The library that the others of a site are compared with: the first of these that was measured."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One library at one size in one round, from sweep.py's row.
+class Entry:
+    """Of what something was measured.
 
     Attributes:
         where: the site, e.g. "loopback".
-        turn: number of the round.
         library, wire: as in --libraries; the wire format.
         size: bytes of the tensor.
-        time_us: microseconds of a call (median over the round's calls).
-        busbw: GB/s that a port must carry each way.
-        cpu: CPU seconds of all ranks per GB of payload sent.
-        wrong: wrong elements over all ranks.
     """
 
     where: str
-    turn: int
     library: str
     wire: str
     size: int
-    time_us: float
-    busbw: float
-    cpu: float
-    wrong: int
 
     @property
     def label(self) -> str:
@@ -55,7 +46,26 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class Measurement(Entry):
+    """One library at one size in one round, from sweep.py's row.
+
+    Attributes:
+        turn: number of the round.
+        time_us: microseconds of a call (median over the round's calls).
+        busbw: GB/s that a port must carry each way.
+        cpu: CPU seconds of all ranks per GB of payload sent.
+        wrong: wrong elements over all ranks.
+    """
+
+    turn: int
+    time_us: float
+    busbw: float
+    cpu: float
+    wrong: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing(Entry):
     """One library at one size over all rounds.
 
     Attributes:
@@ -63,17 +73,13 @@ class Standing:
         spread: (slowest - fastest round) / median of the time.
         rounds: how many there were.
         wrong: wrong elements, summed over the rounds.
-        ratio: its time over ringcomm's, the median over the rounds that have both; above 1
+        ratio: its time over the subject's, the median over the rounds that have both; above 1
             ringcomm is faster. None where ringcomm was not measured.
         ratio_range: the smallest and the largest of these. Where 1 lies between them, the run does
             not tell which of the two is faster.
-        floor_us: time that bare sockets take for as much (floor_us()); None without a floor.
+        floor_us: time that the bare machine takes for as much (floor_us()); None without a floor.
     """
 
-    where: str
-    library: str
-    wire: str
-    size: int
     time_us: float
     busbw: float
     cpu: float
@@ -84,22 +90,18 @@ class Standing:
     ratio_range: tuple[float, float] | None
     floor_us: float | None
 
-    @property
-    def label(self) -> str:
-        """As Measurement.label."""
-        return self.library if self.wire == "none" else f"{self.library} {self.wire}"
-
 
 # --- merging ---
 
 
 def merge(
     measurements: Sequence[Measurement], floors: Mapping[str, Sequence[Physical]],
-    worlds: Mapping[str, int],
+    worlds: Mapping[str, int], shared: Collection[str] = (),
 ) -> list[Standing]:
     """Standings by site, then size, then library, each in order of first appearance.
 
-    ``floors``: the rounds' floors by site; ``worlds``: the number of ranks by site.
+    ``floors``: the rounds' floors by site; ``worlds``: the number of ranks by site; ``shared``: the
+    sites whose ranks meet in shared memory, so that copies and not sockets are the floor.
     """
     groups: dict[tuple[str, int, str], list[Measurement]] = {}
     for one in measurements:
@@ -111,21 +113,30 @@ def merge(
     for where, size, label in order:
         mine = groups[where, size, label]
         best = best_floor(floors.get(where, ()))
-        floor = None if best is None else floor_us(best, size, worlds[where])
-        standings.append(_standing(mine, groups.get((where, size, SUBJECT), []), floor))
+        floor = None if best is None else floor_us(best, size, worlds[where], where in shared)
+        subjects = (groups.get((where, size, subject)) for subject in SUBJECTS)
+        base = next((found for found in subjects if found), [])
+        standings.append(_standing(mine, base, floor))
     return standings
 
 
-def _by_subject(one: Measurement) -> bool:
-    return one.library != SUBJECT
+def _by_subject(one: Measurement) -> int:
+    return SUBJECTS.index(one.library) if one.library in SUBJECTS else len(SUBJECTS)
+
+
+def ratios_to(
+    base: Sequence[Measurement], others: Sequence[Measurement], figure: str = "time_us"
+) -> list[float]:
+    """``figure`` of the others over that of the base, for each round that has both."""
+    by_turn = {one.turn: float(getattr(one, figure)) for one in base}
+    return [getattr(one, figure) / by_turn[one.turn] for one in others if by_turn.get(one.turn)]
 
 
 def _standing(
     mine: Sequence[Measurement], subjects: Sequence[Measurement], floor: float | None
 ) -> Standing:
     times = [one.time_us for one in mine]
-    base = {one.turn: one.time_us for one in subjects}
-    ratios = [one.time_us / base[one.turn] for one in mine if one.turn in base]
+    ratios = ratios_to(subjects, mine)
     middle = statistics.median(times)
     first = mine[0]
     return Standing(
@@ -152,18 +163,23 @@ def best_floor(floors: Sequence[Physical]) -> Physical | None:
         stream=max(floor.stream for floor in floors),
         stream_cpu=min(floor.stream_cpu for floor in floors),
         copy=max(floor.copy for floor in floors),
+        copy_near=max(floor.copy_near for floor in floors),
         congestion=floors[0].congestion,
     )
 
 
-def floor_us(floor: Physical, size: int, world: int) -> float:
-    """What an all-reduce over TCP must take: one message's way, or the bytes' way.
+def floor_us(floor: Physical, size: int, world: int, shared: bool = False) -> float | None:
+    """What an all-reduce must take: one message's way, or the bytes' way.
 
     Whatever the algorithm, a rank must hear from the others once, and must send and receive
-    2(N-1)/N of the size, as fast as the streams can.
+    2(N-1)/N of the size, as fast as the streams can. In shared memory those bytes must be copied;
+    there is no floor of a message there, so none below a page.
     """
-    hop = floor.half_trip_us[min(floor.half_trip_us)]
     sent = size * 2 * (world - 1) / world
+    if shared:
+        rate = floor.copy_near if size <= NEAR_BYTES else floor.copy
+        return sent / rate / 1e3 if size > 4096 else None
+    hop = floor.half_trip_us[min(floor.half_trip_us)]
     return max(hop, sent / floor.stream / 1e3) if floor.stream else hop
 
 
@@ -195,21 +211,21 @@ def _cells(standing: Standing) -> tuple[str, ...]:
     over = standing.time_us / standing.floor_us if standing.floor_us else None
     return (
         str(standing.size), standing.label, f"{standing.time_us:.1f}",
-        f"{100 * standing.spread:.0f} %", f"{standing.busbw:.4f}", _short(standing.cpu),
-        "-" if standing.ratio is None else _short(standing.ratio),
+        f"{100 * standing.spread:.0f} %", f"{standing.busbw:.4f}", short(standing.cpu),
+        "-" if standing.ratio is None else short(standing.ratio),
         _range(standing),
-        "-" if over is None else _short(over), str(standing.wrong),
+        "-" if over is None else short(over), str(standing.wrong),
     )
 
 
 def _range(standing: Standing) -> str:
-    if standing.ratio_range is None or standing.label == SUBJECT:
+    if standing.ratio_range is None or standing.label in SUBJECTS:
         return ""
     low, high = standing.ratio_range
-    return f"{_short(low)}-{_short(high)}"
+    return f"{short(low)}-{short(high)}"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three significant figures, never an exponent."""
     digits = 2 - math.floor(math.log10(value)) if value > 0 else 2
     return f"{value:.{max(0, min(4, digits))}f}"
@@ -220,7 +236,8 @@ def describe_floor(floor: Physical) -> str:
     trips = ", ".join(f"{size} B {us:.1f}" for size, us in floor.half_trip_us.items())
     return (f"floor, best of the rounds: half round trip in us: {trips}; duplex stream "
             f"{floor.stream:.4f} GB/s into each rank, {floor.stream_cpu:.3f} CPU s/GB; memory copy "
-            f"{floor.copy:.1f} GB/s in each rank; {floor.congestion}")
+            f"{floor.copy:.1f} GB/s in each rank, {floor.copy_near:.1f} within the caches; "
+            f"{floor.congestion}")
 
 
 # --- files ---
@@ -266,7 +283,7 @@ def plot(path: Path, standings: Sequence[Standing], titles: Mapping[str, str]) -
                 axes.plot(sizes, values, marker="o", markersize=3, label=label,
                           color=colors[label])
         bound = {one.size: one.floor_us for one in here if one.floor_us}
-        left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="TCP floor")
+        left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="floor")
         left.set(yscale="log", ylabel="time (us)", title=title)
         right.set(ylabel="busbw (GB/s)", title=title)
         for axes in (left, right):

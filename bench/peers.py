@@ -1,13 +1,16 @@
 """ringcomm beside its peers: the same sizes, in turn, round by round, in one run.
 
+    python bench/peers.py --all --json all.json --markdown all.md --plot all.png
+    python bench/peers.py --all --quick --rows loopback,ports
     python bench/peers.py --where loopback --sizes 4K,1M,64M --rounds 5 --plot peers.png
     python bench/peers.py --where loopback,netlab --hosts 2 --nics 1000,1000 --json peers.json
     python bench/peers.py --install --libraries ringcomm,mpich,oneccl
 
 Each round starts each library's job in turn (sweep.py with that library alone), the order rotated
-by one from round to round, and the physical floor. The table takes medians over the rounds. What
+by one from round to round, and the physical floor. The table takes medians over the rounds. With
+--all the sites, sizes and goals are those of _scenes.py, and each row of them gets a verdict. What
 cannot be had is skipped with its reason. README.md explains the columns. The exit code is 1 if an
-element was wrong or ringcomm could not be measured.
+element was wrong or ringcomm could not be measured; with --all rows that fall short do not count.
 """
 
 from __future__ import annotations
@@ -15,26 +18,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import json
 import os
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import _all
+import _report
 import _standings
-from _contenders import CONTENDERS, WHEELS, Contender, install
+from _contenders import CONTENDERS, WHEELS
 from _physical import Physical
+from _rounds import Plan, Record, Say, find, run_rounds
+from _scenes import GROUPS, SCENES, Scene
 from _site import Site
-from _standings import SUBJECT, Measurement
+from _standings import SUBJECTS
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 
 SITES = ("loopback", "netlab")
-FLOOR = Path(__file__).with_name("_physical.py")
 _ENVS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ringcomm-peers")
 
 
@@ -42,6 +46,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; exits with a sentence on wrong ones."""
     parser = argparse.ArgumentParser(prog="peers.py", description="ringcomm beside its peers.")
     add = parser.add_argument
+    add("--all", action="store_true", help="every row of _scenes.py with its goal and verdict")
+    add("--rows", type=_list_of(GROUPS), default=",".join(GROUPS), metavar="LIST",
+        help=f"with --all, of {','.join(GROUPS)}; all unless given")
+    add("--quick", action="store_true", help="with --all, one round and little time for each size")
+    add("--minutes", type=float, metavar="M",
+        help="with --all, begin nothing after; 25 unless given, 5 with --quick")
+    add("--markdown", type=Path, metavar="FILE", help="with --all, the table to paste")
     add("--where", type=_list_of(SITES), default="loopback", metavar=",".join(SITES))
     add("--ranks", type=int, default=2, help="on the loopback; 2 unless given")
     add("--hosts", type=int, default=2, help="of the netlab, one rank each; 2 unless given")
@@ -57,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--libraries", type=_list_of(tuple(CONTENDERS)), default=",".join(CONTENDERS),
         metavar="LIST", help=f"of {','.join(CONTENDERS)}; all unless given")
     add("--compression", type=_list_of(None), default="none", metavar="LIST",
-        help="wire formats of ringcomm, a row each; none unless given")
+        help="wire formats, a row each, of the libraries that have any; none unless given")
     add("--envs", type=Path, default=_ENVS, metavar="FOLDER",
         help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {_ENVS} unless given")
     add("--install", action="store_true", help="make the missing ones with pip (oneccl: 2 GB)")
@@ -65,16 +76,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("csv", "json", "plot"):
         add(f"--{name}", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    for name in ("rounds", "budget", "timeout"):
-        if getattr(options, name) <= 0:
+    _check(parser, options)
+    return options
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    for name in ("rounds", "budget", "timeout", "minutes"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
             parser.error(f"--{name} must be more than 0")
     if options.floor < 0:
         parser.error("--floor must not be less than 0")
     if min(options.ranks, options.hosts) < 2:
         parser.error("--ranks and --hosts must be 2 or more")
+    if not options.all and (options.quick or options.minutes or options.markdown):
+        parser.error("--quick, --minutes and --markdown go with --all")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib (pip install 'ringcomm[bench]')")
-    return options
 
 
 def _rates(text: str) -> list[float]:
@@ -84,115 +102,16 @@ def _rates(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"{text!r}: give numbers, as in 1000,100") from None
 
 
-# --- finding ---
-
-
-def find(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Path]:
-    """The interpreter of each library that is there, installed first if so asked."""
-    found: dict[str, Path] = {}
-    for contender in (CONTENDERS[name] for name in options.libraries):
-        python = contender.find(options.envs)
-        if isinstance(python, str) and options.install:
-            say(f"installing {', '.join(WHEELS[contender.home])} in {options.envs}")
-            python = install(options.envs, contender.home) or contender.find(options.envs)
-        if isinstance(python, str):
-            say(f"{contender.name}: skipped: {python}")
-        else:
-            found[contender.name] = python
-    return found
-
-
-# --- running ---
-
-
-@dataclasses.dataclass
-class Record:
-    """What one site's rounds gave."""
-
-    measurements: list[Measurement] = dataclasses.field(default_factory=list)
-    floors: list[Physical] = dataclasses.field(default_factory=list)
-    congestion: dict[str, str] = dataclasses.field(default_factory=dict)
-    """By library: the default that its ranks saw."""
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The order of round ``turn``: each library comes first as often as any other."""
-    at = turn % max(1, len(names))
-    return [*names[at:], *names[:at]]
-
-
-def run_rounds(
-    site: Site, found: dict[str, Path], options: argparse.Namespace, say: Callable[[str], None]
-) -> Record:
-    """All rounds at one site. A library that fails is told of and left out from then on."""
-    record = Record()
-    names = list(found)
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        target = Path(folder, "result.json")
-        for turn in range(options.rounds):
-            if options.floor:
-                _take_floor(site, target, record, options, say)
-            for name in rotated(list(found), turn):
-                if name not in names:
-                    continue
-                reason = _take(site, CONTENDERS[name], found[name], target, options, turn, record)
-                if reason:
-                    say(f"{name} on {site.name}: skipped from round {turn + 1} on: {reason}")
-                    names.remove(name)
-    return record
-
-
-def _take(
-    site: Site, contender: Contender, python: Path, target: Path, options: argparse.Namespace,
-    turn: int, record: Record,
-) -> str | None:
-    """One job; its rows go into the record. The reason if it failed."""
-    target.unlink(missing_ok=True)
-    wires = options.compression if contender.subject == SUBJECT else ["none"]
-    ended = contender.run(site, python, [
-        "--sizes", ",".join(map(str, options.sizes)), "--compression", ",".join(wires),
-        "--budget", str(options.budget), "--floor", "0", "--json", str(target),
-    ], options.timeout)
-    if isinstance(ended, str):
-        return ended
-    if not target.exists():  # an exit code of 1 with a result: an element was wrong
-        return ended.reason()
-    if f"# mpi: {contender.brand}" not in ended.output and contender.brand:
-        return f"mpi4py has found another MPI than {contender.brand}"
-    document = json.loads(target.read_text())
-    record.congestion[contender.name] = document["congestion"]
-    record.measurements += [
-        Measurement(site.name, turn, contender.name, row["compression"], row["size"],
-                    row["time_us"], row["busbw"], row["cpu_s_per_gb"], row["wrong"])
-        for row in document["rows"]
-    ]
-    return None
-
-
-def _take_floor(
-    site: Site, target: Path, record: Record, options: argparse.Namespace,
-    say: Callable[[str], None],
-) -> None:
-    target.unlink(missing_ok=True)
-    ended = site.run([sys.executable, str(FLOOR), "--congestion", site.congestion,
-                      "--seconds", str(options.floor), "--json", str(target)], {},
-                     options.timeout)
-    if target.exists():
-        record.floors.append(Physical.read(target))
-    else:
-        say(f"floor on {site.name}: not measured: {ended.reason()}")
+# --- one comparison ---
 
 
 def compare(options: argparse.Namespace) -> int:
     """Measure, print and write; the exit code."""
     began = os.getloadavg()
-    notes: list[str] = []
-
-    def say(text: str) -> None:
-        notes.append(text)
-        print(f"# {text}", flush=True)
-
-    found = find(options, say)
+    say, notes = _notes()
+    found = find(options.libraries, options.envs, options.install, say)
+    plan = Plan(options.sizes, options.compression, options.rounds, options.budget, options.floor,
+                options.timeout)
     records: dict[str, Record] = {}
     worlds: dict[str, int] = {}
     titles: dict[str, str] = {}
@@ -201,15 +120,16 @@ def compare(options: argparse.Namespace) -> int:
             with (Site(0, options.ranks) if where == "loopback"
                   else Site(options.hosts, options.hosts, options.nics)) as site:
                 worlds[where], titles[where] = site.world, f"{where}: {site.describe()}"
-                records[where] = run_rounds(site, found, options, say)
+                records[where] = run_rounds(site, found, plan, say)
         except NetLabError as error:
             say(f"{where}: skipped: {error}")
     measurements = [one for record in records.values() for one in record.measurements]
     floors = {where: record.floors for where, record in records.items()}
     standings = _standings.merge(measurements, floors, worlds)
-    about = describe(options, titles, floors, began, notes)
-    print(f"# {about['cpus']} CPUs, {about['cpu']}; kernel {about['kernel']}; load before and "
-          f"after {about['load']}; rounds: {options.rounds}")
+    about = {**describe(options, began, notes), "sites": titles,
+             "floors": {where: [dataclasses.asdict(floor) for floor in taken]
+                        for where, taken in floors.items()}}
+    print(head(about))
     for where, record in records.items():
         report(where, titles[where], record, standings)
     if options.csv:
@@ -219,9 +139,21 @@ def compare(options: argparse.Namespace) -> int:
     if options.plot and standings:
         _standings.plot(options.plot, standings, titles)
     wrong = sum(standing.wrong for standing in standings)
-    lost = SUBJECT in options.libraries and not all(
-        any(one.library == SUBJECT for one in record.measurements) for record in records.values())
+    asked = [name for name in SUBJECTS if name in options.libraries]
+    lost = asked and not all(
+        any(one.library in asked for one in record.measurements) for record in records.values())
     return 1 if wrong or lost or not records else 0
+
+
+def _notes() -> tuple[Say, list[str]]:
+    """A function that prints and keeps a note, and the list in which it keeps them."""
+    notes: list[str] = []
+
+    def say(text: str) -> None:
+        notes.append(text)
+        print(f"# {text}", flush=True)
+
+    return say, notes
 
 
 def report(
@@ -231,19 +163,25 @@ def report(
     print(f"\n# {title}")
     seen = dict.fromkeys(record.congestion.values())
     print(f"# congestion control that the libraries' ranks found: {', '.join(seen) or 'none ran'}")
-    best = _standings.best_floor(record.floors)
+    best: Physical | None = _standings.best_floor(record.floors)
     if best is not None:
         print(f"# {_standings.describe_floor(best)}")
+    for remark in record.remarks:
+        print(f"# {remark}")
     print("\n".join(_standings.table(standings, where)), flush=True)
 
 
+def head(about: dict[str, Any]) -> str:
+    """The machine and the run in one line."""
+    return (f"# {about['cpus']} CPUs, {about['cpu']}; kernel {about['kernel']}; load before and "
+            f"after {about['load']}; rounds: {about['rounds']}")
+
+
 def describe(
-    options: argparse.Namespace, titles: dict[str, str], floors: dict[str, list[Physical]],
-    began: tuple[float, float, float], notes: list[str],
+    options: argparse.Namespace, began: tuple[float, float, float], notes: list[str]
 ) -> dict[str, Any]:
     """What is known about the run."""
     return {
-        "sites": titles,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -252,8 +190,6 @@ def describe(
         "load": f"{began[0]:.2f}, {os.getloadavg()[0]:.2f}",
         "rounds": options.rounds,
         "budget_s": options.budget,
-        "floors": {where: [dataclasses.asdict(floor) for floor in taken]
-                   for where, taken in floors.items()},
         "notes": notes,
     }
 
@@ -265,10 +201,41 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
+# --- every row ---
+
+
+def run_all(options: argparse.Namespace, scenes: Sequence[Scene] = SCENES) -> int:
+    """Measure the scenes of the groups asked for, print and write; the exit code."""
+    began = os.getloadavg()
+    say, notes = _notes()
+    if options.quick:
+        options.rounds, options.budget, options.floor = 1, 0.1, 0.3
+    minutes = options.minutes or (5.0 if options.quick else 25.0)
+    scenes = [scene for scene in scenes if scene.group in options.rows]
+    outcome = _all.run(scenes, _all.Settings(
+        options.libraries, options.envs, options.install, options.rounds, options.budget,
+        options.floor, min(options.timeout, 120.0), 3.0 if options.quick else 5.0,
+        time.monotonic() + 60 * minutes,
+    ), say)
+    about = describe(options, began, notes)
+    print("\n".join([head(about), "", *_report.table(outcome.findings), "",
+                     f"# {_report.summary(outcome.findings)}"]), flush=True)
+    if options.markdown:
+        options.markdown.write_text(_report.markdown(outcome.findings, about))
+    if options.json:
+        options.json.write_text(_report.document(outcome, about))
+    if options.plot:
+        for path in _report.plots(options.plot, scenes, outcome):
+            print(f"# {path}")
+    wrong = any(one.wrong for one in outcome.measurements)
+    return 1 if wrong or all(one.value is None for one in outcome.findings) else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    options = parse(argv)
     try:
-        return compare(parse(argv))
+        return run_all(options) if options.all else compare(options)
     except OSError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2

@@ -69,7 +69,7 @@ class Config:
 
     congestion: tuple[str, ...] = ("cubic", "reno")
     """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
-    have is used. Empty: the system's (bbr, a common default, halves throughput on a LAN)."""
+    have is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
 
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""

@@ -19,6 +19,8 @@ sys.path.insert(0, str(BENCH))
 
 import _contenders  # noqa: E402
 import _control  # noqa: E402
+import _rounds  # noqa: E402
+import _scenes  # noqa: E402
 import _standings  # noqa: E402
 import peers  # noqa: E402
 from _physical import Physical  # noqa: E402
@@ -32,11 +34,12 @@ def one(
     library: str, turn: int, time_us: float, size: int = 4096, wire: str = "none", wrong: int = 0
 ) -> Measurement:
     """A measurement on the loopback whose busbw follows from its time."""
-    return Measurement("loopback", turn, library, wire, size, time_us, size / time_us / 1e3, 0.5,
+    return Measurement("loopback", library, wire, size, turn, time_us, size / time_us / 1e3, 0.5,
                        wrong)
 
 
-FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, congestion="reno")
+FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, copy_near=20.0,
+                 congestion="reno")
 
 
 def merge(rows: list[Measurement], floors: list[Physical] | None = None) -> list:
@@ -82,11 +85,17 @@ def test_the_floor_is_one_way_or_the_bytes() -> None:
     assert _standings.floor_us(FLOOR, 64, 2) == 5.0
     assert _standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
     assert _standings.floor_us(FLOOR, 1_000_000, 4) == pytest.approx(750.0)
-    slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, "reno")
+    slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, 15.0, "reno")
     best = _standings.best_floor([FLOOR, slower])
-    assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, "reno")
+    assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, 20.0, "reno")
     assert merge([one("gloo", 0, 10.0)], [FLOOR, slower])[0].floor_us == 4.0
     assert _standings.best_floor([]) is None
+
+
+def test_the_floor_of_shared_memory_is_a_copy() -> None:
+    assert _standings.floor_us(FLOOR, 4096, 2, shared=True) is None
+    assert _standings.floor_us(FLOOR, 1_000_000, 2, shared=True) == pytest.approx(50.0)
+    assert _standings.floor_us(FLOOR, 9_000_000, 2, shared=True) == pytest.approx(1000.0)
 
 
 def test_the_table_stays_in_its_columns() -> None:
@@ -113,10 +122,10 @@ def test_files_hold_what_the_table_shows(tmp_path: Path) -> None:
 
 def test_each_library_comes_first_once() -> None:
     names = ["a", "b", "c"]
-    orders = [peers.rotated(names, turn) for turn in range(3)]
+    orders = [_rounds.rotated(names, turn) for turn in range(3)]
     assert [order[0] for order in orders] == names
     assert all(sorted(order) == names for order in orders)
-    assert peers.rotated([], 1) == []
+    assert _rounds.rotated([], 1) == []
 
 
 def test_a_library_that_is_not_there_has_a_reason(
@@ -151,17 +160,19 @@ def test_a_failed_job_tells_why() -> None:
 
 @pytest.mark.parametrize("wrong", [
     ["--libraries", "nccl"], ["--where", "moon"], ["--rounds", "0"], ["--hosts", "1"],
-    ["--nics", "fast"], ["--sizes", "x"],
+    ["--nics", "fast"], ["--sizes", "x"], ["--rows", "roof", "--all"], ["--quick"],
+    ["--minutes", "0", "--all"],
 ])
 def test_wrong_options(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(wrong)
-    assert wrong[1] in capsys.readouterr().err or wrong[0] in ("--rounds", "--hosts")
+    assert wrong[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_defaults_take_every_library() -> None:
     options: argparse.Namespace = peers.parse([])
     assert options.libraries == list(_contenders.CONTENDERS)
+    assert options.rows == list(_scenes.GROUPS)
     assert (options.where, options.nics) == (["loopback"], [1000.0])
 
 
