@@ -288,13 +288,18 @@ static void *keep_in_step(void *arg)
     return NULL;
 }
 
+/* One mapping for all: the thread sanitizer does not know that several are the same memory. */
 static void run_in_step(int ranks, uint64_t turns)
 {
     region r[MOST_SLEEPERS];
     sem_t bells[MOST_SLEEPERS];
     sleeper s[MOST_SLEEPERS];
-    map_all(r, ranks);
+    int fd = make_file();
+    CHECK_EQ(region_map(&r[0], fd, 0, ranks), RC_OK);
+    close(fd);
     for (int rank = 0; rank < ranks; rank++) {
+        r[rank] = r[0];
+        r[rank].self = rank;
         sem_init(&bells[rank], 0, 0);
         s[rank] = (sleeper){.region = &r[rank], .bells = bells, .turns = turns};
     }
@@ -305,7 +310,7 @@ static void run_in_step(int ranks, uint64_t turns)
         CHECK(!s[rank].lost);
         sem_destroy(&bells[rank]);
     }
-    unmap_all(r, ranks);
+    region_unmap(&r[0]);
 }
 
 static void no_wake_up_is_lost(void)
