@@ -7,7 +7,7 @@
 
 #include "reference.h"
 
-enum { COLLECTIVE_MAX_WORLD = 8 };
+enum { COLLECTIVE_MAX_WORLD = 16 };
 
 static inline int collective_reduces(rc_collective c)
 {

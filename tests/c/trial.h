@@ -9,7 +9,7 @@
 #include "check.h"
 #include "collective.h"
 
-enum { TRIAL_MAX_WORLD = 8, TRIAL_GUARD = 64 };
+enum { TRIAL_MAX_WORLD = 16, TRIAL_GUARD = 64 };
 
 typedef struct trial {
     rc_call call;           /* of a send: as the sender calls it, root being the receiver */

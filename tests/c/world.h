@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,6 +25,8 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
+    int memory;                                            /* all ranks share some */
+    uint32_t spin_us;
     rc_algorithm algorithm;                                /* RC_AUTO: the ring */
     int send_buffer;                                       /* of each lane; 0: the system's */
     uint32_t segment_bytes, heartbeat_ms, peer_timeout_ms; /* 0: as rc_comm_config_init has them */
@@ -70,6 +73,7 @@ static inline rc_comm_config world_config(const world_options *o, int rank)
     config.world_size = o->size;
     config.epoch = 77;
     config.algorithm = o->algorithm ? o->algorithm : RC_RING;
+    config.spin_us = o->spin_us;
     config.segment_bytes = o->segment_bytes ? o->segment_bytes : config.segment_bytes;
     config.heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : config.heartbeat_ms;
     config.peer_timeout_ms = o->peer_timeout_ms ? o->peer_timeout_ms : config.peer_timeout_ms;
@@ -89,6 +93,18 @@ static inline void world_join(const world *w, int a, int b)
         }
 }
 
+/* Memory for all ranks, as the file that they would open by its name. */
+static inline void world_share(const world *w)
+{
+    int32_t ranks[WORLD_MAX];
+    int fd = memfd_create("ringcomm-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    for (int rank = 0; rank < w->size; rank++)
+        ranks[rank] = rank;
+    for (int rank = 0; rank < w->size; rank++)
+        CHECK_EQ(rc_comm_share(w->comms[rank], ranks, w->size, dup(fd)), RC_OK);
+    close(fd);
+}
+
 static inline world *world_open(world_options options)
 {
     world *w = calloc(1, sizeof *w);
@@ -105,6 +121,8 @@ static inline world *world_open(world_options options)
     for (int a = 0; a < w->size; a++)
         for (int b = a + 1; b < w->size; b++)
             world_join(w, a, b);
+    if (options.memory)
+        world_share(w);
     for (int rank = 0; rank < w->size; rank++)
         CHECK_EQ(rc_comm_start(w->comms[rank]), RC_OK);
     return w;
