@@ -284,8 +284,10 @@ rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->world_size);
-    rc_algorithm algorithm =
-        plan_choose(&w->call, env->world_size, w->call.count * w->codec.wire_bytes, env->algorithm);
+    uint64_t wire_bytes = w->call.count * w->codec.wire_bytes;
+    rc_algorithm wanted =
+        env->algorithm == RC_AUTO ? plan_tuned(&env->table, wire_bytes) : env->algorithm;
+    rc_algorithm algorithm = plan_choose(&w->call, env->world_size, wire_bytes, wanted);
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
               env->segment_bytes / w->codec.wire_bytes);
     w->receives_left = plan_receives(&w->plan, -1);

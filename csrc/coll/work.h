@@ -34,6 +34,7 @@ typedef struct work_env {
     uint32_t epoch;
     uint32_t segment_bytes;
     rc_algorithm algorithm;
+    plan_table table;  /* for RC_AUTO */
     peer_link **links; /* by rank; NULL for this rank */
     pool buffers;      /* of segment_bytes */
     out_frame *frames; /* free list */

@@ -15,7 +15,10 @@
  * the ports of a switch from overflowing, and reduces while it receives. So it takes over where the
  * hops no longer show.
  *
- * Pure, and a function of what all ranks know alike: the call, the world, the setting.
+ * Where a table was measured (python -m ringcomm tune), what it says of a size stands for the
+ * setting, and the model is asked only where it says nothing.
+ *
+ * Pure, and a function of what all ranks know alike: the call, the world, the setting, the table.
  */
 #include "plan.h"
 
@@ -42,4 +45,12 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
     if (saved < SHOWS * (ring + shared))
         return RC_RING;
     return exchange + (n - 1) * whole <= direct + shared ? RC_ONE_SHOT : RC_DIRECT;
+}
+
+rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes)
+{
+    for (int i = 0; i < table->count; i++)
+        if (wire_bytes <= table->rows[i].up_to)
+            return table->rows[i].algorithm;
+    return RC_AUTO;
 }

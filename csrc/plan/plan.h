@@ -54,6 +54,14 @@ typedef enum plan_action {
     PLAN_JOIN    /* keeps it until all ranks' contributions are there */
 } plan_action;
 
+/* Rows in ascending order of up_to, as rc_comm_tune takes them. */
+typedef struct plan_table {
+    int count;
+    rc_tuned rows[RC_MAX_TUNED];
+} plan_table;
+
+/* What a table says of that many bytes on the wire; RC_AUTO where it says nothing. */
+rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes);
 /* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted);

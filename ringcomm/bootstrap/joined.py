@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from .tuned import Cluster, Table
+
 
 @dataclasses.dataclass(frozen=True)
 class RailInfo:
@@ -51,6 +53,10 @@ class Mesh:
     local_world_size: int
     ranks_on_machine: int
     """Ranks that share this machine's cores, in whichever container or network namespace."""
+    cluster: Cluster | None = None
+    """What a tuned table depends on; None in a world of one."""
+    table: Table | None = None
+    """The tuned table that all ranks follow, if rank 0 has one."""
 
     @property
     def single_host(self) -> bool:
