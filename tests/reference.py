@@ -177,9 +177,16 @@ def ring(first: int, n: int) -> list[int]:
     return [(first + i) % n for i in range(n)]
 
 
-def choose(payload: int, n: int) -> str:
-    """The algorithm for an all-reduce of that many bytes as they travel: times in ns of a hop
-    (50 us), of a further message in it (10 us), and of a byte at 1 Gbit/s."""
+Table = Sequence[tuple[int, str]]
+
+
+def choose(payload: int, n: int, table: Table = ()) -> str:
+    """The algorithm for an all-reduce of that many bytes as they travel: what the first row of the
+    table says that reaches so far, or else times in ns of a hop (50 us), of a further message in it
+    (10 us), and of a byte at 1 Gbit/s."""
+    tuned = next((name for up_to, name in table if payload <= up_to), "auto")
+    if tuned != "auto":
+        return "ring" if n == 1 else tuned
     hops, bytes_ = 50e3 + (n - 2) * 10e3, payload / 0.117
     ring = 2 * (n - 1) * 50e3 + 2 * (n - 1) / n * bytes_
     direct = 2 * hops + 2 * (n - 1) / n * bytes_
@@ -190,13 +197,14 @@ def choose(payload: int, n: int) -> str:
 
 
 def allreduce(
-    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto"
+    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
+    table: Table = (),
 ) -> Array:
     """What every rank gets."""
     n = len(inputs)
     wire = Wire(dtype, op, codec, n)
     if algorithm == "auto":
-        algorithm = choose(len(inputs[0]) * wire_bytes(dtype, codec), n)
+        algorithm = choose(len(inputs[0]) * wire_bytes(dtype, codec), n, table)
     if algorithm != "ring" and n > 1:
         with np.errstate(all="ignore"):
             return wire.join(inputs, travels=algorithm == "direct")
@@ -248,11 +256,11 @@ def wire_bytes(dtype: str, codec: str) -> int:
     return 2 if codec != "none" else np.dtype(NUMPY[dtype]).itemsize
 
 
-def allreduce_payload(count: int, n: int, rank: int, item: int) -> int:
+def allreduce_payload(count: int, n: int, rank: int, item: int, table: Table = ()) -> int:
     """Bytes of payload that a rank sends: every chunk on each hop that starts at it; where it is
     not a ring, everything to everyone, or to each its part and to all its own part's result."""
     bounds = chunk_bounds(count, n)
-    algorithm = choose(count * item, n)
+    algorithm = choose(count * item, n, table)
     if algorithm == "one_shot":
         return (n - 1) * count * item
     if algorithm == "direct":

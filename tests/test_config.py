@@ -67,6 +67,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "heartbeat": ("0.5", 0.5),
     "peer_timeout": ("5", 5.0),
     "algorithm": ("direct", "direct"),
+    "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),

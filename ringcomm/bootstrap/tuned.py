@@ -19,6 +19,7 @@ bounded; a file is replaced whole or not at all.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import itertools
 import json
@@ -275,6 +276,11 @@ def default_folder() -> str:
     if not os.path.isabs(cache):
         cache = os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(cache, "ringcomm")
+
+
+def default_tables() -> list[str]:
+    """The files there, of whatever clusters."""
+    return sorted(glob.glob(os.path.join(glob.escape(default_folder()), "tune-*.json")))
 
 
 def path_of(config: Config, cluster: Cluster) -> str:

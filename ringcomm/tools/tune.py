@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import glob
 import os
 import re
 import sys
@@ -68,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--check", action="store_true",
-        help="measure the table in use beside the cost model; write nothing",
+        help="measure the table in use beside the cost model, at its bounds too; write nothing",
     )  # fmt: skip
     either.add_argument(
         "--show", nargs="?", const="", metavar="FILE",
@@ -124,7 +123,8 @@ def _check(options: argparse.Namespace) -> int:
         console.print(f"cluster  {cluster.describe()}\n{table.path}", soft_wrap=True)
         contenders = {MODEL: (), "table": table.rows}
         console.print(_heading(contenders, "table / model"))
-        for sample in tuning.measure(comm, contenders, sizes, options.seconds):
+        edges = tuning.with_edges(sizes, table.rows)
+        for sample in tuning.measure(comm, contenders, edges, options.seconds):
             ratios = sample.ratios("table")
             spread = f"{ratios[len(ratios) // 4]:.2f} to {ratios[len(ratios) * 3 // 4]:.2f}"
             tail = f"{ratios[len(ratios) // 2]:.2f}  ({spread}, {len(ratios)} rounds)"
@@ -205,11 +205,11 @@ def _ranges(rows: Sequence[Row]) -> str:
 
 
 def _show(path: str) -> int:
-    asked = path or Config.from_env().tune_table.replace(TUNE_TABLE_OFF, "")
-    folder = tuned.default_folder()
-    paths = [os.path.expanduser(asked)] if asked else sorted(glob.glob(f"{folder}/tune-*.json"))
+    asked = path or Config.from_env().tune_table
+    named = asked not in ("", TUNE_TABLE_OFF)
+    paths = [os.path.expanduser(asked)] if named else tuned.default_tables()
     if not paths:
-        print(f"no tables in {folder}: make one with python -m ringcomm tune on all ranks")
+        print(f"no tables in {tuned.default_folder()}: run python -m ringcomm tune on all ranks")
         return 0
     for each in paths:
         print(_described(each))

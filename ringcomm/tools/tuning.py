@@ -82,6 +82,12 @@ def sizes(smallest: int, largest: int) -> list[int]:
     return [size for size in powers if size >= max(smallest, 4)]
 
 
+def with_edges(at: Sequence[int], table: Iterable[Row]) -> list[int]:
+    """Also the sizes at both sides of the table's bounds, where it was not measured."""
+    edges = {row.up_to // 4 * 4 + step for row in table for step in (0, 4)}
+    return sorted({*at, *(size for size in edges if at[0] <= size <= at[-1])})
+
+
 def rows(choices: Sequence[tuple[int, str]]) -> list[Row]:
     """The table for the choices made at ascending sizes. Between two sizes the choice changes at
     their geometric mean; above the largest it is the model's."""
