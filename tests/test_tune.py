@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,17 +181,33 @@ def test_only_what_is_clearly_faster_is_chosen() -> None:
     assert three.choice() == "direct"
 
 
-def test_rows_change_half_way() -> None:
+def test_rows_reach_as_far_as_was_measured() -> None:
     assert tuning.rows([]) == []
     assert tuning.rows([(1024, "auto"), (2048, "auto")]) == []
     assert tuning.rows([(1024, "ring"), (4096, "ring")]) == [Row(4096, "ring")]
-    assert tuning.rows([(1024, "ring"), (4096, "auto")]) == [Row(2048, "ring")]
+    assert tuning.rows([(1024, "ring"), (4096, "auto")]) == [Row(1024, "ring")]
+    assert tuning.rows([(1024, "ring"), (4096, "direct")]) == [
+        Row(2048, "ring"),
+        Row(4096, "direct"),
+    ]
     assert tuning.rows([(1024, "auto"), (4096, "direct"), (16384, "auto"), (65536, "ring")]) == [
-        Row(2048, "auto"), Row(8192, "direct"), Row(32768, "auto"), Row(65536, "ring")
+        Row(4095, "auto"), Row(4096, "direct"), Row(65535, "auto"), Row(65536, "ring")
     ]  # fmt: skip
     most = tuning.rows([(1 << i, ("ring", "direct")[i % 2]) for i in range(62)])
     assert len(most) <= tuned.MAX_ROWS
     assert most == sorted(most, key=lambda row: row.up_to)
+
+
+def test_the_change_is_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice half-way between two sizes with different choices: here the ring wins up to 3000 B."""
+
+    def made(_comm: object, _contenders: object, at: list[int], _seconds: float) -> list[Sample]:
+        return [Sample(n, {"auto": [1.0] * 8, "ring": [0.5 if n <= 3000 else 2.0] * 8}) for n in at]
+
+    monkeypatch.setattr(tuning, "measure", made)
+    world: Any = None
+    found = tuning.measure_closely(world, {}, [1024, 2048, 4096, 8192], 1.0)
+    assert [one.bytes for one in found] == [1024, 2048, 4096, 8192, 2896, 3444]
 
 
 def test_sizes_are_powers_of_two() -> None:
@@ -232,7 +249,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"wrote {path}" in first.stdout
     assert second.stdout == ""
     fields = json.loads(path.read_text())
-    assert [size["bytes"] for size in fields["measured"]] == [1024, 2048, 4096]
+    measured = [size["bytes"] for size in fields["measured"]]
+    assert {1024, 2048, 4096} <= set(measured)
+    assert measured == sorted(measured)
     assert set(fields["measured"][0]["seconds"]) == set(tuned.ALGORITHMS)
     assert main(["tune", "--show", str(path)]) == 0
     assert "2 ranks, per host 2; ports lo" in capsys.readouterr().out

@@ -97,7 +97,7 @@ def _tune(options: argparse.Namespace) -> int:
         contenders = tuning.algorithms()
         console.print(_heading(contenders))
         samples = list(_shown(console, comm, contenders, sizes, options.seconds))
-    found = [sample.measured() for sample in samples]
+    found = sorted((sample.measured() for sample in samples), key=lambda size: size.bytes)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     table = tuning.rows([(size.bytes, size.chosen) for size in found])
     document = Document(cluster, tuple(table), tuple(found), __version__, date)
@@ -153,14 +153,15 @@ def _shown(
     console: Console, comm: Communicator, contenders: Contenders, sizes: Sequence[int],
     seconds: float,
 ) -> Iterator[Sample]:  # fmt: skip
-    """The samples as they come, with a line for each and, on a terminal, a bar."""
+    """The samples as they come, with a line for each and, on a terminal, a bar; how many sizes are
+    measured again between two is not known before."""
     bar = Progress(TextColumn("sizes"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
                    console=console, transient=True,
                    disable=comm.rank != 0 or not console.is_terminal)  # fmt: skip
     with bar:
         task = bar.add_task("", total=len(sizes))
-        for sample in tuning.measure(comm, contenders, sizes, seconds):
-            bar.advance(task)
+        for done, sample in enumerate(tuning.measure_closely(comm, contenders, sizes, seconds), 1):
+            bar.update(task, completed=done, total=max(done, len(sizes)))
             size = sample.measured()
             console.print(_line(size, contenders, size.chosen.replace(MODEL, "model")))
             yield sample

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..bootstrap.tuned import Measured, Row
+from ..bootstrap.tuned import MAX_ROWS, Measured, Row
 from ..communicator import Communicator
 from ..config import ALGORITHMS
 
@@ -89,16 +89,18 @@ def with_edges(at: Sequence[int], table: Iterable[Row]) -> list[int]:
 
 
 def rows(choices: Sequence[tuple[int, str]]) -> list[Row]:
-    """The table for the choices made at ascending sizes. Between two sizes the choice changes at
-    their geometric mean; above the largest it is the model's."""
+    """The table for the choices made at ascending sizes. What was chosen for two sizes is for those
+    between them too; where the choice changes, the model keeps what lies between, and two others
+    part at the geometric mean. Above the largest size it is the model's."""
     table: list[Row] = []
-    for index, (size, algorithm) in enumerate(choices):
-        last = index + 1 == len(choices)
-        up_to = size if last else math.isqrt(size * choices[index + 1][0])
-        if table and table[-1].algorithm == algorithm:
-            table.pop()
+    for (size, algorithm), (larger, following) in itertools.pairwise([*choices, (0, MODEL)]):
+        if algorithm == following:
+            continue
+        up_to = math.isqrt(size * larger)
+        if MODEL in (algorithm, following):
+            up_to = larger - 1 if algorithm == MODEL else size
         table.append(Row(up_to, algorithm))
-    return table[:-1] if table and table[-1].algorithm == MODEL else table
+    return table
 
 
 def measure(
@@ -107,6 +109,26 @@ def measure(
     """Times all-reduces of float32 of each size in bytes; about ``seconds`` for each."""
     for size in at:
         yield _Size(comm, contenders, size).run(seconds)
+
+
+def measure_closely(
+    comm: Communicator, contenders: Contenders, at: Sequence[int], seconds: float
+) -> Iterator[Sample]:
+    """As measure, and then where the choice changes, twice at the size half-way."""
+    found = {}
+    for level in range(3):
+        for size in at:
+            (found[size],) = measure(comm, contenders, [size], seconds)
+            yield found[size]
+        at = _between(sorted(found.items())) if len(found) < MAX_ROWS // 2 and level < 2 else []
+
+
+def _between(found: Sequence[tuple[int, Sample]]) -> list[int]:
+    return [
+        math.isqrt(size * larger) // 4 * 4
+        for (size, here), (larger, there) in itertools.pairwise(found)
+        if here.choice() != there.choice() and larger - size > 64
+    ]
 
 
 class _Size:
