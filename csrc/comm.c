@@ -364,6 +364,21 @@ rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per
     return RC_OK;
 }
 
+rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
+{
+    engine_lock(c->engine);
+    pthread_mutex_lock(&c->engine->inbox_lock);
+    int idle = c->inbox_head == NULL && c->active_head == NULL;
+    pthread_mutex_unlock(&c->engine->inbox_lock);
+    if (idle) {
+        c->env.table.count = count;
+        for (int i = 0; i < count; i++)
+            c->env.table.rows[i] = rows[i];
+    }
+    engine_unlock(c->engine);
+    return idle ? RC_OK : RC_INVALID_STATE;
+}
+
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));

@@ -60,10 +60,11 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _start, _abort, _close, _free and rc_submit do, once
+/* What rc_comm_create, _add_lane, _tune, _start, _abort, _close, _free and rc_submit do, once
  * api.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);

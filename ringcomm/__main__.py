@@ -7,6 +7,7 @@ import sys
 _USAGE = """\
 usage: python -m ringcomm            what is installed, and what this machine offers
        python -m ringcomm keygen F   make a job secret in file F
+       python -m ringcomm tune       on all ranks: measure which all-reduce is fastest, and keep it
        python -m ringcomm.train      the reference trainer (--help for its options)
 """
 
@@ -23,6 +24,10 @@ def main(argv: list[str] | None = None) -> int:
         from .tools import keygen
 
         return keygen.main(args[1:])
+    if command == "tune":
+        from .tools import tune
+
+        return tune.main(args[1:])
     if command in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0

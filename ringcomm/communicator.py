@@ -13,7 +13,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from . import _native
 from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
+from .bootstrap.tuned import Row
 from .buffers import View, view
 from .calls import is_integer, make_call
 from .config import ALGORITHMS, Config
@@ -55,6 +56,8 @@ class Communicator:
         hosts: host name of every rank.
         rails: this rank's network ports in rail order (``.interface``, ``.address``).
         config: its settings.
+        algorithms: what chooses the algorithm of an all-reduce: the name that config.algorithm
+            gives, else "table PATH" (the tuned table, rank 0's file) or "model".
     """
 
     def __init__(self, joined: Joined) -> None:
@@ -64,6 +67,9 @@ class Communicator:
         self.hosts = mesh.hosts
         self.rails = mesh.rails
         self.config = config
+        self.algorithms = config.algorithm
+        if config.algorithm == "auto":
+            self.algorithms = f"table {mesh.table.path}" if mesh.table else "model"
         self._joined = joined
         self._splits = 0
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
@@ -128,6 +134,8 @@ class Communicator:
             while mesh.shared:
                 result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
                 self._check(result, "share memory in")
+            rows = mesh.table.rows if mesh.table else ()
+            self._check(_native.tune(out[0], rows), "tune")
             self._check(lib.rc_comm_start(out[0]), "start")
         except BaseException:
             lib.rc_comm_free(out[0])
@@ -463,6 +471,13 @@ class Communicator:
         return f"<ringcomm.Communicator {state}>"
 
     # ---- helpers ----
+
+    def _follow(self, rows: Sequence[Row]) -> None:
+        """For tools.tune: other rows from now on, the same on all ranks between the same two
+        collectives, while none is in flight."""
+        with self._lock:
+            self._require_open()
+            self._check(_native.tune(self._handle, rows), "tune")
 
     def _require_open(self) -> None:
         self.require_own_process()

@@ -21,6 +21,10 @@ _MIB = 1 << 20
 ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
 
 
+#: The value of Config.tune_table that stands for no table at all.
+TUNE_TABLE_OFF = "off"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """How a communicator is built. Fields that all ranks must share are marked so."""
@@ -50,12 +54,15 @@ class Config:
     """Seconds without any sign of life after which a peer is lost."""
 
     algorithm: str = "auto"
-    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the cost
-    model says of its size. Same on all ranks."""
+    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the tuned
+    table or, without one, the cost model says of its size. Same on all ranks."""
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share. Off on one rank
     means off on all."""
+    tune_table: str = ""
+    """File with the table that ``python -m ringcomm tune`` makes, followed where algorithm is auto.
+    Rank 0's counts. Empty: this cluster's in the user's cache, if there is one; off: none."""
 
     spin_us: int = -1
     """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
@@ -92,6 +99,8 @@ class Config:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
         if self.algorithm not in ALGORITHMS:
             raise ConfigError(f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}")
+        if not isinstance(self.tune_table, str) or "\0" in self.tune_table:
+            raise ConfigError(f"tune_table={self.tune_table!r}: give a file's path, or off")
         _check(self, "spin_us", -1, 10000)
         _check(self, "timeout", 0.001, 1e6)
         _check(self, "connect_timeout", 0.1, 1e6)

@@ -1,7 +1,7 @@
 """What all tests share: a clean environment, and a check that a test leaves nothing open.
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
-reaches a test.
+reaches a test, and no tuned table of the user who runs them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 @pytest.fixture(scope="session", autouse=True)
-def clean_environment() -> Iterator[None]:
-    """Takes away what would make a test a rank of something else."""
+def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Takes away what would make a test a rank of something else, or choose its algorithms."""
     settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
     unwanted = settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in unwanted or name.startswith(_LAUNCHERS):
                 patch.delenv(name)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -235,11 +235,22 @@ def halving(owner: int, inputs: Sequence[Array], wire: Wire) -> Array:
         return wire.unpack(total)
 
 
-def choose(payload: int, n: int) -> str:
-    """The algorithm for an all-reduce of that many bytes as they travel: times in ns of a hop
-    (50 us), of a further message in it (25 us), and of a byte at 1 Gbit/s."""
+Table = Sequence[tuple[int, str]]
+
+
+def tuned(payload: int, table: Table) -> str:
+    """What the first row of a table says that reaches so far."""
+    return next((name for up_to, name in table if payload <= up_to), "auto")
+
+
+def choose(payload: int, n: int, table: Table = ()) -> str:
+    """The algorithm for an all-reduce of that many bytes as they travel: what the table says, or
+    else times in ns of a hop (50 us), of a further message in it (25 us), and of a byte at 1
+    Gbit/s."""
     if n == 1:
         return "ring"
+    if tuned(payload, table) != "auto":
+        return tuned(payload, table)
     hop, exchange, bytes_ = 50e3, 50e3 + (n - 2) * 25e3, payload / 0.117
     shared, down, up = 2 * (n - 1) / n * bytes_, n.bit_length() - 1, (n - 1).bit_length()
     ring = 2 * (n - 1) * hop + shared
@@ -296,10 +307,12 @@ def among_hosts(inputs: Sequence[Array], dtype: str, op: str, codec: str, local:
 
 def allreduce(
     inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
-    memory: int = 0,
+    memory: int = 0, table: Table = (),
 ) -> Array:
     """What every rank gets; memory: so many ranks in succession share that of their host."""
     n, payload = len(inputs), len(inputs[0]) * wire_bytes(dtype, codec)
+    if algorithm == "auto":
+        algorithm = tuned(payload, table)
     if algorithm == "auto" and memory > 1 and payload:
         if memory < n:
             return among_hosts(inputs, dtype, op, codec, memory)
@@ -350,12 +363,12 @@ def wire_bytes(dtype: str, codec: str) -> int:
     return 2 if codec != "none" else np.dtype(NUMPY[dtype]).itemsize
 
 
-def allreduce_payload(count: int, n: int, rank: int, item: int) -> int:
+def allreduce_payload(count: int, n: int, rank: int, item: int, table: Table = ()) -> int:
     """Bytes of payload that a rank sends: every chunk on each hop that starts at it; where it is
     not a ring, everything to everyone, to each its part and to all its own part's result, or
     everything once in each round."""
     bounds = chunk_bounds(count, n)
-    algorithm = choose(count * item, n)
+    algorithm = choose(count * item, n, table)
     if algorithm == "one_shot":
         return (n - 1) * count * item
     if algorithm == "direct":

@@ -68,6 +68,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "peer_timeout": ("5", 5.0),
     "algorithm": ("direct", "direct"),
     "shared_memory": ("0", False),
+    "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),

@@ -267,7 +267,8 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     if (s->hosts > 1)
         codec_leave_unfinished(&run->codec);
     uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
-    if (s->hosts == 1 && plan_choose_shared((int)ranks, wire_bytes, env->algorithm) == RC_ONE_SHOT)
+    if (s->hosts == 1 &&
+        plan_choose_shared((int)ranks, wire_bytes, work_wanted(&w->call, env)) == RC_ONE_SHOT)
         run->chunks = 1;
     else
         room = region_part_bytes(&s->region);

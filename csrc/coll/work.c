@@ -309,14 +309,28 @@ static void keep_own(const rc_work *w)
     }
 }
 
+uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
+{
+    codec c;
+    codec_init(&c, env->engine->kernels, call, env->contributors);
+    return call->count * c.wire_bytes;
+}
+
+rc_algorithm work_wanted(const rc_call *call, const work_env *env)
+{
+    if (env->algorithm != RC_AUTO)
+        return env->algorithm;
+    return plan_tuned(&env->table, work_wire_bytes(call, env));
+}
+
 rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->contributors);
     if (w->is_shared && w->shared.codec.pre != 1.0F)
         w->codec.pre = 1.0F; /* it is in the values by now */
-    rc_algorithm algorithm =
-        plan_choose(&w->call, env->world_size, w->call.count * w->codec.wire_bytes, env->algorithm);
+    rc_algorithm algorithm = plan_choose(
+        &w->call, env->world_size, w->call.count * w->codec.wire_bytes, work_wanted(&w->call, env));
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
               plan_segment_limit(&w->call, env->world_size, w->codec.wire_bytes,
                                  env->segment_bytes / w->codec.wire_bytes));

@@ -49,6 +49,7 @@ typedef struct work_env {
     uint32_t epoch;
     uint32_t segment_bytes;
     rc_algorithm algorithm;
+    plan_table table;   /* for RC_AUTO */
     peer_link **links;  /* by rank; NULL for this rank */
     pool *buffers;      /* of segment_bytes */
     out_frame **frames; /* free list */
@@ -84,6 +85,11 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
 void work_retain(rc_work *w);
 /* Drops one reference; the last one frees. */
 void work_release(rc_work *w);
+
+/* Bytes of a call's elements as they travel. */
+uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
+/* The algorithm that the setting or the table wants for a call; RC_AUTO: neither says. */
+rc_algorithm work_wanted(const rc_call *call, const work_env *env);
 
 /* Lays out the plan and queues what starts here. Returns RC_NO_MEMORY or RC_OK; the work may be
  * complete afterwards (work_complete). */

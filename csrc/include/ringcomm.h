@@ -158,6 +158,14 @@ typedef struct rc_comm_config {
                         sockets; what it waits for in shared memory it polls, letting others run */
 } rc_comm_config;
 
+/* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row
+ * before it has, run by algorithm; RC_AUTO: what the cost model says. */
+typedef struct rc_tuned {
+    uint64_t up_to;
+    rc_algorithm algorithm;
+} rc_tuned;
+#define RC_MAX_TUNED 64
+
 void rc_comm_config_init(rc_comm_config *config);
 rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 /* Gives the communicator a connected stream socket to peer. rail counts network ports, the same
@@ -170,6 +178,10 @@ rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double byt
  * those by RC_DIRECT and RC_ONE_SHOT. Closes fd, also on failure. Before rc_comm_start; on all
  * ranks or on none. */
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
+/* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
+ * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
+ * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight. */
+rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */

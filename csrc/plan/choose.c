@@ -23,7 +23,10 @@
  * C = sqrt(S FRAME B / (N-2)). (16 MiB and 4 MiB from one of 8 ranks: 4 and 15 % less time than in
  * segments of 256 KiB, from one of 4 3 and 6 %.)
  *
- * Pure, and a function of what all ranks know alike: the call, the world, the setting.
+ * Where a table was measured (python -m ringcomm tune), what it says of a size stands for the
+ * setting, and the model is asked only where it says nothing.
+ *
+ * Pure, and a function of what all ranks know alike: the call, the world, the setting, the table.
  */
 #include <math.h>
 
@@ -112,4 +115,12 @@ rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorith
     double one_shot = SHARED_HOP_NS + n * whole;
     double direct = 2 * SHARED_HOP_NS + (3 * (n - 1) + 1) / n * whole;
     return one_shot <= direct ? RC_ONE_SHOT : RC_DIRECT;
+}
+
+rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes)
+{
+    for (int i = 0; i < table->count; i++)
+        if (wire_bytes <= table->rows[i].up_to)
+            return table->rows[i].algorithm;
+    return RC_AUTO;
 }

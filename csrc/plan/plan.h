@@ -65,8 +65,17 @@ typedef enum plan_action {
 int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted);
 /* What is the algorithm then, on one host: RC_DIRECT or RC_ONE_SHOT. */
 rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorithm wanted);
+
 #define PLAN_NO_CHUNK UINT32_MAX
 
+/* Rows in ascending order of up_to, as rc_comm_tune takes them. */
+typedef struct plan_table {
+    int count;
+    rc_tuned rows[RC_MAX_TUNED];
+} plan_table;
+
+/* What a table says of that many bytes on the wire; RC_AUTO where it says nothing. */
+rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes);
 /* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted);

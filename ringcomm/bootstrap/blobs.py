@@ -93,6 +93,10 @@ class Record:
         """Whether there is such a field."""
         return name in self._fields
 
+    def malformed(self, what: str) -> BootstrapError:
+        """The error to raise where fields do not go together; what: "has ..."."""
+        return _malformed(self._source, what)
+
     def _get(self, name: str, kind: type[T]) -> T:
         value = self._fields.get(name)
         if not isinstance(value, kind):

@@ -6,6 +6,7 @@ until run() hands the lanes over; close() leaves none behind, whatever happened 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import time
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit
+from . import commit, tuned
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -27,6 +28,7 @@ from .secret import Secret, check_exposed
 from .shared_memory import share
 from .sockets import device_binding_works, keep_on_port, listen, sysctl_advice
 from .terms import Key, job_hash
+from .tuned import Cluster
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
 _log = logging.getLogger("ringcomm")
@@ -72,13 +74,16 @@ class Bringup:
 
         self._maker = LaneMaker(self._plan())
         self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
-        mine = commit.Made.of(self._maker.made, self._maker.rows())
+        cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
+        table = tuned.load(self._config, cluster) if self._rank == 0 else None
+        mine = commit.Made.of(self._maker.made, self._maker.rows(), table)
         made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
         commit.check(made, self._hosts, time.monotonic() - began)
         shared = share(
             exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
         )
-        return self._mesh(commit.agreed(made, self._rank), made, shared)
+        mesh = self._mesh(commit.agreed(made, self._rank), made, shared)
+        return dataclasses.replace(mesh, cluster=cluster, table=made[0].table)
 
     def close(self) -> None:
         """Closes what was not handed over."""

@@ -2,7 +2,8 @@
 
 A lane counts if both its ends made it. Invariants: every rank judges all pairs from the same
 parts, so all succeed or all raise the same table; a pair of ranks without any lane is a failure,
-a rail without any, beside one that has some, is left out.
+a rail without any, beside one that has some, is left out. In the same round rank 0 says which
+algorithms all ranks take (tuned.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .blobs import Record
 from .greeting import MAX_PORTS
 from .lanes import LaneId
 from .report import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
+from .tuned import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Made:
     lanes: frozenset[LaneId]
     rows: tuple[Row, ...]
     """How each rail fared that this rank tried to make."""
+    table: Table | None = None
+    """Which algorithms it would have all ranks take; rank 0's counts."""
 
     @classmethod
-    def of(cls, lanes: Iterable[LaneId], rows: Iterable[Row]) -> Made:
+    def of(cls, lanes: Iterable[LaneId], rows: Iterable[Row], table: Table | None = None) -> Made:
         """The failures come first, in case not all rows fit."""
         ordered = sorted(rows, key=lambda row: (row.state == CONNECTED, row))
-        return cls(frozenset(lanes), tuple(ordered[:MAX_ROWS]))
+        return cls(frozenset(lanes), tuple(ordered[:MAX_ROWS]), table)
 
     def to_fields(self) -> dict[str, Any]:
         """For a blob: one bit per lane."""
@@ -38,7 +42,8 @@ class Made:
             key = (lane.peer, lane.rail)
             masks[key] = masks.get(key, 0) | 1 << lane.lane
         links = [{"peer": p, "rail": r, "lanes": mask} for (p, r), mask in sorted(masks.items())]
-        return {"links": links, "rows": [row.to_fields() for row in self.rows]}
+        fields = {"links": links, "rows": [row.to_fields() for row in self.rows]}
+        return fields if self.table is None else {**fields, "table": self.table.to_fields()}
 
     @classmethod
     def from_record(cls, record: Record, world_size: int, lanes_per_rail: int) -> Made:
@@ -50,7 +55,8 @@ class Made:
             mask = link.integer("lanes", 0, (1 << lanes_per_rail) - 1)
             lanes.update(LaneId(peer, rail, i) for i in range(lanes_per_rail) if mask >> i & 1)
         rows = tuple(Row.from_record(row, world_size) for row in record.records("rows", MAX_ROWS))
-        return cls(frozenset(lanes), rows)
+        table = Table.from_record(record.object("table")) if record.has("table") else None
+        return cls(frozenset(lanes), rows, table)
 
 
 def agreed(made: Sequence[Made], rank: int) -> list[LaneId]:

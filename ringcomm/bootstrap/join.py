@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config import Config
+from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 from . import mesh
 from .launch import Identity, identify
@@ -84,7 +84,8 @@ def regroup(
     gather: Callable[[bytes, float], bytes],
     number: int,
 ) -> Joined | None:
-    """Joins some ranks of a mesh anew, with lanes of their own.
+    """Joins some ranks of a mesh anew, with lanes of their own. A tuned table is for all of them
+    in their order, and no other group follows one.
 
     Args:
         members: ranks of the parent in the order that they shall have; empty for a rank that
@@ -99,7 +100,9 @@ def regroup(
         return None
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
-    joined = mesh.join(identity, config, parent.secret, exchange, epoch)
+    same = list(members) == list(range(parent.mesh.world_size))
+    settings = config if same else dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
+    joined = mesh.join(identity, settings, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from .tuned import Cluster, Table
+
 
 @dataclasses.dataclass(frozen=True)
 class RailInfo:
@@ -54,6 +56,10 @@ class Mesh:
     shared: list[int] = dataclasses.field(default_factory=list)
     """Descriptor of a file in memory that all ranks of this host have opened, and those of every
     other host one of their own; empty if they have not, or once it is handed on."""
+    cluster: Cluster | None = None
+    """What a tuned table depends on; None in a world of one."""
+    table: Table | None = None
+    """The tuned table that all ranks follow, if rank 0 has one."""
 
     @property
     def single_host(self) -> bool:

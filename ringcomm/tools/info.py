@@ -10,6 +10,8 @@ from rich.table import Table
 
 from .. import __version__, _native
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
+from ..bootstrap.tuned import default_folder, default_tables
+from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 
 
@@ -42,8 +44,25 @@ def _ports() -> Table:
     return table
 
 
+def _algorithms() -> str:
+    """What a job that starts here would choose them by, as far as that is known before it does."""
+    try:
+        config = Config.from_env()
+    except ConfigError as error:
+        return str(error)
+    if config.algorithm != "auto":
+        return config.algorithm
+    if config.tune_table == TUNE_TABLE_OFF:
+        return "model"
+    if config.tune_table:
+        return f"table {config.tune_table}, where it fits the job, else model"
+    if not default_tables():
+        return f"model (no tables in {default_folder()})"
+    return f"table of {default_folder()} that fits the job, else model"
+
+
 def main() -> int:
-    """Prints version, kernel sets, CUDA and interfaces."""
+    """Prints version, kernel sets, CUDA, what chooses algorithms, and interfaces."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     engine = _native.acquire_engine("")
     sets = [
@@ -56,5 +75,6 @@ def main() -> int:
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
     console.print(f"kernel sets  {', '.join(sets)}")
     console.print(f"CUDA         {'yes' if usable else 'no'}: {why}")
+    console.print(f"algorithms   {_algorithms()}", soft_wrap=True)
     console.print(_ports())
     return 0
