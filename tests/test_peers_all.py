@@ -198,6 +198,8 @@ def small(goals: tuple[Goal, ...], name: str, **settings: object) -> Scene:
     return Scene("loopback", name, 2, ("ringcomm", "gloo"), goals, **settings)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_small_scenes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep beside a burner and an idle communicator, through every output."""
     pytest.importorskip("ringcomm")
@@ -228,6 +230,7 @@ def test_small_scenes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.netns
+@pytest.mark.timeout(200)
 def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ringcomm")
     reason = netlab.why_unavailable()
