@@ -365,8 +365,8 @@ def wire_bytes(dtype: str, codec: str) -> int:
 
 def allreduce_payload(count: int, n: int, rank: int, item: int, table: Table = ()) -> int:
     """Bytes of payload that a rank sends: every chunk on each hop that starts at it; where it is
-    not a ring, everything to everyone, to each its part and to all its own part's result, or
-    everything once in each round."""
+    not a ring, everything to everyone, to each its part and to all its own part's result,
+    everything once in each round, or each part up and down its tree."""
     bounds = chunk_bounds(count, n)
     algorithm = choose(count * item, n, table)
     if algorithm == "one_shot":
@@ -378,7 +378,16 @@ def allreduce_payload(count: int, n: int, rank: int, item: int, table: Table = (
         surplus = n - (1 << (n.bit_length() - 1))
         sits_out, stands_in = (rank < 2 * surplus and rank % 2 == odd for odd in (0, 1))
         return (1 if sits_out else n.bit_length() - 1 + stands_in) * count * item
-    assert algorithm == "ring", "halving is never the model's choice in worlds this small"
+    if algorithm == "halving":
+        sent, left = 0, n
+        while left > 1:
+            half = (left + 1) // 2
+            for c, (start, stop) in enumerate(bounds):
+                distance = (c - rank) % n
+                up, down = half <= distance < left, distance + half < left
+                sent += (up + down) * (stop - start) * item
+            left = half
+        return sent
     hops = 2 * (n - 1)
     chunks = [c for c in range(n) for position in range(hops) if (c + position) % n == rank]
     return sum(bounds[c][1] - bounds[c][0] for c in chunks) * item

@@ -308,7 +308,7 @@ def test_a_split_keeps_lanes_and_rails() -> None:
 # ---- counters ----
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("n", [2, 3, 5, 6, 8])
 @pytest.mark.parametrize(("dtype", "codec"), [("f32", "none"), ("f64", "bf16"), ("u8", "none")])
 def test_bytes_on_the_wire_are_what_the_plan_says(n: int, dtype: str, codec: str) -> None:
     """Payload: exactly every chunk on each of its hops. Wire: that, and a header per frame."""
