@@ -1,0 +1,178 @@
+"""The short way of an all-reduce (shortcut.py): which calls take it, and that nobody can tell."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import World, run_ranks
+
+from ringcomm import (
+    AbortedError,
+    Communicator,
+    ConfigError,
+    NotInitializedError,
+    TensorError,
+)
+from ringcomm.shortcut import plain_memory
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def _read_only() -> Any:
+    array = np.ones(4)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.ones((3, 2)),
+        np.ones(0),
+        np.ones(()),
+        np.ones(5, np.float16),
+        torch.ones(3, 2),
+        torch.ones(0),
+        torch.ones((), dtype=torch.bfloat16),
+        torch.ones(4, requires_grad=True),
+    ],
+    ids=repr,
+)
+def test_dense_tensors_are_plain(tensor: Any) -> None:
+    found = plain_memory(tensor)
+    assert found is not None
+    dtype, _, count = found
+    assert (dtype, count) == (tensor.dtype, tensor.size if hasattr(tensor, "flags") else
+                              tensor.numel())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.ones(6)[::2],
+        np.ones((3, 2)).T,
+        _read_only(),
+        np.frombuffer(bytes(9), np.float32, 2, 1),
+        np.float32(1),
+        np.ma.ones(3),
+        [1.0, 2.0],
+        bytearray(4),
+        None,
+        torch.ones(3, 2).T,
+        torch.ones(3).to_sparse(),
+        torch.ones(3, device="meta"),
+        torch.nn.Parameter(torch.ones(3)),
+        torch._neg_view(torch.ones(3)),
+    ],
+    ids=repr,
+)
+def test_all_else_takes_the_long_way(tensor: Any) -> None:
+    assert plain_memory(tensor) is None
+
+
+def test_it_reduces_where_the_tensor_lies() -> None:
+    def body(comm: Communicator) -> None:
+        for make in (np.ones, torch.ones):
+            for _ in range(3):  # the second time the checks are remembered
+                tensor = make((3, 5)) * (comm.rank + 1)
+                assert comm.allreduce(tensor) is tensor
+                assert tensor.tolist() == [[6] * 5] * 3
+                assert comm.allreduce(tensor, "avg", compression="bf16") is tensor
+                assert tensor.tolist() == [[6] * 5] * 3
+        assert not comm._in_flight
+
+    run_ranks(3, body)
+
+
+def test_it_refuses_as_the_long_way_does() -> None:
+    def body(comm: Communicator) -> None:
+        ones = np.ones(4)
+        op: Any
+        for op in ("product", None, ["sum"], 3):
+            with pytest.raises(ConfigError, match="is unknown; give one of sum"):
+                comm.allreduce(ones, op)
+        with pytest.raises(ConfigError, match="compression='zip' is unknown"):
+            comm.allreduce(ones, compression="zip")
+        with pytest.raises(TensorError, match="takes float32 and float64"):
+            comm.allreduce(np.ones(4, np.int32), compression="bf16")
+        with pytest.raises(TensorError, match="c16 is not supported"):
+            comm.allreduce(np.ones(4, np.complex128))
+        with pytest.raises(TensorError, match="complex64"):
+            comm.allreduce(torch.ones(4, dtype=torch.complex64))
+        assert comm.allreduce(ones).tolist() == [2] * 4
+        comm.barrier()
+        comm.close()
+        with pytest.raises(NotInitializedError, match="is closed"):
+            comm.allreduce(ones)
+
+    run_ranks(2, body)
+
+
+def test_it_waits_for_a_late_rank() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            time.sleep(0.35)
+        tensor = np.ones(7)
+        assert comm.allreduce(tensor) is tensor
+        assert tensor.tolist() == [2] * 7
+        assert not comm._in_flight
+
+    run_ranks(2, body)
+
+
+def test_a_failure_while_it_waits_is_told() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            time.sleep(0.03)
+            comm.abort("enough")
+            return
+        with pytest.raises(AbortedError, match=r"allreduce\(f64\[7\]\) #0 .*enough"):
+            comm.allreduce(np.ones(7))
+        assert not comm._in_flight
+
+    run_ranks(2, body)
+
+
+def test_an_interrupt_loses_nothing() -> None:
+    class InterruptError(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with World(2) as world:
+            first, second = world.comms
+            tensor = np.ones(7)
+            signal.setitimer(signal.ITIMER_REAL, 0.03)
+            with pytest.raises(InterruptError):
+                first.allreduce(tensor)
+            (work,) = first._in_flight.values()
+            assert not work.done()
+            assert second.allreduce(np.ones(7)).tolist() == [2] * 7
+            assert work.wait() is tensor
+            assert tensor.tolist() == [2] * 7
+            assert not first._in_flight
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_another_thread_may_close_meanwhile() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            time.sleep(0.3)  # never calls it
+            return
+        closer = threading.Timer(0.03, comm.close)
+        closer.start()
+        with pytest.raises(AbortedError, match="closed its communicator"):
+            comm.allreduce(np.ones(7))
+        closer.join()
+
+    run_ranks(2, body)
