@@ -33,6 +33,10 @@ class Config:
     """TCP connections per rail and peer, 1 to 16. More than one helps only where a single flow is
     capped (clouds, link aggregation). Same on all ranks."""
 
+    probe: bool = True
+    """Measure the rails while the ranks are joined, for up to 0.3 s, where two ranks have more than
+    one; otherwise the first collectives find out. Same on all ranks."""
+
     segment_bytes: int = 256 << 10
     """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. Same on all
     ranks."""
@@ -78,8 +82,9 @@ class Config:
     def __post_init__(self) -> None:
         _check_names(self, "interfaces")
         _check_names(self, "congestion")
-        if not isinstance(self.insecure, bool):
-            raise ConfigError(f"insecure={self.insecure!r}: give True or False")
+        for name in ("insecure", "probe"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         _check(self, "lanes", 1, 16)
         _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
@@ -124,7 +129,7 @@ class Config:
 
     def shared_fields(self) -> dict[str, int | str]:
         """The fields that must be equal on all ranks; compared when the ranks meet."""
-        shared = ("lanes", "segment_bytes", "algorithm")
+        shared = ("lanes", "probe", "segment_bytes", "algorithm")
         return {name: getattr(self, name) for name in shared}
 
 
