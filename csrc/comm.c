@@ -173,6 +173,16 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 
 /* ---- control frames ---- */
 
+/* What a heartbeat says of the lane that it travels on: the rate of arrivals in kB/s. */
+static uint32_t told_rate(lane *l)
+{
+    double rate = l->arrivals.rate * 1e6;
+    l->arrivals.news = 0;
+    l->told = l->arrivals.rate;
+    l->told_at = clock_ns();
+    return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
+}
+
 void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                        uint64_t fingerprint, uint16_t flags, int lane)
 {
@@ -191,6 +201,8 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .seq = seq,
                                    .fingerprint = fingerprint,
                                    .length = length};
+    if (type == FRAME_HEARTBEAT && lane >= 0)
+        frame->header.chunk = told_rate(ln->lanes[lane]);
     link_control(ln, frame, lane);
 }
 
@@ -383,7 +395,7 @@ static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
     if (ln->lane_count > 1)
-        lane_limit_backlog(l);
+        lane_stripe(l);
     return RC_OK;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/clock.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
 
@@ -328,6 +329,16 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
     return RC_ABORTED;
 }
 
+/* Tells the peer how fast its data arrives here: soon if that has changed, else now and then. */
+static void tell_rate(rc_comm *c, const lane *l)
+{
+    enum { SOON_MS = 10, SELDOM_MS = 200 };
+    double change = l->arrivals.rate / l->told - 1.0;
+    int changed = l->told == 0.0 || change > 0.02 || change < -0.02;
+    if (l->last_rx - l->told_at >= (changed ? SOON_MS : SELDOM_MS) * CLOCK_MS)
+        comm_send_control(c, l->link, FRAME_HEARTBEAT, c->called, 0, 0, l->index);
+}
+
 static rc_result end(lane *l, const frame_header *h, rx_place *place)
 {
     rc_comm *c = comm_of(l);
@@ -338,10 +349,15 @@ static rc_result end(lane *l, const frame_header *h, rx_place *place)
     switch ((frame_type)h->type) {
     case FRAME_DATA: RC_TRY(end_data(c, ln, h, place)); break;
     case FRAME_CALL: return end_call(c, ln, h);
-    case FRAME_HEARTBEAT: break;
+    case FRAME_HEARTBEAT:
+        if (h->chunk != 0)
+            lane_set_rate(l, h->chunk * 1e-6);
+        break;
     case FRAME_GOODBYE: return end_goodbye(c, l, h);
     case FRAME_ABORT: return end_abort(c, l, h);
     }
+    if (l->arrivals.news)
+        tell_rate(c, l);
     if (ln->queue.head != NULL)
         link_pump(ln);
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;

@@ -37,6 +37,10 @@ class Config:
     """TCP connections per rail and peer, 1 to 16. More than one helps only where a single flow is
     capped (clouds, link aggregation). Same on all ranks."""
 
+    probe: bool = True
+    """Measure the rails while the ranks are joined, for up to 0.3 s, where two ranks have more than
+    one; otherwise the first collectives find out. Same on all ranks."""
+
     segment_bytes: int = 256 << 10
     """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. Same on all
     ranks."""
@@ -90,7 +94,7 @@ class Config:
     def __post_init__(self) -> None:
         _check_names(self, "interfaces")
         _check_names(self, "congestion")
-        for name in ("insecure", "shared_memory"):
+        for name in ("insecure", "probe", "shared_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         _check(self, "lanes", 1, 16)
@@ -139,7 +143,7 @@ class Config:
 
     def shared_fields(self) -> dict[str, int | str]:
         """The fields that must be equal on all ranks; compared when the ranks meet."""
-        shared = ("lanes", "segment_bytes", "algorithm")
+        shared = ("lanes", "probe", "segment_bytes", "algorithm")
         return {name: getattr(self, name) for name in shared}
 
 

@@ -61,6 +61,7 @@ def test_a_bad_value_is_named(values: dict[str, Any], says: str) -> None:
 ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "interfaces": ("eth0, eth1,", ("eth0", "eth1")),
     "lanes": ("3", 3),
+    "probe": ("0", False),
     "segment_bytes": ("65536", 65536),
     "timeout": ("12.5", 12.5),
     "connect_timeout": ("7", 7.0),
@@ -134,5 +135,5 @@ def test_the_variable_is_not_blamed_for_an_argument() -> None:
 
 def test_shared_fields_are_what_the_wire_depends_on() -> None:
     assert Config(lanes=2).shared_fields() == {
-        "lanes": 2, "segment_bytes": 256 << 10, "algorithm": "auto"
+        "lanes": 2, "probe": True, "segment_bytes": 256 << 10, "algorithm": "auto"
     }  # fmt: skip

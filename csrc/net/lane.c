@@ -180,47 +180,17 @@ static void set_backlog(lane *ln)
     (void)setsockopt(ln->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
 }
 
-void lane_limit_backlog(lane *ln)
+void lane_stripe(lane *ln)
 {
+    ln->striped = 1;
+    meter_init(&ln->arrivals, ln->rate);
     set_backlog(ln);
 }
 
-/* A measurement runs while the lane has something unacknowledged and is closed every few
- * milliseconds, so that idle time never counts as slowness. Where little is under way, the time is
- * that of an acknowledgement's way back rather than of the bytes: such a sample may raise the rate,
- * but not lower it, or a lane that is given little would look slow and be given less. */
-void lane_measure(lane *ln, uint64_t now, uint64_t unacked)
+void lane_set_rate(lane *ln, double rate)
 {
-    enum { WINDOW_MS = 4, MIN_BYTES = 16384, ACK_MS = 1 };
-    uint64_t in_socket = unacked - (ln->out_bytes - ln->out_sent);
-    uint64_t delivered = ln->sent_bytes - (in_socket < ln->sent_bytes ? in_socket : ln->sent_bytes);
-    if (unacked == 0) {
-        ln->rate_at = 0;
-        return;
-    }
-    if (ln->rate_at == 0) {
-        ln->rate_at = now;
-        ln->rate_delivered = delivered;
-        ln->rate_least_unacked = unacked;
-        return;
-    }
-    if (unacked < ln->rate_least_unacked)
-        ln->rate_least_unacked = unacked;
-    uint64_t span = now - ln->rate_at, bytes = 0;
-    if (delivered > ln->rate_delivered) /* Unix sockets count their own overhead as queued */
-        bytes = delivered - ln->rate_delivered;
-    if (span < WINDOW_MS * CLOCK_MS || (bytes < MIN_BYTES && span < 50 * WINDOW_MS * CLOCK_MS))
-        return;
-    double sample = (double)bytes / (double)span;
-    if (ln->rate == 0.0)
-        ln->rate = sample;
-    else if (sample > ln->rate ||
-             (double)ln->rate_least_unacked >= ln->rate * ACK_MS * (double)CLOCK_MS)
-        ln->rate = 0.5 * ln->rate + 0.5 * sample;
-    ln->rate_at = now;
-    ln->rate_delivered = delivered;
-    ln->rate_least_unacked = unacked;
-    if (ln->backlog != 0)
+    ln->rate = rate;
+    if (ln->striped)
         set_backlog(ln);
 }
 
@@ -308,6 +278,7 @@ static void receive(lane *ln)
     size_t budget = READ_BUDGET;
     for (;;) {
         size_t wanted;
+        int between_frames = !ln->in_payload && ln->rbuf_start == ln->rbuf_end;
         ssize_t got = fill(ln, &wanted);
         if (got < 0 && errno == EINTR)
             continue;
@@ -322,6 +293,8 @@ static void receive(lane *ln)
             return;
         }
         ln->last_rx = clock_ns();
+        if (ln->striped)
+            meter_arrived(&ln->arrivals, ln->last_rx, (size_t)got, between_frames);
         if (!parse(ln) || (size_t)got < wanted || (size_t)got >= budget)
             return;
         budget -= (size_t)got;

@@ -20,6 +20,7 @@
 #include "../base/pool.h"
 #include "engine.h"
 #include "frame.h"
+#include "meter.h"
 
 enum { LANE_RBUF_BYTES = 8192 };
 
@@ -85,20 +86,23 @@ struct lane {
     uint64_t last_rx, last_tx; /* ns */
     uint64_t sent_bytes, received_bytes, sent_frames, received_frames;
 
-    /* Delivery rate, kept by lane_measure. */
-    double rate;                 /* bytes per ns */
-    uint64_t rate_at;            /* start of the measurement; 0: none runs */
-    uint64_t rate_delivered;     /* sent_bytes less what was unacknowledged then */
-    uint64_t rate_least_unacked; /* since then */
-    int backlog;                 /* unsent bytes that the kernel may hold; 0: not limited */
+    int striped;         /* it has siblings */
+    double rate;         /* at which the peer receives, bytes per ns; 0: not known */
+    double free_at;      /* when it will have sent all that it was given (link.c), ns */
+    uint64_t passed;     /* bytes given to its siblings since it was given some (link.c) */
+    rate_meter arrivals; /* of a striped lane: to be told to the peer */
+    double told;         /* the rate that the peer was told last */
+    uint64_t told_at;
+    int backlog; /* unsent bytes that the kernel may hold; 0: not limited */
 };
 
 /* Takes over fd and watches it. On failure fd is closed. */
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch);
-/* Asks the kernel to take only as much as it can send soon, so that the rest stays where it can be
- * given to a sibling lane. For links of several lanes; lane_measure follows the rate from then on.
- */
-void lane_limit_backlog(lane *ln);
+/* For links of several lanes: measures what arrives, and asks the kernel to take only as much as it
+ * can send soon, so that the rest stays where it can be given to a sibling. */
+void lane_stripe(lane *ln);
+/* Takes in what the peer measured, bytes per ns. */
+void lane_set_rate(lane *ln, double rate);
 /* Puts a frame behind the others and sends what the socket takes. */
 void lane_push(lane *ln, out_frame *frame);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
@@ -106,8 +110,6 @@ uint64_t lane_unacked(const lane *ln);
 /* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.
  * Zeros for another kind of socket. */
 void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);
-/* Updates rate from what was acknowledged since the last look. */
-void lane_measure(lane *ln, uint64_t now, uint64_t unacked);
 /* Makes the lane independent of memory that is not its own: the rest of a half-sent payload is
  * copied, frames not begun are released, what arrives is thrown away. Afterwards only control
  * frames may be pushed. */

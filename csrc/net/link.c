@@ -7,9 +7,15 @@ enum {
     /* What one lane may hold unsent when it is the only one: enough for one system call to carry
      * several small frames, little enough to keep memory hot. */
     SINGLE_LANE_BACKLOG = 1 << 20,
-    /* An idle lane is given a frame after this many on its siblings, so that its rate is known. */
-    PROBE_EVERY = 64
+    /* The most that acknowledgements are late: they wait behind what the peer sends. */
+    ACKS_LATE_MS = 6,
+    /* An idle lane as fast as its siblings is given a frame after so many on these. */
+    LEAST_PASSED = 50,
+    NEARLY_IDLE_MS = 2
 };
+
+/* By how much a lane that is tried again may have become faster. */
+static const double HOPE = 1.5;
 
 void queue_push(frame_queue *q, out_frame *frame)
 {
@@ -43,6 +49,7 @@ static int may_leave(const peer_link *ln, const frame_header *h)
 static void let_go(peer_link *ln, out_frame *frame)
 {
     ln->sent += link_cost(&frame->header);
+    ln->queued += link_cost(&frame->header);
     queue_push(&ln->queue, frame);
 }
 
@@ -97,34 +104,94 @@ static lane *least_loaded(peer_link *ln)
     return best;
 }
 
+/* What the choice rests on: the lanes' rates, an unknown one counting as the fastest. */
+typedef struct rates {
+    double fastest; /* bytes per ns; 1 if none is known */
+    int all_known;
+} rates;
+
+static rates rates_of(const peer_link *ln)
+{
+    rates r = {0.0, 1};
+    for (int i = 0; i < ln->lane_count; i++) {
+        const lane *l = ln->lanes[i];
+        if (l->source.fd >= 0 && l->rate == 0.0)
+            r.all_known = 0;
+        if (l->rate > r.fastest)
+            r.fastest = l->rate;
+    }
+    if (r.fastest == 0.0)
+        r.fastest = 1.0;
+    return r;
+}
+
+static double rate_of(const lane *l, const rates *r)
+{
+    return l->rate > 0.0 ? l->rate : r->fastest;
+}
+
+/* For how long (ns) the lane is still busy with what it was given: by its own clock, within what is
+ * known. It has no more left than is unacknowledged, and no less but for late acknowledgements. */
+static double busy_for(lane *l, double now, const rates *r)
+{
+    double most = (double)lane_unacked(l) / rate_of(l, r), left = l->free_at - now;
+    double least = r->all_known ? most - ACKS_LATE_MS * (double)CLOCK_MS : most;
+    left = left < least ? least : left;
+    left = left < 0.0 ? 0.0 : left;
+    left = left > most ? most : left;
+    l->free_at = now + left;
+    return left;
+}
+
+/* 1 if the lane is so slow that it got nothing while its siblings sent so much that a frame on it
+ * can hold them up by a fiftieth. Its rate may have changed, and shows only when it is used. */
+static int is_due(const lane *l, uint64_t bytes, const rates *r)
+{
+    double frames = LEAST_PASSED * r->fastest / rate_of(l, r);
+    return (double)l->passed >= frames * (double)bytes && lane_unacked(l) == 0;
+}
+
 /* The lane that would finish this many bytes first. */
-static lane *earliest_finish(peer_link *ln, uint64_t bytes)
+static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
 {
     lane *best = NULL;
-    double best_time = 0.0, fastest = 0.0;
-    uint64_t now = clock_ns();
-    int probe = ++ln->since_probe >= PROBE_EVERY;
-    for (int i = 0; i < ln->lane_count; i++)
-        if (ln->lanes[i]->rate > fastest)
-            fastest = ln->lanes[i]->rate;
+    double best_time = 0.0, now = (double)clock_ns();
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
         if (candidate->source.fd < 0)
             continue;
-        uint64_t unacked = lane_unacked(candidate);
-        lane_measure(candidate, now, unacked);
-        if (probe && unacked == 0) {
-            ln->since_probe = 0;
+        if (is_due(candidate, bytes, r)) {
+            candidate->rate *= HOPE;
             return candidate;
         }
-        double rate = candidate->rate > 0.0 ? candidate->rate : fastest > 0.0 ? fastest : 1.0;
-        double finish = (double)(unacked + bytes) / rate;
+        double finish = busy_for(candidate, now, r) + (double)bytes / rate_of(candidate, r);
         if (best == NULL || finish < best_time) {
             best = candidate;
             best_time = finish;
         }
     }
     return best;
+}
+
+/* A lane with room that would finish a frame before the others have finished all that is queued: if
+ * the frame were left to the fastest, which has no room, a much slower lane would never get any. */
+static lane *idle_helper(peer_link *ln, uint64_t bytes, const rates *r)
+{
+    double now = (double)clock_ns(), all_rates = 0.0, all_bytes = (double)ln->queued;
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->source.fd >= 0) {
+            all_rates += rate_of(ln->lanes[i], r);
+            all_bytes += busy_for(ln->lanes[i], now, r) * rate_of(ln->lanes[i], r);
+        }
+    for (int i = 0; i < ln->lane_count; i++) {
+        lane *l = ln->lanes[i];
+        double rate = rate_of(l, r), busy = l->free_at - now;
+        if (l->source.fd < 0 || l->out_head != NULL || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
+            continue;
+        if (busy + (double)bytes / rate < (all_bytes - busy * rate) / (all_rates - rate))
+            return l;
+    }
+    return NULL;
 }
 
 /* The lane for the next frame, NULL if it shall wait. */
@@ -134,8 +201,17 @@ static lane *choose(peer_link *ln, uint64_t bytes)
         lane *only = ln->lanes[0];
         return only->source.fd >= 0 && only->out_bytes < SINGLE_LANE_BACKLOG ? only : NULL;
     }
-    lane *best = earliest_finish(ln, bytes);
-    return best != NULL && best->out_head == NULL ? best : NULL;
+    rates r = rates_of(ln);
+    lane *best = earliest_finish(ln, bytes, &r);
+    if (best != NULL && best->out_head != NULL)
+        best = idle_helper(ln, bytes, &r);
+    if (best == NULL)
+        return NULL;
+    for (int i = 0; i < ln->lane_count; i++)
+        ln->lanes[i]->passed += bytes;
+    best->passed = 0;
+    best->free_at += (double)bytes / rate_of(best, &r);
+    return best;
 }
 
 void link_queue(peer_link *ln, out_frame *frame)
@@ -161,6 +237,7 @@ void link_pump(peer_link *ln)
         if (chosen == NULL)
             return;
         out_frame *frame = queue_pop(&ln->queue);
+        ln->queued -= link_cost(&frame->header);
         if (!ln->prepare(ln, frame))
             return;
         lane_push(chosen, frame);

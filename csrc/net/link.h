@@ -1,10 +1,12 @@
 /* link.h - all lanes to one peer, and the flow of segments over them.
  *
- * Striping. Frames queue here, not in the lanes. Each goes to the lane that would finish it first:
- * the one with the least (unacknowledged bytes + frame) / measured rate. If that lane's socket
- * takes nothing more just now, the frame waits for it rather than going to a lane that would finish
- * later. So ports share a load in the proportion of their speeds with no weights to set, and a slow
- * port never hoards segments.
+ * Striping. Frames queue here, not in the lanes. Each goes to the lane that would finish it first.
+ * How long a lane is busy with what it has follows from the rate at which the peer says that its
+ * data arrives, and is bounded by what is unacknowledged. If that lane's socket takes nothing more
+ * just now, the frame waits for it rather than going to a lane that would finish later,
+ * unless that one is through before the others are with all that is queued. So ports
+ * share a load in the proportion of their speeds with no weights to set, and a slow port never
+ * hoards segments.
  *
  * Credit. A peer may run ahead of us: its frames can arrive before our caller has called the
  * collective. They are kept, but no more than LINK_CREDIT_SEGMENTS segments of them, so memory is
@@ -48,8 +50,8 @@ typedef struct peer_link {
     int (*prepare)(struct peer_link *ln, out_frame *frame);
 
     frame_queue queue;
-    frame_queue held[2];  /* of collectives, of sends */
-    uint32_t since_probe; /* choices since an idle lane was given a frame for its own sake */
+    uint64_t queued;     /* bytes in it */
+    frame_queue held[2]; /* of collectives, of sends */
 
     uint64_t called;        /* the peer has called all collectives below */
     uint64_t p2p_called;    /* the peer has called the receives of all our sends below */

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, tuned
+from . import commit, probe, tuned
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -26,7 +26,15 @@ from .rails import Endpoint, Pairing, Port, meet, pair_all
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
 from .shared_memory import share
-from .sockets import device_binding_works, keep_on_port, listen, sysctl_advice
+from .sockets import (
+    device_binding_works,
+    keep_on_port,
+    listen,
+    may_bind_to_device,
+    routing_advice,
+    shared_subnet,
+    sysctl_advice,
+)
 from .terms import Key, job_hash
 from .tuned import Cluster
 
@@ -60,6 +68,7 @@ class Bringup:
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._maker: LaneMaker | None = None
+        self._rates: dict[int, float] = {}  # as probed, bytes per second by rail
 
     def run(self, exchange: Exchange, deadline: float) -> Mesh:
         """Raises as connect() does."""
@@ -72,13 +81,16 @@ class Bringup:
         self._ports = [offer.ports for offer in offers]
         self._pairings = pair_all(self._ports)[self._rank]
 
+        self._warn_misrouted()
         self._maker = LaneMaker(self._plan())
         self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
         cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
         table = tuned.load(self._config, cluster) if self._rank == 0 else None
-        mine = commit.Made.of(self._maker.made, self._maker.rows(), table)
+        lanes = (lane for lane in self._maker.made if lane.lane != probe.PROBE_LANE)
+        mine = commit.Made.of(lanes, self._maker.rows(), table)
         made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
         commit.check(made, self._hosts, time.monotonic() - began)
+        self._measure()
         shared = share(
             exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
         )
@@ -97,6 +109,11 @@ class Bringup:
     @property
     def _single_host(self) -> bool:
         return len(set(self._host_numbers)) == 1
+
+    @property
+    def _speaks(self) -> bool:
+        """This rank is the first of its host: what is true of the host need be said only once."""
+        return self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
 
     def _offer(self, deadline: float) -> Offer:
         """Chooses the ports and listens on them. Raises ConfigError."""
@@ -118,7 +135,7 @@ class Bringup:
 
     def _warn(self, addresses: Sequence[str]) -> None:
         """What one rank of each host says about the host's ports."""
-        if self._host_numbers.index(self._host_numbers[self._rank]) != self._rank:
+        if not self._speaks:
             return
         if self._secret is None and not all(map(is_loopback, addresses)):
             _log.warning(
@@ -151,9 +168,14 @@ class Bringup:
     def _plan(self) -> Plan:
         dials: dict[LaneId, Target] = {}
         expected: set[LaneId] = set()
+        rails = {peer: len(pairings) for peer, pairings in self._pairings.items()}
+        probed = probe.peers(self._rank, self._host_numbers, rails) if self._config.probe else ()
         for peer, pairings in self._pairings.items():
             for pairing in pairings:
-                lanes = [LaneId(peer, pairing.rail, i) for i in range(self._config.lanes)]
+                numbers = [*range(self._config.lanes)]
+                if peer in probed:
+                    numbers.append(probe.PROBE_LANE)
+                lanes = [LaneId(peer, pairing.rail, i) for i in numbers]
                 if peer > self._rank:
                     expected.update(lanes)
                 else:
@@ -165,18 +187,59 @@ class Bringup:
         )  # fmt: skip
 
     def _target(self, peer: int, pairing: Pairing) -> Target:
-        ours = self._ports[self._rank][pairing.ours]
-        addresses = meet(ours, self._ports[peer][pairing.theirs])
-        assert addresses is not None  # else pair() had raised
-        here, there = addresses
+        here, there = self._addresses(peer, pairing)
         use_device = not self._same_host(peer) and device_binding_works(
             self._interfaces[pairing.ours], self._interfaces
         )
-        device = ours.name if use_device else ""
+        device = self._interfaces[pairing.ours].name if use_device else ""
         return Target(str(there.address.ip), there.port, str(here.address.ip), device)
+
+    def _warn_misrouted(self) -> None:
+        """Where ports share a subnet and no socket may be bound to one, routing by the source's
+        address must keep each port's traffic on it. If it does not, the lanes work all the same,
+        over the ports that routing takes."""
+        advice: dict[str, str] = {}
+        for peer, pairings in self._pairings.items() if self._speaks else ():
+            for pairing in () if self._same_host(peer) else pairings:
+                port = self._interfaces[pairing.ours]
+                if not shared_subnet(port, self._interfaces) or may_bind_to_device(port.name):
+                    continue
+                here, there = self._addresses(peer, pairing)
+                commands = routing_advice(port, here.address, there.address)
+                if commands:
+                    advice.setdefault(port.name, commands)
+        if advice:
+            _log.warning(
+                "the kernel does not let us bind sockets to a network port (SO_BINDTODEVICE), and "
+                "routes what belongs to %s through another; as root run: %s",
+                ", ".join(advice),
+                "; ".join(advice.values()),
+            )
+
+    def _addresses(self, peer: int, pairing: Pairing) -> tuple[Endpoint, Endpoint]:
+        """Ours and the peer's on a rail."""
+        ours = self._ports[self._rank][pairing.ours]
+        found = meet(ours, self._ports[peer][pairing.theirs])
+        assert found is not None  # else pair() had raised
+        return found
 
     def _same_host(self, peer: int) -> bool:
         return self._host_numbers[peer] == self._host_numbers[self._rank]
+
+    def _measure(self) -> None:
+        """Fills _rates. Ports that several ranks of a host use at once count with their share."""
+        assert self._maker is not None
+        ours = probe.target(self._rank, self._host_numbers)
+        connections = {
+            lane: (sock, lane.peer == ours)
+            for lane, sock in self._maker.made.items()
+            if lane.lane == probe.PROBE_LANE
+        }
+        rates = probe.measure(connections)
+        self._rates = {lane.rail: rate for lane, rate in rates.items()}
+        for lane, (sock, _) in connections.items():
+            del self._maker.made[lane]
+            sock.close()
 
     # -- round 3 --
 
@@ -223,12 +286,15 @@ class Bringup:
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
         if not self._same_host(lane.peer):
             keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+        if lane.rail in self._rates and not self._same_host(lane.peer):
+            return LaneSocket(*lane, sock.detach(), self._rates[lane.rail] / self._config.lanes)
         speeds = (
             self._ports[self._rank][pairing.ours].mbit_per_s,
             self._ports[lane.peer][pairing.theirs].mbit_per_s,
         )
         known = [] if self._same_host(lane.peer) else [s for s in speeds if s]
-        return LaneSocket(*lane, sock.detach(), min(known, default=0) * 1e6 / 8)
+        speed = min(known, default=0) * 1e6 / 8 / self._config.lanes
+        return LaneSocket(*lane, sock.detach(), speed)
 
     def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
         _log.warning(

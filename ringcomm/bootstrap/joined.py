@@ -33,7 +33,7 @@ class LaneSocket:
     fd: int
     """Detached: whoever takes the lane closes it."""
     bytes_per_s: float
-    """Speed of the slower of the two ports; 0.0: not known."""
+    """Speed as probed, or else that of the slower of the two ports; 0.0: not known."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .acceptor import Acceptor
 from .dialer import Dial, Target
 from .handshake import Client, Server
 from .loop import Loop
+from .probe import PROBE_LANE
 from .report import CONNECTED, NOT_SEEN, Row
 from .sockets import show, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
@@ -88,6 +89,8 @@ class LaneMaker:
         """One row per peer and rail that was dialled, and per peer that was waited for in vain."""
         found: dict[tuple[int, int], Row] = {}
         for lane, dial in self._dials.items():
+            if lane.lane == PROBE_LANE:
+                continue
             where = show(dial.target.address, dial.target.port)
             made = lane in self.made
             state, detail = (CONNECTED, "") if made else (dial.state, dial.detail)

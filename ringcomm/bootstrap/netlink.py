@@ -1,4 +1,4 @@
-"""The kernel's own list of links and addresses, by two netlink dumps.
+"""The kernel's own list of links and addresses, and by which link it routes, over netlink.
 
 Only this file knows netlink. It asks the network namespace that the process is in, where /sys may
 still show another one. Invariants: nothing is changed, no privilege is needed, and attributes
@@ -20,17 +20,22 @@ from ..errors import BootstrapError
 Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 """An address with its prefix length."""
 
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 _NETLINK_ROUTE = 0
 _RTM_NEWLINK, _RTM_GETLINK, _RTM_NEWADDR, _RTM_GETADDR = 16, 18, 20, 22
+_RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_RTA_DST, _RTA_SRC, _RTA_OIF = 1, 2, 4
 _TYPE_MASK = 0x3FFF  # the two bits above mark nesting and byte order
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, hardware type, index, flags, change mask
 _ADDR = struct.Struct("=BBBBi")  # family, prefix length, flags, scope, index
+_ROUTE = struct.Struct("=BBB9x")  # family, bits of the destination, bits of the source
 _ATTRIBUTE = struct.Struct("=HH")
 _PATIENCE = 5.0
 
@@ -89,14 +94,34 @@ def addresses() -> list[LinkAddress]:
     return found
 
 
+def route(source: IPAddress, destination: IPAddress) -> int | None:
+    """Index of the link by which packets with this source leave for this destination, if they are
+    bound to no link; None if there is no such route."""
+    family = socket.AF_INET if source.version == 4 else socket.AF_INET6
+    bits = source.max_prefixlen
+    body = _ROUTE.pack(family, bits, bits)
+    for kind, address in ((_RTA_DST, destination), (_RTA_SRC, source)):
+        body += _ATTRIBUTE.pack(_ATTRIBUTE.size + bits // 8, kind) + address.packed
+    try:
+        answer = next(_ask(_RTM_GETROUTE, 0, body, _RTM_NEWROUTE))
+    except BootstrapError:
+        return None
+    index = dict(_attributes(answer[_ROUTE.size :])).get(_RTA_OIF)
+    return int.from_bytes(index, sys.byteorder) if index else None
+
+
 def _dump(request: int, answer: int) -> Iterator[bytes]:
     """The bodies of all messages that answer one dump request."""
+    return _ask(request, _NLM_F_DUMP, struct.pack("=B19x", socket.AF_UNSPEC), answer)
+
+
+def _ask(request: int, flags: int, body: bytes, answer: int) -> Iterator[bytes]:
+    """The bodies of the messages that answer a request. Raises BootstrapError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as sock:
         sock.settimeout(_PATIENCE)
         sock.bind((0, 0))
-        body = struct.pack("=B19x", socket.AF_UNSPEC)
         size = _HEADER.size + len(body)
-        sock.send(_HEADER.pack(size, request, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + body)
+        sock.send(_HEADER.pack(size, request, _NLM_F_REQUEST | flags, 1, 0) + body)
         while True:
             for kind, message in _messages(sock.recv(1 << 18)):
                 if kind == _NLMSG_DONE:
@@ -104,7 +129,7 @@ def _dump(request: int, answer: int) -> Iterator[bytes]:
                 if kind == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", message)[0]
                     raise BootstrapError(
-                        f"the kernel does not list its interfaces: {os.strerror(code)}"
+                        f"the kernel does not tell of its network: {os.strerror(code)}"
                     )
                 if kind == answer:
                     yield message

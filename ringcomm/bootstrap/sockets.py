@@ -10,7 +10,9 @@ import contextlib
 import socket
 from collections.abc import Sequence
 
+from . import netlink
 from .interfaces import Interface
+from .netlink import Address
 
 BACKLOG = 1024  # capped by net.core.somaxconn
 
@@ -61,6 +63,25 @@ def bind_to_device(sock: socket.socket, name: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def may_bind_to_device(name: str) -> bool:
+    """Whether the kernel permits it: before 5.7 it takes CAP_NET_RAW."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return bind_to_device(sock, name)
+
+
+def routing_advice(interface: Interface, address: Address, destination: Address) -> str:
+    """The commands without which what has this port's address leaves by another port, if it is
+    bound to no device; empty if it leaves by this one."""
+    if netlink.route(address.ip, destination.ip) == interface.index:
+        return ""
+    ip = "ip -6" if address.version == 6 else "ip"
+    table = 1000 + interface.index
+    return (
+        f"{ip} route add {address.network} dev {interface.name} src {address.ip} table {table}; "
+        f"{ip} rule add from {address.ip} table {table}"
+    )
 
 
 def shared_subnet(interface: Interface, others: Sequence[Interface]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import socket
@@ -176,6 +177,24 @@ def test_two_rails_cabled_crosswise(lab: Lab) -> None:
     found[2].close()
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_rails_are_probed(lab: Lab, on: bool) -> None:
+    """Between hosts with more than one; the connections for it are gone afterwards."""
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((0, "10.7.0.2/24"), (1, "10.8.0.2/24"))
+    lab.host((0, "10.7.0.3/24"))
+    found = meshes(lab.join("10.7.0.1", probe=on, lanes=2))
+    for made in found[:2]:
+        rates = {(l.peer, l.rail): l.bytes_per_s for l in made.lanes}  # noqa: E741
+        assert {pair for pair, rate in rates.items() if rate > 0.0} <= {
+            (1 - made.rank, 0), (1 - made.rank, 1), (2, 0)
+        }  # fmt: skip
+        assert (rates[1 - made.rank, 0] > 0.0) is (made.rank == 0 and on)
+    assert not any(lane.bytes_per_s for lane in found[2].lanes)
+    for made in found:
+        made.close()
+
+
 def test_version_6_only(lab: Lab) -> None:
     lab.host((0, "fd07::1/64"), (1, "fd08::1/64"))
     lab.host((0, "fd07::2/64"), (1, "fd08::2/64"))
@@ -252,6 +271,50 @@ def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture
             lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
     found = meshes(lab.join("10.7.0.1"))
     assert not caplog.records
+    each_rail_keeps_to_its_port(lab, found)
+
+
+@pytest.fixture
+def no_device_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a kernel before 5.7 without CAP_NET_RAW."""
+    allowed = socket.socket.setsockopt
+
+    def setsockopt(sock: socket.socket, level: int, option: int, *value: Any) -> None:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_BINDTODEVICE):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        allowed(sock, level, option, *value)
+
+    monkeypatch.setattr(socket.socket, "setsockopt", setsockopt)
+
+
+@pytest.mark.usefixtures("no_device_binding")
+@pytest.mark.parametrize("version", [4, 6])
+def test_one_subnet_without_device_binding(
+    lab: Lab, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    """One line names the commands; after these each lane is on its own port."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    net, bits = ("10.7.0.", 24) if version == 4 else ("fd07::", 64)
+    for host in (1, 2):
+        lab.host((0, f"{net}{host}/{bits}"), (0, f"{net}{host + 10}/{bits}"))
+        for setting in ("arp_ignore=1", "arp_announce=2", "rp_filter=2"):
+            lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
+    for made in meshes(lab.join(f"{net}1")):
+        assert {lane.rail for lane in made.lanes} == {0, 1}
+        made.close()
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 2
+    assert all("SO_BINDTODEVICE" in line and "eth1 through another" in line for line in lines)
+    for host, line in enumerate(sorted(lines)):
+        for command in line.split("as root run: ")[1].split("; "):
+            lab.inside(host, command)
+    caplog.clear()
+    found = meshes(lab.join(f"{net}1"))
+    assert not caplog.records
+    each_rail_keeps_to_its_port(lab, found)
+
+
+def each_rail_keeps_to_its_port(lab: Lab, found: list[mesh.Mesh]) -> None:
     sockets = [{l.rail: second(l.fd) for l in made.lanes} for made in found]  # noqa: E741
     for made in found:
         made.close()
@@ -338,5 +401,3 @@ def test_own_name_on_the_loopback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
     lab.host((0, "10.7.0.2/24"))
     for made in meshes(lab.join("node0")):
         made.close()
-
-

@@ -1,5 +1,5 @@
 /* test_lane_send.c - what goes out on a lane: through a narrow socket, to a peer that is gone, half
- * sent when the communicator fails; and the rate at which it goes.
+ * sent when the communicator fails.
  */
 #include "lane_fixture.h"
 
@@ -178,67 +178,6 @@ static void close_gives_frames_back(void)
     close_fixture(f);
 }
 
-/* A rate follows what was acknowledged, and an idle time is no slowness. */
-static void rate_is_measured_over_busy_time(void)
-{
-    fixture *f = open_fixture(0);
-    lane *ln = &f->ln;
-    uint64_t now = CLOCK_S;
-    lane_measure(ln, now, 50000);
-    CHECK(ln->rate == 0.0);
-    ln->sent_bytes = 100000; /* 100 kB in 10 ms, all but 50 kB acknowledged at both looks */
-    lane_measure(ln, now + 10 * CLOCK_MS, 0);
-    CHECK(ln->rate == 0.0); /* all acknowledged: no measurement runs */
-    lane_measure(ln, now, 50000);
-    ln->sent_bytes = 200000;
-    lane_measure(ln, now + 10 * CLOCK_MS, 50000);
-    CHECK(fabs(ln->rate - 0.01) < 1e-9); /* bytes per ns: 10 MB/s */
-    lane_measure(ln, now + CLOCK_S, 0);
-    CHECK(fabs(ln->rate - 0.01) < 1e-9);
-    close_fixture(f);
-}
-
-/* What takes longer than its bytes need, because little was under way, does not make a lane slow.
- */
-static void little_under_way_does_not_lower_a_rate(void)
-{
-    fixture *f = open_fixture(0);
-    lane *ln = &f->ln;
-    uint64_t now = CLOCK_S, least = 0;
-    ln->rate = 0.1; /* 100 kB in 1 ms */
-    for (int saturated = 0; saturated < 2; saturated++, now += CLOCK_S) {
-        least = saturated ? 150000 : 50000;
-        lane_measure(ln, now, 0);
-        ln->sent_bytes += 300000;
-        lane_measure(ln, now, 300000);
-        lane_measure(ln, now + 2 * CLOCK_MS, least);
-        ln->sent_bytes += 200000;
-        lane_measure(ln, now + 5 * CLOCK_MS, 200000 + least - 50000);
-        CHECK((ln->rate < 0.1) == saturated);
-    }
-    lane_measure(ln, now, 0);
-    ln->sent_bytes += 900000;
-    lane_measure(ln, now, 900000);
-    lane_measure(ln, now + 5 * CLOCK_MS, 1);
-    CHECK(ln->rate > 0.1); /* faster than it was thought to be, however little is left */
-    close_fixture(f);
-}
-
-/* Unix sockets count what they hold with its overhead, so that less may seem delivered than before.
- */
-static void rate_stays_sane_when_delivery_seems_to_go_back(void)
-{
-    fixture *f = open_fixture(0);
-    lane *ln = &f->ln;
-    ln->sent_bytes = 200000;
-    lane_measure(ln, CLOCK_S, 50000);
-    lane_measure(ln, 2 * CLOCK_S, 120000);
-    CHECK(ln->rate == 0.0);
-    lane_measure(ln, 3 * CLOCK_S, 500000);
-    CHECK(ln->rate == 0.0);
-    close_fixture(f);
-}
-
 int main(void)
 {
     static const check_test tests[] = {
@@ -247,10 +186,6 @@ int main(void)
         {"detach_of_an_idle_lane", detach_of_an_idle_lane},
         {"mute_lane_still_reads", mute_lane_still_reads},
         {"close_gives_frames_back", close_gives_frames_back},
-        {"rate_is_measured_over_busy_time", rate_is_measured_over_busy_time},
-        {"little_under_way_does_not_lower_a_rate", little_under_way_does_not_lower_a_rate},
-        {"rate_stays_sane_when_delivery_seems_to_go_back",
-         rate_stays_sane_when_delivery_seems_to_go_back},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

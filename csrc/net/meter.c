@@ -1,0 +1,67 @@
+/* meter.c - see meter.h. */
+#include "meter.h"
+
+#define MS 1e6
+
+/* What a given rate is worth: it was measured for about as long, over another way. */
+static const double GIVEN_NS = 8 * MS;
+/* How far back a rate looks, in time that the stream was measured. */
+static const double MEMORY_NS = 64 * MS;
+static const double WINDOW_NS = 2 * MS;
+/* Between packets of a stream that does not pause: the receiver's own delays, or the packets'. */
+static const double PAUSE_NS = 0.2 * MS;
+static const double PACKETS_BYTES = 4 * 1500;
+/* What a shaper saves up at most, and the longest that this takes to come out. */
+static const double BUCKET_BYTES = 128 << 10, BUCKET_NS = 1.25 * MS, BURST_NS = 2 * MS;
+
+void meter_init(rate_meter *m, double rate)
+{
+    *m = (rate_meter){.rate = rate, .backing = rate > 0.0 ? GIVEN_NS : 0.0};
+}
+
+/* Within a frame the stream never waits for its sender, which had it all. */
+static int is_pause(const rate_meter *m, double elapsed, int between_frames)
+{
+    if (m->last == 0)
+        return 1;
+    return between_frames && elapsed > PAUSE_NS &&
+           (m->rate == 0.0 || elapsed * m->rate > PACKETS_BYTES);
+}
+
+static double saved_up(const rate_meter *m, double pause)
+{
+    double most = m->rate * BUCKET_NS, saved = m->rate * pause;
+    if (most < BUCKET_BYTES)
+        most = BUCKET_BYTES;
+    return m->last == 0 || m->rate == 0.0 || saved > most ? most : saved;
+}
+
+static void close_window(rate_meter *m)
+{
+    m->backing += m->span;
+    m->rate += (m->bytes / m->span - m->rate) * m->span / m->backing;
+    if (m->backing > MEMORY_NS)
+        m->backing = MEMORY_NS;
+    m->bytes = m->span = 0.0;
+    m->news = 1;
+}
+
+void meter_arrived(rate_meter *m, uint64_t now, size_t bytes, int between_frames)
+{
+    double elapsed = (double)(now - m->last);
+    if (is_pause(m, elapsed, between_frames)) {
+        m->burst = saved_up(m, elapsed);
+        m->burst_span = 0.0;
+    } else if (m->burst > 0.0) {
+        m->burst -= (double)bytes;
+        m->burst_span += elapsed;
+        if (m->burst_span > BURST_NS)
+            m->burst = 0.0;
+    } else {
+        m->bytes += (double)bytes;
+        m->span += elapsed;
+        if (m->span >= WINDOW_NS && m->bytes >= PACKETS_BYTES)
+            close_window(m);
+    }
+    m->last = now;
+}
