@@ -112,8 +112,7 @@ static void start(rc_comm *c, rc_work *w)
             check_work_left(c, w, c->env.links[rank]);
     if (c->state == COMM_RUNNING && work_start(w, &c->env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
-    if (c->state == COMM_RUNNING && !w->is_shared) /* also where it is over: what others called
-                                                      must still fit */
+    if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w);
     if (c->state == COMM_RUNNING)
         comm_replay_early(c, w);
@@ -322,6 +321,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
                         .algorithm = config->algorithm};
+    c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     pool_init(&c->env.buffers, config->segment_bytes, BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {

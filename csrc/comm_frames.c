@@ -390,7 +390,8 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
 /* Three reasons to announce: the peer may have to hold data back until it knows that we have called
  * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
  * that we called something else; and a deadline that passes before the next heartbeats come must
- * not be held against who has called. */
+ * not be held against who has called. Through shared memory only the last counts, and only for a
+ * work that has others before it: the first tells by its contribution. */
 void comm_announce(rc_comm *c, const rc_work *w)
 {
     const plan *p = &w->plan;
@@ -398,6 +399,8 @@ void comm_announce(rc_comm *c, const rc_work *w)
     uint64_t expected = w->receives_left * segment;
     int next = (p->rank + 1) % p->world_size;
     int hurried = !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
+    if (w->is_shared && !(hurried && c->shared.head != w))
+        return;
     for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
         peer_link *ln = c->env.links[peer];
         if (ln == NULL)

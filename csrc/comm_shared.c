@@ -25,7 +25,6 @@ int comm_pump_shared(engine_member *member)
         rc_error why;
         error_clear(&why);
         if (shared_pump(&c->shared, &more, &why) != RC_OK) {
-            why.seq = w->seq;
             comm_fail(c, &why);
             break;
         }

@@ -27,13 +27,15 @@ typedef struct shared_memory {
     rc_work *head, *tail;          /* works that go through, the first of them now */
     uint64_t turns;                /* given to works so far */
     uint64_t bytes;                /* put there for others to read */
+    const uint64_t *history;       /* the communicator's: fingerprints of the last collectives, */
+    uint64_t history_length;       /* by seq modulo this */
 } shared_memory;
 
 /* Sets w up to go through and puts it behind the others. The plan's algorithm is direct or
  * one-shot. */
 void shared_start(shared_memory *s, rc_work *w);
 /* Goes on with the first work until it is complete and taken off (work_complete says so), or can
- * only wait, or has taken long enough (*more is 1 then). RC_MISMATCH with the peer in error. */
+ * only wait, or has taken long enough (*more is 1 then). RC_MISMATCH with peer and seq in error. */
 rc_result shared_pump(shared_memory *s, int *more, rc_error *error);
 /* Forgets all works. */
 void shared_drop(shared_memory *s);

@@ -1,5 +1,5 @@
-/* test_region.c - where the slots of shared memory lie, what ranks see of each other's counters, and
- * that no wake-up is lost between one that dozes off and one that brings what it waits for. */
+/* test_region.c - where the slots of shared memory lie, what ranks see of each other's counters,
+ * and that no wake-up is lost between one that dozes off and one that brings what it waits for. */
 #include "../../csrc/shm/region.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* test_shared.c - works that go through shared memory, without links and without an engine that
- * runs: ranks take turns in random order, or are threads. Results are compared with collective.h bit
- * for bit; a rank that says it can only wait must not be told that it can go on, and some rank
+ * runs: ranks take turns in random order, or are threads. Results are compared with collective.h
+ * bit for bit; a rank that says it can only wait must not be told that it can go on, and some rank
  * always can.
  */
 #include "../../csrc/coll/shared.h"
@@ -274,7 +274,8 @@ static void check_difference(uint64_t elements, uint64_t seq, const char *text)
 {
     open_world(3, RC_AUTO);
     works = 1;
-    trials[0] = trial_draw((rc_call){.collective = RC_ALLREDUCE, .dtype = RC_F32, .count = 100 + elements}, 3, &seed);
+    trials[0] = trial_draw(
+        (rc_call){.collective = RC_ALLREDUCE, .dtype = RC_F32, .count = 100 + elements}, 3, &seed);
     trials[0].algorithm = RC_ONE_SHOT;
     trial_open(&trials[0], &seed);
     trials[0].call.count = 100;

@@ -25,7 +25,7 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
-    int memory;                                            /* all ranks share some */
+    int memory; /* all ranks share some */
     uint32_t spin_us;
     rc_algorithm algorithm;                                /* RC_AUTO: the ring */
     int send_buffer;                                       /* of each lane; 0: the system's */
