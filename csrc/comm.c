@@ -341,6 +341,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
                         .algorithm = config->algorithm};
+    c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     pool_init(&c->buffers, config->segment_bytes, BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {

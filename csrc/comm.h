@@ -107,6 +107,8 @@ extern const lane_handler comm_lane_handler;
 int comm_prepare_frame(peer_link *ln, out_frame *frame);
 /* Announces a work to the peers of env that must know of it before its data can tell. */
 void comm_announce(rc_comm *c, const rc_work *w, const work_env *env);
+/* The same for a work that waits its turn in shared memory: the first there tells by itself. */
+void comm_announce_waiting(rc_comm *c, const rc_work *w);
 /* Gives a work that was just started the frames that came before it. */
 rc_result comm_replay_early(rc_comm *c, rc_work *w);
 /* Compares a work that is not on links yet with the frames that came before it. */

@@ -421,6 +421,20 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     return 1;
 }
 
+/* Its deadline comes before the next heartbeats. */
+static int is_hurried(const rc_comm *c, const rc_work *w)
+{
+    return !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
+}
+
+void comm_announce_waiting(rc_comm *c, const rc_work *w)
+{
+    for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL && c->state == COMM_RUNNING)
+            comm_send_control(c, c->env.links[rank], FRAME_CALL, w->seq, w->fingerprint, w->flags,
+                              -1);
+}
+
 /* Three reasons to announce: the peer may have to hold data back until it knows that we have called
  * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
  * that we called something else, unless others tell it; and a deadline that passes before the next
@@ -431,7 +445,7 @@ void comm_announce(rc_comm *c, const rc_work *w, const work_env *env)
     uint64_t segment = p->segment_elems * w->codec.wire_bytes;
     uint64_t expected = w->receives_left * segment;
     int next = (p->rank + 1) % p->world_size;
-    int hurried = !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
+    int hurried = is_hurried(c, w);
     for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
         peer_link *ln = env->links[peer];
         if (ln == NULL)

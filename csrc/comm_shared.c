@@ -88,8 +88,11 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     if (!shares && !waits)
         return 0;
     w->is_shared = shares;
-    if (shares && hosts == 1)
+    if (shares && hosts == 1) {
         comm_note_call(c, w);
+        if (c->shared.entering != NULL || c->waiting_head != NULL)
+            comm_announce_waiting(c, w);
+    }
     wait_in_line(c, w);
     if (comm_check_early(c, w) != RC_OK)
         return 1;

@@ -17,9 +17,11 @@ PROMPT = 1.0
 """Seconds within which every rank must know."""
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+@pytest.fixture(scope="module", params=["memory", "links"])
+def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
+    """All-reduces go through memory that the ranks share, or over links as all else does."""
     with nursery_of("numpy", "ringcomm") as made:
+        made.environment["RINGCOMM_SHARED_MEMORY"] = str(int(request.param == "memory"))
         yield made
 
 

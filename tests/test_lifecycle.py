@@ -133,6 +133,7 @@ def test_a_forked_child_cannot_use_it(nursery: Nursery) -> None:
         event = job.expect(0, "inherited")
         assert not event["initialized"]
         assert event["world_size"] == 2
+        assert event["maps"] == 0  # nothing of the memory that the ranks share
         for name in ("allreduce", "async", "barrier", "recv", "split", "stats", "abort", "wait",
                      "done", "exception"):  # fmt: skip
             event = job.expect(0, name)
@@ -197,7 +198,7 @@ def check_nothing_left(nursery: Nursery, ending: str, rounds: int) -> None:
         for rank in (0, 1):
             before = job.expect(rank, "before")
             after = job.expect(rank, "after", within=60)
-            for kind in ("fds", "threads", "shm"):
+            for kind in ("fds", "threads", "shm", "maps"):
                 assert after[kind] == before[kind], f"{kind} of rank {rank}"
             if ending == "in order":  # large tensors of failed works make malloc's holdings jump
                 assert after["grown"] < 4 << 20, f"{after['grown'] >> 10} KiB more memory"

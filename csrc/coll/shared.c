@@ -80,23 +80,36 @@ static void contribute_lap(shared_memory *s, const rc_work *w, uint64_t lap)
     region_advance(r, REGION_CONTRIBUTED);
 }
 
+/* Another rank's contribution to this lap is to another call. If it belongs to an earlier or later
+ * collective, one of the two called the earlier one otherwise, over links. */
+static rc_result mismatch(const shared_memory *s, const rc_work *w, int rank, uint64_t seq,
+                          uint64_t fingerprint, rc_error *error)
+{
+    char here[96] = "something else", there[96];
+    uint64_t first = smaller(seq, w->seq);
+    if (first == w->seq)
+        fingerprint_text(w->fingerprint, here, sizeof here);
+    else if (w->seq - first <= s->history_length)
+        fingerprint_text(s->history[first % s->history_length], here, sizeof here);
+    fingerprint_text(fingerprint, there, sizeof there);
+    error_set(error, RC_MISMATCH,
+              "ranks differ in collective #%llu: rank %d called %s, rank %d called %s%s",
+              (unsigned long long)first, s->rank_at[s->region.self], here, rank,
+              seq == first ? "" : "something else, then ", there);
+    error->rank = rank;
+    error->seq = first;
+    return RC_MISMATCH;
+}
+
 static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t lap,
                              rc_error *error)
 {
-    char here[96], there[96];
     for (int i = 0; i < s->region.ranks; i++) {
         const region_rank *other = &s->region.rank[i];
         uint64_t fingerprint = other->call[lap % REGION_DEPTH].fingerprint;
-        if (fingerprint == w->fingerprint && other->call[lap % REGION_DEPTH].seq == w->seq)
-            continue;
-        fingerprint_text(w->fingerprint, here, sizeof here);
-        fingerprint_text(fingerprint, there, sizeof there);
-        error_set(error, RC_MISMATCH,
-                  "ranks differ in collective #%llu: rank %d called %s, rank %d called %s",
-                  (unsigned long long)w->seq, s->rank_at[s->region.self], here, s->rank_at[i],
-                  there);
-        error->rank = s->rank_at[i];
-        return RC_MISMATCH;
+        uint64_t seq = other->call[lap % REGION_DEPTH].seq;
+        if (fingerprint != w->fingerprint || seq != w->seq)
+            return mismatch(s, w, s->rank_at[i], seq, fingerprint, error);
     }
     return RC_OK;
 }

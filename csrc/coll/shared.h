@@ -36,6 +36,8 @@ typedef struct shared_memory {
     rc_work *entering;             /* the last of them, or NULL once it has joined all its laps */
     uint64_t laps;                 /* given to works so far */
     uint64_t bytes;                /* put there for others to read */
+    const uint64_t *history;       /* the communicator's: fingerprints of the last collectives, */
+    uint64_t history_length;       /* by seq modulo this */
 } shared_memory;
 
 typedef enum shared_event {
@@ -43,7 +45,7 @@ typedef enum shared_event {
     SHARED_BUSY,    /* there is more to do, but others want the lock now and then */
     SHARED_ENTERED, /* the work that was entering has joined all laps */
     SHARED_LEFT,    /* the first work has collected all laps */
-    SHARED_FAILED   /* the ranks' calls differ: see error */
+    SHARED_FAILED   /* RC_MISMATCH: the ranks' calls differ */
 } shared_event;
 
 /* Lets w in. Nothing else may be entering. links: those of the work's communicator, or env, the
@@ -51,7 +53,8 @@ typedef enum shared_event {
 void shared_enter(shared_memory *s, rc_work *w, work_env *env);
 /* Among hosts: turns the work into one over links about its own chunk; work_start is next. */
 void shared_open(shared_memory *s, rc_work *w);
-/* Goes on until something is to be said. *w is the work that has entered or left. */
+/* Goes on until something is to be said. *w is the work that has entered or left; error has peer and
+ * seq if their calls differ. */
 shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error);
 /* Forgets all works. */
 void shared_drop(shared_memory *s);

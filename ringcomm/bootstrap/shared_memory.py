@@ -24,6 +24,7 @@ from .rendezvous import Exchange
 
 MOST_RANKS = 64
 """Of one host; REGION_MAX_RANKS in the core."""
+_PREFIX = "/memfd:ringcomm-"
 _log = logging.getLogger("ringcomm")
 
 
@@ -65,9 +66,11 @@ def share(
     ours = groups[rank]
     if not 2 <= len(ours) <= MOST_RANKS or len(set(map(len, groups))) > 1:
         return None
-    fd = _make() if willing and rank == ours[0] else None
+    fd, name = None, ""
+    if willing and rank == ours[0]:
+        fd, name = _make()
     try:
-        mine = Handle(willing) if fd is None else Handle(willing, os.getpid(), fd, _name(fd))
+        mine = Handle(willing) if fd is None else Handle(willing, os.getpid(), fd, name)
         handles = exchange_round(exchange, deadline, mine.to_fields, Handle.from_record)
         trouble = ""
         if all(handle.willing for handle in handles):
@@ -93,17 +96,17 @@ def share(
     return fd
 
 
-def _make() -> int | None:
-    """A new file; None if the system lets us have none."""
+def _make() -> tuple[int | None, str]:
+    """A new file and the name by which /proc shows it; None and "" if the system gives us none."""
+    fd = None
     try:
         name = f"ringcomm-{secrets.token_hex(16)}"
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return fd, os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        return None
-
-
-def _name(fd: int) -> str:
-    return os.readlink(f"/proc/self/fd/{fd}")
+        if fd is not None:
+            os.close(fd)
+        return None, ""
 
 
 def _open(fd: int | None, handle: Handle) -> tuple[int | None, str]:
@@ -112,11 +115,21 @@ def _open(fd: int | None, handle: Handle) -> tuple[int | None, str]:
         return fd, ""
     if not handle.name:
         return None, "could not get any from its first rank"
+    source = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+        if not handle.name.startswith(_PREFIX) or os.readlink(source) != handle.name:
+            return None, _another(handle)  # before it is opened, which does things to some files
+        fd = os.open(source, os.O_RDWR | os.O_CLOEXEC)
+        if os.readlink(f"/proc/self/fd/{fd}") == handle.name:
+            return fd, ""
     except OSError as error:
-        return None, f"cannot open that of process {handle.pid}: {error.strerror}"
-    if _name(fd) != handle.name:
+        trouble = f"cannot open that of process {handle.pid}: {error.strerror}"
+    else:
+        trouble = _another(handle)
+    if fd is not None:
         os.close(fd)
-        return None, f"finds another file than that of process {handle.pid}"
-    return fd, ""
+    return None, trouble
+
+
+def _another(handle: Handle) -> str:
+    return f"finds another file than that of process {handle.pid}"

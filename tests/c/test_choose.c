@@ -110,35 +110,37 @@ static void other_collectives_are_not_chains(void)
     for (int collective = 0; collective < RC_COLLECTIVE_COUNT; collective++)
         if (collective != RC_BROADCAST && collective != RC_REDUCE)
             CHECK_EQ(limit(collective, 8, 1 << 20, 65536), 65536);
-    /* A row is for its last byte too, and the model has what is above the last row. */
-    static void table_has_exact_bounds(void)
-    {
-        plan_table t = {.count = 3,
-                        .rows = {{0, RC_DIRECT}, {1000, RC_RING}, {UINT64_C(1) << 40, RC_AUTO}}};
-        CHECK_EQ(plan_tuned(&t, 0), RC_DIRECT);
-        CHECK_EQ(plan_tuned(&t, 1), RC_RING);
-        CHECK_EQ(plan_tuned(&t, 1000), RC_RING);
-        CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
-        t.rows[2] = (rc_tuned){UINT64_MAX, RC_ONE_SHOT};
-        CHECK_EQ(plan_tuned(&t, 1001), RC_ONE_SHOT);
-        CHECK_EQ(plan_tuned(&t, UINT64_MAX), RC_ONE_SHOT);
-        t.count = 2;
-        CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
-        t.count = 0;
-        CHECK_EQ(plan_tuned(&t, 0), RC_AUTO);
-    }
+}
 
-    int main(void)
-    {
-        static const check_test tests[] = {
-            {"choice_follows_the_size", choice_follows_the_size},
-            {"choice_follows_the_world", choice_follows_the_world},
-            {"choice_is_overruled_and_for_allreduce_alone",
-             choice_is_overruled_and_for_allreduce_alone},
-            {"chains_are_cut_finer_the_longer_they_are", chains_are_cut_finer_the_longer_they_are},
-            {"segments_are_the_square_root", segments_are_the_square_root},
-            {"other_collectives_are_not_chains", other_collectives_are_not_chains},
-            {"table_has_exact_bounds", table_has_exact_bounds},
-        };
-        return check_run(tests, CHECK_COUNT(tests));
-    }
+/* A row is for its last byte too, and the model has what is above the last row. */
+static void table_has_exact_bounds(void)
+{
+    plan_table t = {.count = 3,
+                    .rows = {{0, RC_DIRECT}, {1000, RC_RING}, {UINT64_C(1) << 40, RC_AUTO}}};
+    CHECK_EQ(plan_tuned(&t, 0), RC_DIRECT);
+    CHECK_EQ(plan_tuned(&t, 1), RC_RING);
+    CHECK_EQ(plan_tuned(&t, 1000), RC_RING);
+    CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
+    t.rows[2] = (rc_tuned){UINT64_MAX, RC_ONE_SHOT};
+    CHECK_EQ(plan_tuned(&t, 1001), RC_ONE_SHOT);
+    CHECK_EQ(plan_tuned(&t, UINT64_MAX), RC_ONE_SHOT);
+    t.count = 2;
+    CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
+    t.count = 0;
+    CHECK_EQ(plan_tuned(&t, 0), RC_AUTO);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"choice_follows_the_size", choice_follows_the_size},
+        {"choice_follows_the_world", choice_follows_the_world},
+        {"choice_is_overruled_and_for_allreduce_alone",
+         choice_is_overruled_and_for_allreduce_alone},
+        {"chains_are_cut_finer_the_longer_they_are", chains_are_cut_finer_the_longer_they_are},
+        {"segments_are_the_square_root", segments_are_the_square_root},
+        {"other_collectives_are_not_chains", other_collectives_are_not_chains},
+        {"table_has_exact_bounds", table_has_exact_bounds},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

@@ -170,7 +170,7 @@ static void a_child_does_not_have_it(void)
 
 static void await(region *r, uint64_t contributed, uint64_t joined, uint64_t collected)
 {
-    const uint64_t awaited[REGION_STAGES] = {contributed, joined, collected};
+    const uint64_t awaited[REGION_STAGES] = {contributed, joined, REGION_NOTHING, collected};
     region_await(r, awaited);
 }
 

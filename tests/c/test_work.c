@@ -21,6 +21,8 @@ typedef struct flight {
 
 typedef struct side {
     work_env env;
+    pool buffers;
+    out_frame *frames;
     peer_link links[MAX_WORLD];
     peer_link *by_rank[MAX_WORLD];
     rc_work *work;
@@ -47,11 +49,14 @@ static void open_world(int n)
         *s = (side){.env = {.engine = &engine,
                             .rank = rank,
                             .world_size = n,
+                            .contributors = n,
+                            .buffers = &s->buffers,
+                            .frames = &s->frames,
                             .epoch = 1,
                             .segment_bytes = segment_bytes,
                             .algorithm = algorithm,
                             .links = s->by_rank}};
-        pool_init(&s->env.buffers, SEGMENT, 4);
+        pool_init(&s->buffers, SEGMENT, 4);
         for (int peer = 0; peer < n; peer++) {
             s->links[peer] =
                 (peer_link){.peer = peer, .credit = UINT32_MAX}; /* no lane: it queues */
@@ -63,7 +68,7 @@ static void open_world(int n)
 static void close_world(void)
 {
     for (int rank = 0; rank < world_size; rank++) {
-        CHECK_EQ(sides[rank].env.buffers.taken, 0);
+        CHECK_EQ(sides[rank].buffers.taken, 0);
         work_env_destroy(&sides[rank].env);
     }
 }
@@ -272,7 +277,7 @@ static int takes(side *s, const frame_header *h, int from)
     rc_result result = work_begin(s->work, h, from, &place, &why);
     CHECK_EQ(why.code, result);
     CHECK(result == RC_OK || result == RC_PROTOCOL);
-    pool_return(&s->env.buffers, place.buffer);
+    pool_return(&s->buffers, place.buffer);
     return result == RC_OK;
 }
 

@@ -25,7 +25,8 @@ typedef struct world_options {
     int rails;   /* 0: 1 */
     int engines; /* 0: one for all ranks */
     int tcp;
-    int memory; /* all ranks share some */
+    int memory; /* all ranks of a host share some */
+    int hosts;  /* with as many ranks each, in succession; 0: 1. If more, by RC_AUTO */
     uint32_t spin_us;
     rc_algorithm algorithm;                                /* RC_AUTO: the ring */
     int send_buffer;                                       /* of each lane; 0: the system's */
@@ -72,7 +73,7 @@ static inline rc_comm_config world_config(const world_options *o, int rank)
     config.rank = rank;
     config.world_size = o->size;
     config.epoch = 77;
-    config.algorithm = o->algorithm ? o->algorithm : RC_RING;
+    config.algorithm = o->hosts > 1 ? RC_AUTO : o->algorithm ? o->algorithm : RC_RING;
     config.spin_us = o->spin_us;
     config.segment_bytes = o->segment_bytes ? o->segment_bytes : config.segment_bytes;
     config.heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : config.heartbeat_ms;
@@ -93,15 +94,21 @@ static inline void world_join(const world *w, int a, int b)
         }
 }
 
-/* Memory for all ranks, as the file that they would open by its name. */
+/* Memory for the ranks of each host, as the file that they would open by its name. */
 static inline void world_share(const world *w)
 {
-    int32_t ranks[WORLD_MAX];
-    int fd = memfd_create("ringcomm-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int32_t hosts[WORLD_MAX];
+    int count = w->options.hosts ? w->options.hosts : 1, fd = -1;
     for (int rank = 0; rank < w->size; rank++)
-        ranks[rank] = rank;
-    for (int rank = 0; rank < w->size; rank++)
-        CHECK_EQ(rc_comm_share(w->comms[rank], ranks, w->size, dup(fd)), RC_OK);
+        hosts[rank] = rank * count / w->size;
+    for (int rank = 0; rank < w->size; rank++) {
+        if (rank == 0 || hosts[rank] != hosts[rank - 1]) {
+            if (fd >= 0)
+                close(fd);
+            fd = memfd_create("ringcomm-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        }
+        CHECK_EQ(rc_comm_share(w->comms[rank], hosts, dup(fd)), RC_OK);
+    }
     close(fd);
 }
 

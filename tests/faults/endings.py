@@ -31,7 +31,14 @@ def _holdings() -> dict[str, Any]:
         except OSError:  # the descriptor of the listing itself
             continue
     shared = [name for name in os.listdir("/dev/shm") if "ring" in name]
-    return {"fds": sorted(links), "shm": shared, "threads": len(os.listdir("/proc/self/task"))}
+    threads = len(os.listdir("/proc/self/task"))
+    return {"fds": sorted(links), "shm": shared, "maps": mapped_regions(), "threads": threads}
+
+
+def mapped_regions() -> int:
+    """Mappings of memory that ranks share."""
+    with open("/proc/self/maps") as file:
+        return sum("memfd:ringcomm" in line for line in file)
 
 
 def _resident_bytes() -> int:

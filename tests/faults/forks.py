@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+from faults.endings import mapped_regions
 from faults.rank import Rank
 
 import ringcomm
@@ -37,7 +38,8 @@ def use_in_child(rank: Rank) -> None:
 
 
 def _try_everything(rank: Rank, comm: ringcomm.Communicator, work: ringcomm.Work) -> None:
-    rank.emit("inherited", initialized=ringcomm.is_initialized(), world_size=comm.world_size)
+    rank.emit("inherited", initialized=ringcomm.is_initialized(), world_size=comm.world_size,
+              maps=mapped_regions())  # fmt: skip
     for name, call in {
         "allreduce": lambda: ringcomm.allreduce(np.ones(8)),
         "async": lambda: comm.allreduce(np.ones(8), async_op=True),

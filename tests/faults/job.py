@@ -49,9 +49,14 @@ class Exit:
 
 
 class Nursery:
-    """The fork server with these modules imported. Close it."""
+    """The fork server with these modules imported. Close it.
+
+    Attributes:
+        environment: variables for all ranks of all jobs.
+    """
 
     def __init__(self, *modules: str) -> None:
+        self.environment: dict[str, str] = {}
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -138,7 +143,7 @@ class Job:
         self._nursery = nursery
         self.world_size = world_size
         self.port = free_port()
-        self._environment = environment or {}
+        self._environment = {**nursery.environment, **(environment or {})}
         self._processes: dict[int, _Process] = {}
         self._silent: set[int] = set()
 

@@ -51,6 +51,8 @@ def _nothing(comm: ringcomm.Communicator) -> None:
 CASES: dict[str, tuple[list[Call], list[Call], tuple[str, ...]]] = {
     "order": ([_allreduce(), _broadcast(0)], [_broadcast(0), _allreduce()],
               ("allreduce", "broadcast")),
+    "order, of which one is sent and done": ([_allreduce(), _broadcast(1)],
+                                             [_broadcast(1), _allreduce()], ("allreduce",)),
     "op": ([_allreduce(op="sum")], [_allreduce(op="max")], ("sum", "max")),
     "average": ([_allreduce(op="sum")], [_allreduce(op="avg")], ("sum", "avg")),
     "dtype": ([_allreduce(dtype="float32")], [_allreduce(dtype="int32")], ("f32", "i32")),
