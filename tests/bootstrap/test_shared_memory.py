@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -159,6 +161,34 @@ def test_no_file_to_be_had(
         assert values(share([0, 0, 0])[0]) == [None] * 3
     (text,) = warnings(caplog)
     assert "rank 0 could not get any from its first rank" in text
+
+
+def test_a_rank_without_room(port: int) -> None:
+    """A limit of one process on the size of any file, as batch systems set it."""
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [child.communicate(timeout=60) for child in children]
+    assert [out for out, _ in said] == ["0 4.0\n"] * 2, said
+    assert len(said[0][1].splitlines()) == 1
+    assert "rank 1 has no room for 2 MiB: File too large" in said[0][1]
+    assert said[1][1] == ""
+
+
+PROGRAM = """
+import os, resource
+import numpy, ringcomm
+if os.environ["RANK"] == "1":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+comm = ringcomm.init()
+total = comm.allreduce(numpy.full(4, 2.0))
+print(comm.stats()["shared_bytes"], total[0])
+"""
 
 
 def test_more_ranks_than_there_is_room_for(
