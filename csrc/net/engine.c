@@ -19,15 +19,16 @@ enum {
     PARK_MS = 20,
     /* The most that the driver waits before a round for those that want the lock. */
     ADMIT_MS = 1,
-    /* Members that are polled in one wait; with more of them the driver does not sleep. */
+    /* Members that are polled in one wait; the others doze all along. */
     MOST_POLLED = 16
 };
 
-/* Members that the driver polls while it waits. They stay until it is back (engine_quiesce). */
+/* Members that the driver polls while it waits. They stay until it is back (engine_quiesce). Those
+ * for which there is no room are not roused again: one bell too many is all that comes of it. */
 typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
-    int all;
+    int others_stirred;
 } polled_members;
 
 static void *progress(void *arg);
@@ -329,12 +330,15 @@ static int pump_members(rc_engine *e)
 
 static polled_members list_polled(const rc_engine *e)
 {
-    polled_members polled = {.all = 1};
-    for (engine_member *member = e->members; member != NULL; member = member->next)
-        if (member->polling && polled.count < MOST_POLLED)
+    polled_members polled = {0};
+    for (engine_member *member = e->members; member != NULL; member = member->next) {
+        if (member->polling && polled.count < MOST_POLLED) {
             polled.member[polled.count++] = member;
-        else if (member->polling)
-            polled.all = 0;
+        } else if (member->polling) {
+            member->doze(member, 1);
+            polled.others_stirred |= member->stirred(member);
+        }
+    }
     return polled;
 }
 
@@ -443,7 +447,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     polled_members polled = list_polled(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
-    int timeout = e->news || more || !polled.all ? 0 : epoll_timeout(now, e->sleep_until);
+    int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
     e->sleeping = 1;
     engine_unlock(e);
     int count = wait_for_events(e, events, timeout, spin, &polled);
