@@ -84,7 +84,9 @@ def loopback_meshes(n: int, lanes: int, rails: int, congestion: Sequence[str]) -
 
 
 def share_memory(meshes: Sequence[Mesh], ranks_per_host: int) -> None:
-    """Gives all ranks memory of their host, on which so many in succession are."""
+    """Gives all ranks memory of their host, on which so many in succession are; two or more."""
+    if len(meshes) == 1 or ranks_per_host == 1:
+        return
     for first in range(0, len(meshes), ranks_per_host):
         fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         for mesh in meshes[first : first + ranks_per_host]:
@@ -103,8 +105,8 @@ class World:
         config: settings; ``lanes`` overrides its own.
         engines: "shared" or "own".
         bring_up: "sockets" made here, or the library's own ("tcp").
-        memory: so many ranks in succession are a host and share memory; 0: they do not. (With
-            "tcp", as the config has it.)
+        memory: so many ranks in succession are a host and share memory; True: all of them; 0: they
+            do not. (With "tcp", as the config has it.)
 
     Attributes:
         comms: the communicators by rank.
@@ -134,8 +136,8 @@ class World:
             self._bring_up(configs, rails)
             return
         meshes = loopback_meshes(n, lanes, rails, base.congestion)
-        if memory > 1:
-            share_memory(meshes, memory)
+        if memory:
+            share_memory(meshes, n if memory is True else memory)
         try:
             for mesh, settings in zip(meshes, configs, strict=True):
                 self.comms.append(Communicator(Joined(mesh, settings, None, "test")))

@@ -59,6 +59,11 @@ def followed(comm: Communicator, table: reference.Table) -> None:
         assert sent == reference.allreduce_payload(count, n, rank, 4, table), count
 
 
+def links_only(**settings: Any) -> Config:
+    """What goes through memory is none of a table's business."""
+    return Config(timeout=30.0, shared_memory=False, **settings)
+
+
 def test_the_bits_tell_tables_apart() -> None:
     """Or the tests below would show nothing."""
     inputs = [elements("f32", 1000, rank) for rank in range(4)]
@@ -71,7 +76,7 @@ def test_the_bits_tell_tables_apart() -> None:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_rank_follows_the_table(n: int, tmp_path: Path) -> None:
     path = table_file(tmp_path / "t.json", n)
-    with World(n, bring_up="tcp", config=Config(tune_table=path, timeout=30.0)) as world:
+    with World(n, bring_up="tcp", config=links_only(tune_table=path)) as world:
         assert [comm.algorithms for comm in world.comms] == [f"table {path}"] * n
         world.run(lambda comm: followed(comm, ROWS))
 
@@ -83,7 +88,7 @@ def test_rank_0_decides(tmp_path: Path) -> None:
     for first, table in ((good, ROWS), ("off", ())):
         paths = (first, other, "off", str(tmp_path / "nothing"))
         address = f"tcp://127.0.0.1:{free_port()}"
-        configs = [Config(tune_table=path, timeout=30.0, interfaces=("lo",)) for path in paths]
+        configs = [links_only(tune_table=path, interfaces=("lo",)) for path in paths]
 
         def rank(
             number: int, config: Config, address: str = address, table: reference.Table = table
@@ -99,7 +104,7 @@ def test_rank_0_decides(tmp_path: Path) -> None:
 
 def test_an_algorithm_that_is_set_wins(tmp_path: Path) -> None:
     path = table_file(tmp_path / "t.json", 3)
-    config = Config(tune_table=path, algorithm="direct", timeout=30.0)
+    config = links_only(tune_table=path, algorithm="direct")
     with World(3, bring_up="tcp", config=config) as world:
         assert [comm.algorithms for comm in world.comms] == ["direct"] * 3
         world.run(lambda comm: followed(comm, ((1 << 40, "direct"),)))
@@ -108,7 +113,7 @@ def test_an_algorithm_that_is_set_wins(tmp_path: Path) -> None:
 def test_a_table_of_another_world_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config(tune_table=table_file(tmp_path / "t.json", 4), timeout=30.0)
+    config = links_only(tune_table=table_file(tmp_path / "t.json", 4))
     with World(3, bring_up="tcp", config=config) as world:
         assert [comm.algorithms for comm in world.comms] == ["model"] * 3
         world.run(lambda comm: followed(comm, ()))
@@ -118,7 +123,7 @@ def test_a_table_of_another_world_is_ignored(
 def test_only_the_whole_world_splits_off_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config(tune_table=table_file(tmp_path / "t.json", 4), timeout=30.0)
+    config = links_only(tune_table=table_file(tmp_path / "t.json", 4))
 
     def split(comm: Communicator) -> tuple[str, str, str]:
         said = []
@@ -135,8 +140,9 @@ def test_only_the_whole_world_splits_off_with_it(
     assert not [record for record in caplog.records if "ignored" in record.getMessage()]
 
 
+@pytest.mark.parametrize("memory", [False, True], ids=["links", "memory"])
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_reference_under_a_table(n: int, tmp_path: Path) -> None:
+def test_reference_under_a_table(n: int, memory: bool, tmp_path: Path) -> None:
     """Every dtype, op and codec at sizes around the bounds, in place and with all in flight. The
     bounds are of bytes on the wire, so a codec moves them."""
     path = table_file(tmp_path / "t.json", n)
@@ -152,12 +158,13 @@ def test_reference_under_a_table(n: int, tmp_path: Path) -> None:
         ]  # fmt: skip
         return [work.wait() for work in works]
 
-    config = Config(tune_table=path, timeout=30.0, segment_bytes=4096)
+    config = Config(tune_table=path, timeout=30.0, segment_bytes=4096, shared_memory=memory)
     with World(n, bring_up="tcp", lanes=2, config=config) as world:
         results = world.run(body)
     for index, ((dtype, op, codec), count) in enumerate(cases):
         inputs = [elements(dtype, count, rank) for rank in range(n)]
-        expected = reference.allreduce(inputs, dtype, op, codec, table=ROWS)
+        shared = n if memory else 0
+        expected = reference.allreduce(inputs, dtype, op, codec, memory=shared, table=ROWS)
         assert all(same(of_rank[index], expected) for of_rank in results), (dtype, op, codec, count)
 
 

@@ -11,6 +11,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "polled.h"
 
 enum {
     EVENTS_PER_PASS = 64,
@@ -19,17 +20,8 @@ enum {
      */
     PARK_MS = 20,
     /* The most that the driver waits before a round for those that want the lock. */
-    ADMIT_MS = 1,
-    /* Members that are polled in one wait; with more of them the driver does not sleep. */
-    MOST_POLLED = 16
+    ADMIT_MS = 1
 };
-
-/* Members that the driver polls while it waits. They stay until it is back (engine_quiesce). */
-typedef struct polled_members {
-    engine_member *member[MOST_POLLED];
-    int count;
-    int all;
-} polled_members;
 
 static void *progress(void *arg);
 
@@ -328,31 +320,6 @@ static int pump_members(rc_engine *e)
     return more;
 }
 
-static polled_members list_polled(const rc_engine *e)
-{
-    polled_members polled = {.all = 1};
-    for (engine_member *member = e->members; member != NULL; member = member->next)
-        if (member->expects && polled.count < MOST_POLLED)
-            polled.member[polled.count++] = member;
-        else if (member->expects)
-            polled.all = 0;
-    return polled;
-}
-
-static int any_stirred(const polled_members *polled)
-{
-    for (int i = 0; i < polled->count; i++)
-        if (polled->member[i]->stirred(polled->member[i]))
-            return 1;
-    return 0;
-}
-
-static void doze(const polled_members *polled, int dozing)
-{
-    for (int i = 0; i < polled->count; i++)
-        polled->member[i]->doze(polled->member[i], dozing);
-}
-
 static int epoll_timeout(uint64_t now, uint64_t until)
 {
     if (until <= now)
@@ -402,7 +369,7 @@ static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t de
     int count;
     do {
         for (int i = 0; i < LOOKS && polled->count > 0; i++) {
-            if (any_stirred(polled))
+            if (polled_stirred(polled))
                 return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
             if (e->crowded)
                 sched_yield();
@@ -421,17 +388,17 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     int may_spin = timeout != 0 && spin != 0 && (polled->count > 0 || !e->crowded);
     if (may_spin && e->spin_rest == 0) {
         int count = poll_for_events(e, events, start + spin, polled);
-        int caught = count != 0 || any_stirred(polled);
+        int caught = count != 0 || polled_stirred(polled);
         judge_spin(e, caught);
         if (caught)
             return count;
     } else if (may_spin) {
         e->spin_rest--;
     }
-    doze(polled, 1);
-    int stirred = any_stirred(polled);
+    polled_doze(polled, 1);
+    int stirred = polled_stirred(polled);
     int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
-    doze(polled, 0);
+    polled_doze(polled, 0);
     if (may_spin && clock_ns() - start < spin)
         judge_spin(e, 1);
     return count;
@@ -445,10 +412,10 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     drain_submissions(e);
     int more = pump_members(e);
     uint64_t now = clock_ns(), due = run_timers(e, now);
-    polled_members polled = list_polled(e);
+    polled_members polled = polled_list(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
-    int timeout = e->news || more || !polled.all ? 0 : epoll_timeout(now, e->sleep_until);
+    int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
     e->sleeping = 1;
     engine_unlock(e);
     int count = wait_for_events(e, events, timeout, spin, &polled);

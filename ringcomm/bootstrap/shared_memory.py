@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import mmap
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from .rendezvous import Exchange
 MOST_RANKS = 64
 """Of one host; REGION_MAX_RANKS in the core."""
 _PREFIX = "/memfd:ringcomm-"
+_BYTES_PER_RANK = 1 << 20  # more than the core's region has
 _log = logging.getLogger("ringcomm")
 
 
@@ -74,7 +76,9 @@ def share(
         handles = exchange_round(exchange, deadline, mine.to_fields, Handle.from_record)
         trouble = ""
         if all(handle.willing for handle in handles):
-            fd, trouble = _open(fd, handles[ours[0]])
+            if fd is None:
+                fd, trouble = _open(handles[ours[0]])
+            trouble = trouble or _lack_of_room(len(ours))
         elif fd is not None:
             os.close(fd)
             fd = None
@@ -109,13 +113,12 @@ def _make() -> tuple[int | None, str]:
         return None, ""
 
 
-def _open(fd: int | None, handle: Handle) -> tuple[int | None, str]:
-    """A descriptor of the host's file, or what is in the way; its maker has one already."""
-    if fd is not None:
-        return fd, ""
+def _open(handle: Handle) -> tuple[int | None, str]:
+    """A descriptor of the host's file, or what is in the way."""
     if not handle.name:
         return None, "could not get any from its first rank"
     source = f"/proc/{handle.pid}/fd/{handle.fd}"
+    fd = None
     try:
         if not handle.name.startswith(_PREFIX) or os.readlink(source) != handle.name:
             return None, _another(handle)  # before it is opened, which does things to some files
@@ -133,3 +136,19 @@ def _open(fd: int | None, handle: Handle) -> tuple[int | None, str]:
 
 def _another(handle: Handle) -> str:
     return f"finds another file than that of process {handle.pid}"
+
+
+def _lack_of_room(ranks: int) -> str:
+    """What keeps this process from mapping as much as the core will, such as a limit of its own;
+    empty if nothing does. Later it would be too late to do without."""
+    size = ranks * _BYTES_PER_RANK
+    try:
+        fd = os.memfd_create("ringcomm-room", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            mmap.mmap(fd, size).close()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return f"has no room for {size >> 20} MiB: {error.strerror}"
+    return ""

@@ -401,3 +401,30 @@ def test_own_name_on_the_loopback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
     lab.host((0, "10.7.0.2/24"))
     for made in meshes(lab.join("node0")):
         made.close()
+
+
+
+
+
+
+def test_only_ranks_of_one_host_share_memory(lab: Lab) -> None:
+    """Two hosts of two ranks, on one machine: each has its own memory."""
+    for host in (1, 2):
+        lab.host((0, f"10.7.0.{host}/24"))
+
+    def call(rank: int) -> mesh.Mesh:
+        with lab.enter(rank // 2):
+            me = Identity(rank, 4, None, None, "10.7.0.1", (PORT,), "env", "job")
+            return mesh.join(me, Config(connect_timeout=15.0), SECRET)
+
+    found = meshes(run_ranks(call, range(4)))
+    files = []
+    for made in found:
+        (memory,) = made.shared
+        assert memory.ranks == ((0, 1) if made.rank < 2 else (2, 3))
+        files.append(os.fstat(memory.fd).st_ino)
+        made.close()
+    assert files[0] == files[1] != files[2] == files[3]
+    for made in meshes(lab.join("10.7.0.1")):  # one rank each
+        assert made.shared == []
+        made.close()
