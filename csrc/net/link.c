@@ -204,7 +204,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
     rates r = rates_of(ln);
     lane *best = earliest_finish(ln, bytes, &r);
     if (best != NULL && best->out_head != NULL)
-        best = idle_helper(ln, bytes, &r);
+        best = r.all_known ? idle_helper(ln, bytes, &r) : NULL;
     if (best == NULL)
         return NULL;
     for (int i = 0; i < ln->lane_count; i++)

@@ -4,7 +4,7 @@
 #define MS 1e6
 
 /* What a given rate is worth: it was measured for about as long, over another way. */
-static const double GIVEN_NS = 8 * MS;
+static const double GIVEN_NS = 32 * MS;
 /* How far back a rate looks, in time that the stream was measured. */
 static const double MEMORY_NS = 64 * MS;
 static const double WINDOW_NS = 2 * MS;
@@ -28,9 +28,10 @@ static int is_pause(const rate_meter *m, double elapsed, int between_frames)
            (m->rate == 0.0 || elapsed * m->rate > PACKETS_BYTES);
 }
 
+/* What the shaper holds after a pause, with what was left before. */
 static double saved_up(const rate_meter *m, double pause)
 {
-    double most = m->rate * BUCKET_NS, saved = m->rate * pause;
+    double most = m->rate * BUCKET_NS, saved = m->burst + m->rate * pause;
     if (most < BUCKET_BYTES)
         most = BUCKET_BYTES;
     return m->last == 0 || m->rate == 0.0 || saved > most ? most : saved;
@@ -53,7 +54,7 @@ void meter_arrived(rate_meter *m, uint64_t now, size_t bytes, int between_frames
         m->burst = saved_up(m, elapsed);
         m->burst_span = 0.0;
     } else if (m->burst > 0.0) {
-        m->burst -= (double)bytes;
+        m->burst = m->burst > (double)bytes ? m->burst - (double)bytes : 0.0;
         m->burst_span += elapsed;
         if (m->burst_span > BURST_NS)
             m->burst = 0.0;

@@ -35,11 +35,11 @@ FILL_S = 0.1
 LIMIT_S = 0.3
 
 _JUDGED = 0.6  # the part of the stream's time that counts, from the end
-_PIECE = 256 << 10
+_PIECE = 1 << 20
 _LEAST_AHEAD = 32 << 10  # unacknowledged bytes: what a slow rail must still get rid of
 _RATE = struct.Struct("<Q")
 _ZEROS = bytes(_PIECE)
-_LOOK_EVERY = 0.002  # seconds; acknowledgements come unseen
+_LOOK_EVERY = 0.001  # seconds; acknowledgements come unseen
 _SLOWEST = 1e5  # bytes per second, of a rail that brings nothing
 
 
@@ -85,9 +85,11 @@ class _Stream:
             return
         under_way = struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0]
         ahead = _LEAST_AHEAD + (self._sent - under_way) // 4
-        if under_way < ahead:
-            with contextlib.suppress(BlockingIOError):
-                self._sent += self.sock.send(memoryview(_ZEROS)[: ahead - under_way])
+        with contextlib.suppress(BlockingIOError):
+            while under_way < ahead:
+                sent = self.sock.send(memoryview(_ZEROS)[: ahead - under_way])
+                self._sent += sent
+                under_way += sent
 
     def drain(self, buffer: bytearray) -> None:
         """Takes in what has come."""
@@ -128,6 +130,7 @@ def measure(connections: Mapping[K, tuple[socket.socket, bool]]) -> dict[K, floa
     came through anywhere.
     """
     streams = {key: _Stream(sock, fills) for key, (sock, fills) in connections.items()}
+    buffer = bytearray(_PIECE)
     began = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream in streams.values():
@@ -136,13 +139,14 @@ def measure(connections: Mapping[K, tuple[socket.socket, bool]]) -> dict[K, floa
             now = time.monotonic() - began
             if now >= LIMIT_S:
                 break
-            _turn(selector, streams.values(), filling=now < FILL_S)
+            _turn(selector, streams.values(), buffer, filling=now < FILL_S)
     rates = {key: s.told or s.heard() for key, s in streams.items() if connections[key][1]}
     return {key: rate or _SLOWEST for key, rate in rates.items()} if any(rates.values()) else {}
 
 
-def _turn(selector: selectors.BaseSelector, streams: Iterable[_Stream], filling: bool) -> None:
-    buffer = bytearray(_PIECE)
+def _turn(
+    selector: selectors.BaseSelector, streams: Iterable[_Stream], buffer: bytearray, filling: bool
+) -> None:
     for key, _ in selector.select(_LOOK_EVERY):
         stream: _Stream = key.data
         stream.guarded(functools.partial(stream.drain, buffer))

@@ -80,6 +80,19 @@ static void bursts_are_no_speed(void)
     CHECK(near(m.rate, LINE, 0.05));
 }
 
+/* A short message after a long pause leaves the bucket nearly full, for the long one behind it. */
+static void bursts_are_left_over(void)
+{
+    rate_meter m;
+    meter_init(&m, LINE / 10);
+    uint64_t now = pause_for(&m, CLOCK_S, 50 * CLOCK_MS, PACKET);
+    now = pause_for(&m, now, CLOCK_MS, PACKET);
+    now = pause_for(&m, now, CLOCK_MS, PACKET);
+    now = stream(&m, now, 5.0, 120 << 10);
+    stream(&m, now, LINE / 10, 256 << 10);
+    CHECK(near(m.rate, LINE / 10, 0.05));
+}
+
 /* Messages that a bucket lets through whole leave a known rate as it is. */
 static void small_messages_change_nothing(void)
 {
@@ -133,6 +146,7 @@ int main(void)
         {"too_little_says_nothing", too_little_says_nothing},
         {"pauses_are_no_slowness", pauses_are_no_slowness},
         {"bursts_are_no_speed", bursts_are_no_speed},
+        {"bursts_are_left_over", bursts_are_left_over},
         {"small_messages_change_nothing", small_messages_change_nothing},
         {"change_is_followed", change_is_followed},
         {"late_reader_measures_the_same", late_reader_measures_the_same},
