@@ -37,10 +37,10 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 
 def plain_declarations(header: str) -> str:
-    """A header without comments, preprocessor lines and linkage blocks."""
+    """A header without comments, linkage blocks and preprocessor lines but integer macros."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
-    return re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^#(?!define \w+ \d+ *$).*$", "", text, flags=re.MULTILINE)
 
 
 ffi = FFI()
