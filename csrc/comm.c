@@ -99,6 +99,7 @@ void comm_note_call(rc_comm *c, const rc_work *w)
 
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
+    work_retain(w); /* it may end below */
     comm_note_call(c, w);
     if (work_start(w, env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
@@ -108,6 +109,8 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
         comm_replay_early(c, w);
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
+    comm_finish_complete(c, w);
+    work_release(w);
 }
 
 static void start(rc_comm *c, rc_work *w)
@@ -116,7 +119,6 @@ static void start(rc_comm *c, rc_work *w)
         finish(c, w, c->error.code);
         return;
     }
-    work_retain(w); /* it may end below */
     append_active(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
@@ -124,8 +126,6 @@ static void start(rc_comm *c, rc_work *w)
             check_work_left(c, w, c->env.links[rank]);
     if (c->state == COMM_RUNNING && !comm_start_shared(c, w))
         comm_start_on_links(c, w, &c->env);
-    comm_finish_complete(c, w);
-    work_release(w);
 }
 
 static void drain(engine_member *member)

@@ -87,16 +87,18 @@ int comm_start_shared(rc_comm *c, rc_work *w)
                 (c->shared.entering != NULL || c->waiting_head != NULL);
     if (!shares && !waits)
         return 0;
+    int is_first = c->shared.entering == NULL && c->waiting_head == NULL;
+    work_retain(w); /* it may end below */
     w->is_shared = shares;
-    if (shares && hosts == 1) {
+    wait_in_line(c, w);
+    if (hosts == 1) {
         comm_note_call(c, w);
-        if (c->shared.entering != NULL || c->waiting_head != NULL)
+        if (!is_first)
             comm_announce_waiting(c, w);
     }
-    wait_in_line(c, w);
-    if (comm_check_early(c, w) != RC_OK)
-        return 1;
-    engine_pump(c->engine, &c->member);
+    if (c->state == COMM_RUNNING && comm_check_early(c, w) == RC_OK)
+        engine_pump(c->engine, &c->member);
+    work_release(w);
     return 1;
 }
 
@@ -111,7 +113,6 @@ static void next_in_line(rc_comm *c)
         return;
     }
     comm_start_on_links(c, w, &c->env);
-    comm_finish_complete(c, w);
 }
 
 static void open_work(rc_comm *c, rc_work *w)
