@@ -92,7 +92,10 @@ def run(scenes: Sequence[Scene], settings: Settings, say: Say) -> Outcome:
 
 
 def _enter(scene: Scene) -> Site:
-    return Site(scene.hosts, scene.ranks, scene.nics, one_subnet=scene.one_subnet, name=scene.name)
+    return Site(
+        scene.hosts, scene.ranks, scene.nics, one_subnet=scene.one_subnet, sysctls=scene.sysctls,
+        name=scene.name,
+    )  # fmt: skip
 
 
 def _sweep(

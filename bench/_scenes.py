@@ -11,7 +11,7 @@ figure is kept here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 KIB, MIB = 1 << 10, 1 << 20
 KB, MB = 10**3, 10**6
@@ -19,6 +19,8 @@ KB, MB = 10**3, 10**6
 TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich", "oneccl")
 SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm", "oneccl-shm")
 PORTS = ("ringcomm", "gloo", "gloo-ports", "openmpi-tcp")  # the others take one port
+
+NO_ARP_FLUX = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
 
 LINE_SHARE = 1448 / 1514  # of layer 2 bytes, that TCP carries
 
@@ -63,6 +65,7 @@ class Scene:
         sizes: bytes; those of the goals unless given.
         hosts: of the netlab; 0: the loopback.
         nics: Mbit/s of each port of a host.
+        sysctls: of each host, beside what the lab sets.
         rounds: in a full run.
         kind: "sweep", "idle" or "shift" (a rate that changes in mid-run).
         busy: both cores are loaded by other work meanwhile.
@@ -77,6 +80,7 @@ class Scene:
     hosts: int = 0
     nics: Sequence[float] = ()
     one_subnet: bool = False
+    sysctls: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rounds: int = 3
     kind: str = "sweep"
     busy: bool = False
@@ -138,6 +142,9 @@ SCENES = (
     Scene("subnet", "2 hosts, 1000+1000 Mbit/s in one subnet, no routing rules", 2,
           ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MB), hosts=2, nics=(1000, 1000),
           one_subnet=True, rounds=2),
+    Scene("subnet", "2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as ringcomm names them",
+          2, ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MB), hosts=2,
+          nics=(1000, 1000), one_subnet=True, rounds=2, sysctls=NO_ARP_FLUX),
     Scene("idle", "2 ranks, nothing in flight", 2, ("ringcomm", "ringcomm-shm", "gloo"),
           (Goal("idle", 0.001),), kind="idle", rounds=1),
     Scene("busy", "2 ranks, loopback TCP, other work on both cores", 2, ("ringcomm", "gloo"),

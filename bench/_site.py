@@ -50,6 +50,7 @@ class Site:
         ranks: how many in all, spread evenly over the hosts.
         nics: rate of each NIC of a host in Mbit/s (netlab only).
         one_subnet: all NICs on one switch and in one subnet (netlab only).
+        sysctls: further kernel settings of every host (netlab only).
         name: for tables; "loopback" or "netlab" unless given.
 
     Attributes:
@@ -60,7 +61,7 @@ class Site:
 
     def __init__(
         self, hosts: int, ranks: int, nics: Sequence[float] = (), *, one_subnet: bool = False,
-        name: str = "",
+        sysctls: Mapping[str, str] | None = None, name: str = "",
     ) -> None:
         self.hosts, self.world = max(1, hosts), ranks
         self.ranks_per_host = ranks // self.hosts
@@ -70,6 +71,7 @@ class Site:
         self.congestion, self.pinned = "", True
         self._nics = [0.0] if self.loopback else list(nics)
         self._one_subnet = one_subnet
+        self._sysctls = sysctls
         self._lab: NetLab | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -77,7 +79,9 @@ class Site:
         if self.loopback and why_unavailable() is not None:
             self.congestion, self.pinned = _DEFAULT.read_text().strip(), False
             return self
-        self._lab = NetLab(self.hosts, self._nics, one_subnet=self._one_subnet)
+        self._lab = NetLab(
+            self.hosts, self._nics, one_subnet=self._one_subnet, sysctls=self._sysctls
+        )
         self._lab.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-")
         self.congestion = self._lab.congestion
