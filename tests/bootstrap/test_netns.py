@@ -421,8 +421,7 @@ def test_only_ranks_of_one_host_share_memory(lab: Lab) -> None:
     files = []
     for made in found:
         (memory,) = made.shared
-        assert memory.ranks == ((0, 1) if made.rank < 2 else (2, 3))
-        files.append(os.fstat(memory.fd).st_ino)
+        files.append(os.fstat(memory).st_ino)
         made.close()
     assert files[0] == files[1] != files[2] == files[3]
     for made in meshes(lab.join("10.7.0.1")):  # one rank each
