@@ -53,8 +53,8 @@ typedef enum shared_event {
 void shared_enter(shared_memory *s, rc_work *w, work_env *env);
 /* Among hosts: turns the work into one over links about its own chunk; work_start is next. */
 void shared_open(shared_memory *s, rc_work *w);
-/* Goes on until something is to be said. *w is the work that has entered or left; error has peer and
- * seq if their calls differ. */
+/* Goes on until something is to be said. *w is the work that has entered or left; error has peer
+ * and seq if their calls differ. */
 shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error);
 /* Forgets all works. */
 void shared_drop(shared_memory *s);

@@ -103,8 +103,8 @@ int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
     return wanted == RC_AUTO || (hosts == 1 && (wanted == RC_DIRECT || wanted == RC_ONE_SHOT));
 }
 
-/* Of the order that `bench/peers.py --all --rows shared` shows: what a rank copies and adds in shared
- * memory, and how soon it goes on after another's store. */
+/* Of the order that `bench/peers.py --all --rows shared` shows: what a rank copies and adds in
+ * shared memory, and how soon it goes on after another's store. */
 #define SHARED_BYTES_PER_NS 8.0
 #define SHARED_HOP_NS 1e3
 
