@@ -14,6 +14,10 @@
 #include "base/error.h"
 #include "comm.h"
 
+/* Works of no more laps are over before a rank has slept and woken often enough to matter. In
+ * longer ones, where ranks outnumber cores, who polls takes time from who has something to do. */
+enum { BRIEF_LAPS = 16 };
+
 /* ---- who shares ---- */
 
 /* The rank at a place of a host, its ranks in ascending order; -1 past the last. */
@@ -163,6 +167,8 @@ int comm_pump_shared(engine_member *member)
     ring(c);
     c->member.pumped = c->shared.head != NULL || c->waiting_head != NULL;
     c->member.expects = c->member.pumped && region_awaits(&c->shared.region);
+    c->member.briefly =
+        c->member.expects && c->shared.head != NULL && c->shared.head->shared.laps <= BRIEF_LAPS;
     return busy && c->member.pumped;
 }
 

@@ -1,8 +1,6 @@
 /* shared.c - see shared.h. */
 #include "shared.h"
 
-#include <string.h>
-
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 
@@ -153,7 +151,8 @@ static void result_lap(shared_memory *s, const rc_work *w, uint64_t lap)
     const shared_run *run = &w->shared;
     span at = span_of(run, (uint32_t)s->region.self, lap);
     size_t bytes = at.count * run->codec.elem_bytes;
-    memcpy(region_result(&s->region, s->region.self, lap), dst_at(run, at), bytes);
+    codec_store(&run->codec, region_result(&s->region, s->region.self, lap), dst_at(run, at),
+                at.count);
     put_result(s, bytes);
 }
 

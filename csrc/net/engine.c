@@ -385,7 +385,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
                            const polled_members *polled)
 {
     uint64_t start = clock_ns();
-    int may_spin = timeout != 0 && spin != 0 && (polled->count > 0 || !e->crowded);
+    int may_spin = timeout != 0 && spin != 0 && (polled->briefly || !e->crowded);
     if (may_spin && e->spin_rest == 0) {
         int count = poll_for_events(e, events, start + spin, polled);
         int caught = count != 0 || polled_stirred(polled);

@@ -48,6 +48,7 @@ typedef struct engine_member {
     uint64_t due;
     int pumped;  /* pump is called in every round */
     int expects; /* what others may write lets pump go on: stirred and doze are called, too */
+    int briefly; /* that is worth polling for where ranks outnumber cores */
     int (*pump)(struct engine_member *member);              /* go on; 1: there is more to do */
     int (*stirred)(const struct engine_member *member);     /* without the lock: pump would go on */
     void (*doze)(struct engine_member *member, int dozing); /* without the lock: the others shall

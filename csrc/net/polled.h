@@ -15,6 +15,7 @@ typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
     int others_stirred; /* one for which there was no room can go on */
+    int briefly;        /* one of them is worth polling for where ranks outnumber cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)
@@ -23,6 +24,7 @@ static inline polled_members polled_list(const rc_engine *e)
     for (engine_member *member = e->members; member != NULL; member = member->next) {
         if (member->expects && polled.count < MOST_POLLED) {
             polled.member[polled.count++] = member;
+            polled.briefly |= member->briefly;
         } else if (member->expects) {
             member->doze(member, 1);
             polled.others_stirred |= member->stirred(member);

@@ -202,6 +202,32 @@ static void fp16_average_does_not_overflow(void)
     CHECK(fabsf(out - src) < 64.0F);
 }
 
+/* Wherever in a page the bytes come from and go to: some ways of it are copied otherwise. */
+static void plain_copies_at_any_offset(void)
+{
+    enum { PAGE = 4096, ROOM = 5 * PAGE };
+    static _Alignas(PAGE) uint8_t from[ROOM], to[ROOM];
+    static const size_t lengths[] = {PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 77, 3 * PAGE};
+    rc_call call = {.collective = RC_ALLREDUCE, .dtype = RC_U8};
+    codec c;
+    codec_init(&c, kernels_find(NULL), &call, 2);
+    for (size_t i = 0; i < ROOM; i++)
+        from[i] = (uint8_t)(i * 2654435761U >> 13);
+    for (size_t offset = 0; offset <= 80; offset++)
+        for (size_t i = 0; i < CHECK_COUNT(lengths); i++)
+            for (int store = 0; store < 2; store++) {
+                size_t n = lengths[i], start = i * 5;
+                memset(to, GUARD_BYTE, ROOM);
+                if (store)
+                    codec_store(&c, to + start + offset, from + start, n);
+                else
+                    codec_encode(&c, to + start + offset, from + start, n);
+                CHECK(memcmp(to + start + offset, from + start, n) == 0);
+                CHECK_EQ(to[start + offset + n], GUARD_BYTE);
+                CHECK(start + offset == 0 || to[start + offset - 1] == GUARD_BYTE);
+            }
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -212,6 +238,7 @@ int main(void)
         {"dtype_sizes", dtype_sizes},
         {"encoding_is_idempotent", encoding_is_idempotent},
         {"fp16_average_does_not_overflow", fp16_average_does_not_overflow},
+        {"plain_copies_at_any_offset", plain_copies_at_any_offset},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
