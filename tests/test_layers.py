@@ -129,7 +129,7 @@ def test_plan_kernels_codec_and_frame_touch_no_os(path: Path) -> None:
 def test_only_api_c_implements_the_public_functions_of_communicators_and_works() -> None:
     """The one place where arguments are checked."""
     defined = re.compile(
-        r"^(?:\w+[ *]+)+\*?(rc_(?:comm_|work_|submit)\w*)\([^;]*?\)\s*\{", re.MULTILINE
+        r"^(?:\w+[ *]+)+\*?(rc_(?:comm_|work_|feedback_|submit)\w*)\([^;]*?\)\s*\{", re.MULTILINE
     )
     places = {
         name: path.name for path in C_FILES for name in defined.findall(path.read_text())

@@ -23,6 +23,8 @@ size_t rc_dtype_size(rc_dtype dtype)
 
 int codec_supports(rc_codec id, rc_dtype dtype)
 {
+    if (id > RC_CODEC_FP16)
+        return 0;
     return id == RC_CODEC_NONE || dtype == RC_F32 || dtype == RC_F64;
 }
 

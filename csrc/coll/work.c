@@ -7,6 +7,7 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
+#include "feedback.h"
 #include "merge.h"
 
 /* ---- frames ---- */
@@ -120,6 +121,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     }
     w->error.seq = w->seq;
     w->env = NULL;
+    if (w->call.feedback != NULL)
+        feedback_unclaim(w->call.feedback);
     atomic_store(&w->result, result);
 }
 

@@ -142,6 +142,10 @@ static void f32_to_f64(double *dst, const float *src, size_t n)
 #define DECODE(dst, src) vec_store(dst, load_fp16(src))
 #include "half.h"
 
+/* ---- blocks that share a scale ---- */
+
+#include "block.h"
+
 /* ---- the table ---- */
 
 #define OPS(sum, min, max, prod) {[RC_SUM] = sum, [RC_MIN] = min, [RC_MAX] = max, [RC_PROD] = prod}
@@ -169,6 +173,10 @@ const kernel_set SET = {
         },
     .bf16 = {bf16_encode, bf16_decode, bf16_add, bf16_add_half},
     .fp16 = {fp16_encode, fp16_decode, fp16_add, fp16_add_half},
+    .int8 = {256, 256, int8_encode, int8_decode, int8_add},
+    .int4 = {64, 32, int4_encode, int4_decode, int4_add},
+    .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
+    .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
 };
