@@ -32,15 +32,15 @@ _MOST_ELEMENTS = 2 << 20  # of tensors that are saved by one all-reduce
 
 
 class ErrorFeedback(Residuals):
-    """What a lossy collective has not delivered yet, to be added to what the same tensor sends next.
+    """What lossy collectives have not delivered yet, added to what the same tensor sends next.
 
         feedback = ringcomm.ErrorFeedback()               # one for each tensor, kept over all steps
         for step in range(steps):
             ringcomm.allreduce(gradient, "avg", compression="int4", feedback=feedback)
 
-    A call changes it only if it succeeds, with a finite result. It takes two to two and a half times
-    the memory of the tensor as float32. The codec may change from call to call; one of none, bf16 or
-    fp16 delivers all that is left. It cannot be pickled or copied: see ``state_dict``.
+    A call changes it only if it succeeds, with a finite result. It takes two to two and a half
+    times the memory of the tensor as float32. The codec may change from call to call; one of none,
+    bf16 or fp16 delivers all that is left. It cannot be pickled or copied: see ``state_dict``.
     """
 
     def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -204,11 +204,11 @@ class FeedbackStore:
                 (names, what)
                 for names, what in (
                     (sorted(set(self._items) - set(known)), "it lacks {}"),
-                    (sorted(set(known) - set(self._items)), "it has {}, which are not here"),
+                    (sorted(set(known) - set(self._items)), "it has {}, unknown here"),
                 )
                 if names
             ]
-        told = [what.format(_listed(names)) for names, what in wrong]
+        told = [what.format(_listed(list(map(repr, names)))) for names, what in wrong]
         for name in sorted(set(known) & set(self._items)):
             here, there = self._items[name].count, len(known[name].worker)
             if there and here not in (None, there):
@@ -265,8 +265,8 @@ def _save(
         one.require_idle()
         if one._op == "gather":
             raise ConfigError(
-                f"{one.name} was made by all-gathers: it belongs to this rank's own tensor, and has "
-                "no form that is independent of the number of ranks; save .worker on each rank"
+                f"{one.name} was made by all-gathers: it belongs to this rank's own tensor, and "
+                "has no form that is independent of the number of ranks; save .worker on each rank"
             )
     _require_agreement(items, names, comm)
     saved: list[dict[str, Any]] = []
@@ -285,8 +285,10 @@ def _require_agreement(
     about = [(name, one.count, one._op) for name, one in zip(names, items, strict=True)]
     digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
     if any((row != digest).any() for row in comm.allgather(digest)):
-        raise MismatchError("the ranks save residuals of other tensors, sizes or ops than each "
-                            f"other; rank {comm.rank} has {_listed(names) or 'one tensor'}")  # fmt: skip
+        raise MismatchError(
+            "the ranks save residuals of different tensors, sizes or ops; rank "
+            f"{comm.rank} has {len(about)}: {_listed(list(map(str, about)))}"
+        )
 
 
 def _groups(items: Sequence[ErrorFeedback]) -> Iterator[list[ErrorFeedback]]:
@@ -336,7 +338,7 @@ def _as_callers(array: Floats) -> Any:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
+    shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 

@@ -73,7 +73,7 @@ class Residuals:
     def worker(self) -> Floats:
         """A copy of what is left of this rank's contributions: float32[count]."""
         self.require_idle()
-        if not self._count:
+        if self._count is None:
             return np.zeros(0, np.float32)
         return _copy(lib.rc_feedback_worker(self._handle), self._count)
 
@@ -91,7 +91,7 @@ class Residuals:
     def _owner(self) -> tuple[int, Floats]:
         self.require_idle()
         start, count = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        if not self._count:
+        if self._count is None:
             return 0, np.zeros(0, np.float32)
         memory = lib.rc_feedback_owner(self._handle, start, count)
         return int(start[0]), _copy(memory, int(count[0]))
@@ -119,17 +119,27 @@ class Residuals:
         """
         require_scale("factor", factor, least=0.0)
         self.require_idle()
-        if self._count:
+        if self._count is not None:
             lib.rc_feedback_rescale(self._handle, float(factor))
 
     # ---- for the calls that use it ----
 
     def require_idle(self) -> None:
         """Raises ConfigError while a collective in flight uses it."""
-        work = self._work()
-        if work is not None and not work.done():
-            raise ConfigError(f"{self.name} is in use by {work.name} #{work.seq}, which is still "
-                              "in flight; wait for it first")  # fmt: skip
+        if self._handle and lib.rc_feedback_busy(self._handle):
+            work = self._work()
+            which = "a collective" if work is None else f"{work.name} #{work.seq}"
+            raise ConfigError(f"{self.name} is in use by {which}, which is still in flight; wait "
+                              "for it first, or give each tensor its own")  # fmt: skip
+
+    def require_size(self, count: int) -> None:
+        """Makes it of that many elements where it has no size yet. Raises ConfigError where it has
+        another."""
+        if self._count is None:
+            self._allocate(count)
+        if self._count != count:
+            raise ConfigError(f"{self.name} is of {self._count} elements, and the tensor has "
+                              f"{count}; each tensor needs its own")  # fmt: skip
 
     def require_fit(self, call: str, dtype: str, count: int, op: str) -> Any:
         """The core's handle for a call of that many elements.
@@ -144,23 +154,17 @@ class Residuals:
             ConfigError: it is in use, of another size, or what is left was made by another op.
         """
         if dtype not in ("f32", "f64"):
-            raise TensorError(f"{call}: feedback goes with float32 and float64 tensors, not {dtype}")
+            raise TensorError(f"{call}: feedback takes float32 and float64 tensors, not {dtype}")
         self.require_idle()
-        if self._count is None:
-            self._allocate(count)
-        if self._count != count:
-            raise ConfigError(
-                f"{call}: {self.name} is of {self._count} elements, and the tensor has {count}; "
-                "each tensor needs a feedback of its own"
-            )
+        self.require_size(count)
         if self._op not in (None, op) and not self._is_zero():
-            raise ConfigError(f"{call}: what is left in {self.name} was made by {self._op}, and has "
-                              f"other units than that of {op}")  # fmt: skip
+            raise ConfigError(f"{call}: what is left in {self.name} was made by {self._op}, and "
+                              f"has other units than that of {op}")  # fmt: skip
         self._op = op
         return self._handle
 
     def hold(self, work: Any) -> None:
-        """A work (``done``, ``name``, ``seq``), which keeps it alive, uses it from now on."""
+        """A work (``name``, ``seq``), which keeps it alive, uses it from now on."""
         self._work = weakref.ref(work)
 
     def _is_zero(self) -> bool:
@@ -171,7 +175,7 @@ class Residuals:
         if not whole or not 0 <= int(count) < 2**48:  # type: ignore[call-overload]
             raise ConfigError(f"count={count!r}: give the number of the tensor's elements")
         out = ffi.new("rc_feedback **")
-        if count and lib.rc_feedback_create(out, count) != OK:
+        if lib.rc_feedback_create(out, count) != OK:
             raise RingcommError(f"no memory for the residuals of {count} elements")
         self._handle, self._count = out[0], int(count)  # type: ignore[call-overload]
 
@@ -180,8 +184,6 @@ class Residuals:
         self.require_idle()
         if self._count is None:
             self._allocate(len(worker))
-        if not self._count:
-            return
         worker, owner = (np.ascontiguousarray(part, np.float32) for part in (worker, owner))
         result = lib.rc_feedback_load(
             self._handle, ffi.from_buffer("float[]", worker), ffi.from_buffer("float[]", owner),
@@ -191,16 +193,15 @@ class Residuals:
             raise RingcommError(f"{self.name}: the core does not take the residuals")
 
 
-def require_scale(name: str, value: object, least: float | None = None) -> None:
+def require_scale(name: str, value: Any, least: float | None = None) -> None:
     """Raises ConfigError unless value is a finite number above 0, or at least ``least``."""
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if number and math.isfinite(value):  # type: ignore[arg-type]
-        if value > 0 or value == least:  # type: ignore[operator]
-            return
-    raise ConfigError(f"{name}={value!r}: give a finite number above 0")
+    number = isinstance(value, (int, float, np.integer, np.floating)) and value is not True
+    if not number or not math.isfinite(value) or not (value > 0 or value == least):
+        raise ConfigError(f"{name}={value!r}: give a finite number above 0")
 
 
 def _copy(memory: Any, count: int) -> Floats:
     if not count:
         return np.zeros(0, np.float32)
-    return np.frombuffer(ffi.buffer(memory, 4 * count), np.float32).copy()
+    copy: Floats = np.frombuffer(ffi.buffer(memory, 4 * count), np.float32).copy()
+    return copy

@@ -11,7 +11,8 @@ by both being right. All arithmetic is float32, one rounding for each operation.
 
 c is the value and the residual that was left of its predecessors; c - D is left of it. c/s is c
 times the rounded 1/s. A scale below 2**-126 makes a block of zeros; a value that is not finite, or
-too large to be encoded, makes a block of NaN. Blocks start with each chunk, so the last one of a chunk may be short.
+too large to be encoded, makes a block of NaN. Blocks start with each chunk, so the last one of a
+chunk may be short.
 
     direct (3 ranks and more)  each rank encodes the parts of the others and keeps its own as it is;
                                a part's owner adds all in order of rank, multiplies (avg), adds
