@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "codec/quant.h"
 #include "coll/feedback.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
@@ -350,7 +351,7 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
             return error_set(error, RC_INVALID_ARGUMENT,
                              "%s takes sums and averages of f32 and f64 tensors only", what);
     }
-    if (!codec_supports(call->codec, call->dtype) || call->feedback != NULL)
+    if (!codec_supports(call->codec, call->dtype) && !quant_supports(call->codec, call->dtype))
         return error_set(error, RC_INVALID_ARGUMENT, "this compression is not built yet");
     return RC_OK;
 }

@@ -1,0 +1,155 @@
+/* test_quantised.c - all-reduces, reduce-scatters and all-gathers by codecs of few bits: bit for bit
+ * what the formulas give, nothing lost over many steps, and residuals that change only when they may.
+ */
+#include "quant_reference.h"
+#include "world.h"
+
+static uint64_t seed = 88172645463325252u;
+
+static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8};
+
+/* All ranks' tensors. */
+typedef struct tensors {
+    int size;
+    uint64_t count;
+    float *src[WORLD_MAX], *dst[WORLD_MAX];
+} tensors;
+
+static tensors make_tensors(int size, uint64_t count)
+{
+    tensors t = {.size = size, .count = count};
+    for (int rank = 0; rank < size; rank++) {
+        t.src[rank] = calloc(count + 1, sizeof(float));
+        t.dst[rank] = calloc(count + 1, sizeof(float));
+    }
+    return t;
+}
+
+static void free_tensors(tensors *t)
+{
+    for (int rank = 0; rank < t->size; rank++) {
+        free(t->src[rank]);
+        free(t->dst[rank]);
+    }
+}
+
+/* Values of ordinary size; here and there a zero block. */
+static void draw_values(tensors *t)
+{
+    for (int rank = 0; rank < t->size; rank++) {
+        fill_random(t->src[rank], RC_F32, t->count, &seed);
+        for (uint64_t i = 0; i < t->count; i++)
+            if (i / 256 % 7 == 3)
+                t->src[rank][i] = 0.0F;
+    }
+}
+
+static rc_call call_of(const tensors *t, int rank, rc_codec codec, rc_op op, int in_place)
+{
+    rc_call call = small_call(RC_ALLREDUCE, t->dst[rank], t->count);
+    call.codec = codec;
+    call.op = op;
+    if (!in_place)
+        call.src = t->src[rank];
+    else if (t->count > 0)
+        memcpy(t->dst[rank], t->src[rank], t->count * sizeof(float));
+    return call;
+}
+
+static void run_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
+                     int in_place)
+{
+    rc_work *works[WORLD_MAX];
+    for (int rank = 0; rank < t->size; rank++) {
+        rc_call call = call_of(t, rank, codec, op, in_place);
+        call.feedback = feedback != NULL ? feedback[rank] : NULL;
+        works[rank] = submit(w->comms[rank], &call);
+    }
+    for (int rank = 0; rank < t->size; rank++)
+        if (works[rank] != NULL)
+            expect_done(works[rank]);
+}
+
+static void open_feedback(rc_feedback **feedback, int size, uint64_t count)
+{
+    for (int rank = 0; rank < size; rank++)
+        CHECK_EQ(rc_feedback_create(&feedback[rank], count), RC_OK);
+}
+
+static void close_feedback(rc_feedback **feedback, int size)
+{
+    for (int rank = 0; rank < size; rank++)
+        rc_feedback_free(feedback[rank]);
+}
+
+static int same(const float *got, const float *want, uint64_t n, const char *what, int rank)
+{
+    uint64_t i = 0;
+    while (i < n && (memcmp(&got[i], &want[i], sizeof *got) == 0))
+        i++;
+    if (!CHECK(i == n))
+        CHECK_NOTE("%s of rank %d, element %llu of %llu: got %a, want %a\n", what, rank,
+                   (unsigned long long)i, (unsigned long long)n, (double)got[i], (double)want[i]);
+    return i == n;
+}
+
+static void check_residuals(rc_feedback **feedback, const qref_world *ref)
+{
+    for (int rank = 0; rank < ref->size; rank++) {
+        uint64_t start, count, part_start, part_end;
+        const float *owner = rc_feedback_owner(feedback[rank], &start, &count);
+        qref_part_of(ref, rank, &part_start, &part_end);
+        same(rc_feedback_worker(feedback[rank]), ref->worker[rank], ref->count, "worker", rank);
+        if (ref->size > 2 && CHECK_EQ(count, part_end - part_start) && count > 0 &&
+            CHECK_EQ(start, part_start))
+            same(owner, ref->owner[rank] + start, count, "owner", rank);
+    }
+}
+
+/* A few steps, with and without feedback, in place and not. */
+static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
+{
+    world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
+    for (int with = 0; with <= 1; with++) {
+        rc_feedback *feedback[WORLD_MAX];
+        tensors t = make_tensors(size, count);
+        qref_world ref = qref_open(size, count, with);
+        float *want = calloc(count + 1, sizeof *want);
+        open_feedback(feedback, size, count);
+        for (int step = 0; step < 3; step++) {
+            draw_values(&t);
+            qref_allreduce(&ref, codec, op, t.src, want);
+            run_step(w, &t, with ? feedback : NULL, codec, op, step % 2);
+            for (int rank = 0; rank < size; rank++)
+                if (!same(t.dst[rank], want, count, "result", rank))
+                    CHECK_NOTE("codec %d op %d world %d step %d\n", codec, op, size, step);
+            if (with)
+                check_residuals(feedback, &ref);
+        }
+        close_feedback(feedback, size);
+        qref_close(&ref);
+        free(want);
+        free_tensors(&t);
+    }
+    world_close(w);
+}
+
+static void all_reduce_is_what_the_formulas_give(void)
+{
+    static const int sizes[] = {2, 3, 4, 5, 8};
+    for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
+        for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
+            int n = sizes[s];
+            const uint64_t counts[] = {0, 1, (uint64_t)n - 1, 255, 256, 257, 3000, 100003};
+            for (size_t k = 0; k < CHECK_COUNT(counts); k++)
+                one_world(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM);
+        }
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"all_reduce_is_what_the_formulas_give", all_reduce_is_what_the_formulas_give},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}
