@@ -234,7 +234,7 @@ def allreduce(
     given = [Residuals.zero(count)] * n if before is None else list(before)
     if n == 1:
         return _flushed(values, op, given)
-    result, left = (_one_shot if n == 2 else _direct)(values, op, codec, given)
+    result, left = _exchanged(values, op, codec, given, n)
     if np.isnan(result).any():
         return np.full(count, _NAN), [one.copy() for one in given]
     return result, left
@@ -251,19 +251,26 @@ def _flushed(
     return result, [Residuals.zero(len(result)) if kept else given[0].copy()]
 
 
+def _exchanged(
+    values: Sequence[Array], op: str, codec: str, given: Sequence[Residuals], ranks: int
+) -> tuple[Array, list[Residuals]]:
+    """By the codec's plan; ranks: whose values are in these."""
+    return (_one_shot if len(values) == 2 else _direct)(values, op, codec, given, ranks)
+
+
 def _one_shot(
-    values: Sequence[Array], op: str, codec: str, given: Sequence[Residuals]
+    values: Sequence[Array], op: str, codec: str, given: Sequence[Residuals], ranks: int
 ) -> tuple[Array, list[Residuals]]:
     left, total = [], None
     for x, before in zip(values, given, strict=True):
-        folded = before.fold((0, 0), op, len(values))
+        folded = before.fold((0, 0), op, ranks)
         with np.errstate(all="ignore"):
             c = x + folded.worker
         sent = encode(codec, c)
         left.append(Residuals(_left(c, sent), folded.owner))
         total = sent.decode() if total is None else total + sent.decode()
     assert total is not None
-    return total * _scale(op, len(values)), left
+    return total * _scale(op, ranks), left
 
 
 def _contributions(
@@ -286,18 +293,46 @@ def _contributions(
 
 
 def _direct(
-    values: Sequence[Array], op: str, codec: str, given: Sequence[Residuals]
+    values: Sequence[Array], op: str, codec: str, given: Sequence[Residuals], ranks: int
 ) -> tuple[Array, list[Residuals]]:
-    n, bounds = len(values), chunk_bounds(len(values[0]), len(values))
-    left = [one.fold(own, op, n) for one, own in zip(given, bounds, strict=True)]
+    bounds = chunk_bounds(len(values[0]), len(values))
+    left = [one.fold(own, op, ranks) for one, own in zip(given, bounds, strict=True)]
     parts = []
     for owner, (start, stop) in enumerate(bounds):
         total = _contributions(values, codec, left, owner, slice(start, stop))
         with np.errstate(all="ignore"):
-            t = total * _scale(op, n) + left[owner].owner
+            t = total * _scale(op, ranks) + left[owner].owner
         sent = encode(codec, t)
         left[owner].owner = _left(t, sent)
         parts.append(sent.decode())
+    return np.concatenate(parts), left
+
+
+def among_hosts(
+    inputs: Sequence[Array], op: str, codec: str, local: int,
+    before: Sequence[Residuals] | None = None,
+) -> tuple[Array, list[Residuals]]:
+    """allreduce where so many ranks in succession are a host: summed there as they are; then the
+    ranks with the same place exchange its chunk among hosts."""
+    n, count = len(inputs), len(inputs[0])
+    left = [Residuals.zero(count) for _ in inputs] if before is None else [r.copy() for r in before]
+    parts = []
+    for place, (start, stop) in enumerate(chunk_bounds(count, local)):
+        values, ranks = [], range(place, n, local)
+        for first in range(0, n, local):
+            total = inputs[first][start:stop].astype(np.float32)
+            for x in inputs[first + 1 : first + local]:
+                total = total + x[start:stop].astype(np.float32)
+            values.append(total)
+        given = [
+            Residuals(left[r].worker[start:stop], left[r].owner, left[r].start - start)
+            for r in ranks
+        ]
+        result, after = _exchanged(values, op, codec, given, n)
+        parts.append(result)
+        for r, one in zip(ranks, after, strict=True):
+            left[r].worker[start:stop] = one.worker
+            left[r].owner, left[r].start = one.owner, one.start + start
     return np.concatenate(parts), left
 
 
@@ -322,6 +357,8 @@ def allgather(
 ) -> tuple[Array, list[Residuals]]:
     """(all ranks' tensors as everyone decodes them, what is left on each rank)."""
     given = [Residuals.zero(len(inputs[0]))] * len(inputs) if before is None else before
+    if len(inputs) == 1:
+        return _flushed([inputs[0].astype(np.float32)], "sum", given)
     parts, left = [], []
     for x, one in zip(inputs, given, strict=True):
         with np.errstate(all="ignore"):

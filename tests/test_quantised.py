@@ -40,11 +40,12 @@ def counts(n: int) -> list[int]:
 
 
 def values(count: int, rank: int, salt: int = 0) -> Array:
-    """Blocks of one size each, from 1e-6 to 1e3, and here and there one of zeros."""
+    """Blocks of one size each, from 1e-6 to 1e3, and here and there one of zeros. No -0.0 among
+    them: whether a residual of zero is added, which turns it into 0.0, is left open."""
     rng = np.random.default_rng((count, rank, salt))
     blocks = -(-count // 64)
     size = 10.0 ** rng.uniform(-6, 3, blocks) * (rng.random(blocks) < 0.9)
-    return (rng.standard_normal(count) * np.repeat(size, 64)[:count]).astype(np.float32)
+    return (rng.standard_normal(count) * np.repeat(size, 64)[:count] + 0.0).astype(np.float32)
 
 
 def inputs(count: int, n: int, salt: int = 0) -> list[Array]:
