@@ -1,13 +1,14 @@
 """ErrorFeedback and FeedbackStore: residuals that outlive the job.
 
-Residuals differ from rank to rank, and how many there are depends on the number of ranks. Only sums
-of them matter, though: what all results so far lack is the mean of what is left at the workers (the
-sum, of an all-reduce by sum) and what is left at the owners. So a checkpoint holds
+Residuals differ from rank to rank, and how many there are depends on the number of ranks. Only what
+all results so far lack matters, though, and that is the mean (of sums: the sum) of what is left at
+the workers, and what is left at the owners. So a checkpoint holds
 
-    worker   the mean over all ranks of what is left of their contributions: float32[count]
-    owner    what is left of the results, whichever rank has it:             float32[count]
+    worker   the mean, or sum, over all ranks of what is left of their contributions: float32[count]
+    owner    what is left of the results, whichever rank has it:                      float32[count]
 
-whatever the world size. A restart gives each rank that mean, and its part of the other.
+whatever the world size. A restart gives each rank an equal share of the one (of a mean: the mean),
+and its part of the other.
 
 Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
 weights_only=True. Nothing is changed by a load that raises.
@@ -79,7 +80,8 @@ class ErrorFeedback(Residuals):
 
     def _take(self, state: _State, comm: Communicator) -> None:
         start, stop = _own_part(len(state.worker), comm)
-        self._load(state.worker, state.owner[start:stop], start)
+        share = state.worker * _share(state.op != "avg", comm)
+        self._load(share, state.owner[start:stop], start)
         self._op, self._loss_scale = state.op, state.loss_scale
 
 
@@ -307,7 +309,7 @@ def _groups(items: Sequence[ErrorFeedback]) -> Iterator[list[ErrorFeedback]]:
 def _gathered(
     group: Sequence[ErrorFeedback], comm: Communicator
 ) -> tuple[list[Floats], list[Floats]]:
-    """(mean worker residuals, owner residuals) of each, by one all-reduce."""
+    """(worker residuals joined as the op does, owner residuals) of each, by one all-reduce."""
     counts = [one.count or 0 for one in group]
     both = np.zeros((2, sum(counts)), np.float32)
     ends = np.cumsum(counts)
@@ -316,12 +318,17 @@ def _gathered(
         both[0, end - count : end] = one.worker
         both[1, end - count + start : end - count + start + len(owner)] = owner
     comm.allreduce(both, "sum")
-    both[0] *= np.float32(1 / comm.world_size)
     workers, owners = (
         [row[end - count : end].copy() for end, count in zip(ends, counts, strict=True)]
         for row in both
     )
+    for one, worker in zip(group, workers, strict=True):
+        worker *= _share(one._op == "avg", comm)
     return workers, owners
+
+
+def _share(divides: bool, comm: Communicator) -> np.float32:
+    return np.float32(1 / comm.world_size if divides else 1)
 
 
 def _own_part(count: int, comm: Communicator) -> tuple[int, int]:

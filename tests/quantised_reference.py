@@ -198,21 +198,6 @@ class Residuals:
         return kept
 
 
-def checkpoint(residuals: Sequence[Residuals]) -> tuple[Array, Array]:
-    """(mean worker error, owner errors by element), float64: what a restart has to keep."""
-    worker = np.mean([one.worker.astype(np.float64) for one in residuals], axis=0)
-    owner = np.zeros(len(worker))
-    for one in residuals:
-        owner[one.start : one.start + len(one.owner)] += one.owner
-    return worker, owner
-
-
-def unsent(residuals: Sequence[Residuals], op: str) -> Array:
-    """What all results so far lack together: the sum or mean of what is left, float64."""
-    worker, owner = checkpoint(residuals)
-    return worker * (len(residuals) if op == "sum" else 1) + owner
-
-
 # ---- collectives: the inputs of all ranks in, what every rank gets out ----
 
 

@@ -222,14 +222,13 @@ def test_a_thousand_random_calls() -> None:
 
 # ---- T3: errors ----
 
-#: Relative squared error of one sum, by codec and data, of 2 and of 4 ranks: what uniform rounding
-#: of a block whose largest element is so many times its RMS gives (int8, int4), half a unit in the
-#: last of 3 bits (fp8), or 2 (1 - mean|c| / RMS) (onebit); twice where the sum is encoded again.
+#: Relative squared error of one sum of 4 ranks, by codec and data; simulations gave as much, or less
+#: for Gaussian and more for heavier tails. Of 2 ranks, encoded once, it is less.
 BOUNDS = {
-    "int8": {"gaussian": 1.3e-4, "lognormal": 3.5e-4, "sparse": 3.5e-4},
-    "int4": {"gaussian": 0.022, "lognormal": 0.035, "sparse": 0.022},
-    "fp8": {"gaussian": 1.4e-3, "lognormal": 1.4e-3, "sparse": 1.4e-3},
-    "onebit": {"gaussian": 0.84, "lognormal": 1.3, "sparse": 1.5},
+    "int8": {"gaussian": 1.0e-4, "lognormal": 8.1e-4, "sparse": 4.5e-5},
+    "int4": {"gaussian": 0.024, "lognormal": 0.063, "sparse": 0.0064},
+    "fp8": {"gaussian": 1.4e-3, "lognormal": 1.0e-3, "sparse": 1.0e-3},
+    "onebit": {"gaussian": 0.72, "lognormal": 1.27, "sparse": 1.5},
 }
 
 
@@ -261,8 +260,8 @@ def test_relative_errors(n: int) -> None:
     for (codec, kind), result in results[0].items():
         exact = np.sum([data(kind, count, rank).astype(np.float64) for rank in range(n)], axis=0)
         error = ((result - exact) ** 2).sum() / (exact**2).sum()
-        assert error <= BOUNDS[codec][kind], (codec, kind, error)
-        assert error >= BOUNDS[codec][kind] / 20, (codec, kind, error)
+        bound = BOUNDS[codec][kind] * (0.85 if n == 2 else 1)
+        assert bound / 2 <= error <= bound, (codec, kind, error)
 
 
 @pytest.mark.parametrize("n", [2, 3])
