@@ -6,17 +6,15 @@ T numbers are those of the list of what such codecs must be tested for:
     T5   how far behind the results are                                          T12  restarts
     T10  a codec that changes in mid-run
 
-The identity holds exactly in real numbers, so one test of it covers both residuals, padding, packing,
-chunks and worlds: whatever goes astray in any of them stays in the sum.
+The identity holds exactly in real numbers, so one test of it covers both residuals, padding,
+packing, chunks and worlds: whatever goes astray in any of them stays in the sum.
 """
 
 from __future__ import annotations
 
 import copy
-import io
 import itertools
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +30,6 @@ from ringcomm import (
     Config,
     ConfigError,
     ErrorFeedback,
-    FeedbackStore,
-    MismatchError,
-    TensorError,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -165,8 +160,8 @@ def test_nothing_is_lost_in_an_allgather(n: int) -> None:
 
 # ---- T5: lag ----
 
-#: ||sum of results - sum of means|| / ||E g|| after 200 steps, in steps, by codec: Gaussian data, of
-#: log-normal scales, and 95 % zeros; signal to noise 0.3, 4 ranks.
+#: ||sum of results - sum of means|| / ||E g|| after 200 steps, in steps, by codec: Gaussian data,
+#: of log-normal scales, and 95 % zeros; signal to noise 0.3, 4 ranks.
 LAG = {
     "int8": (0.02, 0.05, 0.01),
     "int4": (0.28, 0.55, 0.13),

@@ -50,6 +50,9 @@ class HookState:
             fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
 
+    With find_unused_parameters=True, DDP drops what arrives for a parameter that no rank has used
+    in a step, and so what was left of it.
+
     Attributes:
         feedback: the FeedbackStore in use, by names of the model's parameters.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
