@@ -375,6 +375,8 @@ static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t de
                 sched_yield();
         }
         count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+        if (count == 0 && e->crowded)
+            sched_yield();
     } while (count == 0 && clock_ns() < deadline);
     return count;
 }
