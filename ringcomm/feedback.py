@@ -328,7 +328,8 @@ def _gathered(
 
 
 def _share(divides: bool, comm: Communicator) -> np.float32:
-    return np.float32(1 / comm.world_size if divides else 1)
+    share: np.float32 = np.float32(1 / comm.world_size if divides else 1)
+    return share
 
 
 def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
