@@ -5,9 +5,9 @@
  *
  * One line per codec and direction: "codec direction bytes seconds ratio low high": bytes read and
  * written per element, the median of a call's seconds, and median, smallest and largest ratio of
- * the copy's time to the call's. A copy moves half of the traffic from one place to another. It runs
- * before every call, and a ratio is that of one such pair, so that what else the machine does hits
- * both. Tensors start OFFSET bytes into a page; copies at pages.
+ * the copy's time to the call's. A copy moves half of the traffic from one place to another. It
+ * runs before every call, and a ratio is that of one such pair, so that what else the machine does
+ * hits both. Tensors start OFFSET bytes into a page; copies at pages.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -85,8 +85,8 @@ static void half_call(const kernel_half *half, direction direction, room *r)
 static void block_call(const kernel_block *block, direction direction, room *r)
 {
     if (direction == ENCODE)
-        poisoned |= block->encode(r->scales, r->codes, r->left, r->src, 1.0f, r->residual, r->n,
-                                  r->far);
+        poisoned |=
+            block->encode(r->scales, r->codes, r->left, r->src, 1.0f, r->residual, r->n, r->far);
     else if (direction == DECODE)
         poisoned |= block->decode(r->acc, r->scales, r->codes, r->n, r->far);
     else
