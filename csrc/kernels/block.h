@@ -26,7 +26,7 @@
 #ifndef RINGCOMM_KERNELS_BLOCK_H
 #define RINGCOMM_KERNELS_BLOCK_H
 
-enum { BLOCK_MAX = 256, BLOCK_LANES = 32, BLOCK_NAN = 0x7fc0 };
+enum { BLOCK_MAX = 256, BLOCK_NAN = 0x7fc0 };
 
 static inline float block_float(uint32_t bits)
 {
