@@ -20,9 +20,9 @@
  *   onebit              s = min(root of the mean of c * c, 1.75 * mean of |c|), rounded to bf16;
  *                       code = c >= 0; D = s or -s
  * Of a scale made here the product is exact, so that |c - D| is half a step at most, but for the
- * roundings of c * (1 / s). An s below the normal floats is made 0: all D are then 0, and left is c.
- * Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then lanes are added to those
- * 16, 8, 4, 2, 1 before them.
+ * roundings of c * (1 / s). An s below the normal floats is made 0: all D are then 0, and left is
+ * c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then lanes are added to
+ * those 16, 8, 4, 2, 1 before them.
  */
 #ifndef RINGCOMM_KERNELS_BLOCK_H
 #define RINGCOMM_KERNELS_BLOCK_H
