@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import codecs as _standard  # noqa: F401  # the bench has the same name, see below
-import importlib.util
 
-import hops
-from netlab import why_unavailable
