@@ -8,8 +8,7 @@
 #include "feedback.h"
 
 enum {
-    AHEAD = 2,                   /* contributions to one peer that are not in a socket yet */
-    MOST_SEGMENT_ELEMS = 1 << 17 /* so that a rank soon has something to do with what comes */
+    AHEAD = 2 /* contributions to one peer that are not in a socket yet */
 };
 
 /* What is under way to a peer. */
@@ -61,8 +60,7 @@ int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
 
 uint64_t quantised_segment(const rc_work *w)
 {
-    uint64_t elems = quant_segment(&w->quantised->codec, w->env->segment_bytes);
-    return elems < MOST_SEGMENT_ELEMS ? elems : MOST_SEGMENT_ELEMS;
+    return quant_segment(&w->quantised->codec, w->env->segment_bytes);
 }
 
 /* Where a segment's residuals begin in the worker's. */
