@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import _native
+from . import _native, deepspeed
 from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
@@ -506,11 +506,15 @@ class Communicator:
         on_done: Callable[[Work], None] | None = None,
     ) -> Any:
         self._require_open()
+        seconds = self.config.timeout if timeout is None else timeout
         call, name = make_call(
-            collective, src, dst, count, op, compression, root, self.world_size,
-            self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
-            feedback,
+            collective, src, dst, count, op, compression, root, self.world_size, seconds, async_op,
+            on_done is not None, feedback,
         )  # fmt: skip
+        if call.codec == lib.RC_CODEC_ONEBIT_DEEPSPEED:
+            assert src is not None
+            assert dst is not None
+            return deepspeed.allreduce(self, name, src, dst, feedback, seconds)
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         work = Work(self, name, views, dst.owner if dst is not None else result)
