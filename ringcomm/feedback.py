@@ -249,9 +249,13 @@ def _read(state: object, name: str) -> _State:
                           "'owner' and 'op'")  # fmt: skip
     _require_format(state, name)
     require_scale(f"{name}: loss_scale", state.get("loss_scale"))
-    parts = [np.asarray(state[part]) for part in ("worker", "owner")]
-    if any(part.dtype != np.float32 or part.ndim != 1 for part in parts):
-        raise ConfigError(f"{name}: the residuals of a state are float32 of one dimension")
+    try:
+        parts = [np.asarray(state[part]) for part in ("worker", "owner")]
+    except (TypeError, ValueError, RuntimeError):  # a tensor that numpy cannot see
+        parts = []
+    if not parts or any(part.dtype != np.float32 or part.ndim != 1 for part in parts):
+        raise ConfigError(f"{name}: the residuals of a state are float32 of one dimension, in host "
+                          "memory")  # fmt: skip
     if len(parts[0]) != len(parts[1]):
         raise ConfigError(f"{name}: the state has {len(parts[0])} residuals of the workers and "
                           f"{len(parts[1])} of the owners; it must be as many")  # fmt: skip

@@ -305,10 +305,10 @@ def among_hosts(
     for place, (start, stop) in enumerate(chunk_bounds(count, local)):
         values, ranks = [], range(place, n, local)
         for first in range(0, n, local):
-            total = inputs[first][start:stop].astype(np.float32)
+            total = inputs[first][start:stop]
             for x in inputs[first + 1 : first + local]:
-                total = total + x[start:stop].astype(np.float32)
-            values.append(total)
+                total = total + x[start:stop]
+            values.append(total.astype(np.float32))
         given = [
             Residuals(left[r].worker[start:stop], left[r].owner, left[r].start - start)
             for r in ranks

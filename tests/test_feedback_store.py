@@ -263,6 +263,7 @@ def state_of(count: int = 4, **changed: Any) -> dict[str, Any]:
         (state_of(owner=np.zeros(3, np.float32)), "4 residuals of the workers and 3 of the owners"),
         (state_of(worker=np.zeros(4)), "float32 of one dimension"),
         (state_of(worker=np.zeros((4, 1), np.float32)), "float32 of one dimension"),
+        (state_of(worker=object()), "float32 of one dimension"),
         (state_of(op="max"), "op is 'max'; it must be sum or avg"),
         (state_of(loss_scale=0.0), "loss_scale=0.0: give a finite number above 0"),
     ],

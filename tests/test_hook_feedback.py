@@ -252,14 +252,21 @@ def test_the_loss_scale_rescales_what_is_left() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("codec", ["none", "bf16"])
-def test_a_gentle_codec_delivers_what_is_left(codec: str) -> None:
+def test_a_gentle_codec_delivers_what_is_left(codec: str, restarts: bool) -> None:
     def body(comm: Communicator) -> None:
         model = Net()
         state = HookState("onebit", comm, model=model, threshold=THRESHOLD)
         every = [[gradients_of(model, rank, step) for rank in range(2)] for step in range(2)]
         first = reduce(state, model, every[0][comm.rank])["embed"].clone()
-        state.compression = codec
+        if restarts:
+            saved = state.state_dict()
+            state = HookState(codec, comm, model=model, threshold=THRESHOLD)
+            assert state.state_dict() == {}
+            state.load_state_dict(saved)
+        else:
+            state.compression = codec
         second = reduce(state, model, every[1][comm.rank])["embed"]
         exact = sum((x["embed"] for step in every for x in step), torch.zeros(100, 48)) / 2
         tolerance = 1e-5 if codec == "none" else 2**-6
@@ -299,8 +306,9 @@ def test_a_checkpoint_of_another_model() -> None:
         other = HookState("onebit", comm, model=nn.Linear(200, 50))
         with pytest.raises(ConfigError, match="another model: it lacks 'weight'; it has 'embed'"):
             other.load_state_dict(saved)
-        with pytest.raises(ConfigError, match="keeps none"):
-            HookState("bf16", comm).load_state_dict(saved)
+        for none in (HookState("bf16", comm), HookState("int8", comm, model=Net(), feedback=False)):
+            with pytest.raises(ConfigError, match="can keep none"):
+                none.load_state_dict(saved)
         with pytest.raises(ConfigError, match="no state of a HookState"):
             other.load_state_dict({"residuals": 3})
         other.load_state_dict({})

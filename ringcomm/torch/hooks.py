@@ -138,9 +138,13 @@ class HookState:
             for name, parameter in inner.named_parameters()
         }
         if self._keeps:
-            for parameter, name in self._names.values():
-                if self._is_large(parameter):
-                    self.feedback[name].require_size(parameter.numel())
+            self._reserve()
+
+    def _reserve(self) -> None:
+        """An ErrorFeedback for each large parameter."""
+        for parameter, name in self._names.values():
+            if self._is_large(parameter):
+                self.feedback[name].require_size(parameter.numel())
 
     @property
     def _keeps(self) -> bool:
@@ -180,20 +184,22 @@ class HookState:
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Goes on from what ``state_dict`` returned, in a world of any size; an empty one starts
-        from zero. See ``FeedbackStore.load_state_dict``.
+        from zero. A codec that leaves nothing delivers what was left. See
+        ``FeedbackStore.load_state_dict``.
 
-        Raises ConfigError if it is of another model, or if this state keeps no residuals.
+        Raises ConfigError if it is of another model or threshold, or if this state can keep no
+        residuals: it has feedback=False, or no model.
         """
         if not state:
             return
-        if not self._keeps:
+        if self._wanted is False or not self._names:
             raise ConfigError(
-                f"the state holds residuals, and compression={self._codec.name!r} here keeps none; "
-                "give HookState(..., model=model, feedback=True) to deliver them, or load {} to "
-                "drop them"
+                "the state holds residuals, and this hook can keep none; give HookState(..., "
+                "model=model) without feedback=False, or load {} to drop them"
             )
         if not isinstance(state, Mapping) or not isinstance(state.get("feedback"), Mapping):
             raise ConfigError("this is no state of a HookState: it has no 'feedback'")
+        self._reserve()
         self.feedback.load_state_dict(state["feedback"], self.comm, strict=strict)
 
     # ---- what it measures ----
