@@ -11,7 +11,7 @@ import numpy as np
 
 from ._native import ffi, lib
 from .buffers import DTYPES, View
-from .codecs import Codec, parse
+from .codecs import Codec, parse, refuse_composed
 from .errors import ConfigError, TensorError
 from .residuals import Residuals
 
@@ -66,15 +66,6 @@ def require_feedback(codec: Codec, feedback: object) -> None:
             f"compression={codec.name!r} rounds so much away that it needs "
             "feedback=ringcomm.ErrorFeedback(), one for each tensor and kept from call to call, or "
             "feedback=False to go without"
-        )
-
-
-def refuse_composed(codec: Codec, what: str) -> None:
-    """Raises ConfigError for a codec that is made of other collectives, which what cannot have."""
-    if codec.composed:
-        raise ConfigError(
-            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
-            "which gives the average and is waited for; use onebit"
         )
 
 

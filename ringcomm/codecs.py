@@ -63,3 +63,12 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     if found is None:
         raise ConfigError(f"{what}{compression!r} is unknown; give one of {', '.join(CODECS)}")
     return found
+
+
+def refuse_composed(codec: Codec, what: str) -> None:
+    """Raises ConfigError for a composed codec, which does not go with ``what``."""
+    if codec.composed:
+        raise ConfigError(
+            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
+            "which gives the average and is waited for; use onebit"
+        )

@@ -184,7 +184,7 @@ def _all_to_all(
     every = call.wait(call.comm.alltoall(_bytes(rows), async_op=True, timeout=call.left), rows)
     for rank in np.flatnonzero(every["about"] != about):
         there = int(every["about"][rank])
-        dtype = next(name for name, number in DTYPES.items() if number == there >> 56)
+        dtype = next((name for name, code in DTYPES.items() if code == there >> 56), "?")
         raise MismatchError(
             f"{call.name}: rank {rank} has called allreduce({dtype}[{there & (1 << 56) - 1}])",
             rank=int(rank),

@@ -18,8 +18,8 @@ import numpy as np
 
 from ._native import ffi, lib
 from .buffers import ITEM_BYTES, View, view
-from .calls import Feedback, refuse_composed, require_compressible, require_feedback
-from .codecs import Codec, parse
+from .calls import Feedback, require_compressible, require_feedback
+from .codecs import Codec, parse, refuse_composed
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from .residuals import Residuals
 from .work import Work

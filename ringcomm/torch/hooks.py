@@ -27,8 +27,7 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..calls import refuse_composed
-from ..codecs import CODECS, Codec, parse
+from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..feedback import ErrorFeedback, FeedbackStore
