@@ -22,8 +22,8 @@ It is made of an all-to-all and an all-gather, with numpy, which nothing can be 
 so it is always waited for. It is for exactness, and has none of the core's speed.
 
 Invariants: errors change only if the result is finite on every rank: what DeepSpeed would keep from
-a NaN would never leave it again. Every rank decides that, and whether all have tensors of one size
-and dtype, from the same bytes, and so alike.
+a NaN would never leave it again. A scale that is not finite makes that of each chunk's mean so, and
+all ranks see those. Whether tensors are of one size and dtype, all ranks tell from the same heads.
 """
 
 from __future__ import annotations
@@ -160,10 +160,7 @@ def _exchange(call: _Call, chunks: Chunks, src: View, errors: _Errors) -> Floats
     compensated[: chunks.count] += _memory(src).astype(np.float32)
     scale, positive = _scale(compensated), _positive(compensated)
     compensated -= _values(scale, positive)
-    every = _all_to_all(call, chunks, src, scale, positive)
-    if every is None:
-        return None
-    server = _sum(every, chunks)
+    server = _sum(_all_to_all(call, chunks, src, scale, positive), chunks)
     server += errors.server
     scale, positive = _scale(server), _positive(server)
     errors.server = server - _values(scale, positive)
@@ -175,8 +172,8 @@ def _exchange(call: _Call, chunks: Chunks, src: View, errors: _Errors) -> Floats
 
 def _all_to_all(
     call: _Call, chunks: Chunks, src: View, scale: np.float32, positive: _Array
-) -> _Array | None:
-    """Every rank's scale and signs of this rank's chunk, or None if a scale is not finite."""
+) -> _Array:
+    """Every rank's scale and signs of this rank's chunk."""
     about = np.uint64(DTYPES[src.dtype] << 56 | chunks.count)
     rows = np.zeros(chunks.world_size, [("scale", "<f4"), ("about", "<u8"), _bits(chunks)])
     rows["scale"], rows["about"] = scale, about
@@ -189,7 +186,7 @@ def _all_to_all(
             f"{call.name}: rank {rank} has called allreduce({dtype}[{there & (1 << 56) - 1}])",
             rank=int(rank),
         )
-    return every if np.isfinite(every["scale"]).all() else None
+    return every
 
 
 def _all_gather(call: _Call, chunks: Chunks, scale: np.float32, positive: _Array) -> _Array:

@@ -19,7 +19,17 @@ from ranks import World, run_ranks
 from reference import Array
 from tensors import bits
 
-from ringcomm import Communicator, Config, ConfigError, ErrorFeedback, MismatchError, TensorError
+from ringcomm import (
+    AbortedError,
+    CommTimeoutError,
+    Communicator,
+    Config,
+    ConfigError,
+    ErrorFeedback,
+    MismatchError,
+    RingcommError,
+    TensorError,
+)
 from ringcomm.residuals import Padding
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -233,6 +243,43 @@ def test_zeros() -> None:
         assert got[0] < 0
         assert (got[1:] > 0).all()
 
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("stage", ["alltoall", "allgather"])
+@pytest.mark.parametrize("ends", [AbortedError, CommTimeoutError])
+def test_a_failure_on_the_way_changes_nothing(
+    stage: str, ends: type[RingcommError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6: and is told of under the call's own name."""
+    original = getattr(Communicator, stage)
+    broken = threading.Event()
+
+    def call(comm: Communicator, tensor: Array, **options: Any) -> Any:
+        if broken.is_set() and comm.rank == 1:
+            if ends is AbortedError:
+                comm.abort("enough")
+            raise InterruptedError
+        return original(comm, tensor, **options)
+
+    def body(comm: Communicator) -> None:
+        feedback = ErrorFeedback()
+        average(comm, values(100, comm.rank, 0), feedback)
+        before = errors_of(feedback)
+        comm.barrier()
+        broken.set()
+        x = values(100, comm.rank, 1)
+        seconds = 30.0 if ends is AbortedError else 0.3
+        if comm.rank == 1:
+            with pytest.raises(InterruptedError):
+                average(comm, x, feedback, timeout=seconds)
+        else:
+            with pytest.raises(ends, match=r"allreduce\(f32\[100\]\) #\d+ failed"):
+                average(comm, x, feedback, timeout=seconds)
+        assert bits(x) == bits(values(100, comm.rank, 1))
+        assert_same(errors_of(feedback), before)
+
+    monkeypatch.setattr(Communicator, stage, call)
     run_ranks(2, body)
 
 
