@@ -13,6 +13,10 @@
 
 enum { BUFFERS_KEPT = 64 };
 
+/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
+ * ones in flight, who polls takes time from who has something to do. */
+enum { BRIEF_BYTES = 1 << 20 };
+
 /* ---- works ---- */
 
 static void append_active(rc_comm *c, rc_work *w)
@@ -25,6 +29,8 @@ static void append_active(rc_comm *c, rc_work *w)
         c->active_head = w;
     c->active_tail = w;
     c->engine->active++;
+    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
+    c->engine->lengthy += w->lengthy;
 }
 
 static void remove_active(rc_comm *c, rc_work *w)
@@ -38,6 +44,7 @@ static void remove_active(rc_comm *c, rc_work *w)
     else
         c->active_tail = w->prev;
     c->engine->active--;
+    c->engine->lengthy -= w->lengthy;
 }
 
 static void finish(rc_comm *c, rc_work *w, rc_result result)

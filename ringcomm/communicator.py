@@ -299,7 +299,8 @@ class Communicator:
         Args:
             tensor: its first dimension is a multiple of world_size. Only read.
             op, compression, feedback: as for allreduce; the feedback is of the tensor's size. The
-                result is not rounded again.
+                result is not rounded again. A value that is not finite makes NaN of the part that
+                it belongs to and of that of the rank which had it; the other ranks do not know.
 
         Returns:
             Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).

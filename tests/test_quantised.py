@@ -379,6 +379,32 @@ def test_a_value_that_is_not_finite(n: int, bad: float) -> None:
         world.run(body)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_value_that_is_not_finite_elsewhere(n: int) -> None:
+    """T6: an all-gather is NaN everywhere. Of a reduce-scatter the part that it belongs to is, and
+    that of the rank which had it."""
+    count = 3000
+
+    def body(comm: Communicator) -> None:
+        for codec in CODECS:
+            scatters, gathers = ErrorFeedback(), ErrorFeedback()
+            x = values(count, comm.rank)
+            comm.reduce_scatter(x, compression=codec, feedback=scatters)
+            comm.allgather(x, compression=codec, feedback=gathers)
+            before = bits(scatters.worker), bits(gathers.worker)
+            if comm.rank == 0:
+                x[count - 1] = np.inf
+            got = comm.reduce_scatter(x, compression=codec, feedback=scatters)
+            assert np.isnan(got).all() == (comm.rank in (0, n - 1)), codec
+            assert np.isnan(got).any() == (comm.rank in (0, n - 1)), codec
+            assert np.isnan(comm.allgather(x, compression=codec, feedback=gathers)).all()
+            assert bits(gathers.worker) == before[1]
+            assert (bits(scatters.worker) == before[0]) == (comm.rank in (0, n - 1))
+
+    with World(n, config=Config(segment_bytes=4096, timeout=30.0)) as world:
+        world.run(body)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("codec", [None, "bf16", "fp16"])
 def test_what_is_not_finite_does_not_deliver_residuals(n: int, codec: str | None) -> None:

@@ -71,6 +71,7 @@ struct rc_work {
     uint64_t receives_left, sends_left;
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
+    int lengthy;                 /* as it was counted by the engine */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL, unless that machine runs it */
     void *absorbed;              /* src with its residuals added, or NULL */

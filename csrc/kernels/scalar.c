@@ -136,6 +136,11 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
+static inline uint32_t vec_below(vec x)
+{
+    return x < 0.0f;
+}
+
 /* A branch would be guessed wrong for every other element. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
