@@ -278,6 +278,13 @@ void engine_pump(rc_engine *e, engine_member *member)
         wake(e); /* it does not look there yet */
 }
 
+void engine_pump_later(rc_engine *e, engine_member *member)
+{
+    member->pumped = 1;
+    if (e->sleeping)
+        wake(e);
+}
+
 void engine_quiesce(rc_engine *e)
 {
     enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */

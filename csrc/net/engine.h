@@ -123,6 +123,8 @@ void engine_leave(rc_engine *e, engine_member *member);
 void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
 /* Pumps the member now and in every round, until it says otherwise. Under the lock. */
 void engine_pump(rc_engine *e, engine_member *member);
+/* The same from the next round on. */
+void engine_pump_later(rc_engine *e, engine_member *member);
 /* Returns when no event of a removed source can still be handled. Under the lock, which it lets go
  * meanwhile; not from a handler. */
 void engine_quiesce(rc_engine *e);
