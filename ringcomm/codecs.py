@@ -21,6 +21,8 @@ class Codec:
         bits: on the wire for an element, scales included.
         quantises: elements share a scale: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
+        composed: made of other collectives (deepspeed.py): an all-reduce to the average alone, and
+            waited for.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Codec:
     bits: float
     quantises: bool = False
     needs_feedback: bool = False
+    composed: bool = False
 
 
 #: By name, gentlest first among those of a kind.
@@ -41,6 +44,7 @@ CODECS = {
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
+        Codec("onebit-deepspeed", 8, 1, quantises=True, needs_feedback=True, composed=True),
     )
 }
 
@@ -59,3 +63,12 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     if found is None:
         raise ConfigError(f"{what}{compression!r} is unknown; give one of {', '.join(CODECS)}")
     return found
+
+
+def refuse_composed(codec: Codec, what: str) -> None:
+    """Raises ConfigError for a composed codec, which does not go with ``what``."""
+    if codec.composed:
+        raise ConfigError(
+            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
+            "which gives the average and is waited for; use onebit"
+        )
