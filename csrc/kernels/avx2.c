@@ -230,7 +230,7 @@ static inline __m256i round_int_8(__m256 *x)
     return number;
 }
 
-/* The low bytes of 32 integers. The packs work within half a register, which leaves groups of four
+/* 32 integers as bytes. The packs work within half a register, which leaves groups of four
  * in the order 0 2 4 6 1 3 5 7. */
 static inline void store_bytes(uint8_t *codes, __m256i a, __m256i b, __m256i c, __m256i d)
 {
@@ -289,39 +289,40 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     *y = floats_of_halves(_mm_srli_epi16(bytes, 4));
 }
 
-/* The rounding of scalar.c. The codes are signed bytes, as the packs want them. */
-static inline __m256i round_fp8_8(__m256 *x)
+/* The last bit of a number of e4m3 is 2^-3 of its leading one, or of 2^-6 if that is larger. It is
+ * also the last bit of 1.5 * 2^20 times that, so that adding this rounds to it. */
+static inline __m256 round_fp8_8(__m256 x)
 {
-    const __m256 large = _mm256_set1_ps(0x1p14f);
-    const __m256i bits = _mm256_castps_si256(*x);
-    const __m256i rest = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
-    const __m256 small = _mm256_add_ps(_mm256_castsi256_ps(rest), large);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(rest, 20), _mm256_set1_epi32(1));
-    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(rest, _mm256_set1_epi32(0x7ffff)), odd);
-    const __m256i normal = _mm256_and_si256(sum, _mm256_set1_epi32((int)0xfff00000));
-    const __m256 is_small =
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), rest));
-    const __m256 number =
-        _mm256_blendv_ps(_mm256_castsi256_ps(normal), _mm256_sub_ps(small, large), is_small);
-    const __m256 code =
-        _mm256_blendv_ps(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_srli_epi32(normal, 20),
-                                                              _mm256_set1_epi32(120 << 3))),
-                         _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(small),
-                                                              _mm256_castps_si256(large))),
-                         is_small);
-    const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi32(0x7fffffff), bits);
-    *x = _mm256_or_ps(number, _mm256_castsi256_ps(sign));
-    return _mm256_or_si256(_mm256_castps_si256(code), _mm256_srai_epi32(sign, 24));
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i leading = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
+    const __m256i floor = _mm256_max_epi32(leading, _mm256_set1_epi32(121 << 23));
+    const __m256i large = _mm256_add_epi32(floor, _mm256_set1_epi32(20 << 23 | 1 << 22));
+    const __m256 added = _mm256_castsi256_ps(large);
+    const __m256 number = _mm256_sub_ps(_mm256_add_ps(x, added), added);
+    return _mm256_or_ps(number, _mm256_and_ps(x, _mm256_set1_ps(-0.0f)));
+}
+
+/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+ */
+static inline __m256i codes_of_fp8(vec number)
+{
+    const __m256 factor = _mm256_set1_ps(0x1p-8f);
+    const __m128i low = _mm256_cvtps_ph(_mm256_mul_ps(number.low, factor), _MM_FROUND_NO_EXC);
+    const __m128i high = _mm256_cvtps_ph(_mm256_mul_ps(number.high, factor), _MM_FROUND_NO_EXC);
+    const __m256i half = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    const __m256i rest = _mm256_and_si256(_mm256_srli_epi16(half, 7), _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(half, 8), _mm256_set1_epi16(0x80));
+    return _mm256_or_si256(rest, sign);
 }
 
 static inline void round_fp8(uint8_t *codes, vec *x, vec *y)
 {
-    const __m256i a = round_fp8_8(&x->low), b = round_fp8_8(&x->high);
-    const __m256i c = round_fp8_8(&y->low), d = round_fp8_8(&y->high);
-    store_bytes(codes, a, b, c, d);
+    *x = (vec){round_fp8_8(x->low), round_fp8_8(x->high)};
+    *y = (vec){round_fp8_8(y->low), round_fp8_8(y->high)};
+    const __m256i packed = _mm256_packus_epi16(codes_of_fp8(*x), codes_of_fp8(*y));
+    _mm256_storeu_si256((__m256i *)codes, _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, 2^8 times as large. */
 static inline vec floats_of_fp8(const uint8_t *codes)
 {
     const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)codes));

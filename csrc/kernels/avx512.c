@@ -254,34 +254,42 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     load_int4_16(codes + 16, &x->high, &y->high);
 }
 
-/* The rounding of scalar.c. */
-static inline __m512i round_fp8_16(__m512 *x)
+/* As in avx2.c. */
+static inline __m512 round_fp8_16(__m512 x)
 {
-    const __m512 large = _mm512_set1_ps(0x1p14f);
-    const __m512i rest = bits_16(*x);
-    const __m512 small = _mm512_add_ps(_mm512_castsi512_ps(rest), large);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(rest, 20), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(rest, _mm512_set1_epi32(0x7ffff)), odd);
-    const __m512i normal = _mm512_and_si512(sum, _mm512_set1_epi32((int)0xfff00000));
-    const __mmask16 is_small = _mm512_cmplt_epi32_mask(rest, _mm512_set1_epi32(121 << 23));
-    const __m512i number =
-        _mm512_mask_mov_epi32(normal, is_small, _mm512_castps_si512(_mm512_sub_ps(small, large)));
-    const __m512i code = _mm512_mask_mov_epi32(
-        _mm512_sub_epi32(_mm512_srli_epi32(normal, 20), _mm512_set1_epi32(120 << 3)), is_small,
-        _mm512_sub_epi32(_mm512_castps_si512(small), _mm512_castps_si512(large)));
-    const __m512i sign =
-        _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), _mm512_castps_si512(*x));
-    *x = _mm512_castsi512_ps(_mm512_or_si512(number, sign));
-    return _mm512_or_si512(code, _mm512_srli_epi32(sign, 24));
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i leading = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f800000));
+    const __m512i floor = _mm512_max_epi32(leading, _mm512_set1_epi32(121 << 23));
+    const __m512i large = _mm512_add_epi32(floor, _mm512_set1_epi32(20 << 23 | 1 << 22));
+    const __m512 added = _mm512_castsi512_ps(large);
+    const __m512 number = _mm512_sub_ps(_mm512_add_ps(x, added), added);
+    return _mm512_or_ps(number, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
+}
+
+static inline __m256i half_of_fp8(__m512 number)
+{
+    return _mm512_cvtps_ph(_mm512_mul_ps(number, _mm512_set1_ps(0x1p-8f)), _MM_FROUND_NO_EXC);
+}
+
+/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+ */
+static inline void store_fp8(uint8_t *codes, vec number)
+{
+    const __m512i half = _mm512_inserti64x4(_mm512_castsi256_si512(half_of_fp8(number.low)),
+                                            half_of_fp8(number.high), 1);
+    const __m512i rest = _mm512_and_si512(_mm512_srli_epi16(half, 7), _mm512_set1_epi16(0x7f));
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(half, 8), _mm512_set1_epi16(0x80));
+    _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(_mm512_or_si512(rest, sign)));
 }
 
 static inline void round_fp8(uint8_t *codes, vec *x, vec *y)
 {
-    store_bytes(codes, round_fp8_16(&x->low), round_fp8_16(&x->high));
-    store_bytes(codes + LANES, round_fp8_16(&y->low), round_fp8_16(&y->high));
+    *x = (vec){round_fp8_16(x->low), round_fp8_16(x->high)};
+    *y = (vec){round_fp8_16(y->low), round_fp8_16(y->high)};
+    store_fp8(codes, *x);
+    store_fp8(codes + LANES, *y);
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, 2^8 times as large. */
 static inline vec floats_of_fp8(const uint8_t *codes)
 {
     const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes));

@@ -75,7 +75,11 @@ static inline void block_put(float *dst, vec x, int stream)
 static inline vec block_take(const float *src, vec pre, const float *residual)
 {
     const vec product = vec_mul(vec_load(src), pre);
-    return residual ? vec_add(product, vec_load(residual)) : product;
+    fetch_ahead(src);
+    if (!residual)
+        return product;
+    fetch_ahead(residual);
+    return vec_add(product, vec_load(residual));
 }
 
 /* c of a short block, and zeros after it. */

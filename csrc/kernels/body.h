@@ -121,6 +121,17 @@ static void f32_to_f64(double *dst, const float *src, size_t n)
         dst[i] = src[i];
 }
 
+/* ---- memory ---- */
+
+/* Asks for what lies 2 KiB behind x, LANES floats of it, whether there is anything or not: a core
+ * waits for more lines at a time than its own prefetcher asks for, and that one stops at pages. */
+static inline void fetch_ahead(const float *x)
+{
+    enum { AHEAD = 2048, LINE = 64 };
+    for (uintptr_t i = 0; LANES > 1 && i < LANES * sizeof *x; i += LINE)
+        __builtin_prefetch((const void *)((uintptr_t)x + AHEAD + i));
+}
+
 /* ---- 16-bit floats ---- */
 
 #ifndef BF16_LOAD_F32

@@ -192,40 +192,39 @@ static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
     *y = floats_of_bytes(vshr_n_s8(bytes, 4));
 }
 
-/* The rounding of scalar.c. */
-static inline uint16x4_t round_fp8_4(float32x4_t *x)
+/* As in avx2.c. */
+static inline float32x4_t round_fp8_4(float32x4_t x)
 {
-    const float32x4_t large = vdupq_n_f32(0x1p14f);
-    const uint32x4_t bits = vreinterpretq_u32_f32(*x);
-    const uint32x4_t rest = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
-    const float32x4_t small = vaddq_f32(vreinterpretq_f32_u32(rest), large);
-    const uint32x4_t odd = vandq_u32(vshrq_n_u32(rest, 20), vdupq_n_u32(1));
-    const uint32x4_t sum = vaddq_u32(vaddq_u32(rest, vdupq_n_u32(0x7ffff)), odd);
-    const uint32x4_t normal = vandq_u32(sum, vdupq_n_u32(0xfff00000));
-    const uint32x4_t is_small = vcltq_u32(rest, vdupq_n_u32(121u << 23));
-    const uint32x4_t number =
-        vbslq_u32(is_small, vreinterpretq_u32_f32(vsubq_f32(small, large)), normal);
-    const uint32x4_t code =
-        vbslq_u32(is_small, vsubq_u32(vreinterpretq_u32_f32(small), vreinterpretq_u32_f32(large)),
-                  vsubq_u32(vshrq_n_u32(normal, 20), vdupq_n_u32(120 << 3)));
-    const uint32x4_t sign = vbicq_u32(bits, vdupq_n_u32(0x7fffffff));
-    *x = vreinterpretq_f32_u32(vorrq_u32(number, sign));
-    return vmovn_u32(vorrq_u32(code, vshrq_n_u32(sign, 24)));
+    const uint32x4_t bits = vreinterpretq_u32_f32(x);
+    const uint32x4_t leading = vandq_u32(bits, vdupq_n_u32(0x7f800000));
+    const uint32x4_t floor = vmaxq_u32(leading, vdupq_n_u32(121 << 23));
+    const uint32x4_t large = vaddq_u32(floor, vdupq_n_u32(20 << 23 | 1 << 22));
+    const float32x4_t added = vreinterpretq_f32_u32(large);
+    const float32x4_t number = vsubq_f32(vaddq_f32(x, added), added);
+    return vbslq_f32(vdupq_n_u32(0x80000000), x, number);
 }
 
-static inline uint8x8_t round_fp8_8(vec *x)
+/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+ */
+static inline void store_fp8(uint8_t *codes, vec number)
 {
-    const uint16x4_t low = round_fp8_4(&x->low), high = round_fp8_4(&x->high);
-    return vmovn_u16(vcombine_u16(low, high));
+    const float32x4_t factor = vdupq_n_f32(0x1p-8f);
+    const float16x4_t low = vcvt_f16_f32(vmulq_f32(number.low, factor));
+    const uint16x8_t half =
+        vreinterpretq_u16_f16(vcvt_high_f16_f32(low, vmulq_f32(number.high, factor)));
+    const uint8x8_t sign = vand_u8(vshrn_n_u16(half, 8), vdup_n_u8(0x80));
+    const uint8x8_t rest = vand_u8(vshrn_n_u16(half, 7), vdup_n_u8(0x7f));
+    vst1_u8(codes, vorr_u8(rest, sign));
 }
 
 static inline void round_fp8(uint8_t *codes, vec *x, vec *y)
 {
-    vst1_u8(codes, round_fp8_8(x));
-    vst1_u8(codes + LANES, round_fp8_8(y));
+    *x = (vec){round_fp8_4(x->low), round_fp8_4(x->high)};
+    *y = (vec){round_fp8_4(y->low), round_fp8_4(y->high)};
+    store_fp8(codes, *x);
+    store_fp8(codes + LANES, *y);
 }
 
-/* e4m3 is fp16 without its first exponent bit and its last fraction bits, 2^8 times as large. */
 static inline vec floats_of_fp8(const uint8_t *codes)
 {
     const int16x8_t wide = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(codes)));

@@ -136,14 +136,16 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
-static inline vec vec_by_sign(vec x, vec plus, vec minus)
-{
-    return x >= 0.0f ? plus : minus;
-}
-
+/* A branch would be guessed wrong for every other element. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
-    return bits & 1 ? plus : minus;
+    const uint32_t differ = bits_of(plus) ^ bits_of(minus);
+    return float_of(bits_of(minus) ^ (differ & (0 - (bits & 1))));
+}
+
+static inline vec vec_by_sign(vec x, vec plus, vec minus)
+{
+    return vec_by_bits(vec_signs(x), plus, minus);
 }
 
 /* Adding 1.5 * 2^23 leaves whole numbers only; the lowest bits of the sum are two's complement. */

@@ -89,11 +89,11 @@ static inline double number_at(enum format format, const uint8_t *codes, size_t 
     }
 }
 
-/* D. A scale of zero leaves no sign to onebit. */
+/* D. A zero block of onebit has no -0. */
 static inline float d_of(enum format format, double number, float s)
 {
     if (format == ONEBIT && s == 0.0f)
-        return 0.0f;
+        return number > 0 ? s : 0.0f;
     return (float)(number * (double)s);
 }
 
