@@ -45,6 +45,8 @@ rc_result quantised_create(rc_work *w)
 
 void quantised_destroy(rc_work *w)
 {
+    if (w->quantised != NULL)
+        quant_end(&w->quantised->codec);
     free(w->quantised);
 }
 
@@ -201,6 +203,20 @@ rc_result quantised_go_on(rc_work *w)
     return result;
 }
 
+/* The codec sees what it will encode as a whole before it encodes any of it. */
+static rc_result prepare(rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint64_t parts = p->collective == RC_REDUCE_SCATTER ? (uint64_t)p->world_size : 1;
+    feedback_range exact = own_part(w);
+    topk_source source = {.src = w->call.src,
+                          .residual = w->quantised->feedback.worker_in,
+                          .count = w->call.count * parts,
+                          .exact = exact.start,
+                          .exact_count = exact.end - exact.start};
+    return quant_prepare(&w->quantised->codec, &source, plan_segment_elems(p, 0, 0), w->seq);
+}
+
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -209,6 +225,7 @@ rc_result quantised_start(rc_work *w)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
+    RC_TRY(prepare(w));
     w->quantised->results_left = count_results(p);
     return quantised_go_on(w);
 }
@@ -241,6 +258,7 @@ static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
     return (quant_terms){.wires = join_wires(&w->join, segment),
+                         .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size,
                          .src = work_src(w, chunk, segment),
                          .residual = at(residual, src_elem(w, chunk, segment))};
@@ -291,7 +309,7 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
                    ? join_segment(w, chunk, segment)
                    : RC_OK;
     if (w->plan.collective == RC_ALLGATHER) {
-        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
+        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data, buffer->length,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
         note_results(w, 1);
     }
@@ -309,6 +327,7 @@ rc_result quantised_encode(rc_work *w, out_frame *frame)
         &q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
         left_at(q->feedback.worker_out, elem), plan_segment_elems(&w->plan, chunk, segment),
         &q->poisoned);
+    frame->buffer->length = frame->header.length;
     frame->payload = frame->buffer->data;
     frame->encode_src = NULL;
     return keep_own(w, chunk, segment, frame->buffer);
@@ -318,7 +337,7 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
     w->receives_left--;
-    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data,
+    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length,
                 plan_segment_elems(&w->plan, h->chunk, h->segment), &q->poisoned);
     note_results(w, 1);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
@@ -329,6 +348,12 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
 
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
+    if (!quant_valid(&w->quantised->codec, buffer->data, h->length,
+                     plan_segment_elems(&w->plan, h->chunk, h->segment))) {
+        pool_return(w->env->buffers, buffer);
+        return RC_PROTOCOL;
+    }
+    buffer->length = h->length;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store(w, h, buffer);
     if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))

@@ -136,6 +136,11 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
+static inline uint32_t vec_reaching(vec x, uint32_t least)
+{
+    return (bits_of(x) & 0x7fffffff) >= least;
+}
+
 /* A branch would be guessed wrong for every other element. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
