@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "coll/quantised.h"
 
 enum { BUFFERS_KEPT = 64 };
 
@@ -157,6 +158,12 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
     rc_work *w = work_create(c->engine, call, c->config.spin_us);
     if (w == NULL)
         return RC_NO_MEMORY;
+    if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
+        work_absorb(w, c->env.contributors) != RC_OK) {
+        work_release(w);
+        work_release(w);
+        return RC_NO_MEMORY;
+    }
     pthread_mutex_lock(&c->engine->inbox_lock);
     number(c, w);
     w->next = NULL;

@@ -126,6 +126,16 @@ static int any_not_finite(const float *x, size_t n)
     return found;
 }
 
+int quant_is_finite(rc_dtype dtype, const void *x, size_t n)
+{
+    if (dtype == RC_F32)
+        return !any_not_finite(x, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(((const double *)x)[i]))
+            return 0;
+    return 1;
+}
+
 void quant_fill_nan(rc_dtype dtype, void *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)

@@ -90,6 +90,8 @@ size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms 
 /* dst = D(wire). */
 void quant_store(quant *q, void *dst, const uint8_t *wire, size_t bytes, size_t n, int *poisoned);
 
+/* 1 if n elements are neither NaN nor infinite. */
+int quant_is_finite(rc_dtype dtype, const void *x, size_t n);
 /* dst = NaN. */
 void quant_fill_nan(rc_dtype dtype, void *dst, size_t n);
 

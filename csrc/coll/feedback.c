@@ -230,6 +230,21 @@ void feedback_commit(rc_feedback *f, rc_op op)
     f->op = op;
 }
 
+rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out)
+{
+    size_t elem_bytes = rc_dtype_size(dtype);
+    const float *residual = f->worker[f->now].data;
+    *out = f->count <= SIZE_MAX / elem_bytes - 1 ? malloc((f->count + 1) * elem_bytes) : NULL;
+    if (*out == NULL)
+        return RC_NO_MEMORY;
+    for (uint64_t i = 0; i < f->count; i++)
+        if (dtype == RC_F64)
+            ((double *)*out)[i] = ((const double *)src)[i] + (double)residual[i];
+        else
+            ((float *)*out)[i] = ((const float *)src)[i] + residual[i];
+    return RC_OK;
+}
+
 void feedback_clear(rc_feedback *f)
 {
     make_zero(&f->worker[f->now], (feedback_range){0, f->count});

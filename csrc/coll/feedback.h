@@ -96,6 +96,9 @@ void feedback_commit(rc_feedback *f, rc_op op);
 
 /* Adds the owner's residual to the worker's, times factor. */
 void feedback_fold(rc_feedback *f, double factor);
+/* *out = a copy of count elements of src (f32 or f64) with the worker's residuals added, to be
+ * freed. RC_NO_MEMORY or RC_OK. */
+rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out);
 /* All residuals are zero from here on. */
 void feedback_clear(rc_feedback *f);
 

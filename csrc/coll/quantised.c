@@ -1,7 +1,6 @@
 /* quantised.c - see quantised.h. */
 #include "quantised.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "../base/error.h"
@@ -76,12 +75,20 @@ static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
 
 /* ---- residuals ---- */
 
-/* The part that this rank owns, of the elements that the work is about. */
+/* The first of the feedback's elements that the work is about. */
+static uint64_t first_elem(const rc_work *w)
+{
+    const rc_call *called = work_called(w);
+    uintptr_t within = (uintptr_t)w->call.dst - (uintptr_t)called->dst;
+    return w->is_shared ? within / w->codec.elem_bytes : 0;
+}
+
+/* The part that this rank owns. */
 static feedback_range own_part(const rc_work *w)
 {
     const plan *p = &w->plan;
     uint32_t chunk = (uint32_t)p->rank; /* rank 0's contribution to it */
-    uint64_t start = plan_src_offset(p, chunk);
+    uint64_t start = first_elem(w) + plan_src_offset(p, chunk);
     if (p->algorithm != RC_DIRECT || plan_chunk_elems(p, chunk) == 0)
         return (feedback_range){0};
     return (feedback_range){start, start + plan_chunk_elems(p, chunk)};
@@ -90,14 +97,21 @@ static feedback_range own_part(const rc_work *w)
 static rc_result begin_feedback(rc_work *w)
 {
     rc_feedback *f = w->call.feedback;
+    feedback_view *view = &w->quantised->feedback;
     if (f == NULL)
         return RC_OK;
-    feedback_use use = {.worker = {0, f->count},
+    uint64_t first = first_elem(w);
+    feedback_use use = {.worker = {first, w->is_shared ? first + w->call.count : f->count},
                         .exact = own_part(w),
-                        .fold = w->call.op == RC_AVG ? w->env->contributors : 1.0};
+                        .fold = work_divisor(&w->call, w->env->contributors)};
     if (w->plan.collective == RC_ALLREDUCE)
         use.owner = use.exact;
-    return feedback_begin(f, &use, &w->quantised->feedback);
+    RC_TRY(feedback_begin(f, &use, view));
+    if (w->absorbed != NULL) {
+        view->worker_in = NULL;
+        view->exact_is_zero = 1;
+    }
+    return RC_OK;
 }
 
 static const float *at(const float *residual, uint64_t elem)
@@ -363,8 +377,27 @@ rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 
 /* ---- the end ---- */
 
+/* Among hosts: poison makes a chunk NaN, and this rank sees the chunks of all. */
+static int is_poisoned(const rc_work *w)
+{
+    const rc_call *called = work_called(w);
+    const uint8_t *dst = called->dst;
+    if (!w->is_shared)
+        return w->quantised->poisoned;
+    for (uint64_t start = 0; start < called->count; start += w->shared.chunk_elems)
+        if (!quant_is_finite(called->dtype, dst + start * w->codec.elem_bytes, 1))
+            return 1;
+    return 0;
+}
+
 void quantised_finish(rc_work *w, rc_result result)
 {
-    if (result == RC_OK && w->call.feedback != NULL && !w->quantised->poisoned)
-        feedback_commit(w->call.feedback, w->call.op);
+    const rc_call *called = work_called(w);
+    if (result != RC_OK)
+        return;
+    int poisoned = is_poisoned(w);
+    if (poisoned && w->is_shared)
+        quant_fill_nan(called->dtype, called->dst, called->count);
+    if (called->feedback != NULL && !poisoned)
+        feedback_commit(called->feedback, called->op);
 }

@@ -35,6 +35,19 @@ static span chunk_of(const shared_run *run, uint32_t chunk)
     return (span){start, smaller(run->chunk_elems, run->call.count - start)};
 }
 
+static uint64_t chunk_elems_of(uint64_t count, uint64_t chunks)
+{
+    uint64_t unit = chunks * PLAN_ALIGN;
+    return (count + unit - 1) / unit * PLAN_ALIGN;
+}
+
+feedback_range shared_own_chunk(const shared_memory *s, uint64_t count)
+{
+    uint64_t elems = chunk_elems_of(count, (uint64_t)s->region.ranks);
+    uint64_t start = smaller((uint64_t)s->region.self * elems, count);
+    return (feedback_range){start, smaller(start + elems, count)};
+}
+
 /* Those of a chunk that pass in one lap. */
 static span span_of(const shared_run *run, uint32_t chunk, uint64_t lap)
 {
@@ -284,8 +297,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
         run->chunks = 1;
     else
         room = region_part_bytes(&s->region);
-    uint64_t unit = run->chunks * PLAN_ALIGN;
-    run->chunk_elems = (run->call.count + unit - 1) / unit * PLAN_ALIGN;
+    run->chunk_elems = chunk_elems_of(run->call.count, run->chunks);
     run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
     s->laps += run->laps;

@@ -94,6 +94,37 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     return w;
 }
 
+double work_divisor(const rc_call *call, int contributors)
+{
+    return call->op == RC_AVG ? contributors : 1.0;
+}
+
+const rc_call *work_called(const rc_work *w)
+{
+    return w->is_shared ? &w->shared.call : &w->call;
+}
+
+rc_result work_absorb(rc_work *w, int contributors)
+{
+    rc_feedback *f = w->call.feedback;
+    feedback_fold(f, work_divisor(&w->call, contributors));
+    if (feedback_is_zero(f, (feedback_range){0, f->count}))
+        return RC_OK;
+    RC_TRY(feedback_absorb(f, w->call.dtype, w->call.src, &w->absorbed));
+    w->call.src = w->absorbed;
+    return RC_OK;
+}
+
+/* Residuals that were sent without being encoded are gone, once they have arrived. */
+static void finish_absorbed(const rc_work *w, rc_result result)
+{
+    const rc_call *call = work_called(w);
+    uint64_t all =
+        call->count * (call->collective == RC_ALLGATHER ? (uint64_t)w->plan.world_size : 1);
+    if (result == RC_OK && quant_is_finite(call->dtype, call->dst, all))
+        feedback_clear(call->feedback);
+}
+
 void work_retain(rc_work *w)
 {
     atomic_fetch_add(&w->references, 1);
@@ -106,6 +137,7 @@ void work_release(rc_work *w)
     if (w->seen != w->seen_few)
         free(w->seen);
     quantised_destroy(w);
+    free(w->absorbed);
     engine_release(w->engine);
     free(w);
 }
@@ -124,6 +156,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     }
     if (w->quantised != NULL)
         quantised_finish(w, result);
+    else if (w->absorbed != NULL)
+        finish_absorbed(w, result);
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;

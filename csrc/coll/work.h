@@ -73,6 +73,7 @@ struct rc_work {
     uint64_t seen_few[4];
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL, unless that machine runs it */
+    void *absorbed;              /* src with its residuals added, or NULL */
     int is_shared;               /* it goes through shared memory */
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
@@ -85,6 +86,15 @@ struct rc_work {
 
 /* Makes the work; only what needs no lock. NULL if memory is short. */
 rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
+/* Takes src with its residuals added in place of src, where there are any. They are zero after it,
+ * or replaced by new ones, if the work is a success. contributors: as in work_env. RC_NO_MEMORY or
+ * RC_OK. */
+rc_result work_absorb(rc_work *w, int contributors);
+/* The call as it was made: among hosts a work's own is about one chunk. */
+const rc_call *work_called(const rc_work *w);
+/* By what a value of this call is divided in its result: an owner's residual is worth as much more
+ * as a contribution. */
+double work_divisor(const rc_call *call, int contributors);
 void work_retain(rc_work *w);
 /* Drops one reference; the last one frees. */
 void work_release(rc_work *w);

@@ -1,5 +1,5 @@
-/* quant_reference.h - codecs of few bits and their collectives, from the formulas of docs/WIRE.md and
- * with none of the core's code: one block at a time, residuals as plain arrays.
+/* quant_reference.h - codecs of few bits and their collectives, from the formulas of docs/WIRE.md
+ * and with none of the core's code: one block at a time, residuals as plain arrays.
  */
 #ifndef RINGCOMM_TEST_QUANT_REFERENCE_H
 #define RINGCOMM_TEST_QUANT_REFERENCE_H
@@ -129,6 +129,7 @@ typedef struct qref_world {
     int size;
     uint64_t count;
     int feedback;                  /* 0: residuals are zero for ever */
+    int contributors;              /* ranks whose values are in a source; 0: one each */
     float *worker[QREF_MAX_WORLD]; /* count each */
     float *owner[QREF_MAX_WORLD];  /* count each, of which only the own part is used */
 } qref_world;
@@ -191,57 +192,139 @@ static inline int qref_contribute(const qref_world *w, rc_codec codec, int rank,
     return poisoned;
 }
 
+static inline float qref_divisor(const qref_world *w, rc_op op)
+{
+    return op == RC_AVG ? (float)(w->contributors ? w->contributors : w->size) : 1.0F;
+}
+
+static inline float qref_post(const qref_world *w, rc_op op)
+{
+    return (float)(1.0 / (double)qref_divisor(w, op));
+}
+
+/* sum = post * (d[0] + d[1] + ...) */
+static inline void qref_sum(const qref_world *w, rc_op op, float *const d[], float *sum,
+                            uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        sum[i] = d[0][i];
+        for (int rank = 1; rank < w->size; rank++)
+            sum[i] = sum[i] + d[rank][i];
+        sum[i] = sum[i] * qref_post(w, op);
+    }
+}
+
+/* Room for every rank's contribution, and what it leaves. */
+typedef struct qref_room {
+    float *d[QREF_MAX_WORLD], *left[QREF_MAX_WORLD];
+} qref_room;
+
+static inline qref_room qref_room_open(const qref_world *w)
+{
+    qref_room room = {{NULL}, {NULL}};
+    for (int rank = 0; rank < w->size; rank++) {
+        room.d[rank] = calloc(w->count + 1, sizeof(float));
+        room.left[rank] = calloc(w->count + 1, sizeof(float));
+    }
+    return room;
+}
+
+/* Residuals become what was left, unless a step was poisoned. */
+static inline void qref_room_close(qref_world *w, qref_room *room, int poisoned)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        if (w->feedback && !poisoned)
+            memcpy(w->worker[rank], room->left[rank], w->count * sizeof(float));
+        free(room->d[rank]);
+        free(room->left[rank]);
+    }
+}
+
+static inline void qref_fill_nan(float *x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = NAN;
+}
+
+/* The owners' half of a direct all-reduce: dst = D(C(sum + residual)). */
+static inline int qref_results(qref_world *w, rc_codec codec, float *dst, float *sum)
+{
+    int poisoned = 0;
+    float *left = malloc((w->count + 1) * sizeof *left);
+    for (int owner = 0; owner < w->size; owner++) {
+        uint64_t start, end;
+        qref_part_of(w, owner, &start, &end);
+        for (uint64_t i = start; i < end; i++)
+            sum[i] = sum[i] + w->owner[owner][i];
+        poisoned |= qref_round(codec, dst + start, left + start, sum + start, end - start);
+    }
+    for (int owner = 0; owner < w->size && w->feedback && !poisoned; owner++) {
+        uint64_t start, end;
+        qref_part_of(w, owner, &start, &end);
+        memcpy(w->owner[owner] + start, left + start, (end - start) * sizeof *left);
+    }
+    free(left);
+    return poisoned;
+}
+
 /* An all-reduce of sources x into dst (count elements, the same on all ranks). Residuals change if
  * nothing is poisoned. */
 static inline int qref_allreduce(qref_world *w, rc_codec codec, rc_op op, float *const x[],
                                  float *dst)
 {
-    float post = op == RC_AVG ? (float)(1.0 / w->size) : 1.0F;
-    size_t bytes = (w->count + 1) * sizeof(float);
-    float *d[QREF_MAX_WORLD], *left[QREF_MAX_WORLD], *owner_left = malloc(bytes);
-    float *sum = malloc(bytes);
+    qref_room room = qref_room_open(w);
+    float *sum = malloc((w->count + 1) * sizeof *sum);
     int poisoned = 0;
     for (int rank = 0; rank < w->size; rank++) {
-        d[rank] = malloc(bytes);
-        left[rank] = malloc(bytes);
         if (w->size == 2)
-            qref_fold(w, rank, op == RC_AVG ? w->size : 1);
+            qref_fold(w, rank, (double)qref_divisor(w, op));
         for (int owner = 0; owner < w->size; owner++) {
-            uint64_t start = 0, end = w->count;
+            uint64_t start = 0, end = owner == 0 ? w->count : 0;
             if (w->size > 2)
                 qref_part_of(w, owner, &start, &end);
-            if (w->size > 2 || owner == 0)
-                poisoned |= qref_contribute(w, codec, rank, x[rank], d[rank], left[rank], start,
-                                            end, w->size > 2 && owner == rank);
+            poisoned |= qref_contribute(w, codec, rank, x[rank], room.d[rank], room.left[rank],
+                                        start, end, w->size > 2 && owner == rank);
         }
     }
-    for (uint64_t i = 0; i < w->count; i++) {
-        sum[i] = d[0][i];
-        for (int rank = 1; rank < w->size; rank++)
-            sum[i] = sum[i] + d[rank][i];
-        sum[i] = sum[i] * post;
-        dst[i] = sum[i];
-    }
-    for (int owner = 0; owner < w->size && w->size > 2; owner++) {
-        uint64_t start, end;
-        qref_part_of(w, owner, &start, &end);
-        for (uint64_t i = start; i < end; i++)
-            sum[i] = sum[i] + w->owner[owner][i];
-        poisoned |= qref_round(codec, dst + start, owner_left + start, sum + start, end - start);
-        if (w->feedback && !poisoned)
-            memcpy(w->owner[owner] + start, owner_left + start, (end - start) * sizeof *sum);
-    }
-    for (int rank = 0; rank < w->size; rank++) {
-        if (w->feedback && !poisoned)
-            memcpy(w->worker[rank], left[rank], w->count * sizeof *sum);
-        free(d[rank]);
-        free(left[rank]);
-    }
-    for (uint64_t i = 0; poisoned && i < w->count; i++)
-        dst[i] = NAN;
-    free(owner_left);
+    qref_sum(w, op, room.d, sum, w->count);
+    if (w->size == 2)
+        memcpy(dst, sum, w->count * sizeof *sum);
+    else
+        poisoned |= qref_results(w, codec, dst, sum);
+    if (poisoned)
+        qref_fill_nan(dst, w->count);
+    qref_room_close(w, &room, poisoned);
     free(sum);
     return poisoned;
+}
+
+/* Sources of world x each elements into dst[rank] of each. */
+static inline void qref_reduce_scatter(qref_world *w, rc_codec codec, rc_op op, float *const x[],
+                                       float *const dst[])
+{
+    uint64_t each = w->count / (uint64_t)w->size;
+    qref_room room = qref_room_open(w);
+    float *sum = malloc((w->count + 1) * sizeof *sum);
+    for (int rank = 0; rank < w->size; rank++)
+        for (int owner = 0; owner < w->size; owner++)
+            qref_contribute(w, codec, rank, x[rank], room.d[rank], room.left[rank],
+                            each * (uint64_t)owner, each * (uint64_t)(owner + 1), owner == rank);
+    qref_sum(w, op, room.d, sum, w->count);
+    for (int rank = 0; rank < w->size; rank++)
+        memcpy(dst[rank], sum + each * (uint64_t)rank, each * sizeof *sum);
+    qref_room_close(w, &room, 0);
+    free(sum);
+}
+
+/* Sources of count elements into dst of world x as many. */
+static inline void qref_allgather(qref_world *w, rc_codec codec, float *const x[], float *dst)
+{
+    qref_room room = qref_room_open(w);
+    for (int rank = 0; rank < w->size; rank++) {
+        qref_contribute(w, codec, rank, x[rank], room.d[rank], room.left[rank], 0, w->count, 0);
+        memcpy(dst + w->count * (uint64_t)rank, room.d[rank], w->count * sizeof *dst);
+    }
+    qref_room_close(w, &room, 0);
 }
 
 #endif

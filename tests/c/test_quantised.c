@@ -1,110 +1,8 @@
-/* test_quantised.c - all-reduces, reduce-scatters and all-gathers by codecs of few bits: bit for bit
- * what the formulas give, nothing lost over many steps, and residuals that change only when they may.
+/* test_quantised.c - all-reduces, reduce-scatters and all-gathers by codecs of few bits: bit for
+ * bit what the formulas give, nothing lost over many steps, and residuals that change only when
+ * they may.
  */
-#include "quant_reference.h"
-#include "world.h"
-
-static uint64_t seed = 88172645463325252u;
-
-static const rc_codec codecs[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8};
-
-/* All ranks' tensors. */
-typedef struct tensors {
-    int size;
-    uint64_t count;
-    float *src[WORLD_MAX], *dst[WORLD_MAX];
-} tensors;
-
-static tensors make_tensors(int size, uint64_t count)
-{
-    tensors t = {.size = size, .count = count};
-    for (int rank = 0; rank < size; rank++) {
-        t.src[rank] = calloc(count + 1, sizeof(float));
-        t.dst[rank] = calloc(count + 1, sizeof(float));
-    }
-    return t;
-}
-
-static void free_tensors(tensors *t)
-{
-    for (int rank = 0; rank < t->size; rank++) {
-        free(t->src[rank]);
-        free(t->dst[rank]);
-    }
-}
-
-/* Values of ordinary size; here and there a zero block. */
-static void draw_values(tensors *t)
-{
-    for (int rank = 0; rank < t->size; rank++) {
-        fill_random(t->src[rank], RC_F32, t->count, &seed);
-        for (uint64_t i = 0; i < t->count; i++)
-            if (i / 256 % 7 == 3)
-                t->src[rank][i] = 0.0F;
-    }
-}
-
-static rc_call call_of(const tensors *t, int rank, rc_codec codec, rc_op op, int in_place)
-{
-    rc_call call = small_call(RC_ALLREDUCE, t->dst[rank], t->count);
-    call.codec = codec;
-    call.op = op;
-    if (!in_place)
-        call.src = t->src[rank];
-    else if (t->count > 0)
-        memcpy(t->dst[rank], t->src[rank], t->count * sizeof(float));
-    return call;
-}
-
-static void run_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
-                     int in_place)
-{
-    rc_work *works[WORLD_MAX];
-    for (int rank = 0; rank < t->size; rank++) {
-        rc_call call = call_of(t, rank, codec, op, in_place);
-        call.feedback = feedback != NULL ? feedback[rank] : NULL;
-        works[rank] = submit(w->comms[rank], &call);
-    }
-    for (int rank = 0; rank < t->size; rank++)
-        if (works[rank] != NULL)
-            expect_done(works[rank]);
-}
-
-static void open_feedback(rc_feedback **feedback, int size, uint64_t count)
-{
-    for (int rank = 0; rank < size; rank++)
-        CHECK_EQ(rc_feedback_create(&feedback[rank], count), RC_OK);
-}
-
-static void close_feedback(rc_feedback **feedback, int size)
-{
-    for (int rank = 0; rank < size; rank++)
-        rc_feedback_free(feedback[rank]);
-}
-
-static int same(const float *got, const float *want, uint64_t n, const char *what, int rank)
-{
-    uint64_t i = 0;
-    while (i < n && (memcmp(&got[i], &want[i], sizeof *got) == 0))
-        i++;
-    if (!CHECK(i == n))
-        CHECK_NOTE("%s of rank %d, element %llu of %llu: got %a, want %a\n", what, rank,
-                   (unsigned long long)i, (unsigned long long)n, (double)got[i], (double)want[i]);
-    return i == n;
-}
-
-static void check_residuals(rc_feedback **feedback, const qref_world *ref)
-{
-    for (int rank = 0; rank < ref->size; rank++) {
-        uint64_t start, count, part_start, part_end;
-        const float *owner = rc_feedback_owner(feedback[rank], &start, &count);
-        qref_part_of(ref, rank, &part_start, &part_end);
-        same(rc_feedback_worker(feedback[rank]), ref->worker[rank], ref->count, "worker", rank);
-        if (ref->size > 2 && CHECK_EQ(count, part_end - part_start) && count > 0 &&
-            CHECK_EQ(start, part_start))
-            same(owner, ref->owner[rank] + start, count, "owner", rank);
-    }
-}
+#include "quant_world.h"
 
 /* A few steps, with and without feedback, in place and not. */
 static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
@@ -146,10 +44,172 @@ static void all_reduce_is_what_the_formulas_give(void)
         }
 }
 
+/* ---- f64 ---- */
+
+/* Rounded to f32 first, all the rest as ever. */
+static void f64_is_rounded_first(void)
+{
+    enum { N = 3, COUNT = 5000 };
+    static double src[N][COUNT], dst[N][COUNT];
+    static float want[COUNT];
+    for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
+        for (int size = 2; size <= N; size++) {
+            world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
+            tensors t = make_tensors(size, COUNT);
+            qref_world ref = qref_open(size, COUNT, 1);
+            rc_feedback *feedback[WORLD_MAX];
+            rc_call calls[WORLD_MAX];
+            open_feedback(feedback, size, COUNT);
+            for (int step = 0; step < 2; step++) {
+                for (int rank = 0; rank < size; rank++) {
+                    fill_random(src[rank], RC_F64, COUNT, &seed);
+                    for (int i = 0; i < COUNT; i++)
+                        t.src[rank][i] = (float)src[rank][i];
+                    calls[rank] = small_call(RC_ALLREDUCE, dst[rank], COUNT);
+                    calls[rank].dtype = RC_F64;
+                    calls[rank].codec = codecs[c];
+                    calls[rank].src = src[rank];
+                    calls[rank].feedback = feedback[rank];
+                }
+                qref_allreduce(&ref, codecs[c], RC_SUM, t.src, want);
+                run_calls(w, calls);
+                for (int rank = 0; rank < size; rank++)
+                    for (int i = 0; i < COUNT; i++)
+                        CHECK(dst[rank][i] == (double)want[i]);
+                check_residuals(feedback, &ref);
+            }
+            close_feedback(feedback, size);
+            qref_close(&ref);
+            free_tensors(&t);
+            world_close(w);
+        }
+}
+
+/* ---- among hosts ---- */
+
+/* What the ranks of one place have: each host's sum of their chunk. */
+static void sum_hosts(const tensors *t, int hosts, uint64_t start, uint64_t count, float *sums[])
+{
+    int ranks = t->size / hosts;
+    for (int host = 0; host < hosts; host++)
+        for (uint64_t i = 0; i < count; i++) {
+            float sum = t->src[host * ranks][start + i];
+            for (int k = 1; k < ranks; k++)
+                sum = sum + t->src[host * ranks + k][start + i];
+            sums[host][i] = sum;
+        }
+}
+
+static void one_cluster(int hosts, int ranks, uint64_t count, rc_codec codec, rc_op op)
+{
+    enum { MOST_RANKS = 4, STEPS = 3 };
+    int size = hosts * ranks;
+    uint64_t unit = (uint64_t)ranks * 256, chunk = (count + unit - 1) / unit * 256;
+    world *w = world_open((world_options){
+        .size = size, .hosts = hosts, .memory = 1, .segment_bytes = 4096, .engines = 1});
+    rc_feedback *feedback[WORLD_MAX];
+    tensors t = make_tensors(size, count), sums = make_tensors(hosts, chunk);
+    qref_world ref[MOST_RANKS];
+    float *want = calloc(chunk + 1, sizeof *want);
+    open_feedback(feedback, size, count);
+    for (int place = 0; place < ranks; place++) {
+        uint64_t start = chunk * (uint64_t)place < count ? chunk * (uint64_t)place : count;
+        ref[place] = qref_open(hosts, count - start < chunk ? count - start : chunk, 1);
+        ref[place].contributors = size;
+    }
+    for (int step = 0; step < STEPS; step++) {
+        draw_values(&t);
+        run_step(w, &t, feedback, codec, op, step % 2);
+        for (int place = 0; place < ranks; place++) {
+            uint64_t start = chunk * (uint64_t)place, here = ref[place].count;
+            if (here == 0)
+                continue;
+            sum_hosts(&t, hosts, start, here, sums.src);
+            qref_allreduce(&ref[place], codec, op, sums.src, want);
+            for (int rank = 0; rank < size; rank++)
+                same(t.dst[rank] + start, want, here, "result among hosts", rank);
+            for (int host = 0; host < hosts; host++)
+                same(rc_feedback_worker(feedback[host * ranks + place]) + start,
+                     ref[place].worker[host], here, "worker among hosts", host * ranks + place);
+        }
+    }
+    for (int place = 0; place < ranks; place++)
+        qref_close(&ref[place]);
+    close_feedback(feedback, size);
+    free(want);
+    free_tensors(&sums);
+    free_tensors(&t);
+    world_close(w);
+}
+
+static void hosts_quantise_what_their_ranks_have_added(void)
+{
+    static const uint64_t counts[] = {1, 255, 257, 513, 20003};
+    for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
+        for (size_t k = 0; k < CHECK_COUNT(counts); k++) {
+            one_cluster(2, 2, counts[k], codecs[c], RC_AVG);
+            one_cluster(3, 2, counts[k], codecs[c], RC_SUM);
+        }
+}
+
+/* ---- reduce-scatter and all-gather ---- */
+
+static void one_half(rc_collective collective, int size, uint64_t each, rc_codec codec, rc_op op)
+{
+    uint64_t whole = each * (uint64_t)size;
+    int scatters = collective == RC_REDUCE_SCATTER;
+    world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
+    tensors t = make_tensors(size, whole), want = make_tensors(size, whole);
+    qref_world ref = qref_open(size, scatters ? whole : each, 1);
+    rc_feedback *feedback[WORLD_MAX];
+    open_feedback(feedback, size, ref.count);
+    for (int step = 0; step < 3; step++) {
+        rc_call calls[WORLD_MAX];
+        draw_values(&t);
+        for (int rank = 0; rank < size; rank++) {
+            calls[rank] = small_call(collective, t.dst[rank], each);
+            calls[rank].src = t.src[rank];
+            calls[rank].codec = codec;
+            calls[rank].op = op;
+            calls[rank].feedback = feedback[rank];
+        }
+        if (scatters)
+            qref_reduce_scatter(&ref, codec, op, t.src, want.dst);
+        else
+            qref_allgather(&ref, codec, t.src, want.dst[0]);
+        run_calls(w, calls);
+        for (int rank = 0; rank < size; rank++) {
+            same(t.dst[rank], want.dst[scatters ? rank : 0], scatters ? each : whole, "half", rank);
+            same(rc_feedback_worker(feedback[rank]), ref.worker[rank], ref.count, "worker", rank);
+        }
+    }
+    close_feedback(feedback, size);
+    qref_close(&ref);
+    free_tensors(&t);
+    free_tensors(&want);
+    world_close(w);
+}
+
+static void halves_are_what_the_formulas_give(void)
+{
+    static const uint64_t counts[] = {0, 1, 255, 256, 1000, 20003};
+    static const int sizes[] = {2, 3, 5};
+    for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
+        for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
+            for (size_t k = 0; k < CHECK_COUNT(counts); k++) {
+                one_half(RC_REDUCE_SCATTER, sizes[s], counts[k], codecs[c],
+                         c % 2 ? RC_AVG : RC_SUM);
+                one_half(RC_ALLGATHER, sizes[s], counts[k], codecs[c], RC_SUM);
+            }
+}
+
 int main(void)
 {
     static const check_test tests[] = {
         {"all_reduce_is_what_the_formulas_give", all_reduce_is_what_the_formulas_give},
+        {"f64_is_rounded_first", f64_is_rounded_first},
+        {"hosts_quantise_what_their_ranks_have_added", hosts_quantise_what_their_ranks_have_added},
+        {"halves_are_what_the_formulas_give", halves_are_what_the_formulas_give},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
