@@ -15,6 +15,7 @@ enum {
     LIMIT_ADD = 32 /* elements of a segment: so many times what the density wants, + */
 };
 
+static const double SUM_SHARE = 1.5;         /* elements of a sum for each of a contribution */
 static const uint32_t INFINITE = 0x7f800000; /* the size of infinity; that of NaN is larger */
 
 /* ---- sizes ---- */
@@ -332,15 +333,15 @@ void topk_join(topk *t, void *dst, const topk_terms *terms, size_t n, int *poiso
         t->kernels->f32_to_f64(dst, sum, n);
 }
 
-/* How many elements of a sum are sent: as the contributions have on average, which came from all
- * other ranks, and as the density wants, 3 to 1. */
+/* How many elements of a sum are sent. The contributions came from all other ranks. */
 static size_t wanted(const topk *t, const topk_terms *terms, size_t n)
 {
     double came = 0.0;
     for (int rank = 0; rank < terms->count; rank++)
         if (terms->wires[rank] != NULL)
             came += (double)(terms->lengths[rank] / TOPK_BYTES);
-    double most = ceil((3.0 * came / (terms->count - 1) + t->density * (double)n) / 4.0);
+    double usual = (3.0 * came / (terms->count - 1) + t->density * (double)n) / 4.0;
+    double most = ceil(SUM_SHARE * usual);
     return most < (double)n ? (size_t)most : n;
 }
 

@@ -177,8 +177,8 @@ static inline int topk_allreduce(qref_world *w, const topk_job *job, rc_op op, f
                 poisoned |= !isfinite(t[i]);
             }
             if (direct) {
-                double most =
-                    ceil((3.0 * (double)came / (w->size - 1) + job->density * (double)n) / 4);
+                double usual = (3.0 * (double)came / (w->size - 1) + job->density * (double)n) / 4;
+                double most = ceil(1.5 * usual);
                 size_t kept = topk_keep(job, dst + at, owner_left[owner] + at, t, n, 1,
                                         most < (double)n ? (size_t)most : n);
                 sent[owner] += kept * (uint64_t)(w->size - 1);
