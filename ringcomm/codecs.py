@@ -36,7 +36,9 @@ _TOPK_BITS = 48  # a float32 and its index
 
 
 def _topk(name: str, density: float) -> Codec:
-    return Codec(name, 7, _TOPK_BITS * density, quantises=True, needs_feedback=True, density=density)
+    return Codec(
+        name, 7, _TOPK_BITS * density, quantises=True, needs_feedback=True, density=density
+    )
 
 
 #: By name, gentlest first among those of a kind.
@@ -80,6 +82,6 @@ def _density(compression: str, what: str) -> float:
     except ValueError:
         density = 0.0
     if not 0 < density <= 1:
-        raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at most "
-                          "1, as in 'topk:0.01' for a hundredth of the elements")  # fmt: skip
+        raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at "
+                          "most 1, as in 'topk:0.01' for a hundredth of all")  # fmt: skip
     return density

@@ -43,14 +43,16 @@ void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int co
                      .density = call->density};
 }
 
-rc_result quant_prepare(quant *q, const topk_source *source, size_t segment_elems, uint64_t turn)
+size_t quant_room(const quant *q, const topk_source *source, size_t segment_elems)
 {
-    return q->format != NULL ? RC_OK : topk_prepare(&q->topk, source, segment_elems, turn);
+    return q->format != NULL ? 0 : topk_room(&q->topk, source, segment_elems);
 }
 
-void quant_end(quant *q)
+void quant_prepare(quant *q, void *room, const topk_source *source, size_t segment_elems,
+                   uint64_t turn)
 {
-    topk_end(&q->topk);
+    if (q->format == NULL)
+        topk_prepare(&q->topk, room, source, segment_elems, turn);
 }
 
 /* ---- the payload ---- */

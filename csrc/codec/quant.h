@@ -48,11 +48,12 @@ int quant_supports(rc_codec id, rc_dtype dtype);
 /* contributors: the ranks whose values are in a result. */
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors);
 
-/* Before the first segment of a work, whose number turn is: what it contributes, in segments of at
- * most segment_elems. RC_NO_MEMORY or RC_OK. quant_end gives back what that has taken; it may be
- * called without. */
-rc_result quant_prepare(quant *q, const topk_source *source, size_t segment_elems, uint64_t turn);
-void quant_end(quant *q);
+/* Bytes of memory that the codec needs for a work, which contributes this in segments of at most
+ * segment_elems; may be 0. */
+size_t quant_room(const quant *q, const topk_source *source, size_t segment_elems);
+/* Before the first segment of the work, whose number turn is. room: that memory, until its end. */
+void quant_prepare(quant *q, void *room, const topk_source *source, size_t segment_elems,
+                   uint64_t turn);
 
 /* Bytes of a segment, at most; 1 if a payload may have that many. (A codec that leaves elements out
  * has fewer.) */

@@ -2,7 +2,6 @@
 #include "topk.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -110,43 +109,39 @@ static void draw(const topk *t, float *sample, size_t size, const topk_source *s
     }
 }
 
-static rc_result choose_least(topk *t, const topk_source *s)
+static void choose_least(topk *t, float *sample, const topk_source *s)
 {
     uint64_t n = s->count - s->exact_count;
     size_t size = sample_size(t, n), kept = (size_t)(t->density * (double)size + 0.5), large = 0;
     t->least = 1;
     t->tied = 0;
     if (n == 0 || t->density >= 1.0)
-        return RC_OK;
-    float *sample = malloc(size * sizeof *sample);
-    if (sample == NULL)
-        return RC_NO_MEMORY;
+        return;
     draw(t, sample, size, s, n);
     uint32_t least = kth_size(sample, size, kept > 0 ? kept : 1);
+    if (least == 0)
+        return;
     for (size_t i = 0; i < size; i++)
         large += size_of(sample[i]) >= least;
-    free(sample);
-    if (least > 0) {
-        t->least = least;
-        t->tied = large > kept + kept / 4 + 8;
-    }
-    return RC_OK;
+    t->least = least;
+    t->tied = large > kept + kept / 4 + 8;
 }
 
-rc_result topk_prepare(topk *t, const topk_source *source, size_t segment_elems, uint64_t turn)
+/* The sample lies where the segments will. */
+size_t topk_room(const topk *t, const topk_source *source, size_t segment_elems)
+{
+    size_t segment = segment_elems * (sizeof *t->values + sizeof *t->index);
+    size_t sample = sample_size(t, source->count - source->exact_count) * sizeof(float);
+    return segment > sample ? segment : sample;
+}
+
+void topk_prepare(topk *t, void *room, const topk_source *source, size_t segment_elems,
+                  uint64_t turn)
 {
     t->turn = hash(turn);
-    t->values = malloc(segment_elems * (sizeof *t->values + sizeof *t->index) + 1);
-    if (t->values == NULL)
-        return RC_NO_MEMORY;
+    t->values = room;
     t->index = (uint16_t *)(void *)(t->values + segment_elems);
-    return choose_least(t, source);
-}
-
-void topk_end(topk *t)
-{
-    free(t->values);
-    t->values = NULL;
+    choose_least(t, room, source);
 }
 
 /* ---- payloads ---- */

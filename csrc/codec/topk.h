@@ -26,7 +26,7 @@
  * What is kept is exact, so the residual is 0 there and the value everywhere else. A value that is
  * not finite is larger than all others, so it is always kept, and known to whom it reaches.
  *
- * Nothing here allocates but topk_prepare. n may be 0.
+ * Pure but for the memory that it is given (topk_room). n may be 0.
  */
 #ifndef RINGCOMM_TOPK_H
 #define RINGCOMM_TOPK_H
@@ -72,10 +72,13 @@ typedef struct topk_terms {
 /* 1 if a payload of so many bytes holds elements of a segment of n, in order. */
 int topk_valid(const void *wire, size_t bytes, size_t n);
 
-/* Before the first segment of a work, whose number turn is; segments have at most segment_elems.
- * RC_NO_MEMORY or RC_OK; ends with topk_end, which takes zeros, too. */
-rc_result topk_prepare(topk *t, const topk_source *source, size_t segment_elems, uint64_t turn);
-void topk_end(topk *t);
+/* Bytes of memory that it needs until the end of a work whose segments have at most segment_elems.
+ */
+size_t topk_room(const topk *t, const topk_source *source, size_t segment_elems);
+/* Before the first segment of a work, whose number turn is. room: those bytes, aligned to a float.
+ */
+void topk_prepare(topk *t, void *room, const topk_source *source, size_t segment_elems,
+                  uint64_t turn);
 
 /* As quant_encode, quant_join, quant_join_encoded and quant_store. wire has room for TOPK_BYTES * n
  * rounded up to 4. */

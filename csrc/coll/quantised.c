@@ -20,6 +20,7 @@ typedef struct outflow {
 
 struct quantised {
     quant codec;
+    void *room;             /* the codec's */
     feedback_view feedback; /* of NULLs without one, or without residuals */
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
@@ -45,7 +46,7 @@ rc_result quantised_create(rc_work *w)
 void quantised_destroy(rc_work *w)
 {
     if (w->quantised != NULL)
-        quant_end(&w->quantised->codec);
+        free(w->quantised->room);
     free(w->quantised);
 }
 
@@ -228,7 +229,12 @@ static rc_result prepare(rc_work *w)
                           .count = w->call.count * parts,
                           .exact = exact.start,
                           .exact_count = exact.end - exact.start};
-    return quant_prepare(&w->quantised->codec, &source, plan_segment_elems(p, 0, 0), w->seq);
+    struct quantised *q = w->quantised;
+    size_t longest = plan_segment_elems(p, 0, 0), bytes = quant_room(&q->codec, &source, longest);
+    if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
+        return RC_NO_MEMORY;
+    quant_prepare(&q->codec, q->room, &source, longest, w->seq);
+    return RC_OK;
 }
 
 rc_result quantised_start(rc_work *w)
