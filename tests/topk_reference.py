@@ -49,8 +49,9 @@ class Rule:
 
     def segments(self, chunk: int, start: int, stop: int) -> list[slice]:
         """A part, cut; chunk is the length of a whole one."""
-        most = min(self.segment_bytes // 6 // 256 * 256, 32768)
-        elems = min(max(-(-chunk // 4096) * 256, 16384), most)
+        kept = self.segment_bytes // 6
+        longest = min(int(max((kept - 32) / (8 * self.density), kept)), 65536) // 256 * 256
+        elems = min(max(-(-chunk // 4096) * 256, 16384), longest)
         return [slice(at, min(at + elems, stop)) for at in range(start, stop, elems)]
 
     def threshold(self, c: Array) -> tuple[int, bool]:
@@ -81,7 +82,10 @@ class Rule:
 
     def limit(self, n: int, tied: bool) -> int:
         share = self.density * n
-        return min(n, math.ceil(share) if tied else math.ceil(8 * share) + 32)
+        return self.bounded(math.ceil(share) if tied else math.ceil(8 * share) + 32, n)
+
+    def bounded(self, most: int, n: int) -> int:
+        return min(most, n, self.segment_bytes // 6)
 
 
 def allreduce(
@@ -120,7 +124,8 @@ def allreduce(
             if direct:
                 mine = slice(part.start - start, part.stop - start)
                 total = total + left[owner].owner[mine]
-                most = min(size, math.ceil(1.5 * ((3 * came / (n - 1) + rule.density * size) / 4)))
+                usual = (3 * came / (n - 1) + rule.density * size) / 4
+                most = rule.bounded(math.ceil(1.5 * usual), size)
                 mask = rule.keep(total, 1, most)
                 sent[owner] += int(mask.sum()) * (n - 1)
                 left[owner].owner[mine] = np.where(mask, F0, total)

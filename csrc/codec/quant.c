@@ -43,16 +43,16 @@ void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int co
                      .density = call->density};
 }
 
-size_t quant_room(const quant *q, const topk_source *source, size_t segment_elems)
+size_t quant_room(const quant *q, const topk_source *source, topk_segments segments)
 {
-    return q->format != NULL ? 0 : topk_room(&q->topk, source, segment_elems);
+    return q->format != NULL ? 0 : topk_room(&q->topk, source, segments);
 }
 
-void quant_prepare(quant *q, void *room, const topk_source *source, size_t segment_elems,
+void quant_prepare(quant *q, void *room, const topk_source *source, topk_segments segments,
                    uint64_t turn)
 {
     if (q->format == NULL)
-        topk_prepare(&q->topk, room, source, segment_elems, turn);
+        topk_prepare(&q->topk, room, source, segments, turn);
 }
 
 /* ---- the payload ---- */
@@ -73,8 +73,9 @@ int quant_fits(const quant *q, size_t n, size_t bytes)
 
 size_t quant_segment(const quant *q, size_t bytes)
 {
-    size_t elems = bytes / quant_most_bytes(q, PLAN_ALIGN) * PLAN_ALIGN;
-    return q->format == NULL && elems > TOPK_MOST_ELEMS ? TOPK_MOST_ELEMS : elems;
+    if (q->format == NULL)
+        return topk_segment(&q->topk, bytes);
+    return bytes / quant_most_bytes(q, PLAN_ALIGN) * PLAN_ALIGN;
 }
 
 int quant_valid(const quant *q, const uint8_t *wire, size_t bytes, size_t n)

@@ -48,11 +48,10 @@ int quant_supports(rc_codec id, rc_dtype dtype);
 /* contributors: the ranks whose values are in a result. */
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors);
 
-/* Bytes of memory that the codec needs for a work, which contributes this in segments of at most
- * segment_elems; may be 0. */
-size_t quant_room(const quant *q, const topk_source *source, size_t segment_elems);
+/* Bytes of memory that the codec needs for a work, which contributes this; may be 0. */
+size_t quant_room(const quant *q, const topk_source *source, topk_segments segments);
 /* Before the first segment of the work, whose number turn is. room: that memory, until its end. */
-void quant_prepare(quant *q, void *room, const topk_source *source, size_t segment_elems,
+void quant_prepare(quant *q, void *room, const topk_source *source, topk_segments segments,
                    uint64_t turn);
 
 /* Bytes of a segment, at most; 1 if a payload may have that many. (A codec that leaves elements out

@@ -4,12 +4,16 @@
 #include <math.h>
 #include <string.h>
 
+#include "../plan/plan.h"
+
 enum {
     PIECE = 1024,          /* elements at a time, where that keeps them in the first cache */
     SAMPLED_KEPT = 256,    /* elements of a sample that would be kept: their number is off by 6 % */
     LEAST_SAMPLE = 4096,   /* elements */
     MOST_SAMPLE = 1 << 20, /* elements */
-    RUN = 8,               /* elements that are drawn together */
+    RUNS = 4096,           /* that a sample is drawn in; of 8 elements at least, 256 at most */
+    RUN = 8,
+    LONGEST_RUN = 256,
     LIMIT = 8,
     LIMIT_ADD = 32 /* elements of a segment: so many times what the density wants, + */
 };
@@ -76,12 +80,20 @@ static void take(const topk *t, float *out, const void *src, const float *residu
         out[i] += residual[start + i];
 }
 
+/* Elements that are drawn together. Far pages cost more than what is on them. */
+static size_t run_length(const topk *t)
+{
+    double wanted = SAMPLED_KEPT / t->density / RUNS;
+    return wanted < RUN ? RUN : wanted > LONGEST_RUN ? LONGEST_RUN : (size_t)wanted / RUN * RUN;
+}
+
 static size_t sample_size(const topk *t, uint64_t n)
 {
     double wanted = SAMPLED_KEPT / t->density;
     size_t size = wanted < LEAST_SAMPLE  ? LEAST_SAMPLE
                   : wanted > MOST_SAMPLE ? MOST_SAMPLE
-                                         : (size_t)wanted / RUN * RUN;
+                                         : (size_t)wanted;
+    size -= size % run_length(t);
     return n < size ? (size_t)n : size;
 }
 
@@ -96,7 +108,7 @@ static void take_encoded(const topk *t, float *out, const topk_source *s, uint64
 /* Of a long tensor runs, one somewhere in each stretch of it; else all. */
 static void draw(const topk *t, float *sample, size_t size, const topk_source *s, uint64_t n)
 {
-    uint64_t runs = size / RUN;
+    uint64_t length = run_length(t), runs = size / length;
     if (size == n) {
         take_encoded(t, sample, s, 0, size);
         return;
@@ -104,8 +116,8 @@ static void draw(const topk *t, float *sample, size_t size, const topk_source *s
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t start = n / runs * run + n % runs * run / runs;
         uint64_t end = n / runs * (run + 1) + n % runs * (run + 1) / runs;
-        uint64_t at = start + hash(t->turn + run) % (end - start - RUN + 1);
-        take_encoded(t, sample + run * RUN, s, at, RUN);
+        uint64_t at = start + hash(t->turn + run) % (end - start - length + 1);
+        take_encoded(t, sample + run * length, s, at, length);
     }
 }
 
@@ -127,20 +139,32 @@ static void choose_least(topk *t, float *sample, const topk_source *s)
     t->tied = large > kept + kept / 4 + 8;
 }
 
-/* The sample lies where the segments will. */
-size_t topk_room(const topk *t, const topk_source *source, size_t segment_elems)
+/* Few elements make small frames, so segments are as long as the limit of each lets them be. */
+size_t topk_segment(const topk *t, size_t bytes)
 {
-    size_t segment = segment_elems * (sizeof *t->values + sizeof *t->index);
+    size_t kept = bytes / TOPK_BYTES;
+    double elems = ((double)kept - LIMIT_ADD) / (LIMIT * t->density);
+    if (elems < (double)kept)
+        elems = (double)kept;
+    return (elems < TOPK_MOST_ELEMS ? (size_t)elems : TOPK_MOST_ELEMS) / PLAN_ALIGN * PLAN_ALIGN;
+}
+
+/* The sample lies where the segments will. */
+size_t topk_room(const topk *t, const topk_source *source, topk_segments segments)
+{
+    size_t segment = segments.elems * (2 * sizeof(float) + sizeof(uint16_t));
     size_t sample = sample_size(t, source->count - source->exact_count) * sizeof(float);
     return segment > sample ? segment : sample;
 }
 
-void topk_prepare(topk *t, void *room, const topk_source *source, size_t segment_elems,
+void topk_prepare(topk *t, void *room, const topk_source *source, topk_segments segments,
                   uint64_t turn)
 {
     t->turn = hash(turn);
-    t->values = room;
-    t->index = (uint16_t *)(void *)(t->values + segment_elems);
+    t->most = segments.bytes / TOPK_BYTES;
+    t->dense = room;
+    t->values = t->dense + segments.elems;
+    t->index = (uint16_t *)(void *)(t->values + segments.elems);
     choose_least(t, room, source);
 }
 
@@ -181,12 +205,6 @@ static float value_at(const entries *e, size_t i)
     return value;
 }
 
-/* Where values lie while it is not known how many there are. */
-static float *values_in(uint8_t *wire, size_t n)
-{
-    return (float *)(void *)(wire + (n + n % 2) * sizeof(uint16_t));
-}
-
 /* Leaves only the largest of the elements that were picked. Those of the very size of the last one
  * are taken in order, from another one on in each turn. What is dropped goes to left. */
 static size_t drop_smallest(const topk *t, uint16_t *index, float *value, size_t count, size_t most,
@@ -218,14 +236,21 @@ static size_t drop_smallest(const topk *t, uint16_t *index, float *value, size_t
 static size_t encode_largest(const topk *t, uint8_t *wire, const float *src, const float *residual,
                              float *left, size_t n, uint32_t least, size_t most, int *poisoned)
 {
-    uint16_t *index = (uint16_t *)(void *)wire;
-    float *value = values_in(wire, n);
-    size_t count = t->kernels->topk.pick(index, value, left, src, residual, least, n, t->far);
+    size_t count =
+        t->kernels->topk.pick(t->index, t->values, left, src, residual, least, n, t->far);
     if (count > most)
-        count = drop_smallest(t, index, value, count, most, left);
-    *poisoned |= any_not_finite(value, count);
-    memmove(wire + count * sizeof *index, value, count * sizeof *value);
+        count = drop_smallest(t, t->index, t->values, count, most, left);
+    *poisoned |= any_not_finite(t->values, count);
+    memcpy(wire, t->index, count * sizeof *t->index);
+    memcpy(wire + count * sizeof *t->index, t->values, count * sizeof *t->values);
     return count * TOPK_BYTES;
+}
+
+/* most elements, but no more than there are, or fit into a payload. */
+static size_t bounded(const topk *t, double most, size_t n)
+{
+    size_t bound = n < t->most ? n : t->most;
+    return most < (double)bound ? (size_t)most : bound;
 }
 
 /* ---- contributions ---- */
@@ -235,7 +260,7 @@ static size_t limit(const topk *t, size_t n)
 {
     double share = t->density * (double)n;
     double most = t->tied ? ceil(share) : ceil(LIMIT * share) + LIMIT_ADD;
-    return most < (double)n ? (size_t)most : n;
+    return bounded(t, most, n);
 }
 
 size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residual, float *left,
@@ -243,8 +268,8 @@ size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residua
 {
     const float *x = src;
     if (t->dtype == RC_F64) {
-        t->kernels->f64_to_f32(t->values, src, n);
-        x = t->values;
+        t->kernels->f64_to_f32(t->dense, src, n);
+        x = t->dense;
     }
     return encode_largest(t, wire, x, residual, left, n, t->least, limit(t, n), poisoned);
 }
@@ -265,7 +290,7 @@ static void add_own(const topk *t, float *sum, const topk_terms *terms, size_t n
 /* S, in order of rank, from 0 on. */
 static float *sum_terms(const topk *t, const topk_terms *terms, size_t n)
 {
-    float *sum = t->values;
+    float *sum = t->dense;
     memset(sum, 0, n * sizeof *sum);
     for (int rank = 0; rank < terms->count; rank++) {
         if (terms->wires[rank] == NULL) {
@@ -337,7 +362,7 @@ static size_t wanted(const topk *t, const topk_terms *terms, size_t n)
             came += (double)(terms->lengths[rank] / TOPK_BYTES);
     double usual = (3.0 * came / (terms->count - 1) + t->density * (double)n) / 4.0;
     double most = ceil(SUM_SHARE * usual);
-    return most < (double)n ? (size_t)most : n;
+    return bounded(t, most, n);
 }
 
 /* A size that the k largest of x have, and few others: found among the largest of each group. */

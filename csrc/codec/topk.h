@@ -4,7 +4,7 @@
  * anyway, and bytes may not grow with the world: a sum has as many large elements as all that was
  * added together.
  *
- * Design. The payload of a segment of at most TOPK_MOST_ELEMS holds what was kept of it, in
+ * Design. The payload of a segment of at most 65536 elements holds what was kept of it, in
  * ascending order:
  *
  *   | indices: u16[kept] | values: f32[kept] |
@@ -36,7 +36,7 @@
 #include "../include/ringcomm.h"
 #include "../kernels/kernels.h"
 
-enum { TOPK_MOST_ELEMS = 32768, TOPK_BYTES = 6 }; /* of a segment; of what is kept */
+enum { TOPK_MOST_ELEMS = 65536, TOPK_BYTES = 6 }; /* of a segment; of an element that is kept */
 
 typedef struct topk {
     const kernel_set *kernels;
@@ -47,7 +47,9 @@ typedef struct topk {
     uint32_t least; /* size of the smallest elements of contributions to be sent; 1 or more */
     int tied;       /* many of the elements have this very size */
     uint64_t turn;  /* which of equals go first */
-    float *values;  /* a segment */
+    size_t most;    /* elements in a payload */
+    float *dense;   /* a segment: of a sum, or of f64 as f32 */
+    float *values;  /* what is picked of a segment, and where it lies */
     uint16_t *index;
 } topk;
 
@@ -72,16 +74,23 @@ typedef struct topk_terms {
 /* 1 if a payload of so many bytes holds elements of a segment of n, in order. */
 int topk_valid(const void *wire, size_t bytes, size_t n);
 
-/* Bytes of memory that it needs until the end of a work whose segments have at most segment_elems.
- */
-size_t topk_room(const topk *t, const topk_source *source, size_t segment_elems);
+/* The segments of a work. */
+typedef struct topk_segments {
+    size_t elems; /* at most */
+    size_t bytes; /* of a payload, at most */
+} topk_segments;
+
+/* Elements of the largest segment whose payload is not to have more bytes. */
+size_t topk_segment(const topk *t, size_t bytes);
+
+/* Bytes of memory that it needs until the end of a work. */
+size_t topk_room(const topk *t, const topk_source *source, topk_segments segments);
 /* Before the first segment of a work, whose number turn is. room: those bytes, aligned to a float.
  */
-void topk_prepare(topk *t, void *room, const topk_source *source, size_t segment_elems,
+void topk_prepare(topk *t, void *room, const topk_source *source, topk_segments segments,
                   uint64_t turn);
 
-/* As quant_encode, quant_join, quant_join_encoded and quant_store. wire has room for TOPK_BYTES * n
- * rounded up to 4. */
+/* As quant_encode, quant_join, quant_join_encoded and quant_store. */
 size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residual, float *left,
                    size_t n, int *poisoned);
 void topk_join(topk *t, void *dst, const topk_terms *terms, size_t n, int *poisoned);

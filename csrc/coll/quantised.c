@@ -54,7 +54,8 @@ void quantised_destroy(rc_work *w)
 
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
 {
-    return quant_most_bytes(&w->quantised->codec, elems);
+    uint64_t bytes = quant_most_bytes(&w->quantised->codec, elems);
+    return bytes < w->env->segment_bytes ? bytes : w->env->segment_bytes;
 }
 
 int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
@@ -230,10 +231,11 @@ static rc_result prepare(rc_work *w)
                           .exact = exact.start,
                           .exact_count = exact.end - exact.start};
     struct quantised *q = w->quantised;
-    size_t longest = plan_segment_elems(p, 0, 0), bytes = quant_room(&q->codec, &source, longest);
+    topk_segments segments = {plan_segment_elems(p, 0, 0), w->env->segment_bytes};
+    size_t bytes = quant_room(&q->codec, &source, segments);
     if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
         return RC_NO_MEMORY;
-    quant_prepare(&q->codec, q->room, &source, longest, w->seq);
+    quant_prepare(&q->codec, q->room, &source, segments, w->seq);
     return RC_OK;
 }
 

@@ -48,7 +48,11 @@ static inline uint64_t topk_hash(uint64_t x)
 static inline uint32_t topk_threshold(const topk_job *job, const float *c, uint64_t n, int *tied)
 {
     double wanted = 256 / job->density;
-    uint64_t size = wanted < 4096 ? 4096 : wanted > 1 << 20 ? 1 << 20 : (uint64_t)wanted / 8 * 8;
+    uint64_t size = wanted < 4096 ? 4096 : wanted > 1 << 20 ? 1 << 20 : (uint64_t)wanted;
+    uint64_t run = wanted / 4096 < 8     ? 8
+                   : wanted / 4096 > 256 ? 256
+                                         : (uint64_t)(wanted / 32768) * 8;
+    size -= size % run;
     *tied = 0;
     if (n == 0 || job->density >= 1)
         return 1;
@@ -56,11 +60,11 @@ static inline uint32_t topk_threshold(const topk_job *job, const float *c, uint6
         size = n;
     float *sample = malloc(size * sizeof *sample);
     memcpy(sample, c, size * sizeof *sample);
-    for (uint64_t i = 0, runs = size / 8; size < n && i < size; i++) {
-        uint64_t run = i / 8;
-        uint64_t start = n / runs * run + n % runs * run / runs;
-        uint64_t end = n / runs * (run + 1) + n % runs * (run + 1) / runs;
-        sample[i] = c[start + topk_hash(topk_hash(job->seq) + run) % (end - start - 7) + i % 8];
+    for (uint64_t i = 0, runs = size / run; size < n && i < size; i++) {
+        uint64_t at = i / run, start = n / runs * at + n % runs * at / runs;
+        uint64_t end = n / runs * (at + 1) + n % runs * (at + 1) / runs;
+        uint64_t shift = topk_hash(topk_hash(job->seq) + at) % (end - start - run + 1);
+        sample[i] = c[start + shift + i % run];
     }
     uint64_t kept = (uint64_t)(job->density * (double)size + 0.5), large = 0;
     uint32_t least = topk_kth(sample, size, kept > 0 ? kept : 1);
@@ -96,19 +100,27 @@ static inline size_t topk_keep(const topk_job *job, float *d, float *left, const
     return kept;
 }
 
-static inline uint64_t topk_segment(const topk_job *job, uint64_t chunk)
+static inline uint64_t topk_segment_elems(const topk_job *job, uint64_t chunk)
 {
-    uint64_t most = job->segment_bytes / 6 / 256 * 256, elems = (chunk + 15) / 16;
-    most = most < 32768 ? most : 32768;
+    uint64_t kept = job->segment_bytes / 6, elems = (chunk + 15) / 16;
+    double most = ((double)kept - 32) / (8 * job->density);
+    most = most < (double)kept ? (double)kept : most;
+    uint64_t longest = (most < 65536 ? (uint64_t)most : 65536) / 256 * 256;
     elems = (elems + 255) / 256 * 256;
     elems = elems < 16384 ? 16384 : elems;
-    return elems < most ? elems : most;
+    return elems < longest ? elems : longest;
+}
+
+static inline size_t topk_bounded(const topk_job *job, double most, size_t n)
+{
+    n = n < job->segment_bytes / 6 ? n : job->segment_bytes / 6;
+    return most < (double)n ? (size_t)most : n;
 }
 
 static inline size_t topk_limit(const topk_job *job, size_t n, int tied)
 {
-    double share = job->density * (double)n, most = tied ? ceil(share) : ceil(8 * share) + 32;
-    return most < (double)n ? (size_t)most : n;
+    double share = job->density * (double)n;
+    return topk_bounded(job, tied ? ceil(share) : ceil(8 * share) + 32, n);
 }
 
 /* Of what a rank contributes encoded: not its own part. */
@@ -132,7 +144,7 @@ static inline int topk_allreduce(qref_world *w, const topk_job *job, rc_op op, f
 {
     int direct = w->size > 2, poisoned = 0;
     uint64_t count = w->count, part = direct ? qref_part(w) : count;
-    uint64_t segment = topk_segment(job, part);
+    uint64_t segment = topk_segment_elems(job, part);
     float post = op == RC_AVG ? (float)(1.0 / w->size) : 1.0F;
     size_t bytes = (count + 1) * sizeof(float);
     float *c[QREF_MAX_WORLD], *d[QREF_MAX_WORLD], *left[QREF_MAX_WORLD];
@@ -180,7 +192,7 @@ static inline int topk_allreduce(qref_world *w, const topk_job *job, rc_op op, f
                 double usual = (3.0 * (double)came / (w->size - 1) + job->density * (double)n) / 4;
                 double most = ceil(1.5 * usual);
                 size_t kept = topk_keep(job, dst + at, owner_left[owner] + at, t, n, 1,
-                                        most < (double)n ? (size_t)most : n);
+                                        topk_bounded(job, most, n));
                 sent[owner] += kept * (uint64_t)(w->size - 1);
             } else {
                 memcpy(dst + at, t, n * sizeof *t);
