@@ -31,6 +31,15 @@ typedef enum direction { ENCODE, DECODE, ADD, DIRECTIONS } direction;
 
 static const char *const direction_names[DIRECTIONS] = {"encode", "decode", "decode-add"};
 static volatile int poisoned;
+static volatile double sum;
+
+/* One format; the others are NULL. */
+typedef struct codec {
+    const char *name;
+    const kernel_half *half;
+    const kernel_block *block;
+    const kernel_signs *signs;
+} codec;
 
 static double now(void)
 {
@@ -93,13 +102,40 @@ static void block_call(const kernel_block *block, direction direction, room *r)
         poisoned |= block->add(r->acc, r->scales, r->codes, r->n);
 }
 
-/* Bytes read and written per element. */
-static double traffic(const kernel_block *block, direction direction)
+/* There is no decoding, but another pass: the sum that the scale is made of. */
+static void signs_call(const kernel_signs *signs, direction direction, room *r)
 {
-    const double wire = block ? (double)(block->bytes + 2) / (double)block->block : 2;
+    double lanes[KERNEL_LANES] = {0};
     if (direction == ENCODE)
-        return block ? wire + 12 : wire + 4;
-    return direction == DECODE ? wire + 4 : block ? wire + 8 : 2 * wire + 4;
+        signs->encode(r->codes, r->left, r->src, r->residual, 0.5f, r->n, r->far);
+    else if (direction == ADD)
+        signs->add(r->acc, r->codes, 0.5f, r->n);
+    else {
+        signs->squares(lanes, r->src, r->residual, r->n);
+        sum += kernel_sum_lanes(lanes);
+    }
+}
+
+static void call(const codec *c, direction direction, room *r)
+{
+    if (c->half)
+        half_call(c->half, direction, r);
+    else if (c->block)
+        block_call(c->block, direction, r);
+    else
+        signs_call(c->signs, direction, r);
+}
+
+/* Bytes read and written per element. */
+static double traffic(const codec *c, direction direction)
+{
+    if (c->half)
+        return direction == ADD ? 8 : 6;
+    if (c->signs && direction == DECODE)
+        return 8;
+    const double wire =
+        c->block ? (double)(c->block->bytes + 2) / (double)c->block->block : 1.0 / 8;
+    return direction == ENCODE ? wire + 12 : direction == DECODE ? wire + 4 : wire + 8;
 }
 
 static int ascending(const void *a, const void *b)
@@ -108,11 +144,10 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void measure(const char *name, const kernel_half *half, const kernel_block *block,
-                    direction direction, room *r, size_t rounds)
+static void measure(const codec *c, direction direction, room *r, size_t rounds)
 {
     enum { MOST = 1000 };
-    const double bytes = traffic(block, direction);
+    const double bytes = traffic(c, direction);
     const size_t copied = (size_t)(bytes / 2 * (double)r->n);
     double seconds[MOST], ratios[MOST];
     for (size_t i = 0; i < rounds + 1 && i < MOST; i++) {
@@ -120,10 +155,7 @@ static void measure(const char *name, const kernel_half *half, const kernel_bloc
         memcpy(r->to, r->from, copied);
         __asm__ volatile("" : : "r"(r->to) : "memory");
         const double middle = now();
-        if (half)
-            half_call(half, direction, r);
-        else
-            block_call(block, direction, r);
+        call(c, direction, r);
         const double end = now();
         if (i > 0) {
             seconds[i - 1] = end - middle;
@@ -132,7 +164,8 @@ static void measure(const char *name, const kernel_half *half, const kernel_bloc
     }
     qsort(seconds, rounds, sizeof *seconds, ascending);
     qsort(ratios, rounds, sizeof *ratios, ascending);
-    printf("%s %s %.9g %.9g %.4f %.4f %.4f\n", name, direction_names[direction], bytes,
+    printf("%s %s %.9g %.9g %.4f %.4f %.4f\n", c->name,
+           c->signs && direction == DECODE ? "squares" : direction_names[direction], bytes,
            seconds[rounds / 2], ratios[rounds / 2], ratios[0], ratios[rounds - 1]);
     fflush(stdout);
 }
@@ -146,16 +179,14 @@ int main(int argc, char **argv)
     }
     const size_t rounds = strtoull(argv[3], NULL, 10);
     room *r = furnish(strtoull(argv[2], NULL, 10), atoi(argv[4]), strtoull(argv[5], NULL, 10));
-    const struct {
-        const char *name;
-        const kernel_half *half;
-        const kernel_block *block;
-    } codecs[] = {
-        {"bf16", &set->bf16, NULL}, {"fp16", &set->fp16, NULL},     {"int8", NULL, &set->int8},
-        {"int4", NULL, &set->int4}, {"onebit", NULL, &set->onebit}, {"fp8", NULL, &set->fp8},
+    const codec codecs[] = {
+        {"bf16", &set->bf16, NULL, NULL},     {"fp16", &set->fp16, NULL, NULL},
+        {"int8", NULL, &set->int8, NULL},     {"int4", NULL, &set->int4, NULL},
+        {"onebit", NULL, &set->onebit, NULL}, {"fp8", NULL, &set->fp8, NULL},
+        {"signs", NULL, NULL, &set->signs},
     };
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         for (direction direction = ENCODE; direction < DIRECTIONS; direction++)
-            measure(codecs[i].name, codecs[i].half, codecs[i].block, direction, r, rounds);
+            measure(&codecs[i], direction, r, rounds);
     return poisoned;
 }

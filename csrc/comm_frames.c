@@ -380,11 +380,8 @@ static void sent(lane *l, out_frame *frame)
     rc_comm *c = comm_of(l);
     rc_work *w = frame->owner;
     work_env_release(&c->env, frame);
-    if (w == NULL || c->state != COMM_RUNNING)
-        return;
-    if (work_go_on(w) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
-    comm_finish_complete(c, w);
+    if (w != NULL)
+        comm_go_on(c, w);
 }
 
 static void room(lane *l)

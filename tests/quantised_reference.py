@@ -151,7 +151,7 @@ def encode(codec: str, c: Array) -> Encoded:
         scaled = rows * np.where(scale == 0, F0, F1 / scale)[:, None]
         scaled[poisoned | (scale == 0)] = 0
         if codec == "onebit":
-            codes = np.where((poisoned | (scale == 0))[:, None], 0, rows >= 0).astype(np.int16)
+            codes = np.where(poisoned[:, None], 0, rows >= 0).astype(np.int16)
         elif codec == "fp8":
             codes = e4m3_nearest(scaled).astype(np.int16)
         else:

@@ -127,6 +127,29 @@ def test_nothing_is_lost_over_200_steps_and_a_restart(first: int, second: int) -
         world.run(lambda comm: run(comm, range(100, 200), saved[0]))
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_nothing_is_lost_on_another_communicator(n: int) -> None:
+    """T4: of the same ranks in another order, where each owns another part; and back."""
+    count = 3001
+
+    def body(comm: Communicator) -> None:
+        other = comm.split(0, key=-comm.rank)
+        assert other is not None
+        assert other.rank == n - 1 - comm.rank
+        for codec in CODECS:
+            feedback, sums = ErrorFeedback(), Sums(count)
+            for step in range(30):
+                x = patterned(count, comm.rank, step).copy()
+                which = other if step // 5 % 2 else comm
+                which.allreduce(x, "avg", compression=codec, feedback=feedback)
+                sums.add(x, total_of(count, n, step), n)
+            sums.assert_telescopes(lacking(comm, feedback), codec)
+        other.close()
+
+    with World(n, bring_up="tcp") as world:
+        world.run(body)
+
+
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_nothing_is_lost_in_a_reduce_scatter(n: int) -> None:
     """T4: of each rank's part."""

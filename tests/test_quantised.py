@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ import numpy as np
 import pytest
 import quantised_reference as quantised
 from quantised_reference import CODECS, Residuals
-from ranks import World
+from ranks import World, loopback_meshes
 from reference import Array
 from tensors import bits
+from test_wire import HEADER
 
 from ringcomm import Communicator, Config, ErrorFeedback, MismatchError, _native
+from ringcomm.bootstrap.join import Joined
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -449,6 +452,37 @@ def test_bytes_on_the_wire(n: int) -> None:
                 )
                 frames = sum(lane["sent_frames"] for lane in stats["lanes"])
                 assert stats["wire_bytes"] == stats["payload_bytes"] + HEADER_BYTES * frames
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_payload_is_what_the_document_says(codec: str) -> None:
+    """T8: the bytes themselves, read by a peer that is no rank; segment by segment."""
+    config = Config(segment_bytes=4096, timeout=20.0)
+    x = values(10_000, 0)
+    x[256:512], x[600] = 0, np.inf
+    mesh, other = loopback_meshes(2, 1, 1, config.congestion)
+    comm = Communicator(Joined(mesh, config, None, "test"))
+    with socket.socket(fileno=other.lanes[0].fd) as peer:
+        peer.settimeout(10)
+        comm.allreduce(x, compression=codec, feedback=False, async_op=True)
+        done = segments = 0
+        while done < len(x):
+            header = HEADER.unpack(peer.recv(HEADER_BYTES, socket.MSG_WAITALL))
+            kind, segment, length = header[2], header[7], header[10]
+            payload = peer.recv(length, socket.MSG_WAITALL) if length else b""
+            if kind != 1:  # not data
+                continue
+            sizes = [n for n in (*range(256, len(x) - done, 256), len(x) - done)
+                     if quantised.payload_bytes(codec, n) == length]  # fmt: skip
+            assert len(sizes) == 1
+            (count,) = sizes
+            assert segment == segments
+            assert payload == quantised.encode(codec, x[done : done + count]).payload()
+            done += count
+            segments += 1
+        assert segments > 1 or codec == "onebit"
+        comm.abort("read enough")
+        comm.close()
 
 
 def test_bits_per_element() -> None:

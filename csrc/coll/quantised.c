@@ -8,8 +8,7 @@
 #include "feedback.h"
 
 enum {
-    AHEAD = 2,                   /* contributions to one peer that are not in a socket yet */
-    MOST_SEGMENT_ELEMS = 1 << 17 /* so that a rank soon has something to do with what comes */
+    AHEAD = 2 /* contributions to one peer that are not in a socket yet */
 };
 
 /* What is under way to a peer. */
@@ -65,8 +64,7 @@ int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
 
 uint64_t quantised_segment(const rc_work *w)
 {
-    uint64_t elems = quant_segment(&w->quantised->codec, w->env->segment_bytes);
-    return elems < MOST_SEGMENT_ELEMS ? elems : MOST_SEGMENT_ELEMS;
+    return quant_segment(&w->quantised->codec, w->env->segment_bytes);
 }
 
 /* Where a segment's residuals begin in the worker's. */
@@ -187,33 +185,42 @@ static uint32_t chunk_towards(const plan *p, int peer)
     return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
 }
 
-/* A contribution to a peer's part, if there is one and few enough are under way. */
-static rc_result go_on_towards(rc_work *w, int peer, int *moved)
+/* 1 if a contribution to a peer's part is left, and few enough are under way. */
+static int may_leave(const rc_work *w, int peer)
+{
+    const outflow *to = &w->quantised->to[peer];
+    uint32_t chunk = chunk_towards(&w->plan, peer);
+    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
+}
+
+int quantised_may_go_on(const rc_work *w)
+{
+    for (int peer = 0; peer < w->plan.world_size; peer++)
+        if (peer != w->plan.rank && may_leave(w, peer))
+            return 1;
+    return 0;
+}
+
+static rc_result go_on_towards(rc_work *w, int peer)
 {
     outflow *to = &w->quantised->to[peer];
-    uint32_t chunk = chunk_towards(&w->plan, peer);
-    if (chunk == PLAN_NO_CHUNK || to->ahead >= AHEAD || to->next == plan_segments(&w->plan, chunk))
-        return RC_OK;
     to->ahead++;
-    *moved = 1;
-    return send_own(w, chunk, to->next++);
+    return send_own(w, chunk_towards(&w->plan, peer), to->next++);
 }
 
 /* Frames that reach a socket at once would call this again. */
 rc_result quantised_go_on(rc_work *w)
 {
     struct quantised *q = w->quantised;
-    int n = w->plan.world_size, rank = w->plan.rank, moved = 1;
+    int n = w->plan.world_size, rank = w->plan.rank;
     rc_result result = RC_OK;
     if (q->going_on)
         return RC_OK;
     work_retain(w); /* it may be over with the last frame, or by a failure */
     q->going_on = 1;
-    while (moved && result == RC_OK && w->env != NULL) {
-        moved = 0;
-        for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
-            result = go_on_towards(w, (rank + distance) % n, &moved);
-    }
+    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
+        if (may_leave(w, (rank + distance) % n))
+            result = go_on_towards(w, (rank + distance) % n);
     q->going_on = 0;
     work_release(w);
     return result;

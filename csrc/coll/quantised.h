@@ -41,8 +41,10 @@ rc_result quantised_create(rc_work *w);
 void quantised_destroy(rc_work *w);
 /* Begins with the feedback, and sends what starts here. */
 rc_result quantised_start(rc_work *w);
-/* Sends what may leave by now: to be called when a frame of the work is in a socket. */
+/* Sends a segment to each peer that may have one. */
 rc_result quantised_go_on(rc_work *w);
+/* 1 if it would send one now. */
+int quantised_may_go_on(const rc_work *w);
 
 /* Bytes of a segment's payload, at most; 1 if one may have so many; elements of the largest one. */
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems);

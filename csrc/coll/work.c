@@ -574,3 +574,8 @@ rc_result work_go_on(rc_work *w)
 {
     return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
 }
+
+int work_may_go_on(const rc_work *w)
+{
+    return w->quantised != NULL && w->env != NULL && quantised_may_go_on(w);
+}

@@ -71,6 +71,7 @@ struct rc_work {
     uint64_t receives_left, sends_left;
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
+    int lengthy;                 /* as it was counted by the engine */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL, unless that machine runs it */
     void *absorbed;              /* src with its residuals added, or NULL */
@@ -117,8 +118,10 @@ int work_complete(const rc_work *w);
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
 /* Its payload is there. Takes over the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
-/* A frame of the work is in a socket: others may follow. RC_NO_MEMORY or RC_OK. */
+/* Some of what a work sends leaves only bit by bit: sends a little more. RC_NO_MEMORY or RC_OK. */
 rc_result work_go_on(rc_work *w);
+/* 1 if that would send something now. */
+int work_may_go_on(const rc_work *w);
 
 /* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);

@@ -167,8 +167,8 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded; /* 1: the ranks on this machine outnumber its cores, so that none may poll
-                        sockets; what it waits for in shared memory it polls, letting others run */
+    int32_t crowded; /* 1: the ranks on this machine outnumber its cores; then only brief works are
+                        polled for, and each look lets others run */
 } rc_comm_config;
 
 /* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row

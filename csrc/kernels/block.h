@@ -19,14 +19,15 @@
  *                       code = number nearest to c * (1 / s), ties to even; D = number * s
  *   onebit              s = min(root of the mean of c * c, 1.75 * mean of |c|), rounded to bf16;
  *                       code = c >= 0; D = s or -s
- * The product number * s is exact, so that |c - D| <= s / 2 but for one rounding. An s below the
- * normal floats is made 0: all D are then 0, and left is c. Sums are those of 32 lanes: lane i
- * takes elements i, i + 32, ..., then lanes are added to those 16, 8, 4, 2, 1 before them.
+ * Of a scale made here the product is exact, so that |c - D| is half a step at most, but for the
+ * roundings of c * (1 / s). An s below the normal floats is made 0: all D are then 0, and left is
+ * c. Sums are those of 32 lanes: lane i takes elements i, i + 32, ..., then lanes are added to
+ * those 16, 8, 4, 2, 1 before them.
  */
 #ifndef RINGCOMM_KERNELS_BLOCK_H
 #define RINGCOMM_KERNELS_BLOCK_H
 
-enum { BLOCK_MAX = 256, BLOCK_LANES = 32, BLOCK_NAN = 0x7fc0 };
+enum { BLOCK_MAX = 256, BLOCK_NAN = 0x7fc0 };
 
 static inline float block_float(uint32_t bits)
 {

@@ -1,11 +1,12 @@
 /* blockwise.h - the three functions of one format, from those of a whole block. A template:
  * included once per format, without an include guard. Its parameters are undefined again at the
- * end: FORMAT(name)        the name of a function of this format BLOCK, BYTES        elements of a
- * block, and bytes of its codes and these functions of a whole block: encode_block        the
- * scale, to be stored; n elements of the block are the tensor's, the others
- *                       0
- *   decode_block        1 if the scale s was not finite
- *   add_block           the same
+ * end:
+ *   FORMAT(name)    the name of a function of this format
+ *   BLOCK, BYTES    elements of a block, and bytes of its codes
+ * and there must be these functions of a whole block:
+ *   encode_block    returns the scale, to be stored; elements from n on are zeros, not the tensor's
+ *   decode_block    returns 1 if the scale s is not finite
+ *   add_block       likewise
  *
  * A short block goes through a whole one of copies.
  */

@@ -129,14 +129,19 @@ static inline uint32x4_t bit_of_lane(void)
     return vld1q_u32(bits);
 }
 
-static inline uint32_t signs_4(float32x4_t x)
+static inline uint32_t bits_4(uint32x4_t lanes)
 {
-    return vaddvq_u32(vandq_u32(vcgezq_f32(x), bit_of_lane()));
+    return vaddvq_u32(vandq_u32(lanes, bit_of_lane()));
 }
 
 static inline uint32_t vec_signs(vec x)
 {
-    return signs_4(x.low) | signs_4(x.high) << 4;
+    return bits_4(vcgezq_f32(x.low)) | bits_4(vcgezq_f32(x.high)) << 4;
+}
+
+static inline uint32_t vec_below(vec x)
+{
+    return bits_4(vcltzq_f32(x.low)) | bits_4(vcltzq_f32(x.high)) << 4;
 }
 
 static inline uint32_t reaching_4(float32x4_t x, uint32_t least)

@@ -2,15 +2,15 @@
 #ifndef RINGCOMM_KERNELS_ONEBIT_H
 #define RINGCOMM_KERNELS_ONEBIT_H
 
-enum { ONEBIT_BLOCK = 256, ONEBIT_BYTES = 32, GROUPS = BLOCK_LANES / LANES };
+enum { ONEBIT_BLOCK = 256, ONEBIT_BYTES = 32, GROUPS = KERNEL_LANES / LANES };
 
 /* Lanes are added to those half as many before them. */
 static inline float block_sum(const vec *lanes)
 {
-    float sum[BLOCK_LANES];
+    float sum[KERNEL_LANES];
     for (size_t i = 0; i < GROUPS; i++)
         vec_store(sum + i * LANES, lanes[i]);
-    for (size_t half = BLOCK_LANES / 2; half; half /= 2)
+    for (size_t half = KERNEL_LANES / 2; half; half /= 2)
         for (size_t i = 0; i < half; i++)
             sum[i] += sum[i + half];
     return sum[0];
@@ -55,7 +55,7 @@ static inline float onebit_encode_block(uint8_t *codes, float *left, const float
     vec squares[GROUPS], sizes[GROUPS];
     for (size_t g = 0; g < GROUPS; g++)
         squares[g] = sizes[g] = vec_set(0.0f);
-    for (size_t i = 0; i < ONEBIT_BLOCK; i += BLOCK_LANES)
+    for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES)
         for (size_t g = 0; g < GROUPS; g++) {
             const size_t at = i + g * LANES;
             const vec x = block_take(src + at, pre, residual ? residual + at : NULL);
@@ -70,7 +70,7 @@ static inline float onebit_encode_block(uint8_t *codes, float *left, const float
         return s;
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
-    for (size_t i = 0; i < ONEBIT_BLOCK; i += BLOCK_LANES) {
+    for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES) {
         uint32_t bits = 0;
         for (size_t g = 0; g < GROUPS; g++) {
             const size_t at = i + g * LANES;
@@ -93,9 +93,9 @@ static inline int onebit_decode_block(float *dst, float s, const uint8_t *codes,
         return 1;
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
-    for (size_t i = 0; i < ONEBIT_BLOCK; i += BLOCK_LANES) {
+    for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES) {
         const uint32_t bits = load_signs(codes + i / 8);
-        for (size_t at = 0; at < BLOCK_LANES; at += LANES)
+        for (size_t at = 0; at < KERNEL_LANES; at += LANES)
             block_put(dst + i + at, vec_by_bits(bits >> at, plus, minus), stream);
     }
     return 0;
@@ -108,9 +108,9 @@ static inline int onebit_add_block(float *acc, float s, const uint8_t *codes)
         return 1;
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
-    for (size_t i = 0; i < ONEBIT_BLOCK; i += BLOCK_LANES) {
+    for (size_t i = 0; i < ONEBIT_BLOCK; i += KERNEL_LANES) {
         const uint32_t bits = load_signs(codes + i / 8);
-        for (size_t at = 0; at < BLOCK_LANES; at += LANES) {
+        for (size_t at = 0; at < KERNEL_LANES; at += LANES) {
             const vec d = vec_by_bits(bits >> at, plus, minus);
             vec_store(acc + i + at, vec_add(vec_load(acc + i + at), d));
         }

@@ -1,10 +1,11 @@
 /* scaled.h - the functions of one format that scales by the largest magnitude. A template: block.h
  * includes it once per format, without an include guard. Its parameters are undefined again at the
  * end:
- *   FORMAT, BLOCK, BYTES            see blockwise.h
- *   LIMIT               the largest number that a code is
- *   SPAN, STEP, GAP     for i = 0, STEP, ... below SPAN: elements i and i + GAP, LANES of each,
- * have their codes from byte i on ROUND, LOAD         (codes, &x, &y), see block.h
+ *   FORMAT, BLOCK, BYTES    see blockwise.h
+ *   LIMIT                   the largest number that a code is
+ *   SPAN, STEP, GAP         elements i and i + GAP, LANES of each, have their codes from byte i on,
+ *                           for i = 0, STEP, ... below SPAN
+ *   ROUND, LOAD             (codes, &x, &y), see block.h
  */
 
 static inline float FORMAT(encode_block)(uint8_t *codes, float *left, const float *src, vec pre,

@@ -14,7 +14,7 @@ enum values {
     ZEROS,
     TINY,   /* subnormal, or with a scale that is or nearly is */
     SMALL,  /* with squares that are subnormal */
-    HUGE,   /* up to the largest float, with sums of squares that overflow */
+    LARGE,  /* up to the largest float, with sums of squares that overflow */
     ANY,    /* of all exponents */
     TIES,   /* halves of a power of two, the largest being the limit itself */
     EDGES,  /* the largest next to limit times a bf16 */
@@ -44,7 +44,7 @@ static inline float value_of(enum values values, double limit)
     case ZEROS: return pick & 1 ? -0.0f : 0.0f;
     case TINY: return random_float(0, pick % 8 ? 6 : 12);
     case SMALL: return random_float(50, 70);
-    case HUGE: return random_float(pick % 16 ? 180 : 250, pick % 16 ? 190 : 254);
+    case LARGE: return random_float(pick % 16 ? 180 : 250, pick % 16 ? 190 : 254);
     case ANY: return random_float(0, 254);
     case TIES:
         return (float)(sign * ((pick >> 1) % (2 * (unsigned)limit) / 2.0 + (pick % 64 == 0)));
