@@ -113,6 +113,7 @@ def make_call(
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
     call.codec = 0 if codec.composed and (world_size == 1 or not count) else codec.number
+    call.density = codec.density
     call.root = root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)

@@ -158,6 +158,10 @@ static inline void fetch_ahead(const float *x)
 #include "block.h"
 #include "signs.h"
 
+/* ---- a few elements ---- */
+
+#include "topk.h"
+
 /* ---- the table ---- */
 
 #define OPS(sum, min, max, prod) {[RC_SUM] = sum, [RC_MIN] = min, [RC_MAX] = max, [RC_PROD] = prod}
@@ -189,6 +193,7 @@ const kernel_set SET = {
     .int4 = {64, 32, int4_encode, int4_decode, int4_add},
     .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
     .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
+    .topk = {topk_pick, topk_put, topk_tops},
     .signs = {signs_encode, signs_add, signs_squares},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,

@@ -79,6 +79,26 @@ static inline size_t kernel_block_codes(const kernel_block *format, size_t n)
     return kernel_block_scales(format, n) * format->bytes;
 }
 
+/* Elements that tops takes together. */
+#define KERNEL_TOPK_GROUP 32
+
+/* The functions of the format that keeps a few elements of at most 65536, at their indices. The
+ * size of an element is that of its bits but for the sign, as an integer: infinity and NaN are the
+ * largest. */
+typedef struct kernel_topk {
+    /* c = src + residual (NULL: 0). Elements of size least or more go to index and value, which
+     * have room for n; least is 1 or more, so that no zero is among them. left (NULL: not wanted) =
+     * 0 for these, c for all others. Returns how many there are. */
+    size_t (*pick)(uint16_t *index, float *value, float *left, const float *src,
+                   const float *residual, uint32_t least, size_t n, int far);
+    /* dst = 0, but for the elements at index, which ascend and are below n. values holds floats, at
+     * any alignment. */
+    void (*put)(float *dst, const uint16_t *index, const void *values, size_t count, size_t n,
+                int far);
+    /* tops[i] = the largest size, as a float, of group i: KERNEL_TOPK_GROUP elements */
+    void (*tops)(float *tops, const float *src, size_t groups);
+} kernel_topk;
+
 /* One scale for a whole tensor, which the caller makes; a bit per element, the first in the highest
  * of its byte, and 0 after the last. c = src + residual, in f32; residual may be NULL (0). The
  * payload of a NaN is unspecified. */
@@ -114,6 +134,7 @@ typedef struct kernel_set {
                             j + 32 in its high one */
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
+    kernel_topk topk;
     kernel_signs signs;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);

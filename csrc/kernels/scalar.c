@@ -136,6 +136,11 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
+static inline uint32_t vec_reaching(vec x, uint32_t least)
+{
+    return (bits_of(x) & 0x7fffffff) >= least;
+}
+
 static inline uint32_t vec_below(vec x)
 {
     return x < 0.0f;
