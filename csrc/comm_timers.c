@@ -31,6 +31,10 @@ static void time_out(rc_comm *c, const rc_work *w)
 {
     double seconds = w->call.timeout_ms * 1e-3;
     char missing[160];
+    if (w->call.root == RC_ANY_SOURCE) {
+        comm_fail_text(c, RC_TIMEOUT, -1, "no send by any rank within %.3g s", seconds);
+        return;
+    }
     if (w->flags & FRAME_P2P) {
         comm_fail_text(c, RC_TIMEOUT, w->call.root, "no %s by rank %d within %.3g s",
                        w->call.collective == RC_SEND ? "receive" : "send", w->call.root, seconds);

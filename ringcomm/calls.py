@@ -17,6 +17,8 @@ from .errors import ConfigError, TensorError
 OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 CODECS = {"none": 0, "bf16": 1, "fp16": 2}
 
+ANY_SOURCE = int(lib.RC_ANY_SOURCE)
+
 _NUMBERS = (int, float, np.integer, np.floating)
 
 _COLLECTIVES = {
@@ -68,7 +70,8 @@ def make_call(
         raise ConfigError(
             f"compression={compression!r} is unknown; give one of {', '.join(CODECS)}"
         )
-    if not is_integer(root) or not 0 <= root < world_size:
+    any_source = collective == lib.RC_RECV and root == ANY_SOURCE and world_size > 1
+    if not any_source and (not is_integer(root) or not 0 <= root < world_size):
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
     some = src or dst
     if some is not None:

@@ -25,7 +25,7 @@ from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
 from .bootstrap.tuned import Row
 from .buffers import View, view
-from .calls import is_integer, make_call
+from .calls import ANY_SOURCE, is_integer, make_call
 from .config import ALGORITHMS, Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
@@ -345,23 +345,36 @@ class Communicator:
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
 
     def send(
-        self, tensor: Any, dst: int, *, async_op: bool = False, timeout: float | None = None
+        self,
+        tensor: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Any:
-        """Sends a tensor to another rank, dst, where ``recv`` takes it; sends to one rank keep
-        their order. Returns the tensor (or the Work) when it may be changed, which can be before
-        it is received."""
+        """Sends a tensor to another rank, dst, where a ``recv`` of the same tag (0 to 2^31 - 1)
+        takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
+        when it may be changed, which can be before it is received."""
         src = view(tensor, writable=False)
-        return self._run(lib.RC_SEND, src, None, src.count, root=dst, async_op=async_op,
-                         timeout=timeout, result=tensor)  # fmt: skip
+        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=_checked(tag),
+                         async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
 
     def recv(
-        self, tensor: Any, src: int, *, async_op: bool = False, timeout: float | None = None
+        self,
+        tensor: Any,
+        src: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Any:
-        """Receives into ``tensor``, of the count and dtype that another rank, src, sends; returns
-        it (or the Work)."""
+        """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
+        tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
+        which the Work's ``root`` tells."""
         dst = view(tensor, writable=True)
-        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, async_op=async_op,
-                         timeout=timeout)  # fmt: skip
+        return self._run(lib.RC_RECV, None, dst, dst.count, root=ANY_SOURCE if src is None else src,
+                         tag=_checked(tag), async_op=async_op, timeout=timeout)  # fmt: skip
 
     # ---- the rest of its life ----
 
@@ -517,6 +530,7 @@ class Communicator:
         op: str = "sum",
         compression: str | None = None,
         root: int = 0,
+        tag: int = 0,
         async_op: bool = False,
         timeout: float | None = None,
         result: Any = None,
@@ -527,6 +541,7 @@ class Communicator:
             collective, src, dst, count, op, compression, root, self.world_size,
             self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
         )  # fmt: skip
+        call.tag = tag
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         work = Work(self, name, views, dst.owner if dst is not None else result)
@@ -582,6 +597,12 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def _checked(tag: int) -> int:
+    if not is_integer(tag) or not 0 <= tag < 2**31:
+        raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
+    return int(tag)
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

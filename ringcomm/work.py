@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._native import AGAIN, OK, error_class, ffi, lib, text
@@ -94,9 +95,30 @@ class Work:
         """The failure, or None if there is none (yet). Never waits."""
         return self._error if self.done() else None
 
+    def call_back(self, callback: Callable[[Work], None]) -> None:
+        """Calls back with this Work once it is over, from the one thread that makes all such calls
+        (of its communicator's ``on_done``), or at once where it is. Once per Work at most."""
+        def over() -> None:
+            self.done()
+            callback(self)
+
+        if self.done():
+            callback(self)
+            return
+        self._comm._engine.watch(self._slot, over)
+        if lib.rc_work_notify(self._slot[0]) != OK:
+            self._comm._engine.unwatch(self._slot)
+
+    @property
+    def root(self) -> int:
+        """The root of a rooted collective, or the other rank of a send or receive: of one from any
+        source the sender, -1 until that is known."""
+        return int(lib.rc_work_root(self._slot[0]))
+
     @property
     def seq(self) -> int:
-        """Its number on its communicator, equal on all ranks."""
+        """Its number on its communicator, equal on all ranks; of a send or receive, that between
+        its two ranks among those of its tag."""
         return int(lib.rc_work_seq(self._slot[0]))
 
     @property
