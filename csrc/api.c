@@ -356,7 +356,7 @@ rc_result rc_work_notify(rc_work *work)
     if (is_forked(work->engine))
         return RC_INVALID_STATE;
     engine_lock(work->engine);
-    if (is_done(work)) {
+    if (is_done(work) && !work->call.notify) {
         work_retain(work);
         engine_push_done(work->engine, &work->done_entry);
     }

@@ -563,11 +563,8 @@ class Communicator:
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
-        def over() -> None:
-            work.done()
-            callback(work)
-
-        self._engine.watch(work._slot, over)
+        work._callbacks = (callback,)
+        self._engine.watch(work._slot, work._tell)
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Equal-sized parts of all ranks, joined in order of rank."""

@@ -32,6 +32,8 @@ class Work:
     """
 
     _slot: Any = (ffi.NULL,)
+    #: None: nobody asked; empty: all that asked were told.
+    _callbacks: tuple[Callable[[Work], None], ...] | None = None
 
     def __init__(
         self,
@@ -97,17 +99,27 @@ class Work:
 
     def call_back(self, callback: Callable[[Work], None]) -> None:
         """Calls back with this Work once it is over, from the one thread that makes all such calls
-        (of its communicator's ``on_done``), or at once where it is. Once per Work at most."""
-        def over() -> None:
-            self.done()
-            callback(self)
-
+        (of its communicator's ``on_done``), or at once where it is."""
         if self.done():
             callback(self)
             return
-        self._comm._engine.watch(self._slot, over)
-        if lib.rc_work_notify(self._slot[0]) != OK:
-            self._comm._engine.unwatch(self._slot)
+        with self._lock:
+            first, told = self._callbacks is None, self._callbacks == ()
+            if not told:
+                self._callbacks = (*(self._callbacks or ()), callback)
+        if told:
+            callback(self)
+        elif first:
+            self._comm._engine.watch(self._slot, self._tell)
+            if lib.rc_work_notify(self._slot[0]) != OK:
+                self._comm._engine.unwatch(self._slot)
+
+    def _tell(self) -> None:
+        self.done()
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks or (), ()
+        for callback in callbacks:
+            callback(self)
 
     @property
     def root(self) -> int:

@@ -268,7 +268,7 @@ void rc_work_error(rc_work *work, rc_error *out);
 uint64_t rc_work_seq(const rc_work *work);
 /* The root of its call; of a finished receive from any source, the rank that it came from. */
 int rc_work_root(const rc_work *work);
-/* As if it had been submitted with notify = 1; also where it is over by now. Once at most. */
+/* From here on as if it had been submitted with notify = 1, also where it is over by now. */
 rc_result rc_work_notify(rc_work *work);
 /* Seconds from submission to completion; 0 while in flight. */
 double rc_work_elapsed(const rc_work *work);

@@ -1,4 +1,7 @@
-"""ringcomm for PyTorch: the gradient hook of DistributedDataParallel.
+"""ringcomm for PyTorch: the process-group backend, and the gradient hook of DDP.
+
+    import ringcomm.torch
+    torch.distributed.init_process_group("ringcomm")
 
     ddp.register_comm_hook(ringcomm.torch.HookState(compression="bf16"),
                            ringcomm.torch.allreduce_hook)
@@ -6,6 +9,10 @@
 
 from __future__ import annotations
 
+from .backend import register
 from .hooks import HookState, allreduce_hook
+from .options import Options
 
-__all__ = ["HookState", "allreduce_hook"]
+register()
+
+__all__ = ["HookState", "Options", "allreduce_hook"]
