@@ -255,10 +255,10 @@ class RingcommGroup(_Base):  # type: ignore[misc]
         return self._start(name, [call], rows, opts, after)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
-        """Several of these: outputs[rank][i], or in newer releases outputs[i][rank]."""
-        if len(outputs) != len(inputs) or any(len(row) != self.comm.world_size for row in outputs):
-            outputs = [list(column) for column in zip(*outputs, strict=True)]
-        works = [self.allgather([o], [i], opts) for o, i in zip(outputs, inputs, strict=True)]
+        """Several of these; outputs[rank][i] is what rank has as inputs[i]."""
+        self._require_world(outputs, "all_gather_coalesced")
+        columns = [list(column) for column in zip(*outputs, strict=True)]
+        works = [self.allgather([o], [i], opts) for o, i in zip(columns, inputs, strict=True)]
         return together(works)
 
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
