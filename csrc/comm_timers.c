@@ -44,13 +44,13 @@ static void time_out(rc_comm *c, const rc_work *w)
     int first = list_missing(c, w->seq, missing, sizeof missing);
     if (first >= 0)
         comm_fail_text(c, RC_TIMEOUT, first,
-                       "not complete within %.3g s, and rank %s has not called it as far as is "
+                       "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
                        "known",
                        seconds, missing);
     else
         comm_fail_text(c, RC_TIMEOUT, -1,
-                       "called by every rank, but not complete within %.3g s: the network is "
-                       "slower than the deadline allows",
+                       "called by every rank, but not complete within the timeout of %.3g s: the "
+                       "network is slower than that allows",
                        seconds);
 }
 

@@ -12,6 +12,7 @@ shuts it down, or when it is no longer referenced.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +22,11 @@ import torch.distributed as dist
 from .._native import lib
 from ..buffers import View, view
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError, TensorError
+from ..errors import CommTimeoutError, RingcommError, TensorError
 from . import profiling
 from .options import Options
 from .reductions import Reduction, as_reduced, reduction, takes_compression
-from .tensors import as_moved, joined, moved, packed, require_alike, unpack
+from .tensors import joined, moved, packed, require_alike, unpack
 from .works import RingWork, seconds_of, together
 
 _Base: Any = dist.ProcessGroup
@@ -399,9 +400,24 @@ class RingcommGroup(_Base):  # type: ignore[misc]
         return self._start("barrier", [Call(lib.RC_BARRIER, None, None, 0)], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that have not called it: all of them, whether
-        wait_all_ranks is given or not. (``dist.monitored_barrier`` is gloo's only; call this.)"""
-        self.comm.barrier(timeout=seconds_of(timeout))
+        """A barrier whose error names the ranks that have not called it: on rank 0 all of them,
+        whether wait_all_ranks is given or not. (``dist.monitored_barrier`` is for gloo only: call
+        this method of the group.)"""
+        rank, seconds = self.comm.rank, timeout.total_seconds() if timeout is not None else None
+        if seconds is not None and seconds <= 0:
+            raise CommTimeoutError(f"Rank {rank} timed out in monitoredBarrier: no time was given")
+        try:
+            self.comm.barrier(timeout=seconds)
+        except RingcommError as error:
+            text = (
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                "waiting for send/recv from rank 0"
+            )
+            missing = re.search(r"rank ([\d, ]+) has not called", str(error))
+            if rank == 0 and missing:
+                ranks = "Ranks" if "," in missing[1] else "Rank"
+                text = f"{ranks} {missing[1]} failed to pass monitoredBarrier"
+            raise type(error)(f"{text}: {error}", rank=error.rank, host=error.host) from error
 
     # ---- names, and the end ----
 
@@ -558,4 +574,4 @@ def _split(tensor: torch.Tensor, sizes: Any, n: int, what: str) -> Tensors:
     return list(tensor.split(list(sizes)))
 
 
-__all__ = ["ConfigError", "RingcommGroup", "as_moved"]
+__all__ = ["RingcommGroup"]
