@@ -37,9 +37,7 @@ def _draw(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return whole.to(dtype) if dtype != torch.bool else whole > 2
 
 
-def _both(
-    rank: Rank, call: Any, tensors: list[torch.Tensor], groups: list[Any], what: str
-) -> None:
+def _both(call: Any, tensors: list[torch.Tensor], groups: list[Any], what: str) -> None:
     """The call on copies of the tensors by both groups: the same results."""
     results = []
     for group in groups:
@@ -55,43 +53,48 @@ def collectives(rank: Rank) -> None:
     me, n = _open()
     groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
     for number, dtype in enumerate((*NUMBERS, *MOVED)):
-        x = _draw(10 * number + me, (n, 6), dtype)
-        _moves(rank, x, groups, me, n)
+        everyones = [_draw(10 * number + r, (n, 6), dtype) for r in range(n)]
+        _moves(everyones, me, n)
         if dtype in NUMBERS:
-            _reductions(rank, x, groups, me, n)
-    _bits(rank, groups, me)
+            _reductions(everyones[me], groups, me, n)
+    _bits(groups, me)
     rank.emit("equal")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _moves(rank: Rank, x: torch.Tensor, groups: list[Any], me: int, n: int) -> None:
-    rows = [torch.zeros_like(x) for _ in range(n)]
-    name = str(x.dtype)
-    gloo_moves = x.dtype != torch.int16
-    groups = groups if gloo_moves else [groups[0], groups[0]]
+def _moves(everyones: list[torch.Tensor], me: int, n: int) -> None:
+    x = everyones[me]
     for root in range(n):
-        _both(rank, lambda c, g, r=root: dist.broadcast(c[0], r, group=g), [x], groups, name)
-        _both(rank, lambda c, g, r=root: dist.gather(
-            c[0], c[1:] if me == r else None, r, group=g), [x, *rows], groups, name)
-        _both(rank, lambda c, g, r=root: dist.scatter(
-            c[0], c[1:] if me == r else None, r, group=g), [rows[0], *([x] * n)], groups, name)
-    _both(rank, lambda c, g: dist.all_gather(c[1:], c[0], group=g), [x, *rows], groups, name)
-    _both(rank, lambda c, g: dist.all_gather_into_tensor(c[1], c[0], group=g),
-          [x, torch.cat(rows)], groups, name)  # fmt: skip
-    _both(rank, lambda c, g: dist.all_to_all_single(c[1], c[0], group=g),
-          [x, rows[0]], groups, name)  # fmt: skip
-    strided, dense = x.t().clone().t(), x.clone()
-    dist.broadcast(strided, 0)
-    dist.broadcast(dense, 0)
-    assert torch.equal(strided, dense), name
+        copy = x.t().clone().t() if root else x.clone()  # strided, too
+        dist.broadcast(copy, root)
+        assert torch.equal(copy, everyones[root])
+        rows = [torch.zeros_like(x) for _ in range(n)]
+        dist.gather(x, rows if me == root else None, root)
+        assert me != root or _equal(rows, everyones)
+        part = torch.zeros_like(x)
+        dist.scatter(part, everyones if me == root else None, root)
+        assert torch.equal(part, x)
+    rows = [torch.zeros_like(x) for _ in range(n)]
+    dist.all_gather(rows, x)
+    assert _equal(rows, everyones)
+    whole = torch.cat(rows).zero_()
+    dist.all_gather_into_tensor(whole, x)
+    assert torch.equal(whole, torch.cat(everyones))
+    exchanged = torch.zeros_like(x)
+    dist.all_to_all_single(exchanged, x)
+    assert torch.equal(exchanged, torch.stack([one[me] for one in everyones]))
 
 
-def _reductions(rank: Rank, x: torch.Tensor, groups: list[Any], me: int, n: int) -> None:
+def _equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def _reductions(x: torch.Tensor, groups: list[Any], me: int, n: int) -> None:
     for op in (Ops.SUM, Ops.PRODUCT, Ops.MIN, Ops.MAX):
         name = f"{x.dtype} {op}"
-        _both(rank, lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, name)
-        _both(rank, lambda c, g, o=op: dist.reduce_scatter_tensor(c[1], c[0], o, group=g),
+        _both(lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, name)
+        _both(lambda c, g, o=op: dist.reduce_scatter_tensor(c[1], c[0], o, group=g),
               [x, torch.zeros(1, 6, dtype=x.dtype)], groups, name)  # fmt: skip
         for root in range(n):
             mine = [dist.group.WORLD, groups[1]]
@@ -103,10 +106,10 @@ def _reductions(rank: Rank, x: torch.Tensor, groups: list[Any], me: int, n: int)
             assert me != root or torch.equal(*results), name
 
 
-def _bits(rank: Rank, groups: list[Any], me: int) -> None:
+def _bits(groups: list[Any], me: int) -> None:
     x = torch.tensor([6 + me, 12 << me, 255])
     for op in (Ops.BAND, Ops.BOR, Ops.BXOR):
-        _both(rank, lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, str(op))
+        _both(lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, str(op))
     truth = torch.tensor([True, me == 0, False])
     for op, wanted in ((Ops.SUM, [True, True, False]), (Ops.PRODUCT, [True, False, False]),
                        (Ops.BXOR, None)):  # fmt: skip
