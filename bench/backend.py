@@ -5,7 +5,8 @@
 
 The two backends are timed by turns, round by round, in the same processes; a round's time is that
 of the slowest rank, and a row has the medians of all rounds, and of their ratios. Calls are waited
-for (``async_op=False``), as most are; ``--asynchronous`` takes ``get_future().wait()``, as DDP does.
+for (``async_op=False``), as most are; ``--asynchronous`` takes ``get_future().wait()``, as DDP
+does.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@
  *
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
- * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives; comm_timers.c deadlines,
- * heartbeats, silence; comm_shared.c shared memory. Threading: under the engine's lock, but for the
- * inbox.
+ * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
+ * comm_timers.c deadlines, heartbeats, silence; comm_shared.c shared memory. Threading: under the
+ * engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H

@@ -217,8 +217,8 @@ static rc_result replay_link(rc_comm *c, rc_work *w, peer_link *ln)
 {
     early_queue *q = &ln->early[(w->flags & FRAME_P2P) != 0];
     rc_result result = RC_OK;
-    int mine = !(w->flags & FRAME_P2P) ||
-               (w->call.collective == RC_RECV && w->call.root == ln->peer);
+    int mine =
+        !(w->flags & FRAME_P2P) || (w->call.collective == RC_RECV && w->call.root == ln->peer);
     while (result == RC_OK && mine && has_early(q, w->seq)) {
         early_frame *early = take_early(c, q, w->seq);
         result = deliver_early(c, w, ln, &early->header, early->payload);

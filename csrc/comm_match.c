@@ -1,9 +1,9 @@
 /* comm_match.c - which receive takes which send. See comm.h.
  *
- * The n-th receive of a tag from a rank takes the n-th send of that tag by it, so most receives know
- * their send when they are submitted. A receive from any source does not: it takes the next send of
- * its tag by whoever is first, and what is called after it must leave it that. So it, and all
- * receives that are called while one is without a number, are late: they are numbered under the
+ * The n-th receive of a tag from a rank takes the n-th send of that tag by it, so most receives
+ * know their send when they are submitted. A receive from any source does not: it takes the next
+ * send of its tag by whoever is first, and what is called after it must leave it that. So it, and
+ * all receives that are called while one is without a number, are late: they are numbered under the
  * engine's lock, in the order in which they were called, and started then. */
 #include "comm.h"
 
@@ -13,8 +13,8 @@ static rc_result take_number(rc_comm *c, rc_work *w, int peer)
     tag_count *next = tags_get(&c->env.links[peer]->numbers, w->call.tag);
     if (next == NULL)
         return RC_NO_MEMORY;
-    w->seq = tags_name(w->call.tag,
-                       w->call.collective == RC_SEND ? next->sends++ : next->receives++);
+    w->seq =
+        tags_name(w->call.tag, w->call.collective == RC_SEND ? next->sends++ : next->receives++);
     return RC_OK;
 }
 

@@ -43,10 +43,11 @@ static void time_out(rc_comm *c, const rc_work *w)
     shared_note_calls(&c->shared);
     int first = list_missing(c, w->seq, missing, sizeof missing);
     if (first >= 0)
-        comm_fail_text(c, RC_TIMEOUT, first,
-                       "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
-                       "known",
-                       seconds, missing);
+        comm_fail_text(
+            c, RC_TIMEOUT, first,
+            "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
+            "known",
+            seconds, missing);
     else
         comm_fail_text(c, RC_TIMEOUT, -1,
                        "called by every rank, but not complete within the timeout of %.3g s: the "

@@ -46,6 +46,13 @@ def is_number(value: object) -> bool:
     return isinstance(value, _NUMBERS) and value == value
 
 
+def check_tag(tag: object) -> int:
+    """A user's tag of a send or receive. Raises ConfigError."""
+    if not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**31:
+        raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
+    return int(tag)
+
+
 def require_compressible(compression: str | None, dtype: str) -> None:
     """Raises TensorError for a tensor that no codec takes."""
     if compression not in (None, "none") and dtype not in ("f32", "f64"):

@@ -25,7 +25,7 @@ from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
 from .bootstrap.tuned import Row
 from .buffers import View, view
-from .calls import ANY_SOURCE, is_integer, make_call
+from .calls import ANY_SOURCE, check_tag, is_integer, make_call
 from .config import ALGORITHMS, Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
@@ -345,36 +345,26 @@ class Communicator:
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
 
     def send(
-        self,
-        tensor: Any,
-        dst: int,
-        *,
-        tag: int = 0,
-        async_op: bool = False,
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Sends a tensor to another rank, dst, where a ``recv`` of the same tag (0 to 2^31 - 1)
         takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
         when it may be changed, which can be before it is received."""
         src = view(tensor, writable=False)
-        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=_checked(tag),
+        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=check_tag(tag),
                          async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
 
     def recv(
-        self,
-        tensor: Any,
-        src: int | None,
-        *,
-        tag: int = 0,
-        async_op: bool = False,
+        self, tensor: Any, src: int | None, *, tag: int = 0, async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
         tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
         which the Work's ``root`` tells."""
         dst = view(tensor, writable=True)
         return self._run(lib.RC_RECV, None, dst, dst.count, root=ANY_SOURCE if src is None else src,
-                         tag=_checked(tag), async_op=async_op, timeout=timeout)  # fmt: skip
+                         tag=check_tag(tag), async_op=async_op, timeout=timeout)  # fmt: skip
 
     # ---- the rest of its life ----
 
@@ -594,12 +584,6 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
-
-
-def _checked(tag: int) -> int:
-    if not is_integer(tag) or not 0 <= tag < 2**31:
-        raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
-    return int(tag)
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""Backend "ringcomm" of torch.distributed: its collectives beside gloo's, works and futures, groups,
-options, errors and ends."""
+"""Backend "ringcomm" of torch.distributed: its collectives beside gloo's, works and futures,
+groups, options, errors and ends."""
 
 from __future__ import annotations
 

@@ -56,9 +56,7 @@ def check(kept: dict[str, list[torch.Tensor]], exact: bool) -> None:
     ["plain", "no_sync", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
      "join", "zero"],
 )  # fmt: skip
-def test_ddp_on_two_ranks_is_gloos_to_the_bit(
-    nursery: Nursery, tmp_path: Path, mode: str
-) -> None:
+def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, mode: str) -> None:
     check(run(nursery, 2, parallel.ddp, tmp_path, mode=mode), exact=True)
 
 

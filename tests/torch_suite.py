@@ -1,7 +1,7 @@
 """PyTorch's own distributed tests, run against a backend, and compared with gloo.
 
     python tests/torch_suite.py run ringcomm --world 2              one backend
-    python tests/torch_suite.py compare --world 2 --world 3         gloo and ringcomm: make test-torch
+    python tests/torch_suite.py compare --world 2 --world 3         gloo too: make test-torch
     python tests/torch_suite.py compare --world 2 --match all_reduce,ddp_comm_hook
 
 The tests are those that ship with PyTorch (torch.testing._internal.distributed.distributed_test).
@@ -16,7 +16,7 @@ race with time), and prints both scores.
 from __future__ import annotations
 
 import argparse
-import io
+import contextlib
 import json
 import os
 import subprocess
@@ -97,7 +97,7 @@ class Results(unittest.TestResult):
         super().__init__()
         self.found: dict[str, str] = {}
 
-    def startTest(self, test: Any) -> None:
+    def startTest(self, test: Any) -> None:  # noqa: N802
         super().startTest(test)
         self._began = time.monotonic()
 
@@ -107,16 +107,16 @@ class Results(unittest.TestResult):
         line = what.strip().splitlines()[-1][:150] if what else ""
         print(f"{time.monotonic() - self._began:6.1f} s  {name}  {line}", file=sys.stderr)
 
-    def addSuccess(self, test: Any) -> None:
+    def addSuccess(self, test: Any) -> None:  # noqa: N802
         self._note(test, "ok")
 
-    def addSkip(self, test: Any, reason: str) -> None:
+    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
         self._note(test, "skip")
 
-    def addError(self, test: Any, err: Any) -> None:
+    def addError(self, test: Any, err: Any) -> None:  # noqa: N802
         self._note(test, self._exc_info_to_string(err, test))
 
-    addFailure = addError
+    addFailure = addError  # noqa: N815
 
 
 def run(backend: str, world: int, match: list[str], as_gloo: bool) -> dict[str, str]:
@@ -177,13 +177,14 @@ def main() -> int:
     match = [part for part in args.match.split(",") if part]
     worlds = args.world or [2]
     if args.what == "compare":
-        return 0 if all([compare(world, match, args.as_gloo) for world in worlds]) else 1
-    output = sys.stdout
-    sys.stdout = io.TextIOWrapper(open(2, "wb", closefd=False), line_buffering=True)
-    found = run(args.backend, worlds[0], match, args.as_gloo)
+        right = [compare(world, match, args.as_gloo) for world in worlds]
+        return 0 if all(right) else 1
     if args.json:
-        print(json.dumps(found), file=output, flush=True)
+        with contextlib.redirect_stdout(sys.stderr):
+            found = run(args.backend, worlds[0], match, args.as_gloo)
+        print(json.dumps(found), flush=True)
         return 0
+    found = run(args.backend, worlds[0], match, args.as_gloo)
     bad = {name: what for name, what in found.items() if what not in ("ok", "skip")}
     for name, what in bad.items():
         print(f"---- {name}\n{what}")

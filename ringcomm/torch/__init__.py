@@ -1,10 +1,10 @@
 """ringcomm for PyTorch: the process-group backend, and the gradient hook of DDP.
 
-    import ringcomm.torch
-    torch.distributed.init_process_group("ringcomm")
+import ringcomm.torch
+torch.distributed.init_process_group("ringcomm")
 
-    ddp.register_comm_hook(ringcomm.torch.HookState(compression="bf16"),
-                           ringcomm.torch.allreduce_hook)
+ddp.register_comm_hook(ringcomm.torch.HookState(compression="bf16"),
+                       ringcomm.torch.allreduce_hook)
 """
 
 from __future__ import annotations

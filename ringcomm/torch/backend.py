@@ -21,7 +21,7 @@ from .group import RingcommGroup
 from .options import Options
 
 NAME = "ringcomm"
-_PrefixStore: Any = dist.PrefixStore
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def register() -> None:
@@ -55,10 +55,9 @@ def open_group(
     """
     chosen = _options(options)
     seconds = timeout.total_seconds()
-    config = dataclasses.replace(
-        chosen.config, timeout=min(max(seconds, 0.001), 1e6),
-        **({} if whole else {"tune_table": TUNE_TABLE_OFF}),
-    )  # fmt: skip
+    config = dataclasses.replace(chosen.config, timeout=min(max(seconds, 0.001), 1e6))
+    if not whole:
+        config = dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
     return RingcommGroup(store, Communicator(joined), chosen, _regroup)
 
@@ -71,9 +70,7 @@ def _options(given: Any) -> Options:
         options.config = given
         return options
     if given is not None:
-        raise ConfigError(
-            f"pg_options: give a ringcomm.torch.Options, not {type(given).__name__}"
-        )
+        raise ConfigError(f"pg_options: give a ringcomm.torch.Options, not {type(given).__name__}")
     default = dist.group.WORLD
     return default.options if isinstance(default, RingcommGroup) else Options()
 

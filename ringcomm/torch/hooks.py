@@ -38,9 +38,7 @@ class HookState:
             into RuntimeError; this one keeps its class.
     """
 
-    def __init__(
-        self, compression: str | None = None, comm: Communicator | None = None
-    ) -> None:
+    def __init__(self, compression: str | None = None, comm: Communicator | None = None) -> None:
         self.compression = "none" if compression is None else compression
         if not isinstance(self.compression, str) or self.compression not in CODECS:
             raise ConfigError(
@@ -101,9 +99,7 @@ class HookState:
         self.__init__(state["compression"])  # type: ignore[misc]
 
 
-def allreduce_hook(
-    state: HookState, bucket: GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
     Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in

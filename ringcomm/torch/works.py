@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ..errors import RingcommError
 
-_TorchWork: Any = getattr(dist, "Work", None) or dist._Work
+_TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
 _NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
 
 

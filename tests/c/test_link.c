@@ -303,7 +303,8 @@ static void sends_and_collectives_do_not_wait_for_each_other(void)
 
 static void tags_do_not_wait_for_each_other(void)
 {
-    static const uint64_t second[] = {UINT64_C(9) << 32}, first[] = {UINT64_C(2) << 32, UINT64_C(2) << 32};
+    static const uint64_t second[] = {UINT64_C(9) << 32},
+                          first[] = {UINT64_C(2) << 32, UINT64_C(2) << 32};
     fixture *f = open_fixture(0);
     link_queue(&f->link, new_frame(0, 0, WHOLE));
     free(queue_pop(&f->link.queue));

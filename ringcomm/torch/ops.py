@@ -1,8 +1,8 @@
 """torch's reduce ops as the core has them, and those that it has not.
 
-    SUM AVG PRODUCT MIN MAX   the core's own; truth values are joined by "or" and "and"
-    BAND BOR BXOR             all tensors are gathered, and joined on each rank: exact, and rare
-    PREMUL_SUM                the tensor is scaled before it is sent
+SUM AVG PRODUCT MIN MAX   the core's own; truth values are joined by "or" and "and"
+BAND BOR BXOR             all tensors are gathered, and joined on each rank: exact, and rare
+PREMUL_SUM                the tensor is scaled before it is sent
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ..errors import TensorError
 from .tensors import require_dense
 
-_Kind = dist.ReduceOp.RedOpType
+_Kind: Any = dist.ReduceOp.RedOpType
 _CORE = {_Kind.SUM: "sum", _Kind.AVG: "avg", _Kind.PRODUCT: "prod", _Kind.MIN: "min",
          _Kind.MAX: "max"}  # fmt: skip
 _TRUTH = {_Kind.SUM: "max", _Kind.MAX: "max", _Kind.BOR: "max", _Kind.PRODUCT: "min",
@@ -85,6 +85,11 @@ def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
 def takes_compression(op: str, tensor: torch.Tensor) -> bool:
     """Whether this may be made smaller for the wire."""
     return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
+
+
+def is_sum(op: Any) -> bool:
+    """Whether it is ReduceOp.SUM."""
+    return bool(getattr(op, "op", op) == _Kind.SUM)
 
 
 def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:
