@@ -118,6 +118,18 @@ def test_ranks_that_differ(nursery: Nursery) -> None:
         job.finish(quietly=False)
 
 
+def test_shapes_are_compared_in_detail(nursery: Nursery) -> None:
+    with Job(nursery, 2, {**LOOPBACK, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as job:
+        job.start(groups.shapes_differ)
+        for event in job.expect_all("shapes"):
+            assert event["kind"] == "MismatchError", event
+            assert "float32[3, 2]" in event["text"]
+            assert "float32[2, 3]" in event["text"]
+        for event in job.expect_all("fine"):
+            assert event["first"] == 4.0
+        job.finish(quietly=False)
+
+
 def test_timeouts_and_the_end(nursery: Nursery) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(groups.timeouts)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..communicator import Communicator
 from ..errors import RingcommError
+from . import detail
 from .messaging import Messaging
 from .moving import Moving
 from .options import Options
@@ -44,6 +45,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._regroup = regroup
         self._name = self._desc = ""
         self._coalescing = None
+        self._detailed = detail.is_on()
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's)
         """ "ringcomm"."""

@@ -16,7 +16,7 @@ import torch
 
 from ..buffers import View
 from ..communicator import Communicator
-from . import profiling
+from . import detail, profiling
 from .options import Options
 from .works import RingWork, seconds_of
 
@@ -69,6 +69,7 @@ class Submitter:
     comm: Communicator
     options: Options
     _coalescing: list[RingWork] | None
+    _detailed: bool
 
     def _start(
         self,
@@ -79,6 +80,8 @@ class Submitter:
         after: Callable[[], None] | None = None,
     ) -> RingWork:
         """Submits the calls of one collective; waits for them if torch is going to."""
+        if self._detailed:
+            detail.compare(self.comm, name, tensors)
         if profiling.is_on():
             return profiling.recorded(name, lambda: self._submit(calls, tensors, opts, after))
         return self._submit(calls, tensors, opts, after)

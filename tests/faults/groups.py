@@ -331,6 +331,20 @@ def differ(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
+def shapes_differ(rank: Rank) -> None:
+    """Ranks whose tensors have as many elements and other shapes, under DETAIL."""
+    dist.set_debug_level_from_env()  # torch was imported before the variable was set
+    me, n = _open()
+    x = torch.ones(2, 3)
+    dist.all_reduce(x)
+    objects: list[Any] = [None] * n
+    dist.all_gather_object(objects, "x" * me)
+    rank.attempt("shapes", lambda: dist.all_reduce(x if me else x.t().contiguous()))
+    dist.all_reduce(x)
+    rank.emit("fine", first=float(x[0, 0]))
+    dist.destroy_process_group()
+
+
 def timeouts(rank: Rank) -> None:
     """The group's timeout holds for every call; works pending do not keep a rank."""
     me, _ = _open(timeout=datetime.timedelta(seconds=20))
