@@ -3,16 +3,22 @@ groups, options, errors and ends."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import groups
-from faults.job import Job, Nursery, free_port, nursery_of
+from faults.job import Job, Nursery, clean_environment, free_port, nursery_of
 
 from ringcomm import ConfigError
 
@@ -87,6 +93,47 @@ def test_options_are_checked() -> None:
             kind(**arguments)
     assert kind().compression is None
     assert kind("fp16", lanes=2).config.lanes == 2
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_staging(reads: bool) -> None:
+    """What stands for a tensor on a GPU; a tensor of the CPU takes the same way here."""
+    torch = pytest.importorskip("torch")
+    staged = pytest.importorskip("ringcomm.torch.staging").staged
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    found = staged(tensor, writable=True, reads=reads)
+    host = np.ctypeslib.as_array((ctypes.c_float * 12).from_address(found.address))
+    assert found.address != tensor.data_ptr()
+    if reads:
+        assert host.tolist() == tensor.reshape(-1).tolist()
+    host[:] = np.arange(12) * 2
+    found.finish()
+    assert tensor.reshape(-1).tolist() == [2.0 * k for k in range(12)]
+    assert staged(tensor, writable=False).finish is None
+
+
+def test_under_another_launcher() -> None:
+    """mpirun's variables, without mpirun: torch's env:// would not know them."""
+    code = """
+        import torch, torch.distributed as dist, ringcomm.torch
+        dist.init_process_group("ringcomm", init_method="ringcomm://")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert x[0] == 2 and dist.get_world_size() == 2
+        dist.destroy_process_group()
+    """
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **clean_environment(), **LOOPBACK, "PMIX_NAMESPACE": f"test{os.getpid()}",
+            "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        }  # fmt: skip
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for process in ranks:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
 
 
 def test_bad_input_is_refused(nursery: Nursery) -> None:

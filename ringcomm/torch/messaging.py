@@ -24,13 +24,13 @@ class Messaging(Submitter):
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
         """What a rank of this group sends with this tag."""
-        dst = moved(one(tensors, "recv"), writable=True)
+        dst = moved(one(tensors, "recv"), writable=True, reads=False)
         call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
         """The next that any rank sends with this tag; the Work knows which."""
-        dst = moved(one(tensors, "recv"), writable=True)
+        dst = moved(one(tensors, "recv"), writable=True, reads=False)
         call = Call(lib.RC_RECV, None, dst, dst.count, root=lib.RC_ANY_SOURCE, tag=_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
 

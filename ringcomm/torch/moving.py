@@ -28,7 +28,8 @@ class Moving(Submitter):
         """From the root, in place."""
         tensor = one(tensors, "broadcast")
         root = root_of(opts)
-        dst = moved(tensor, writable=self.comm.rank != root)
+        here = self.comm.rank == root
+        dst = moved(tensor, writable=not here, reads=here)
         return self._start(
             "broadcast", [Call(lib.RC_BROADCAST, dst, dst, dst.count, root=root)], [tensor], opts
         )
@@ -49,7 +50,9 @@ class Moving(Submitter):
         src = moved(source, writable=False)
         flat = joined(rows)
         target = source.new_empty(len(rows) * source.numel()) if flat is None else flat
-        call = Call(collective, src, moved(target, writable=True), src.count, root=root)
+        call = Call(
+            collective, src, moved(target, writable=True, reads=False), src.count, root=root
+        )
         after = None if flat is not None else lambda: unpack(target, rows)
         return self._start(name, [call], rows, opts, after)
 
@@ -68,7 +71,7 @@ class Moving(Submitter):
                 f"must be {self.comm.world_size} times {source.dtype}{list(source.shape)}"
             )
         src = moved(source, writable=False)
-        call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True), src.count)
+        call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True, reads=False), src.count)
         return self._start("all_gather", [call], [output], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
@@ -94,7 +97,7 @@ class Moving(Submitter):
         """From a list of world_size tensors on the root; elsewhere inputs are empty."""
         output = one(outputs, "scatter")
         root = root_of(opts)
-        dst = moved(output, writable=True)
+        dst = moved(output, writable=True, reads=False)
         src = None
         if self.comm.rank == root:
             parts = inputs[0] if inputs and isinstance(inputs[0], (list, tuple)) else inputs
@@ -122,7 +125,9 @@ class Moving(Submitter):
             if output.data_ptr() == source.data_ptr():
                 source = source.clone()
             src = moved(source, writable=False)
-            call = Call(lib.RC_ALLTOALL, src, moved(output, writable=True), src.count // n)
+            call = Call(
+                lib.RC_ALLTOALL, src, moved(output, writable=True, reads=False), src.count // n
+            )
             return self._start("all_to_all", [call], [output], opts)
         sources = _split(source, input_splits, n, "input")
         target = (
@@ -149,7 +154,8 @@ class Moving(Submitter):
         calls = []
         for distance in range(1, n):
             to, source = (rank + distance) % n, (rank - distance) % n
-            src, dst = moved(inputs[to], writable=False), moved(outputs[source], writable=True)
+            src = moved(inputs[to], writable=False)
+            dst = moved(outputs[source], writable=True, reads=False)
             calls.append(Call(lib.RC_SEND, src, None, src.count, root=to, tag=PIECES_TAG))
             calls.append(Call(lib.RC_RECV, None, dst, dst.count, root=source, tag=PIECES_TAG))
         if outputs[rank].numel() != inputs[rank].numel():

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from .._native import lib
-from ..buffers import view
 from ..errors import TensorError
 from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, copy, one, root_of
-from .tensors import joined, moved, packed, require_alike
+from .tensors import joined, memory_of, moved, packed, require_alike
 from .works import RingWork, together
 
 
@@ -112,12 +111,12 @@ class Reducing(Submitter):
         if how.factor is not None:
             src = src.detach() * how.factor
         compresses = collective == lib.RC_ALLREDUCE and takes_compression(how.op, src)
-        source = view(as_reduced(src), writable=src is dst)
+        source = memory_of(as_reduced(src), writable=src is dst)
         target = source
         if dst is None:
             target = None  # type: ignore[assignment]
         elif dst is not src:
-            target = view(as_reduced(dst), writable=True)
+            target = memory_of(as_reduced(dst), writable=True, reads=False)
         per = 2 if src.is_complex() else 1
         return Call(
             collective, source, target, count * per, how.op, root,
@@ -127,7 +126,7 @@ class Reducing(Submitter):
     def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
         """A call that brings every rank's tensor here, and where."""
         rows = tensor.new_empty((self.comm.world_size, *tensor.shape), requires_grad=False)
-        src, dst = moved(tensor, writable=False), moved(rows, writable=True)
+        src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
         return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:

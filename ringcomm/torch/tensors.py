@@ -16,6 +16,7 @@ import torch
 
 from ..buffers import View, view
 from ..errors import TensorError
+from .staging import staged
 
 _MOVES_AS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 _KNOWN = {
@@ -48,9 +49,17 @@ def as_moved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(_MOVES_AS[tensor.element_size()])
 
 
-def moved(tensor: torch.Tensor, *, writable: bool) -> View:
-    """The view of a tensor for collectives that do not reduce."""
-    return view(as_moved(tensor), writable=writable)
+def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
+    """The view of a tensor for collectives that do not reduce; reads: its values matter."""
+    return memory_of(as_moved(tensor), writable=writable, reads=reads)
+
+
+def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
+    """The view of a tensor of a dtype of the core: its memory, or host memory that stands for it
+    (staging.py)."""
+    if tensor.device.type != "cpu":
+        return staged(tensor, writable=writable, reads=reads)
+    return view(tensor, writable=writable)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

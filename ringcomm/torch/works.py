@@ -110,7 +110,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            over: Any = torch.futures.Future()
+            devices = {t.device for t in self._tensors if t.device.type == "cuda"}
+            over: Any = torch.futures.Future(devices=sorted(devices, key=str))
             self._future = over.then(self._outcome)
         self._watch(over)
         return self._future
