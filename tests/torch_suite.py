@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 SECONDS = 60
 """For one test."""
+OF_THE_NAME = {"test_ddp_logging_data_cpu"}
+"""Tests that look at the backend's name, which is ringcomm under any other."""
 
 
 def prepare(backend: str, world: int, folder: str) -> None:
@@ -147,6 +149,7 @@ def compare(world: int, match: list[str], as_gloo: bool) -> bool:
     theirs = in_a_process("gloo", world, match, False)
     ours = in_a_process("ringcomm", world, match, as_gloo)
     passed = [name for name, what in theirs.items() if what == "ok"]
+    passed = [name for name in passed if not as_gloo or name not in OF_THE_NAME]
     asked = [name for name in passed if ours.get(name) != "skip"]
     wrong = [name for name in asked if ours.get(name) != "ok"]
     if wrong:
