@@ -64,10 +64,11 @@ def require_compressible(compression: str | None, dtype: str) -> None:
 
 def make_call(
     collective: int, src: View | None, dst: View | None, count: int, op: str,
-    compression: str | None, root: int, world_size: int, seconds: float, async_op: bool,
+    compression: str | None, root: int | None, world_size: int, seconds: float, async_op: bool,
     notify: bool,
 ) -> tuple[Any, str]:  # fmt: skip
-    """The rc_call, and its name for messages. Raises ConfigError, TensorError."""
+    """The rc_call, and its name for messages; root None: a receive from any source. Raises
+    ConfigError, TensorError."""
     if not is_number(seconds) or not 0 < seconds <= 4_000_000:
         raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
     if not isinstance(op, str) or op not in OPS:
@@ -77,8 +78,8 @@ def make_call(
         raise ConfigError(
             f"compression={compression!r} is unknown; give one of {', '.join(CODECS)}"
         )
-    any_source = collective == lib.RC_RECV and root == ANY_SOURCE and world_size > 1
-    if not any_source and (not is_integer(root) or not 0 <= root < world_size):
+    any_source = collective == lib.RC_RECV and root is None and world_size > 1
+    if not any_source and (not is_integer(root) or not 0 <= (root or 0) < world_size):
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
     some = src or dst
     if some is not None:
@@ -89,7 +90,7 @@ def make_call(
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
     call.codec = CODECS[codec]
-    call.root = root
+    call.root = ANY_SOURCE if root is None else root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)
     call.dst = ffi.cast("void *", dst.address if dst is not None else 0)

@@ -25,7 +25,7 @@ from .bootstrap.join import Joined, join, regroup
 from .bootstrap.mesh import Mesh
 from .bootstrap.tuned import Row
 from .buffers import View, view
-from .calls import ANY_SOURCE, check_tag, is_integer, make_call
+from .calls import check_tag, is_integer, make_call
 from .config import ALGORITHMS, Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
@@ -363,8 +363,8 @@ class Communicator:
         tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
         which the Work's ``root`` tells."""
         dst = view(tensor, writable=True)
-        return self._run(lib.RC_RECV, None, dst, dst.count, root=ANY_SOURCE if src is None else src,
-                         tag=check_tag(tag), async_op=async_op, timeout=timeout)  # fmt: skip
+        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, tag=check_tag(tag),
+                         async_op=async_op, timeout=timeout)  # fmt: skip
 
     # ---- the rest of its life ----
 
@@ -519,7 +519,7 @@ class Communicator:
         *,
         op: str = "sum",
         compression: str | None = None,
-        root: int = 0,
+        root: int | None = 0,
         tag: int = 0,
         async_op: bool = False,
         timeout: float | None = None,

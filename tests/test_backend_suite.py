@@ -1,4 +1,4 @@
-"""A sample of PyTorch's own distributed tests on backend "ringcomm"; all of them: make test-torch."""
+"""A sample of PyTorch's own distributed tests on backend "ringcomm"; `make test-torch` runs all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-for needed in ("torch", "expecttest"):  # torch's tests import it
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+if not (importlib.util.find_spec("torch") and importlib.util.find_spec("expecttest")):
+    pytest.skip("torch, or expecttest, which its tests need, is not installed",
+                allow_module_level=True)  # fmt: skip
 
 from faults.job import clean_environment
 

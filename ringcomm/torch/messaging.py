@@ -31,7 +31,7 @@ class Messaging(Submitter):
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
         """The next that any rank sends with this tag; the Work knows which."""
         dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=lib.RC_ANY_SOURCE, tag=_tag(tag))
+        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
 
     def _peer(self, rank: int) -> int:

@@ -32,7 +32,7 @@ class Call:
     dst: View | None
     count: int
     op: str = "sum"
-    root: int = 0
+    root: int | None = 0
     tag: int = 0
     compression: str | None = None
 
