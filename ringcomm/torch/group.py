@@ -40,12 +40,18 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     def __init__(self, store: Any, comm: Communicator, options: Options, regroup: Any) -> None:
         super().__init__(comm.rank, comm.world_size)
         self.comm = comm
-        self.options = options
+        self._options = options
         self._store = store
         self._regroup = regroup
         self._name = self._desc = ""
         self._coalescing = None
+        self._quick_ops = {}
         self._detailed = detail.is_on()
+
+    @property
+    def options(self) -> Options:
+        """As it was made with."""
+        return self._options
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's)
         """ "ringcomm"."""

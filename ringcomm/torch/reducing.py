@@ -15,8 +15,10 @@ from .._native import lib
 from ..errors import TensorError
 from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, copy, one, root_of
-from .tensors import joined, memory_of, moved, packed, require_alike
-from .works import RingWork, together
+from .tensors import KNOWN, joined, memory_of, moved, packed, require_alike
+from .works import RingWork, seconds_of, together
+
+_AllreduceOptions: Any = dist.AllreduceOptions
 
 
 class Reducing(Submitter):
@@ -24,6 +26,9 @@ class Reducing(Submitter):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
         """Of one dense tensor, in place; of a sparse one by gathering all."""
+        quick = self._allreduce_quickly(tensors, opts)
+        if quick is not None:
+            return quick
         tensor = one(tensors, "all_reduce")
         op = getattr(opts, "reduceOp", opts)
         op = dist.ReduceOp.SUM if op is None else op
@@ -37,6 +42,31 @@ class Reducing(Submitter):
             )
         call = self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor, tensor.numel())
         return self._start("all_reduce", [call], [tensor], opts)
+
+    def _allreduce_quickly(self, tensors: Any, opts: Any) -> RingWork | None:
+        """The commonest case by the shortest way; None for any other."""
+        if type(opts) is not _AllreduceOptions or len(tensors) != 1 or self._is_watched():
+            return None
+        tensor, key = tensors[0], (tensors[0].dtype, opts.reduceOp.op)
+        if key not in self._quick_ops:
+            self._quick_ops[key] = self._quick_op(tensor, opts.reduceOp)
+        known = self._quick_ops[key]
+        if known is None or seconds_of(opts.timeout) is not None:
+            return None
+        if getattr(opts, "asyncOp", True):
+            part = self.comm._shortcut.submit(tensor, *known)
+            return None if part is None else RingWork((part,), tensors)
+        if self.comm._shortcut.allreduce(tensor, *known):
+            return RingWork.finished(tensors)
+        return None
+
+    def _quick_op(self, tensor: torch.Tensor, op: Any) -> tuple[str, str | None] | None:
+        if tensor.dtype not in KNOWN or tensor.layout != torch.strided:
+            return None
+        how = reduction(op, tensor)
+        if how.join is not None or how.factor is not None:
+            return None
+        return how.op, self._options.compression if takes_compression(how.op, tensor) else None
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingWork:
         """Of several tensors, in place."""
@@ -120,7 +150,7 @@ class Reducing(Submitter):
         per = 2 if src.is_complex() else 1
         return Call(
             collective, source, target, count * per, how.op, root,
-            compression=self.options.compression if compresses else None,
+            compression=self._options.compression if compresses else None,
         )  # fmt: skip
 
     def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:

@@ -67,9 +67,10 @@ class Submitter:
     """
 
     comm: Communicator
-    options: Options
+    _options: Options
     _coalescing: list[RingWork] | None
     _detailed: bool
+    _quick_ops: dict[Any, tuple[str, str | None] | None]
 
     def _start(
         self,
@@ -85,6 +86,10 @@ class Submitter:
         if profiling.is_on():
             return profiling.recorded(name, lambda: self._submit(calls, tensors, opts, after))
         return self._submit(calls, tensors, opts, after)
+
+    def _is_watched(self) -> bool:
+        """Whether there is more to do for a collective than to submit it."""
+        return self._detailed or self._coalescing is not None or profiling.is_on()
 
     def _submit(
         self, calls: Sequence[Call], tensors: Tensors, opts: Any, after: Callable[[], None] | None

@@ -19,7 +19,7 @@ from ..errors import TensorError
 from .staging import staged
 
 _MOVES_AS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-_KNOWN = {
+KNOWN = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
     torch.int32, torch.int64,
 }  # fmt: skip
@@ -41,11 +41,11 @@ def require_dense(tensor: torch.Tensor) -> None:
 def as_moved(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory in a dtype of the core, for collectives that do not reduce."""
     require_dense(tensor)
-    if tensor.dtype in _KNOWN:
+    if tensor.dtype in KNOWN:
         return tensor
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
-        return tensor if tensor.dtype in _KNOWN else as_moved(tensor)
+        return tensor if tensor.dtype in KNOWN else as_moved(tensor)
     return tensor.detach().view(_MOVES_AS[tensor.element_size()])
 
 

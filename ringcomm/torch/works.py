@@ -64,6 +64,11 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._future: Any = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
+        """One that is over and went well."""
+        return cls((), tensors)
+
     def wait(self, timeout: datetime.timedelta = _NEVER) -> bool:
         """Waits until the result is there. Raises the ringcomm error if it failed, and
         CommTimeoutError (a RuntimeError) where it is in flight after the timeout; it goes on."""
