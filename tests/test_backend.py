@@ -190,7 +190,8 @@ def test_timeouts_and_the_end(nursery: Nursery) -> None:
             assert event["took"] < PROMPT
         assert "allreduce(f32[3]) #0 failed on rank 0" in job.expect(0, "future")["text"]
         assert job.expect(0, "work")["kind"] in ("AbortedError", "PeerLostError")
-        assert job.expect(0, "used")["kind"] == "NotInitializedError"
+        used = job.expect(0, "used")  # torch closes groups itself from some release on
+        assert used["kind"] in ("NotInitializedError", "AbortedError", "PeerLostError")
         job.finish(quietly=False)
 
 

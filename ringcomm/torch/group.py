@@ -10,6 +10,7 @@ The group closes its communicator when torch shuts it down, or when it is no lon
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from .options import Options
 from .reducing import Reducing
 
 _Base: Any = dist.ProcessGroup
+_GRACE = 0.5  # seconds; a barrier of all ranks does not mean that all before it is over
 
 
 class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
@@ -125,7 +127,12 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         return group
 
     def shutdown(self) -> None:
-        """Leaves the group; collectives in flight fail. Called by destroy_process_group."""
+        """Leaves the group, and gives collectives in flight half a second to end by themselves;
+        they fail then. Called by destroy_process_group."""
+        leave_by = time.monotonic() + _GRACE
+        for work in list(self.comm._in_flight.values()):
+            with contextlib.suppress(RingcommError):
+                work.wait(max(0.0, leave_by - time.monotonic()))
         self.comm.close()
 
     _shutdown = shutdown
@@ -137,6 +144,5 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self.comm.close()
 
     def __del__(self) -> None:
-        comm = getattr(self, "comm", None)
-        if comm is not None:
-            comm.close()
+        if hasattr(self, "comm"):
+            self.shutdown()

@@ -23,5 +23,5 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
     with record_function(f"ringcomm:{name}") as record:
         work = submit()
         if not work.is_completed():
-            work.replace_future(record._call_end_callbacks_on_future)
+            work.record(record._call_end_callbacks_on_future)
     return work

@@ -9,6 +9,8 @@ that first: a waiting thread, or the callback thread. A Future is completed afte
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import datetime
 import threading
 import time
@@ -18,9 +20,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from .._native import CALLBACK_THREAD
 from ..errors import RingcommError
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
+# Before 2.7 torch's C++ holds a Work without its Python object, and waits for ever once that is
+# gone. So the latest are kept here, the finished ones without their tensors.
+_KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_kept: collections.deque[RingWork] = collections.deque(maxlen=4096)
 _NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
 
 
@@ -62,7 +69,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._over = not parts and after is None
         self._error: BaseException | None = None
         self._future: Any = None
+        self._recorded = False
         self._lock = threading.Lock()
+        if _KEEPS:
+            _kept.append(self)
 
     @classmethod
     def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
@@ -78,8 +88,13 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             for part in self._parts:
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
+        if self._recorded and threading.current_thread().name != CALLBACK_THREAD:
+            with contextlib.suppress(RuntimeError):  # the error is raised below
+                self._future.wait()  # ends the profiler's range
         if self._error is not None:
             raise self._error
+        if _KEEPS and self._future is None:
+            self._tensors = []
         return True
 
     def synchronize(self) -> None:
@@ -123,9 +138,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
 
     getFuture = get_future  # noqa: N815 (torch's)
 
-    def replace_future(self, change: Callable[[Any], Any]) -> None:
-        """The Future from here on is what change makes of it."""
+    def record(self, change: Callable[[Any], Any]) -> None:
+        """The Future from here on is what the profiler makes of it, which ends a range."""
         self._future = change(self.get_future())
+        self._recorded = True
 
     def _watch(self, over: Any) -> None:
         left = len(self._parts)
