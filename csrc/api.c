@@ -1,15 +1,18 @@
 /* api.c - the public functions: every argument is checked here, once, and nowhere below.
  *
- * The only file that implements rc_comm_*, rc_submit and rc_work_*. A check that fails changes
- * nothing. Functions that may be called in a forked child look at the engine's `forked` first and
- * take no lock there.
+ * The only file that implements rc_comm_*, rc_feedback_*, rc_submit and rc_work_*. A check that
+ * fails changes nothing. Functions that may be called in a forked child look at the engine's
+ * `forked` first and take no lock there.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "codec/quant.h"
+#include "coll/feedback.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
 
@@ -221,6 +224,65 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)
     return count;
 }
 
+/* ---- error feedback ---- */
+
+rc_result rc_feedback_create(rc_feedback **out, uint64_t count)
+{
+    *out = NULL;
+    return count > FINGERPRINT_MAX_COUNT ? RC_INVALID_ARGUMENT : feedback_create(out, count);
+}
+
+void rc_feedback_free(rc_feedback *feedback)
+{
+    if (feedback != NULL)
+        feedback_release(feedback);
+}
+
+uint64_t rc_feedback_count(const rc_feedback *feedback)
+{
+    return feedback->count;
+}
+
+int rc_feedback_busy(const rc_feedback *feedback)
+{
+    return atomic_load(&feedback->claimed);
+}
+
+float *rc_feedback_worker(rc_feedback *feedback)
+{
+    return rc_feedback_busy(feedback) ? NULL : feedback_worker(feedback);
+}
+
+float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count)
+{
+    *start = *count = 0;
+    if (rc_feedback_busy(feedback))
+        return NULL;
+    *start = feedback->owned.start;
+    *count = feedback->owned.end - feedback->owned.start;
+    return feedback->owner[feedback->now];
+}
+
+rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const float *owner,
+                           uint64_t start, uint64_t count)
+{
+    if (start > feedback->count || count > feedback->count - start || (owner == NULL && count > 0))
+        return RC_INVALID_ARGUMENT;
+    if (rc_feedback_busy(feedback))
+        return RC_INVALID_STATE;
+    return feedback_load(feedback, worker, owner, start, count);
+}
+
+rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
+{
+    if (!isfinite(factor))
+        return RC_INVALID_ARGUMENT;
+    if (rc_feedback_busy(feedback))
+        return RC_INVALID_STATE;
+    feedback_rescale(feedback, factor);
+    return RC_OK;
+}
+
 /* ---- works ---- */
 
 static int needs_src(const rc_comm *comm, const rc_call *call)
@@ -268,6 +330,57 @@ static int overlaps(const rc_comm *comm, const rc_call *call)
     return !in_place && src < dst + dst_bytes && dst < src + src_bytes;
 }
 
+static int takes_feedback(rc_collective collective)
+{
+    return collective == RC_ALLREDUCE || collective == RC_REDUCE_SCATTER ||
+           collective == RC_ALLGATHER;
+}
+
+static rc_result check_codec(const rc_call *call, rc_error *error)
+{
+    int is_float = call->dtype == RC_F32 || call->dtype == RC_F64;
+    int adds = call->op == RC_SUM || call->op == RC_AVG || call->collective == RC_ALLGATHER;
+    if (call->codec != RC_CODEC_NONE && !is_float)
+        return error_set(error, RC_INVALID_ARGUMENT, "compression takes f32 and f64 tensors only");
+    if (call->codec >= RC_CODEC_INT8 || call->feedback != NULL) {
+        const char *what = call->feedback != NULL ? "error feedback" : "compression that quantises";
+        if (!takes_feedback(call->collective))
+            return error_set(error, RC_INVALID_ARGUMENT,
+                             "%s works in all-reduces, reduce-scatters and all-gathers only", what);
+        if (!adds || !is_float)
+            return error_set(error, RC_INVALID_ARGUMENT,
+                             "%s takes sums and averages of f32 and f64 tensors only", what);
+    }
+    if (!codec_supports(call->codec, call->dtype) && !quant_supports(call->codec, call->dtype))
+        return error_set(error, RC_INVALID_ARGUMENT, "this compression is not built yet");
+    return RC_OK;
+}
+
+/* Takes the feedback for the work, if it is free and fits the call. */
+static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
+{
+    rc_feedback *f = call->feedback;
+    uint64_t parts = call->collective == RC_REDUCE_SCATTER ? (uint64_t)comm->env.world_size : 1;
+    rc_result result = RC_OK;
+    if (f == NULL)
+        return RC_OK;
+    if (!feedback_claim(f))
+        return error_set(error, RC_INVALID_STATE,
+                         "this error feedback is in use by a collective in flight; wait for that "
+                         "one first, or give each tensor its own");
+    if (f->count != call->count * parts)
+        result = error_set(error, RC_INVALID_ARGUMENT,
+                           "error feedback for %llu elements does not fit a tensor of %llu",
+                           (unsigned long long)f->count, (unsigned long long)(call->count * parts));
+    else if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
+        result = error_set(error, RC_INVALID_ARGUMENT,
+                           "this error feedback holds residuals of another op: sums and averages "
+                           "have different units");
+    if (result != RC_OK)
+        feedback_unclaim(f);
+    return result;
+}
+
 static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     unsigned collective = call->collective, op = call->op, dtype = call->dtype;
@@ -275,8 +388,7 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
     if (call->size != sizeof *call || collective >= RC_COLLECTIVE_COUNT || op >= RC_OP_COUNT ||
         dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT)
         return error_set(error, RC_INVALID_ARGUMENT, "an unknown collective, op, dtype or codec");
-    if (!codec_supports(call->codec, call->dtype))
-        return error_set(error, RC_INVALID_ARGUMENT, "compression takes f32 and f64 tensors only");
+    RC_TRY(check_codec(call, error));
     int any = collective == RC_RECV && call->root == RC_ANY_SOURCE && comm->env.world_size > 1;
     if (!any && (call->root < 0 || call->root >= comm->env.world_size))
         return error_set(error, RC_INVALID_ARGUMENT, "rank %d is not in a world of %d", call->root,
@@ -311,8 +423,13 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
         return error_set(error, RC_INVALID_STATE, "the communicator is %s",
                          comm->state == COMM_NEW ? "not started" : "closed");
     RC_TRY(check_call(comm, call, error));
+    RC_TRY(claim_feedback(comm, call, error));
     rc_result result = comm_submit(comm, call, out);
-    return result == RC_OK ? RC_OK : error_set(error, result, "no memory for a work");
+    if (result == RC_OK)
+        return RC_OK;
+    if (call->feedback != NULL)
+        feedback_unclaim(call->feedback);
+    return error_set(error, result, "no memory for a work");
 }
 
 static int is_done(const void *arg)

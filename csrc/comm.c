@@ -9,8 +9,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "coll/quantised.h"
 
 enum { BUFFERS_KEPT = 64 };
+
+/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
+ * ones in flight, who polls takes time from who has something to do. */
+enum { BRIEF_BYTES = 1 << 20 };
 
 /* ---- works ---- */
 
@@ -24,6 +29,8 @@ static void append_active(rc_comm *c, rc_work *w)
         c->active_head = w;
     c->active_tail = w;
     c->engine->active++;
+    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
+    c->engine->lengthy += w->lengthy;
 }
 
 static void remove_active(rc_comm *c, rc_work *w)
@@ -37,6 +44,7 @@ static void remove_active(rc_comm *c, rc_work *w)
     else
         c->active_tail = w->prev;
     c->engine->active--;
+    c->engine->lengthy -= w->lengthy;
 }
 
 static void finish(rc_comm *c, rc_work *w, rc_result result)
@@ -57,6 +65,40 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     c->works_done++;
     remove_active(c, w);
     finish(c, w, RC_OK);
+}
+
+void comm_go_on(rc_comm *c, rc_work *w)
+{
+    if (c->state != COMM_RUNNING)
+        return;
+    work_retain(w); /* it may end below */
+    if (work_go_on(w) != RC_OK)
+        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    if (c->state == COMM_RUNNING && work_may_go_on(w))
+        engine_pump_later(c->engine, &c->member);
+    comm_finish_complete(c, w);
+    work_release(w);
+}
+
+static rc_work *first_to_go_on(const rc_comm *c)
+{
+    rc_work *w = c->active_head;
+    while (w != NULL && !work_may_go_on(w))
+        w = w->next;
+    return w;
+}
+
+/* The member's pump: between two of a work's steps, others come to their turn. */
+static int pump(engine_member *member)
+{
+    rc_comm *c = (rc_comm *)member;
+    int busy = comm_pump_shared(member);
+    rc_work *w = first_to_go_on(c);
+    if (w != NULL)
+        comm_go_on(c, w);
+    int more = first_to_go_on(c) != NULL;
+    c->member.pumped |= more;
+    return busy || more;
 }
 
 /* A peer that has left calls nothing any more: what it has not called cannot complete. What it sent
@@ -117,6 +159,8 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
+    if (w->env != NULL && work_may_go_on(w))
+        engine_pump_later(c->engine, &c->member);
     work_release(w);
 }
 
@@ -176,6 +220,12 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
     rc_work *w = work_create(c->engine, call, c->config.spin_us);
     if (w == NULL)
         return RC_NO_MEMORY;
+    if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
+        work_absorb(w, c->env.contributors) != RC_OK) {
+        work_release(w);
+        work_release(w);
+        return RC_NO_MEMORY;
+    }
     pthread_mutex_lock(&c->engine->inbox_lock);
     if (number(c, w) != RC_OK) {
         pthread_mutex_unlock(&c->engine->inbox_lock);
@@ -356,7 +406,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->config = *config;
     c->member = (engine_member){.drain = drain,
                                 .tick = comm_tick,
-                                .pump = comm_pump_shared,
+                                .pump = pump,
                                 .stirred = comm_shared_stirred,
                                 .doze = comm_doze_shared};
     c->env = (work_env){.engine = engine,

@@ -85,6 +85,9 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 /* Raises PEER_LOST for the first active work that needs a peer which has left. */
 void comm_check_left(rc_comm *c, const peer_link *ln);
 
+/* Lets the work send a little more, now and in the next rounds, and ends it if that was all. */
+void comm_go_on(rc_comm *c, rc_work *w);
+
 /* From here on the work counts as called, for what peers send of it. */
 void comm_note_call(rc_comm *c, const rc_work *w);
 /* Calls a work and puts it on the links of env. */
@@ -97,7 +100,7 @@ rc_result comm_share(rc_comm *c, const int32_t *hosts, int fd);
 void comm_unshare(rc_comm *c);
 /* Takes a work that goes through shared memory, or has to wait for one that does; 0 if neither. */
 int comm_start_shared(rc_comm *c, rc_work *w);
-/* The member's pump, stirred and doze: drive the works that go through shared memory. */
+/* Of the member's pump, its stirred and doze: drive the works that go through shared memory. */
 int comm_pump_shared(engine_member *member);
 int comm_shared_stirred(const engine_member *member);
 void comm_doze_shared(engine_member *member, int dozing);

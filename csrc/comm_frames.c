@@ -401,7 +401,7 @@ static void sent(lane *l, out_frame *frame)
     rc_work *w = frame->owner;
     work_env_release(&c->env, frame);
     if (w != NULL)
-        comm_finish_complete(c, w);
+        comm_go_on(c, w);
 }
 
 static void room(lane *l)
@@ -436,6 +436,7 @@ const lane_handler comm_lane_handler = {
 int comm_prepare_frame(peer_link *ln, out_frame *frame)
 {
     rc_comm *c = ln->owner;
+    uint32_t expected = frame->header.length;
     if (!work_env_encode(&c->env, frame)) {
         frame->next = ln->queue.head; /* comm_fail releases it with the others */
         ln->queue.head = frame;
@@ -445,6 +446,8 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
                        c->env.segment_bytes);
         return 0;
     }
+    if (frame->header.type == FRAME_DATA)
+        ln->sent -= expected - frame->header.length; /* what it has not taken of the credit */
     frame->header.consumed = ln->consumed;
     ln->consumed_told = ln->consumed;
     if (frame->header.type == FRAME_DATA)
@@ -474,7 +477,7 @@ void comm_announce_waiting(rc_comm *c, const rc_work *w)
 void comm_announce(rc_comm *c, const rc_work *w, const work_env *env)
 {
     const plan *p = &w->plan;
-    uint64_t segment = p->segment_elems * w->codec.wire_bytes;
+    uint64_t segment = work_segment_bytes(w, p->segment_elems);
     uint64_t expected = w->receives_left * segment;
     int next = (p->rank + 1) % p->world_size;
     int hurried = is_hurried(c, w);

@@ -106,6 +106,22 @@ int comm_start_shared(rc_comm *c, rc_work *w)
     return 1;
 }
 
+/* Among hosts a rank encodes its chunk only. What residuals there are of other elements, as from
+ * another world, goes with its values to those who do. */
+static rc_result absorb_foreign(rc_comm *c, rc_work *w)
+{
+    rc_feedback *f = w->call.feedback;
+    if (f == NULL || !plan_quantises(&w->call))
+        return RC_OK;
+    feedback_range own = shared_own_chunk(&c->shared, w->call.count);
+    if (f->owned.start < own.start || f->owned.end > own.end)
+        feedback_fold(f, work_divisor(&w->call, c->env.contributors));
+    if (feedback_is_zero(f, (feedback_range){0, own.start}) &&
+        feedback_is_zero(f, (feedback_range){own.end, f->count}))
+        return RC_OK;
+    return work_absorb(w, c->env.contributors);
+}
+
 static void next_in_line(rc_comm *c)
 {
     rc_work *w = c->waiting_head;
@@ -113,6 +129,10 @@ static void next_in_line(rc_comm *c)
     if (c->waiting_head == NULL)
         c->waiting_tail = NULL;
     if (w->is_shared) {
+        if (absorb_foreign(c, w) != RC_OK) {
+            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+            return;
+        }
         shared_enter(&c->shared, w, &c->env);
         return;
     }

@@ -46,6 +46,7 @@ from .errors import (
     RingcommError,
     TensorError,
 )
+from .feedback import ErrorFeedback, FeedbackStore
 from .work import Work
 
 __version__ = _metadata.version("ringcomm")
@@ -58,6 +59,8 @@ __all__ = [
     "Communicator",
     "Config",
     "ConfigError",
+    "ErrorFeedback",
+    "FeedbackStore",
     "MismatchError",
     "NotInitializedError",
     "PeerLostError",

@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
+from .calls import Feedback
 from .communicator import Communicator
 from .config import Config
 from .errors import NotInitializedError, RingcommError
+from .residuals import Residuals
 
 _default: Communicator | None = None
 _lock = threading.Lock()
@@ -110,6 +112,7 @@ def allreduce(
     op: str = "sum",
     *,
     compression: str | None = None,
+    feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
     timeout: float | None = None,
@@ -117,8 +120,9 @@ def allreduce(
 ) -> Any:
     """Communicator.allreduce."""
     return _use(comm).allreduce(
-        tensor, op, compression=compression, out=out, async_op=async_op, timeout=timeout
-    )
+        tensor, op, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 def allreduce_many(
@@ -126,13 +130,14 @@ def allreduce_many(
     op: str = "sum",
     *,
     compression: str | None = None,
+    feedback: Sequence[Residuals] | Literal[False] | None = None,
     async_op: bool = False,
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
     """Communicator.allreduce_many."""
     return _use(comm).allreduce_many(
-        tensors, op, compression=compression, async_op=async_op, timeout=timeout
+        tensors, op, compression=compression, feedback=feedback, async_op=async_op, timeout=timeout
     )
 
 
@@ -165,13 +170,18 @@ def reduce(
 def allgather(
     tensor: Any,
     *,
+    compression: str | None = None,
+    feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
     """Communicator.allgather."""
-    return _use(comm).allgather(tensor, out=out, async_op=async_op, timeout=timeout)
+    return _use(comm).allgather(
+        tensor, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 def gather(
@@ -204,13 +214,18 @@ def reduce_scatter(
     tensor: Any,
     op: str = "sum",
     *,
+    compression: str | None = None,
+    feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
     """Communicator.reduce_scatter."""
-    return _use(comm).reduce_scatter(tensor, op, out=out, async_op=async_op, timeout=timeout)
+    return _use(comm).reduce_scatter(
+        tensor, op, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 def alltoall(

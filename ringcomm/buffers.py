@@ -21,7 +21,8 @@ from .errors import TensorError
 
 #: dtype name -> number in the C header (rc_dtype)
 DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
-_ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
+#: dtype name -> bytes of an element
+ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
 _NUMPY_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
     "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64",
@@ -66,7 +67,7 @@ class View:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self.count * _ITEM_BYTES[self.dtype]
+        return self.count * ITEM_BYTES[self.dtype]
 
     def new(self, shape: tuple[int, ...]) -> Any:
         """An uninitialised tensor of the same library and dtype."""

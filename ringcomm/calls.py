@@ -5,17 +5,21 @@ Invariant: what cannot work is refused here, before anything is submitted or sen
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ._native import ffi, lib
 from .buffers import DTYPES, View
+from .codecs import Codec, parse
 from .errors import ConfigError, TensorError
+from .residuals import Residuals
 
-#: Name -> number in the C header (rc_op, rc_codec).
+#: Name -> number in the C header (rc_op).
 OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
-CODECS = {"none": 0, "bf16": 1, "fp16": 2}
+
+#: ``feedback=``: False goes without where the codec needs it.
+Feedback = Residuals | Literal[False] | None
 
 ANY_SOURCE = int(lib.RC_ANY_SOURCE)
 
@@ -54,7 +58,7 @@ def check_tag(tag: object) -> int:
 
 
 def require_compressible(compression: str | None, dtype: str) -> None:
-    """Raises TensorError for a tensor that no codec takes."""
+    """Raises TensorError for a tensor that the codec does not take."""
     if compression not in (None, "none") and dtype not in ("f32", "f64"):
         raise TensorError(
             f"compression={compression!r} takes float32 and float64 tensors, not {dtype}; "
@@ -62,10 +66,32 @@ def require_compressible(compression: str | None, dtype: str) -> None:
         )
 
 
+def require_feedback(codec: Codec, feedback: object) -> None:
+    """Raises ConfigError for what is no feedback, or none where the codec needs it."""
+    if feedback is not None and feedback is not False and not isinstance(feedback, Residuals):
+        raise ConfigError(f"feedback={feedback!r}: give a ringcomm.ErrorFeedback, or False")
+    if feedback is None and codec.needs_feedback:
+        raise ConfigError(
+            f"compression={codec.name!r} rounds so much away that it needs "
+            "feedback=ringcomm.ErrorFeedback(), one for each tensor and kept from call to call, or "
+            "feedback=False to go without"
+        )
+
+
+def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> None:
+    if collective == lib.RC_ALLGATHER or op in ("sum", "avg"):
+        return
+    if codec.quantises:
+        raise ConfigError(f"op={op!r} does not go with compression={codec.name!r}, which takes sum "
+                          "and avg; use bf16, fp16 or none")  # fmt: skip
+    if isinstance(feedback, Residuals):
+        raise ConfigError(f"op={op!r} does not go with feedback, which takes sum and avg")
+
+
 def make_call(
     collective: int, src: View | None, dst: View | None, count: int, op: str,
     compression: str | None, root: int | None, world_size: int, seconds: float, async_op: bool,
-    notify: bool,
+    notify: bool, feedback: Feedback = None,
 ) -> tuple[Any, str]:  # fmt: skip
     """The rc_call, and its name for messages; root None: a receive from any source. Raises
     ConfigError, TensorError."""
@@ -73,11 +99,9 @@ def make_call(
         raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
     if not isinstance(op, str) or op not in OPS:
         raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
-    codec = "none" if compression is None else compression
-    if not isinstance(codec, str) or codec not in CODECS:
-        raise ConfigError(
-            f"compression={compression!r} is unknown; give one of {', '.join(CODECS)}"
-        )
+    codec = parse(compression)
+    require_feedback(codec, feedback)
+    _require_sum(collective, op, codec, feedback)
     any_source = collective == lib.RC_RECV and root is None and world_size > 1
     if not any_source and (not is_integer(root) or not 0 <= (root or 0) < world_size):
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
@@ -89,7 +113,7 @@ def make_call(
     call.collective = collective
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
-    call.codec = CODECS[codec]
+    call.codec = codec.number
     call.root = ANY_SOURCE if root is None else root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)
@@ -97,5 +121,9 @@ def make_call(
     call.timeout_ms = max(1, int(seconds * 1000))
     call.notify = notify
     call.waits = not async_op
-    name = _COLLECTIVES[collective]
-    return call, f"{name}({some.dtype}[{count}])" if some is not None else f"{name}()"
+    about = f"{some.dtype}[{count}]" if some is not None else ""
+    name = f"{_COLLECTIVES[collective]}({about})"
+    if isinstance(feedback, Residuals) and src is not None:
+        made_by = "gather" if collective == lib.RC_ALLGATHER else op
+        call.feedback = feedback.require_fit(name, src.dtype, src.count, made_by)
+    return call, name

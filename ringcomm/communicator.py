@@ -10,33 +10,31 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from . import _native
 from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
-from .bootstrap.mesh import Mesh
 from .bootstrap.tuned import Row
 from .buffers import View, view
-from .calls import check_tag, is_integer, make_call
-from .config import ALGORITHMS, Config
+from .calls import Feedback, check_tag, is_integer, make_call
+from .config import Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .fusion import allreduce_many
+from .opening import check, open_handle
+from .residuals import Residuals
 from .shortcut import Shortcut
 from .work import Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
-_SPIN_US = 50  # two scheduler delays, which are what a spin saves
-_CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
 _UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
@@ -85,7 +83,7 @@ class Communicator:
             mesh.close()
             raise
         try:
-            self._handle = self._open(mesh)
+            self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
             mesh.close()
             _native.release_engine(config.kernel_set)
@@ -108,46 +106,6 @@ class Communicator:
         settings = Config.from_env() if config is None else config
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
-    def _open(self, mesh: Mesh) -> Any:
-        settings = ffi.new("rc_comm_config *")
-        lib.rc_comm_config_init(settings)
-        settings.rank = self.rank
-        settings.world_size = self.world_size
-        settings.epoch = self._joined.epoch
-        settings.segment_bytes = self.config.segment_bytes
-        settings.heartbeat_ms = int(self.config.heartbeat * 1000)
-        settings.peer_timeout_ms = int(self.config.peer_timeout * 1000)
-        settings.algorithm = ALGORITHMS[self.config.algorithm]
-        crowded = mesh.ranks_on_machine > len(os.sched_getaffinity(0))
-        settings.crowded = crowded
-        default = _CROWDED_SPIN_US if crowded else _SPIN_US
-        settings.spin_us = default if self.config.spin_us < 0 else self.config.spin_us
-        out = ffi.new("rc_comm **")
-        self._check(lib.rc_comm_create(out, self._engine.handle, settings), "open")
-        try:
-            while mesh.lanes:
-                lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor
-                result = lib.rc_comm_add_lane(
-                    out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s
-                )
-                self._check(result, "add a lane to")
-            while mesh.shared:
-                result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
-                self._check(result, "share memory in")
-            rows = mesh.table.rows if mesh.table else ()
-            self._check(_native.tune(out[0], rows), "tune")
-            self._check(lib.rc_comm_start(out[0]), "start")
-        except BaseException:
-            lib.rc_comm_free(out[0])
-            raise
-        return out[0]
-
-    @staticmethod
-    def _check(result: int, what: str) -> None:
-        if result != OK:
-            raise error_class(result)(f"cannot {what} the communicator: "
-                                      f"{_native.result_name(result)}")  # fmt: skip
-
     # ---- collectives ----
 
     def allreduce(
@@ -156,6 +114,7 @@ class Communicator:
         op: str = "sum",
         *,
         compression: str | None = None,
+        feedback: Feedback = None,
         out: Any = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -169,8 +128,13 @@ class Communicator:
             op: sum, avg, min, max or prod. avg is the sum times 1/world_size; integers are
                 divided and truncated towards zero. 16-bit floats are summed in float32 and rounded
                 at each hop.
-            compression: None, or "bf16" or "fp16" (float32 and float64 tensors): how the elements
-                travel. Every hop rounds to nearest even.
+            compression: how the elements of a float32 or float64 tensor travel. None: as they are.
+                "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
+                and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
+                there are two ranks, once); a value that is not finite makes the whole result NaN.
+            feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
+                rounded away is sent with the next call. "int4" and "onebit" need one, or False to
+                go without. It is left as it was if the result is not finite.
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
@@ -187,13 +151,13 @@ class Communicator:
             MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
         """
         in_place = out is None and timeout is None and not async_op and on_done is None
-        if in_place and self._shortcut.allreduce(tensor, op, compression):
+        if in_place and feedback is None and self._shortcut.allreduce(tensor, op, compression):
             return tensor
         src = view(tensor, writable=out is None)
         dst = src if out is None else self._out(out, src, src.count)
         return self._run(
             lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
-            async_op=async_op, timeout=timeout, on_done=on_done,
+            feedback=feedback, async_op=async_op, timeout=timeout, on_done=on_done,
         )  # fmt: skip
 
     def allreduce_many(
@@ -202,6 +166,7 @@ class Communicator:
         op: str = "sum",
         *,
         compression: str | None = None,
+        feedback: Sequence[Residuals] | Literal[False] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -212,13 +177,14 @@ class Communicator:
 
         Args:
             tensors: the same number, dtypes and counts in the same order on all ranks.
+            feedback: as many ErrorFeedbacks as tensors, which then travel by themselves; or False.
 
         Returns:
             The tensors as a list; with ``async_op`` an object with ``wait``, ``done`` and
             ``exception``, as a Work has them. The other arguments, and the errors raised, are those
             of ``allreduce``.
         """
-        return allreduce_many(self, tensors, op, compression, async_op, timeout)
+        return allreduce_many(self, tensors, op, compression, feedback, async_op, timeout)
 
     def broadcast(
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -250,13 +216,24 @@ class Communicator:
                          timeout=timeout, result=None if here else tensor)  # fmt: skip
 
     def allgather(
-        self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+        self,
+        tensor: Any,
+        *,
+        compression: str | None = None,
+        feedback: Feedback = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Any:
         """Returns all ranks' tensors, which are only read, stacked in order of rank: shape
-        (world_size, *tensor.shape)."""
+        (world_size, *tensor.shape). With ``compression`` every rank, the sender too, has what
+        travelled; ``feedback``, of the tensor's size, adds what that lacked to the next."""
         src = view(tensor, writable=False)
         dst = self._result(out, src, (self.world_size, *src.shape))
-        return self._run(lib.RC_ALLGATHER, src, dst, src.count, async_op=async_op, timeout=timeout)
+        return self._run(
+            lib.RC_ALLGATHER, src, dst, src.count, compression=compression, feedback=feedback,
+            async_op=async_op, timeout=timeout,
+        )  # fmt: skip
 
     def gather(
         self,
@@ -310,6 +287,8 @@ class Communicator:
         tensor: Any,
         op: str = "sum",
         *,
+        compression: str | None = None,
+        feedback: Feedback = None,
         out: Any = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -318,7 +297,9 @@ class Communicator:
 
         Args:
             tensor: its first dimension is a multiple of world_size. Only read.
-            op: as for allreduce.
+            op, compression, feedback: as for allreduce; the feedback is of the tensor's size. The
+                result is not rounded again. A value that is not finite makes NaN of the part that
+                it belongs to and of that of the rank which had it; the other ranks do not know.
 
         Returns:
             Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
@@ -326,8 +307,10 @@ class Communicator:
         src = view(tensor, writable=False)
         rows = self._rows("reduce_scatter", src)
         dst = self._result(out, src, rows)
-        return self._run(lib.RC_REDUCE_SCATTER, src, dst, dst.count, op=op, async_op=async_op,
-                         timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_REDUCE_SCATTER, src, dst, dst.count, op=op, compression=compression,
+            feedback=feedback, async_op=async_op, timeout=timeout,
+        )  # fmt: skip
 
     def alltoall(
         self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
@@ -480,7 +463,7 @@ class Communicator:
         collectives, while none is in flight."""
         with self._lock:
             self._require_open()
-            self._check(_native.tune(self._handle, rows), "tune")
+            check(_native.tune(self._handle, rows), "tune")
 
     def _require_open(self) -> None:
         self.require_own_process()
@@ -519,6 +502,7 @@ class Communicator:
         *,
         op: str = "sum",
         compression: str | None = None,
+        feedback: Feedback = None,
         root: int | None = 0,
         tag: int = 0,
         async_op: bool = False,
@@ -530,11 +514,15 @@ class Communicator:
         call, name = make_call(
             collective, src, dst, count, op, compression, root, self.world_size,
             self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
+            feedback,
         )  # fmt: skip
         call.tag = tag
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         work = Work(self, name, views, dst.owner if dst is not None else result)
+        if isinstance(feedback, Residuals):
+            feedback.hold(work)
+            work.borrow(feedback)
         with self._lock:
             self._require_open()
             try:  # held before the core has it: an interrupt must not lose what it has borrowed
@@ -547,7 +535,10 @@ class Communicator:
                     self._forget(work)
                     self._engine.unwatch(work._slot)
             if code != OK:
-                raise error_class(code)(f"{name}: {text(error.message)}")
+                kind = error_class(code)
+                if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
+                    kind = ConfigError
+                raise kind(f"{name}: {text(error.message)}")
         if len(self._in_flight) > self._collect_at:
             self._collect()
         return work if async_op else work.wait()

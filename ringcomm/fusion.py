@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ._native import ffi, lib
-from .buffers import View, view
-from .calls import require_compressible
-from .errors import CommTimeoutError, RingcommError, TensorError
+from .buffers import ITEM_BYTES, View, view
+from .calls import Feedback, require_compressible, require_feedback
+from .codecs import Codec, parse
+from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
+from .residuals import Residuals
 from .work import Work
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 256 << 10  # tensors below this travel together
 MOST_BYTES = 16 << 20  # in one buffer
+ALIGN = 256  # elements: the largest block of any codec
 
 
 class Works:
@@ -68,6 +71,7 @@ def allreduce_many(
     tensors: Iterable[Any],
     op: str,
     compression: str | None,
+    feedback: Sequence[Residuals] | Literal[False] | None,
     async_op: bool,
     timeout: float | None,
 ) -> Any:
@@ -75,17 +79,46 @@ def allreduce_many(
     given = list(tensors)
     views = [view(tensor, writable=True) for tensor in given]
     _require_distinct(views)
+    codec = parse(compression)
     for one in views:
         require_compressible(compression, one.dtype)
+    packed: Sequence[View]
+    each: Sequence[Feedback]
+    if feedback is None or feedback is False:
+        require_feedback(codec, feedback)
+        align = ALIGN if codec.quantises else 1
+        packed = [_pack(batch, align) for batch in _batches(views)]
+        each = [feedback] * len(packed)
+    else:
+        packed, each = views, _require_one_each(codec, feedback, views)
     works = [
         comm._run(
-            lib.RC_ALLREDUCE, packed, packed, packed.count, op=op, compression=compression,
-            async_op=True, timeout=timeout,
+            lib.RC_ALLREDUCE, one, one, one.count, op=op, compression=compression,
+            feedback=its, async_op=True, timeout=timeout,
         )
-        for packed in map(_pack, _batches(views))
+        for one, its in zip(packed, each, strict=True)
     ]  # fmt: skip
     together = Works(works, given)
     return together if async_op else together.wait()
+
+
+def _require_one_each(
+    codec: Codec, feedback: Sequence[Residuals], views: Sequence[View]
+) -> Sequence[Residuals]:
+    """One feedback for each tensor, of its size and free; nothing has been sent so far."""
+    if not isinstance(feedback, Sequence) or len(feedback) != len(views):
+        raise ConfigError(f"feedback={feedback!r}: give a list of as many ErrorFeedbacks as there "
+                          f"are tensors, {len(views)}, or False")  # fmt: skip
+    for one in feedback:
+        require_feedback(codec, one)
+    if len({id(one) for one in feedback}) < len(views):
+        raise ConfigError("two of the tensors have the same feedback; give each its own")
+    for number, (one, tensor) in enumerate(zip(feedback, views, strict=True)):
+        one.require_idle()
+        if one.count not in (None, tensor.count):
+            raise ConfigError(f"feedback[{number}] is of {one.count} elements, and its tensor has "
+                              f"{tensor.count}")  # fmt: skip
+    return feedback
 
 
 def _require_distinct(views: Sequence[View]) -> None:
@@ -113,27 +146,29 @@ def _batches(views: Sequence[View]) -> list[list[View]]:
     return batches
 
 
-def _pack(batch: list[View]) -> View:
-    """A batch as one tensor, whose ``finish`` brings the results back."""
+def _pack(batch: list[View], align: int) -> View:
+    """A batch as one tensor, whose ``finish`` brings the results back. Each begins at a multiple of
+    ``align`` elements, with zeros before it, so that none shares a codec's block with another."""
     if len(batch) == 1:
         return batch[0]
-    count = sum(one.count for one in batch)
-    buffer = np.empty(sum(one.nbytes for one in batch), np.uint8)
-    base = ffi.cast("char *", buffer.__array_interface__["data"][0])
-    offset = 0
+    item = ITEM_BYTES[batch[0].dtype]
+    step = align * item
+    offsets, total = [], 0
     for one in batch:
+        offsets.append(total)
+        total += -(-one.nbytes // step) * step
+    buffer = np.zeros(total, np.uint8)
+    base = ffi.cast("char *", buffer.__array_interface__["data"][0])
+    for one, offset in zip(batch, offsets, strict=True):
         ffi.memmove(base + offset, ffi.cast("char *", one.address), one.nbytes)
-        offset += one.nbytes
 
     def unpack() -> None:
-        offset = 0
-        for one in batch:
+        for one, offset in zip(batch, offsets, strict=True):
             ffi.memmove(ffi.cast("char *", one.address), base + offset, one.nbytes)
-            offset += one.nbytes
             if one.finish is not None:
                 one.finish()
 
     return View(
-        batch, (buffer, batch), buffer.__array_interface__["data"][0], batch[0].dtype, (count,),
-        count, batch[0].new, unpack,
+        batch, (buffer, batch), buffer.__array_interface__["data"][0], batch[0].dtype,
+        (total // item,), total // item, batch[0].new, unpack,
     )  # fmt: skip

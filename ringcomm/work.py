@@ -49,12 +49,17 @@ class Work:
         self._comm = comm
         self._views = views
         self._result = result
+        self._borrowed: Any = None
         self._error: RingcommError | None = None
         self._finished = False
         self._lock = threading.Lock()
 
     def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
         free(self._slot[0])
+
+    def borrow(self, feedback: object) -> None:
+        """Keeps what the core uses besides the tensors until the collective is over."""
+        self._borrowed = feedback
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the collective is over and returns its result.
@@ -159,6 +164,7 @@ class Work:
             else:
                 self._error = self._make_error(result)
             self._views = ()
+            self._borrowed = None
             self._finished = True
             self._comm._forget(self)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,11 @@ def test_compression_from_the_environment(nursery: Nursery) -> None:
 
 def test_options_are_checked() -> None:
     kind = pytest.importorskip("ringcomm.torch").Options
-    for arguments in ({"compression": 3}, {"lanes": 99}, {"timeout": 3.0}, {"colour": "red"}):
+    wrong: list[dict[str, Any]] = [
+        {"compression": 3}, {"compression": "onebit"}, {"lanes": 99}, {"timeout": 3.0},
+        {"colour": "red"},
+    ]  # fmt: skip
+    for arguments in wrong:
         with pytest.raises(ConfigError):
             kind(**arguments)
     assert kind().compression is None

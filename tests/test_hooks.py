@@ -70,6 +70,33 @@ def test_gradients_are_means(
         job.finish(quietly=mode != "find_unused_parameters")  # on which torch has an opinion
 
 
+@pytest.mark.parametrize(
+    ("mode", "compression"),
+    [
+        ("plain", "onebit"),
+        ("no_sync", "int4"),
+        ("find_unused_parameters", "onebit"),
+        ("static_graph", "int8"),
+    ],
+)
+def test_what_gradients_lack_is_kept_by_name(
+    nursery: Nursery, mode: str, compression: str
+) -> None:
+    """Also when the buckets change, a parameter goes unused, and the run is taken up again."""
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.feeds_back, compression=compression, mode=mode)
+        for event in job.expect_all("feeds_back"):
+            weights = [f"row.{i}.weight" for i in range(6)]
+            assert event["names"] == ["aside.weight", *weights]
+            assert event["equal"], "the ranks' gradients differ"
+            assert event["lacks"] > 1e-3, event
+            assert event["worst"] < 1e-5, event
+            buckets = event["buckets"]
+            if mode != "find_unused_parameters":
+                assert buckets[2] > buckets[0], "the buckets were not rebuilt"
+        job.finish(quietly=mode != "find_unused_parameters")
+
+
 @pytest.mark.parametrize(("compression", "item_bytes"), [(None, 4), ("bf16", 2)])
 def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> None:
     with Job(nursery, 2, LOOPBACK) as job:

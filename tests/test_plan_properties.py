@@ -12,7 +12,7 @@ import itertools
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 
 def plain_declarations(header: str) -> str:
-    """A header without comments, linkage blocks and preprocessor lines but integer macros."""
+    """A header without comments, inline functions, linkage blocks and preprocessor lines, save
+    integer macros."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    text = re.sub(r"^static inline .*?^\}", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
     return re.sub(r"^#(?!define \w+ \d+ *$).*$", "", text, flags=re.MULTILINE)
 
@@ -286,7 +288,7 @@ class Rank:
         for other in range(1, self.plan.n):
             total = total + of_all[other]
         self.store(chunk, segment, total)
-        if self.plan.algorithm == "ONE_SHOT":
+        if self.plan.algorithm == "ONE_SHOT" or self.plan.collective == "REDUCE_SCATTER":
             return []
         others = [rank for rank in range(self.plan.n) if rank != self.plan.rank]
         return [(self.plan.result_chunk(to), segment, 0, total) for to in others]
@@ -331,6 +333,20 @@ def expected(collective: str, rank: int, n: int, root: int, count: int) -> list[
     return [None] * (n * count if collective == "GATHER" else count)
 
 
+def deliver_all(ranks: Mapping[int, Rank], data: st.DataObject) -> int:
+    """Delivers all frames in a drawn order, those that answer them too. Returns how many."""
+    pick = data.draw(st.randoms(use_true_random=False))
+    in_flight = [frame for rank in ranks.values() for frame in rank.start()]
+    path = next(iter(ranks.values())).plan
+    sent = len(in_flight)
+    while in_flight:
+        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
+        more = ranks[path.rank_at(chunk, step + 1)].take(chunk, segment, step, values)
+        in_flight += more
+        sent += len(more)
+    return sent
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(call=calls(6), count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data())
 def test_any_order_of_arrival_gives_the_stated_result(
@@ -340,12 +356,7 @@ def test_any_order_of_arrival_gives_the_stated_result(
     count = 0 if collective == "BARRIER" else count
     by_rank = plans_of(lib, (collective, n, root, count, ALIGN))
     ranks = {rank: Rank(plan, count) for rank, plan in by_rank.items()}
-    pick = data.draw(st.randoms(use_true_random=False))
-    in_flight = [frame for rank in ranks.values() for frame in rank.start()]
-    while in_flight:
-        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
-        receiver = next(iter(by_rank.values())).rank_at(chunk, step + 1)
-        in_flight += ranks[receiver].take(chunk, segment, step, values)
+    deliver_all(ranks, data)
     for number, rank in ranks.items():
         assert rank.received == rank.plan.receives(-1)
         wanted = expected(rank.plan.collective, number, n, root, count)
@@ -354,25 +365,24 @@ def test_any_order_of_arrival_gives_the_stated_result(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    algorithm=st.sampled_from(["DIRECT", "ONE_SHOT"]), n=st.integers(2, 6),
-    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
+    kind=st.sampled_from([
+        ("ALLREDUCE", "DIRECT"), ("ALLREDUCE", "ONE_SHOT"), ("REDUCE_SCATTER", "DIRECT"),
+    ]),
+    n=st.integers(2, 6), count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
 )  # fmt: skip
 def test_joins_add_in_order_of_rank(
-    lib: Any, algorithm: str, n: int, count: int, data: st.DataObject
+    lib: Any, kind: tuple[str, str], n: int, count: int, data: st.DataObject
 ) -> None:
-    plans = [Plan(lib, "ALLREDUCE", rank, n, 0, count, ALIGN, algorithm) for rank in range(n)]
+    collective, algorithm = kind
+    plans = [Plan(lib, collective, rank, n, 0, count, ALIGN, algorithm) for rank in range(n)]
     ranks = [Rank(plan, count) for plan in plans]
-    pick = data.draw(st.randoms(use_true_random=False))
-    in_flight = [frame for rank in ranks for frame in rank.start()]
-    sent = len(in_flight)
-    while in_flight:
-        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
-        more = ranks[plans[0].rank_at(chunk, step + 1)].take(chunk, segment, step, values)
-        in_flight += more
-        sent += len(more)
+    sent = deliver_all(dict(enumerate(ranks)), data)
     for rank in ranks:
         assert rank.received == rank.plan.receives(-1)
-        assert rank.dst.tolist() == [tuple((r, i) for r in range(n)) for i in range(count)]
+        first = rank.plan.rank * count if collective == "REDUCE_SCATTER" else 0
+        assert rank.dst.tolist() == [
+            tuple((r, first + i) for r in range(n)) for i in range(count)
+        ]
     assert sent == sum(plan.sends(-1) for plan in plans)
 
 
@@ -453,14 +463,7 @@ def test_merges_add_in_the_references_order(
 ) -> None:
     plans = [Plan(lib, "ALLREDUCE", rank, n, 0, count, ALIGN, algorithm) for rank in range(n)]
     ranks = [Merging(plan, count) for plan in plans]
-    pick = data.draw(st.randoms(use_true_random=False))
-    in_flight = [frame for rank in ranks for frame in rank.start()]
-    sent = len(in_flight)
-    while in_flight:
-        chunk, segment, step, values = in_flight.pop(pick.randrange(len(in_flight)))
-        more = ranks[plans[0].rank_at(chunk, step + 1)].take(chunk, segment, step, values)
-        in_flight += more
-        sent += len(more)
+    sent = deliver_all(dict(enumerate(ranks)), data)
     symbols: Any = Symbols()
     bounds = [(0, count)] if algorithm == "DOUBLING" else reference.chunk_bounds(count, n)
     wanted: list[Any] = []

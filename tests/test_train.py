@@ -455,6 +455,23 @@ def test_two_ranks_match_one_process(
     assert two["trial_efficiency"] == two["trial_no_sync_s"] / two["trial_sync_s"] > 0
 
 
+@pytest.mark.slow
+def test_few_bits_learn_and_keep_what_is_left(tmp_path: Path) -> None:
+    """One bit with error feedback, and a checkpoint of it."""
+    log = tmp_path / "log.jsonl"
+    done = torchrun("--compression", "onebit", "--steps", "30", "--threads", "1", "--eval-every",
+                    "0", "--bucket-mb", "0.1", "--trial-steps", "0", "--checkpoint", str(tmp_path),
+                    "--log-file", str(log))  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
+    assert min(curve[-5:]) < curve[0]
+    assert two["wire_bytes_per_step"] < 0.25 * two["gradient_bytes_per_step"]
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    kept = state["hook"]["feedback"]["tensors"]
+    assert set(kept) < set(state["model"])
+    assert all(part["worker"].any() for part in kept.values())
+
+
 # ---- refusals ----
 
 
@@ -481,7 +498,8 @@ def test_two_ranks_match_one_process(
         ("--checkpoint /dev/null/x", "cannot be used"),
         ("--log-file /dev/null/x", "cannot be written"),
         ("--reduce gloo --compression bf16", "--reduce ringcomm"),
-        ("--compression int8", "none, bf16, fp16"),
+        ("--compression int3", "give one of none, bf16, fp16, int8"),
+        ("--compression onebit --optimizer adamw", "use int4, or --optimizer sgd"),
         ("--width 1000000", "from 1 to 4096"),
         ("--threads 100000", "from 1 to 1024"),
         ("--comp bf16", "--help"),

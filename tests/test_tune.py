@@ -41,9 +41,11 @@ def cluster(n: int) -> Cluster:
     return Cluster((0,) * n, (("lo",),) * n, ("host",) * n)
 
 
-def table_file(path: Path, n: int, rows: reference.Table = ROWS) -> str:
+def table_file(
+    path: Path, n: int, rows: reference.Table = ROWS, memory: bool = False
+) -> str:
     made = tuple(itertools.starmap(Row, rows))
-    Document(cluster(n), made, (), "0.1.0", "today").write(str(path))
+    Document(cluster(n), made, memory, (), "0.1.0", "today").write(str(path))
     return str(path)
 
 
@@ -145,7 +147,7 @@ def test_only_the_whole_world_splits_off_with_it(
 def test_reference_under_a_table(n: int, memory: bool, tmp_path: Path) -> None:
     """Every dtype, op and codec at sizes around the bounds, in place and with all in flight. The
     bounds are of bytes on the wire, so a codec moves them."""
-    path = table_file(tmp_path / "t.json", n)
+    path = table_file(tmp_path / "t.json", n, memory=memory)
     kinds = [(d, o, "none") for d in ("f16", "f32", "f64", "i8", "i64") for o in OPS]
     kinds += [("f32", "sum", "bf16"), ("f64", "avg", "fp16"), ("f32", "max", "fp16")]
     cases = [(kind, count) for kind in kinds for count in (1, 500, 501, 2000, 4500, 20_001)]

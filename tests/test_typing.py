@@ -29,6 +29,14 @@ def train(x: Any) -> str | None:
     comm: ringcomm.Communicator = ringcomm.init(0, 1, config=config, timeout=5.0)
     ringcomm.allreduce(x, "avg", compression="bf16", out=np.empty_like(x), timeout=1.0)
     ringcomm.broadcast(x, root=0, async_op=True).wait()
+    feedback, store = ringcomm.ErrorFeedback(), ringcomm.FeedbackStore()
+    ringcomm.allreduce(x, compression="onebit", feedback=feedback)
+    ringcomm.reduce_scatter(x, compression="int8", feedback=False)
+    ringcomm.allreduce_many([x, x], compression="int4", feedback=[store["a"], store["b"]])
+    store.load_state_dict(store.state_dict(), strict=False)
+    store.loss_scale = 2 * feedback.loss_scale
+    left: float = float(abs(feedback.worker).max()) + feedback.owner_start
+    print(left)
     with comm.split(color=0, key=comm.rank) or comm as part:
         part.allreduce(x, on_done=log, async_op=True)
         rows = part.allgather(x, out=None)
@@ -52,6 +60,10 @@ WRONG = [
     "ringcomm.allreduce(x, 3)",
     "ringcomm.allreduce(x, copression='bf16')",
     "ringcomm.allreduce(x, 'sum', 'bf16')",
+    "ringcomm.allreduce(x, feedback=True)",
+    "ringcomm.allreduce(x, feedback={})",
+    "ringcomm.FeedbackStore()[0]",
+    "ringcomm.ErrorFeedback().count + 1",
     "ringcomm.init('0')",
     "ringcomm.Config(lanes='2')",
     "ringcomm.Config().lanes = 3",

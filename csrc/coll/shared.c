@@ -1,11 +1,15 @@
 /* shared.c - see shared.h. */
 #include "shared.h"
 
+#include "../base/copy.h"
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 
 /* The most laps of one call. */
 enum { LAPS_PER_PUMP = 16 };
+
+/* A tensor of so much would not stay in the caches: what is collected goes past them. */
+enum { PAST_CACHE_BYTES = 8 << 20 };
 
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
@@ -33,6 +37,19 @@ static span chunk_of(const shared_run *run, uint32_t chunk)
 {
     uint64_t start = smaller(chunk * run->chunk_elems, run->call.count);
     return (span){start, smaller(run->chunk_elems, run->call.count - start)};
+}
+
+static uint64_t chunk_elems_of(uint64_t count, uint64_t chunks)
+{
+    uint64_t unit = chunks * PLAN_ALIGN;
+    return (count + unit - 1) / unit * PLAN_ALIGN;
+}
+
+feedback_range shared_own_chunk(const shared_memory *s, uint64_t count)
+{
+    uint64_t elems = chunk_elems_of(count, (uint64_t)s->region.ranks);
+    uint64_t start = smaller((uint64_t)s->region.self * elems, count);
+    return (feedback_range){start, smaller(start + elems, count)};
 }
 
 /* Those of a chunk that pass in one lap. */
@@ -112,7 +129,17 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
     return RC_OK;
 }
 
-/* The result of a chunk's elements, as they lie in dst or come from a join. */
+/* Puts joined elements into the tensor. */
+static void store(const shared_run *run, span at, const uint8_t *result)
+{
+    const codec *c = &run->codec;
+    if (codec_stores_plain(c) && run->call.count * c->elem_bytes >= PAST_CACHE_BYTES)
+        copy_past_cache(dst_at(run, at), result, at.count * c->elem_bytes);
+    else
+        codec_store(c, dst_at(run, at), result, at.count);
+}
+
+/* A result lies in its slot. */
 static void put_result(shared_memory *s, uint64_t bytes)
 {
     s->bytes += bytes;
@@ -136,7 +163,7 @@ static rc_result join_lap(shared_memory *s, const rc_work *w, uint64_t lap, rc_e
     } else {
         uint8_t *result = region_result(r, r->self, lap);
         codec_join(c, result, !codec_stores_plain(c), wires, r->ranks, src_at(run, at), at.count);
-        codec_store(c, dst_at(run, at), result, at.count);
+        store(run, at, result);
         put_result(s, at.count * c->wire_bytes);
     }
     region_advance(r, REGION_JOINED);
@@ -151,8 +178,7 @@ static void result_lap(shared_memory *s, const rc_work *w, uint64_t lap)
     const shared_run *run = &w->shared;
     span at = span_of(run, (uint32_t)s->region.self, lap);
     size_t bytes = at.count * run->codec.elem_bytes;
-    codec_store(&run->codec, region_result(&s->region, s->region.self, lap), dst_at(run, at),
-                at.count);
+    copy_bytes(region_result(&s->region, s->region.self, lap), dst_at(run, at), bytes);
     put_result(s, bytes);
 }
 
@@ -164,7 +190,7 @@ static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
     for (uint32_t distance = 1; distance < chunks; distance++) {
         uint32_t chunk = ((uint32_t)r->self + distance) % chunks;
         span at = span_of(run, chunk, lap);
-        codec_store(&run->codec, dst_at(run, at), region_result(r, (int)chunk, lap), at.count);
+        store(run, at, region_result(r, (int)chunk, lap));
     }
     region_advance(r, REGION_COLLECTED);
 }
@@ -284,8 +310,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
         run->chunks = 1;
     else
         room = region_part_bytes(&s->region);
-    uint64_t unit = run->chunks * PLAN_ALIGN;
-    run->chunk_elems = (run->call.count + unit - 1) / unit * PLAN_ALIGN;
+    run->chunk_elems = chunk_elems_of(run->call.count, run->chunks);
     run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
     s->laps += run->laps;

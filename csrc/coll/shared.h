@@ -26,6 +26,7 @@
 #define RINGCOMM_SHARED_H
 
 #include "../shm/region.h"
+#include "feedback.h"
 #include "work.h"
 
 typedef struct shared_memory {
@@ -51,6 +52,8 @@ typedef enum shared_event {
 /* Lets w in. Nothing else may be entering. links: those of the work's communicator, or env, the
  * ranks that it will be about among hosts. */
 void shared_enter(shared_memory *s, rc_work *w, work_env *env);
+/* The elements that a rank all-reduces with other hosts, of a tensor of count. */
+feedback_range shared_own_chunk(const shared_memory *s, uint64_t count);
 /* Among hosts: turns the work into one over links about its own chunk; work_start is next. */
 void shared_open(shared_memory *s, rc_work *w);
 /* Goes on until something is to be said. *w is the work that has entered or left; error has peer

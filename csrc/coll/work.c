@@ -6,8 +6,11 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../codec/quant.h"
 #include "../plan/fingerprint.h"
+#include "feedback.h"
 #include "merge.h"
+#include "quantised.h"
 
 /* ---- frames ---- */
 
@@ -31,6 +34,8 @@ void work_env_release(work_env *env, out_frame *frame)
         return;
     }
     w->sends_left--;
+    if (w->quantised != NULL)
+        quantised_released(w, frame);
     frame->next = *env->frames;
     *env->frames = frame;
 }
@@ -39,7 +44,9 @@ int work_env_encode(work_env *env, out_frame *frame)
 {
     if (frame->encode_src == NULL)
         return 1;
-    const rc_work *w = frame->owner;
+    rc_work *w = frame->owner;
+    if (w->quantised != NULL)
+        return quantised_encode(w, frame) == RC_OK;
     if ((frame->buffer = pool_take(env->buffers)) == NULL)
         return 0;
     codec_encode(&w->codec, frame->buffer->data, frame->encode_src, frame->encode_count);
@@ -86,6 +93,37 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     return w;
 }
 
+double work_divisor(const rc_call *call, int contributors)
+{
+    return call->op == RC_AVG ? contributors : 1.0;
+}
+
+const rc_call *work_called(const rc_work *w)
+{
+    return w->is_shared ? &w->shared.call : &w->call;
+}
+
+rc_result work_absorb(rc_work *w, int contributors)
+{
+    rc_feedback *f = w->call.feedback;
+    feedback_fold(f, work_divisor(&w->call, contributors));
+    if (feedback_is_zero(f, (feedback_range){0, f->count}))
+        return RC_OK;
+    RC_TRY(feedback_absorb(f, w->call.dtype, w->call.src, &w->absorbed));
+    w->call.src = w->absorbed;
+    return RC_OK;
+}
+
+/* Residuals that were sent without being encoded are gone, once they have arrived. */
+static void finish_absorbed(const rc_work *w, rc_result result)
+{
+    const rc_call *call = work_called(w);
+    uint64_t all =
+        call->count * (call->collective == RC_ALLGATHER ? (uint64_t)w->plan.world_size : 1);
+    if (result == RC_OK && quant_is_finite(call->dtype, call->dst, all))
+        feedback_clear(call->feedback);
+}
+
 void work_retain(rc_work *w)
 {
     atomic_fetch_add(&w->references, 1);
@@ -97,6 +135,8 @@ void work_release(rc_work *w)
         return;
     if (w->seen != w->seen_few)
         free(w->seen);
+    quantised_destroy(w);
+    free(w->absorbed);
     engine_release(w->engine);
     free(w);
 }
@@ -123,6 +163,10 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
     }
+    if (w->quantised != NULL)
+        quantised_finish(w, result);
+    else if (w->absorbed != NULL)
+        finish_absorbed(w, result);
     if (result != RC_OK) {
         w->error = *error;
         w->error.code = result;
@@ -130,6 +174,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     }
     w->error.seq = work_number(w);
     w->env = NULL;
+    if (w->call.feedback != NULL)
+        feedback_unclaim(w->call.feedback);
     atomic_store(&w->result, result);
 }
 
@@ -197,7 +243,7 @@ out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t ste
                                    .chunk = chunk,
                                    .segment = segment,
                                    .step = (uint16_t)step,
-                                   .length = (uint32_t)(elems * w->codec.wire_bytes)};
+                                   .length = (uint32_t)work_segment_bytes(w, elems)};
     return frame;
 }
 
@@ -319,8 +365,18 @@ static void keep_own(const rc_work *w)
     }
 }
 
+uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
+{
+    return w->quantised != NULL ? quantised_bytes(w, elems) : elems * w->codec.wire_bytes;
+}
+
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
 {
+    if (plan_quantises(call)) {
+        quant q;
+        quant_init(&q, env->engine->kernels, call, env->contributors);
+        return quant_most_bytes(&q, call->count);
+    }
     codec c;
     codec_init(&c, env->engine->kernels, call, env->contributors);
     return call->count * c.wire_bytes;
@@ -333,20 +389,31 @@ rc_algorithm work_wanted(const rc_call *call, const work_env *env)
     return plan_tuned(&env->table, work_wire_bytes(call, env));
 }
 
+static uint64_t segment_limit(const rc_work *w)
+{
+    uint64_t elem_bytes = w->codec.wire_bytes;
+    if (w->quantised != NULL)
+        return quantised_segment(w);
+    return plan_segment_limit(&w->call, w->env->world_size, elem_bytes,
+                              w->env->segment_bytes / elem_bytes);
+}
+
 rc_result work_start(rc_work *w, work_env *env)
 {
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->contributors);
     if (w->is_shared && w->shared.codec.pre != 1.0F)
         w->codec.pre = 1.0F; /* it is in the values by now */
-    rc_algorithm algorithm = plan_choose(
-        &w->call, env->world_size, w->call.count * w->codec.wire_bytes, work_wanted(&w->call, env));
-    plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size,
-              plan_segment_limit(&w->call, env->world_size, w->codec.wire_bytes,
-                                 env->segment_bytes / w->codec.wire_bytes));
+    if (quantised_takes(&w->call, env->world_size))
+        RC_TRY(quantised_create(w));
+    rc_algorithm algorithm = plan_choose(&w->call, env->world_size, work_wire_bytes(&w->call, env),
+                                         work_wanted(&w->call, env));
+    plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size, segment_limit(w));
     w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
+    if (w->quantised != NULL)
+        return quantised_start(w);
     RC_TRY(make_room(w));
     keep_own(w);
     RC_TRY(start_frames(w));
@@ -363,6 +430,13 @@ static int is_rank(const rc_work *w, int rank, int peer)
     return ln != NULL && ln->peer == peer;
 }
 
+static int length_fits(const rc_work *w, uint64_t elems, uint64_t length)
+{
+    if (w->quantised != NULL)
+        return quantised_fits(w, elems, length);
+    return length == work_segment_bytes(w, elems);
+}
+
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error)
 {
     const plan *p = &w->plan;
@@ -373,9 +447,9 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
         return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u is not expected",
                          h->segment, h->chunk, h->step);
     uint64_t elems = plan_segment_elems(p, h->chunk, h->segment);
-    if (h->length != elems * w->codec.wire_bytes)
+    if (!length_fits(w, elems, h->length))
         return error_set(error, RC_PROTOCOL, "a segment has %u bytes, not %llu", h->length,
-                         (unsigned long long)(elems * w->codec.wire_bytes));
+                         (unsigned long long)work_segment_bytes(w, elems));
     uint64_t number = frame_number(w, h->chunk, h->segment, h->step);
     uint64_t bit = UINT64_C(1) << number % 64;
     if (w->seen[number / 64] & bit)
@@ -383,7 +457,8 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
                          h->segment, h->chunk, h->step);
     w->seen[number / 64] |= bit;
     place->owner = w;
-    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && codec_stores_plain(&w->codec)) {
+    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && w->quantised == NULL &&
+        codec_stores_plain(&w->codec)) {
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
@@ -485,6 +560,8 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     pool_buffer *buffer = place->buffer;
     const uint8_t *payload = place->data;
     *place = (rx_place){0};
+    if (w->quantised != NULL)
+        return quantised_end(w, h, buffer);
     plan_action action = plan_action_at(&w->plan, h->chunk, h->step);
     w->receives_left -= action != PLAN_MERGE; /* which counts in its turn */
     switch (action) {
@@ -500,4 +577,14 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
                         plan_segment_elems(&w->plan, h->chunk, h->segment));
     }
     return send_on(w, h, payload, buffer);
+}
+
+rc_result work_go_on(rc_work *w)
+{
+    return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
+}
+
+int work_may_go_on(const rc_work *w)
+{
+    return w->quantised != NULL && w->env != NULL && quantised_may_go_on(w);
 }

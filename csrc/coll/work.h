@@ -55,6 +55,8 @@ typedef struct work_env {
     out_frame **frames; /* free list */
 } work_env;
 
+struct quantised; /* of its machine (quantised.c) */
+
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
@@ -70,8 +72,11 @@ struct rc_work {
     uint64_t receives_left, sends_left;
     uint64_t *seen; /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
-    join join;     /* without segments in a ring */
-    int is_shared; /* it goes through shared memory */
+    int lengthy;                 /* as it was counted by the engine */
+    join join;                   /* without segments in a ring */
+    struct quantised *quantised; /* NULL, unless that machine runs it */
+    void *absorbed;              /* src with its residuals added, or NULL */
+    int is_shared;               /* it goes through shared memory */
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
@@ -83,10 +88,22 @@ struct rc_work {
 
 /* Makes the work; only what needs no lock. NULL if memory is short. */
 rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
+/* Takes src with its residuals added in place of src, where there are any. They are zero after it,
+ * or replaced by new ones, if the work is a success. contributors: as in work_env. RC_NO_MEMORY or
+ * RC_OK. */
+rc_result work_absorb(rc_work *w, int contributors);
+/* The call as it was made: among hosts a work's own is about one chunk. */
+const rc_call *work_called(const rc_work *w);
+/* By what a value of this call is divided in its result: an owner's residual is worth as much more
+ * as a contribution. */
+double work_divisor(const rc_call *call, int contributors);
 void work_retain(rc_work *w);
 /* Drops one reference; the last one frees. */
 void work_release(rc_work *w);
 
+/* Bytes of a segment of so many elements as it travels; of some codecs the most that it may have.
+ */
+uint64_t work_segment_bytes(const rc_work *w, uint64_t elems);
 /* Bytes of a call's elements as they travel. */
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
 /* The algorithm that the setting or the table wants for a call; RC_AUTO: neither says. */
@@ -106,6 +123,10 @@ uint64_t work_number(const rc_work *w);
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
 /* Its payload is there. Takes over the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
+/* Some of what a work sends leaves only bit by bit: sends a little more. RC_NO_MEMORY or RC_OK. */
+rc_result work_go_on(rc_work *w);
+/* 1 if that would send something now. */
+int work_may_go_on(const rc_work *w);
 
 /* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
@@ -124,7 +145,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error);
 out_frame *work_env_frame(work_env *env);
 /* Returns a frame, its pool buffer and its count in the work it belongs to. */
 void work_env_release(work_env *env, out_frame *frame);
-/* Encodes the payload of a data frame if that is still to be done. 0 if memory is short. */
+/* Encodes the payload of a data frame if that is still to be done, and may make it shorter than its
+ * header says. 0 if memory is short. */
 int work_env_encode(work_env *env, out_frame *frame);
 void work_env_destroy(work_env *env);
 

@@ -83,9 +83,22 @@ typedef enum rc_dtype {
 typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4 } rc_op;
 #define RC_OP_COUNT 5
 
-/* How elements travel. RC_CODEC_BF16 and _FP16 take RC_F32 and RC_F64 tensors. */
-typedef enum rc_codec { RC_CODEC_NONE = 0, RC_CODEC_BF16 = 1, RC_CODEC_FP16 = 2 } rc_codec;
-#define RC_CODEC_COUNT 3
+/* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
+ * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
+ * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
+ * the whole result NaN, on every rank. RC_CODEC_TOPK and _ONEBIT_DEEPSPEED are not built yet. */
+typedef enum rc_codec {
+    RC_CODEC_NONE = 0,
+    RC_CODEC_BF16 = 1,
+    RC_CODEC_FP16 = 2,
+    RC_CODEC_INT8 = 3,             /* a scale for every 256 elements */
+    RC_CODEC_INT4 = 4,             /* a scale for every 64 */
+    RC_CODEC_ONEBIT = 5,           /* signs, and a scale for every 256 */
+    RC_CODEC_FP8 = 6,              /* e4m3, and a scale for every 256 */
+    RC_CODEC_TOPK = 7,             /* the largest elements */
+    RC_CODEC_ONEBIT_DEEPSPEED = 8, /* signs, and one scale */
+} rc_codec;
+#define RC_CODEC_COUNT 9
 
 typedef enum rc_collective {
     RC_ALLREDUCE = 0,
@@ -154,8 +167,8 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded; /* 1: the ranks on this machine outnumber its cores, so that none may poll
-                        sockets; what it waits for in shared memory it polls, letting others run */
+    int32_t crowded; /* 1: the ranks on this machine outnumber its cores; then only brief works are
+                        polled for, and each look lets others run */
 } rc_comm_config;
 
 /* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row
@@ -221,6 +234,36 @@ void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);
 /* Fills out[0..capacity) and returns the number of lanes there are. */
 int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
 
+/* ---- error feedback ---- */
+
+/* The residuals of one tensor: what quantising has lost so far and the next call puts in again. It
+ * belongs to the caller; a call borrows it (rc_call.feedback) until its work is done. Functions
+ * that read or change it may not run beside each other, nor beside rc_submit with it. While a work
+ * uses it rc_feedback_busy is 1, those with a result return RC_INVALID_STATE, and pointers are
+ * NULL. */
+typedef struct rc_feedback rc_feedback;
+
+/* Residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size x its
+ * count). */
+rc_result rc_feedback_create(rc_feedback **out, uint64_t count);
+/* While a work uses it, it goes with the end of that work. */
+void rc_feedback_free(rc_feedback *feedback);
+uint64_t rc_feedback_count(const rc_feedback *feedback);
+int rc_feedback_busy(const rc_feedback *feedback);
+/* What this rank's own encoding has lost: count floats, which may be written to. Valid until the
+ * next call with the feedback; then ask again. */
+float *rc_feedback_worker(rc_feedback *feedback);
+/* What this rank has lost in encoding sums for all: *count floats, of the elements from *start on;
+ * *count is 0, and the pointer may be NULL, if there are none. */
+float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count);
+/* Replaces all residuals by copies. worker: as many floats as the feedback has, or NULL for zeros.
+ * owner: count floats for the elements from start on, or NULL with a count of 0. They need not fit
+ * the next call: what does not is made up for with the worker's. */
+rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const float *owner,
+                           uint64_t start, uint64_t count);
+/* Multiplies all residuals, as the values that come next will be. factor must be finite. */
+rc_result rc_feedback_rescale(rc_feedback *feedback, double factor);
+
 /* ---- works ---- */
 
 typedef struct rc_work rc_work;
@@ -253,6 +296,12 @@ typedef struct rc_call {
     uint32_t timeout_ms; /* the work fails, and with it the communicator, after this long */
     int32_t notify;      /* 1: hand the finished work to rc_engine_take_done */
     int32_t waits;       /* 1: the caller goes on to rc_work_wait at once */
+    /* NULL, or residuals for an all-reduce, reduce-scatter or all-gather of as many elements, by
+     * RC_SUM or RC_AVG, in RC_F32 or RC_F64. With a codec that does not quantise they are added to
+     * the source, and zero afterwards. They change only if the work succeeds, and its result is
+     * finite. They follow op: to change it, let them be zero first. Only one work at a time may use
+     * them. */
+    rc_feedback *feedback;
 } rc_call;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that

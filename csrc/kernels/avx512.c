@@ -118,6 +118,201 @@ static inline void store_fp16(uint16_t *dst, vec x)
     _mm256_storeu_si256(half + 1, round_fp16_16(x.high));
 }
 
+/* ---- for block.h ---- */
+
+static inline vec vec_sub(vec x, vec y)
+{
+    return (vec){_mm512_sub_ps(x.low, y.low), _mm512_sub_ps(x.high, y.high)};
+}
+
+static inline vec vec_abs(vec x)
+{
+    return (vec){_mm512_abs_ps(x.low), _mm512_abs_ps(x.high)};
+}
+
+/* Quarters, since that is how numpy aligns. */
+static inline void stream_16(float *dst, __m512 x)
+{
+    _mm_stream_ps(dst, _mm512_castps512_ps128(x));
+    _mm_stream_ps(dst + 4, _mm512_extractf32x4_ps(x, 1));
+    _mm_stream_ps(dst + 8, _mm512_extractf32x4_ps(x, 2));
+    _mm_stream_ps(dst + 12, _mm512_extractf32x4_ps(x, 3));
+}
+
+static inline void vec_stream(float *dst, vec x)
+{
+    stream_16(dst, x.low);
+    stream_16(dst + 16, x.high);
+}
+
+static inline void vec_stream_end(void)
+{
+    _mm_sfence();
+}
+
+static inline __m512i bits_16(__m512 x)
+{
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+static inline __m512 top_16(__m512 top, __m512 x)
+{
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(top), bits_16(x)));
+}
+
+static inline vec vec_top(vec top, vec x)
+{
+    return (vec){top_16(top.low, x.low), top_16(top.high, x.high)};
+}
+
+static inline uint32_t vec_top_of(vec top)
+{
+    const __m512 all = top_16(top.low, top.high);
+    return (uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(all));
+}
+
+static inline __mmask16 is_plus_16(__m512 x)
+{
+    return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ);
+}
+
+static inline uint32_t vec_signs(vec x)
+{
+    return is_plus_16(x.low) | (uint32_t)is_plus_16(x.high) << 16;
+}
+
+static inline uint32_t vec_below(vec x)
+{
+    const __m512 zero = _mm512_setzero_ps();
+    return _mm512_cmp_ps_mask(x.low, zero, _CMP_LT_OQ) |
+           (uint32_t)_mm512_cmp_ps_mask(x.high, zero, _CMP_LT_OQ) << 16;
+}
+
+static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
+{
+    return (vec){_mm512_mask_blend_ps((__mmask16)bits, minus.low, plus.low),
+                 _mm512_mask_blend_ps((__mmask16)(bits >> 16), minus.high, plus.high)};
+}
+
+static inline vec vec_by_sign(vec x, vec plus, vec minus)
+{
+    return vec_by_bits(vec_signs(x), plus, minus);
+}
+
+/* The number of each lane, and the same as integers. */
+static inline __m512i round_int_16(__m512 *x)
+{
+    const __m512i number = _mm512_cvtps_epi32(*x);
+    *x = _mm512_cvtepi32_ps(number);
+    return number;
+}
+
+/* The low bytes of 32 integers. */
+static inline void store_bytes(uint8_t *codes, __m512i low, __m512i high)
+{
+    __m128i *bytes = (__m128i *)codes;
+    _mm_storeu_si128(bytes, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128(bytes + 1, _mm512_cvtepi32_epi8(high));
+}
+
+static inline void round_int8(uint8_t *codes, vec *x, vec *y)
+{
+    store_bytes(codes, round_int_16(&x->low), round_int_16(&x->high));
+    store_bytes(codes + LANES, round_int_16(&y->low), round_int_16(&y->high));
+}
+
+static inline vec floats_of_int8(const uint8_t *codes)
+{
+    const __m128i *bytes = (const __m128i *)codes;
+    return (vec){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes))),
+                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)))};
+}
+
+static inline void load_int8(const uint8_t *codes, vec *x, vec *y)
+{
+    *x = floats_of_int8(codes);
+    *y = floats_of_int8(codes + LANES);
+}
+
+static inline __m512i join_halves_16(__m512i low, __m512i high)
+{
+    return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(15)),
+                           _mm512_slli_epi32(high, 4));
+}
+
+static inline void round_int4(uint8_t *codes, vec *x, vec *y)
+{
+    const __m512i low = join_halves_16(round_int_16(&x->low), round_int_16(&y->low));
+    const __m512i high = join_halves_16(round_int_16(&x->high), round_int_16(&y->high));
+    store_bytes(codes, low, high);
+}
+
+/* Four bits of two's complement are shifted to the top and back. */
+static inline void load_int4_16(const uint8_t *codes, __m512 *x, __m512 *y)
+{
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+    *x = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(wide, 28), 28));
+    *y = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(wide, 24), 28));
+}
+
+static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
+{
+    load_int4_16(codes, &x->low, &y->low);
+    load_int4_16(codes + 16, &x->high, &y->high);
+}
+
+/* As in avx2.c. */
+static inline __m512 round_fp8_16(__m512 x)
+{
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i leading = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f800000));
+    const __m512i floor = _mm512_max_epi32(leading, _mm512_set1_epi32(121 << 23));
+    const __m512i large = _mm512_add_epi32(floor, _mm512_set1_epi32(20 << 23 | 1 << 22));
+    const __m512 added = _mm512_castsi512_ps(large);
+    const __m512 number = _mm512_sub_ps(_mm512_add_ps(x, added), added);
+    return _mm512_or_ps(number, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
+}
+
+static inline __m256i half_of_fp8(__m512 number)
+{
+    return _mm512_cvtps_ph(_mm512_mul_ps(number, _mm512_set1_ps(0x1p-8f)), _MM_FROUND_NO_EXC);
+}
+
+/* e4m3 is fp16 without its first exponent bit and its last fraction bits, and 2^8 times as large.
+ */
+static inline void store_fp8(uint8_t *codes, vec number)
+{
+    const __m512i half = _mm512_inserti64x4(_mm512_castsi256_si512(half_of_fp8(number.low)),
+                                            half_of_fp8(number.high), 1);
+    const __m512i rest = _mm512_and_si512(_mm512_srli_epi16(half, 7), _mm512_set1_epi16(0x7f));
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(half, 8), _mm512_set1_epi16(0x80));
+    _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(_mm512_or_si512(rest, sign)));
+}
+
+static inline void round_fp8(uint8_t *codes, vec *x, vec *y)
+{
+    *x = (vec){round_fp8_16(x->low), round_fp8_16(x->high)};
+    *y = (vec){round_fp8_16(y->low), round_fp8_16(y->high)};
+    store_fp8(codes, *x);
+    store_fp8(codes + LANES, *y);
+}
+
+static inline vec floats_of_fp8(const uint8_t *codes)
+{
+    const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes));
+    const __m512i moved = _mm512_srai_epi16(_mm512_slli_epi16(wide, 8), 1);
+    const __m512i half = _mm512_and_si512(moved, _mm512_set1_epi16((short)0xbfff));
+    const __m512 factor = _mm512_set1_ps(256.0f);
+    return (vec){_mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), factor),
+                 _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), factor)};
+}
+
+static inline void load_fp8(const uint8_t *codes, vec *x, vec *y)
+{
+    *x = floats_of_fp8(codes);
+    *y = floats_of_fp8(codes + LANES);
+}
+
 #include "body.h"
 
 #ifdef __clang__

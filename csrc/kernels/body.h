@@ -121,6 +121,17 @@ static void f32_to_f64(double *dst, const float *src, size_t n)
         dst[i] = src[i];
 }
 
+/* ---- memory ---- */
+
+/* Asks for what lies 2 KiB behind x, LANES floats of it, whether there is anything or not: a core
+ * waits for more lines at a time than its own prefetcher asks for, and that one stops at pages. */
+static inline void fetch_ahead(const float *x)
+{
+    enum { AHEAD = 2048, LINE = 64 };
+    for (uintptr_t i = 0; LANES > 1 && i < LANES * sizeof *x; i += LINE)
+        __builtin_prefetch((const void *)((uintptr_t)x + AHEAD + i));
+}
+
 /* ---- 16-bit floats ---- */
 
 #ifndef BF16_LOAD_F32
@@ -141,6 +152,11 @@ static void f32_to_f64(double *dst, const float *src, size_t n)
 #define STORE store_fp16
 #define DECODE(dst, src) vec_store(dst, load_fp16(src))
 #include "half.h"
+
+/* ---- blocks that share a scale ---- */
+
+#include "block.h"
+#include "signs.h"
 
 /* ---- the table ---- */
 
@@ -169,6 +185,11 @@ const kernel_set SET = {
         },
     .bf16 = {bf16_encode, bf16_decode, bf16_add, bf16_add_half},
     .fp16 = {fp16_encode, fp16_decode, fp16_add, fp16_add_half},
+    .int8 = {256, 256, int8_encode, int8_decode, int8_add},
+    .int4 = {64, 32, int4_encode, int4_decode, int4_add},
+    .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
+    .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
+    .signs = {signs_encode, signs_add, signs_squares},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
 };

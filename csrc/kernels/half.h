@@ -14,8 +14,10 @@ static void HALF(encode)(uint16_t *dst, const float *src, float factor, size_t n
     const size_t whole = n - n % LANES;
     const size_t rest = n - whole;
     const vec by = vec_set(factor);
-    for (size_t i = 0; i < whole; i += LANES)
+    for (size_t i = 0; i < whole; i += LANES) {
+        fetch_ahead(src + i);
         STORE(dst + i, vec_mul(LOAD_F32(src + i), by));
+    }
     if (rest) {
         float in[LANES] = {0};
         uint16_t out[LANES];

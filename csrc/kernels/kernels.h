@@ -25,6 +25,8 @@
 
 #include "../include/ringcomm.h"
 
+enum { KERNEL_LANES = 32 }; /* sums that do not depend on the width of a register */
+
 /* dst[i] = a[i] op b[i]. min and max give NaN if either operand is NaN: min is
  * (a < b || a != a) ? a : b. Integer sums and products wrap. */
 typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t n);
@@ -43,6 +45,59 @@ typedef struct kernel_half {
                      size_t n);
 } kernel_half;
 
+/* The functions of one format whose elements share a scale, block by block; arithmetic in block.h.
+ * Every function begins at the start of a block; n is the number of elements, so that only the last
+ * block may be short. D is what a code stands for: a number times its block's scale.
+ *
+ * A block is poisoned if one of its values is not finite, or if what it takes to encode them leaves
+ * the range of f32: its scale is NaN, its codes are 0, its D and its left are the canonical NaN.
+ * far: what is written but not read (left, dst) goes around the caches, which is faster where it is
+ * part of more than fits there. */
+typedef struct kernel_block {
+    size_t block; /* elements that share a scale */
+    size_t bytes; /* of the codes of a block; where it is less than block, always as many */
+    /* c = src * pre + residual; scales, codes = E(c); left = c - D. residual may be NULL (0), and
+     * so may left (not wanted); left may be residual or src. Returns 1 if a block was poisoned. */
+    int (*encode)(uint16_t *scales, uint8_t *codes, float *left, const float *src, float pre,
+                  const float *residual, size_t n, int far);
+    /* dst = D. Returns 1 if a scale was not finite; its block is then the canonical NaN. */
+    int (*decode)(float *dst, const uint16_t *scales, const uint8_t *codes, size_t n, int far);
+    /* acc += D. Returns 1 if a scale was not finite; its block of acc is then the canonical NaN. */
+    int (*add)(float *acc, const uint16_t *scales, const uint8_t *codes, size_t n);
+} kernel_block;
+
+/* How many scales n elements have, and how many bytes of codes. */
+static inline size_t kernel_block_scales(const kernel_block *format, size_t n)
+{
+    return n / format->block + (n % format->block != 0);
+}
+
+static inline size_t kernel_block_codes(const kernel_block *format, size_t n)
+{
+    if (format->bytes == format->block)
+        return n;
+    return kernel_block_scales(format, n) * format->bytes;
+}
+
+/* One scale for a whole tensor, which the caller makes; a bit per element, the first in the highest
+ * of its byte, and 0 after the last. c = src + residual, in f32; residual may be NULL (0). The
+ * payload of a NaN is unspecified. */
+typedef struct kernel_signs {
+    /* codes = not c < 0 (which a NaN is not); left = c - (c >= 0 ? scale : -scale); left may be
+     * NULL, residual or src. far as in kernel_block. */
+    void (*encode)(uint8_t *codes, float *left, const float *src, const float *residual,
+                   float scale, size_t n, int far);
+    /* acc += scale where the bit is 1, -scale where it is 0 */
+    void (*add)(float *acc, const uint8_t *codes, float scale, size_t n);
+    /* lanes[i] += the squares of c's elements i, i + 32, ..., in f64 and in this order: a tensor
+     * may be given in parts, each but the last of a multiple of 32 elements */
+    void (*squares)(double lanes[KERNEL_LANES], const float *src, const float *residual, size_t n);
+} kernel_signs;
+
+/* Lanes are added to those half as many before them, until one is left: with numpy, halving x by
+ * x[:len(x) // 2] + x[len(x) // 2:]. Lanes are left as they were. */
+double kernel_sum_lanes(const double lanes[KERNEL_LANES]);
+
 typedef struct kernel_set {
     const char *name;
     int (*supported)(void); /* 1 where this CPU has the instructions */
@@ -54,6 +109,12 @@ typedef struct kernel_set {
     void (*scale[RC_DTYPE_COUNT])(void *dst, const void *src, double factor, size_t n);
     kernel_half bf16;
     kernel_half fp16;
+    kernel_block int8;   /* 256: int8, -127 to 127 */
+    kernel_block int4;   /* 64: two's complement, -7 to 7; byte j has element j in its low half, and
+                            j + 32 in its high one */
+    kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
+    kernel_block fp8;    /* 256: e4m3, finite */
+    kernel_signs signs;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
 } kernel_set;

@@ -99,4 +99,128 @@ static inline void store_fp16(uint16_t *dst, vec x)
     *dst = (uint16_t)(rest > 0x7f800000 ? 0x7e00 : value);
 }
 
+/* ---- for block.h ---- */
+
+static inline vec vec_sub(vec x, vec y)
+{
+    return x - y;
+}
+
+static inline vec vec_abs(vec x)
+{
+    return float_of(bits_of(x) & 0x7fffffff);
+}
+
+static inline void vec_stream(float *dst, vec x)
+{
+    *dst = x;
+}
+
+static inline void vec_stream_end(void)
+{
+}
+
+static inline vec vec_top(vec top, vec x)
+{
+    const uint32_t size = bits_of(x) & 0x7fffffff;
+    return float_of(size > bits_of(top) ? size : bits_of(top));
+}
+
+static inline uint32_t vec_top_of(vec top)
+{
+    return bits_of(top);
+}
+
+static inline uint32_t vec_signs(vec x)
+{
+    return x >= 0.0f;
+}
+
+static inline uint32_t vec_below(vec x)
+{
+    return x < 0.0f;
+}
+
+/* A branch would be guessed wrong for every other element. */
+static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
+{
+    const uint32_t differ = bits_of(plus) ^ bits_of(minus);
+    return float_of(bits_of(minus) ^ (differ & (0 - (bits & 1))));
+}
+
+static inline vec vec_by_sign(vec x, vec plus, vec minus)
+{
+    return vec_by_bits(vec_signs(x), plus, minus);
+}
+
+/* Adding 1.5 * 2^23 leaves whole numbers only; the lowest bits of the sum are two's complement. */
+static inline int32_t round_int(float x)
+{
+    return (int32_t)(bits_of(x + 0x1.8p23f) - bits_of(0x1.8p23f));
+}
+
+static inline void round_int8(uint8_t *codes, vec *x, vec *y)
+{
+    const int32_t first = round_int(*x), second = round_int(*y);
+    codes[0] = (uint8_t)first;
+    codes[1] = (uint8_t)second;
+    *x = (float)first;
+    *y = (float)second;
+}
+
+static inline void load_int8(const uint8_t *codes, vec *x, vec *y)
+{
+    *x = (int8_t)codes[0];
+    *y = (int8_t)codes[1];
+}
+
+static inline void round_int4(uint8_t *codes, vec *x, vec *y)
+{
+    const int32_t low = round_int(*x), high = round_int(*y);
+    *codes = (uint8_t)((low & 15) | (high & 15) << 4);
+    *x = (float)low;
+    *y = (float)high;
+}
+
+static inline void load_int4(const uint8_t *codes, vec *x, vec *y)
+{
+    *x = (float)((*codes & 15) ^ 8) - 8.0f;
+    *y = (float)((*codes >> 4) ^ 8) - 8.0f;
+}
+
+/* Below 2^-6, numbers are multiples of 2^-9, which is the last bit of a float from 2^14 on. Others
+ * are rounded as bf16 is, to three bits after the first. */
+static inline uint8_t round_fp8_1(vec *x)
+{
+    const uint32_t sign = bits_of(*x) & 0x80000000;
+    const uint32_t rest = bits_of(*x) & 0x7fffffff;
+    const float small = float_of(rest) + 0x1p14f;
+    const uint32_t normal = (rest + 0x7ffff + (rest >> 20 & 1)) & 0xfff00000;
+    const int is_small = rest < 121u << 23;
+    const uint32_t code =
+        is_small ? bits_of(small) - bits_of(0x1p14f) : (normal >> 20) - (120 << 3);
+    *x = float_of(sign | (is_small ? bits_of(small - 0x1p14f) : normal));
+    return (uint8_t)(sign >> 24 | code);
+}
+
+static inline void round_fp8(uint8_t *codes, vec *x, vec *y)
+{
+    codes[0] = round_fp8_1(x);
+    codes[1] = round_fp8_1(y);
+}
+
+static inline vec load_fp8_1(uint8_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 0x80) << 24;
+    const uint32_t rest = code & 0x7f;
+    const uint32_t small = bits_of((float)(int32_t)rest * 0x1p-9f);
+    return float_of(sign | (rest < 8 ? small : (rest << 20) + (120u << 23)));
+}
+
+static inline void load_fp8(const uint8_t *codes, vec *x, vec *y)
+{
+    *x = load_fp8_1(codes[0]);
+    *y = load_fp8_1(codes[1]);
+}
+
 #include "body.h"

@@ -278,6 +278,13 @@ void engine_pump(rc_engine *e, engine_member *member)
         wake(e); /* it does not look there yet */
 }
 
+void engine_pump_later(rc_engine *e, engine_member *member)
+{
+    member->pumped = 1;
+    if (e->sleeping)
+        wake(e);
+}
+
 void engine_quiesce(rc_engine *e)
 {
     enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
@@ -375,21 +382,28 @@ static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t de
                 sched_yield();
         }
         count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+        if (count == 0 && e->crowded)
+            sched_yield();
     } while (count == 0 && clock_ns() < deadline);
     return count;
 }
 
-/* epoll_wait, after a spin if one is likely to succeed. Without the lock; the spin counts belong to
- * the driver. */
+/* epoll_wait, after a spin if one is likely to succeed. Memory is polled before every sleep: what
+ * is waited for there is never far away, and the bell that ends a sleep is a hundred looks. Without
+ * the lock; the spin counts belong to the driver. */
 static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t spin,
                            const polled_members *polled)
 {
     uint64_t start = clock_ns();
-    int may_spin = timeout != 0 && spin != 0 && (polled->briefly || !e->crowded);
-    if (may_spin && e->spin_rest == 0) {
+    int may_spin = spin != 0 && (polled->briefly || !e->crowded);
+    int in_memory = polled->count > 0 && !e->crowded;
+    if (timeout == 0)
+        return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+    if (may_spin && (in_memory || e->spin_rest == 0)) {
         int count = poll_for_events(e, events, start + spin, polled);
         int caught = count != 0 || polled_stirred(polled);
-        judge_spin(e, caught);
+        if (!in_memory)
+            judge_spin(e, caught);
         if (caught)
             return count;
     } else if (may_spin) {
@@ -399,7 +413,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     int stirred = polled_stirred(polled);
     int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
     polled_doze(polled, 0);
-    if (may_spin && clock_ns() - start < spin)
+    if (may_spin && !in_memory && clock_ns() - start < spin)
         judge_spin(e, 1);
     return count;
 }

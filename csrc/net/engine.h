@@ -79,6 +79,7 @@ struct rc_engine {
     int yielding; /* the progress thread was asked to step aside */
     int waiters;  /* threads inside engine_drive */
     int active;   /* works in flight; kept by the members */
+    int lengthy;  /* of them too long for polling where ranks outnumber cores; kept likewise */
     int stopping;
     uint64_t passes;      /* rounds of events handled */
     uint64_t waited;      /* ns that threads have spent inside engine_drive */
@@ -86,7 +87,7 @@ struct rc_engine {
     uint64_t sleep_until; /* of the driver */
     int spin_misses;      /* vain spins in a row */
     int spin_rest;        /* waits to go without a spin */
-    int crowded;          /* ranks outnumber cores: only memory is polled, and yielding */
+    int crowded;          /* ranks outnumber cores: only brief works are polled for, yielding */
     engine_source *sources;
     engine_member *members;
     const kernel_set *kernels;
@@ -122,6 +123,8 @@ void engine_leave(rc_engine *e, engine_member *member);
 void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
 /* Pumps the member now and in every round, until it says otherwise. Under the lock. */
 void engine_pump(rc_engine *e, engine_member *member);
+/* The same from the next round on. */
+void engine_pump_later(rc_engine *e, engine_member *member);
 /* Returns when no event of a removed source can still be handled. Under the lock, which it lets go
  * meanwhile; not from a handler. */
 void engine_quiesce(rc_engine *e);

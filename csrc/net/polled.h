@@ -15,12 +15,13 @@ typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
     int others_stirred; /* one for which there was no room can go on */
-    int briefly;        /* one of them is worth polling for where ranks outnumber cores */
+    int briefly;        /* what is waited for, there or at sockets, is worth polling for where ranks
+                           outnumber cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)
 {
-    polled_members polled = {0};
+    polled_members polled = {.briefly = e->active > 0 && e->lengthy == 0};
     for (engine_member *member = e->members; member != NULL; member = member->next) {
         if (member->expects && polled.count < MOST_POLLED) {
             polled.member[polled.count++] = member;

@@ -61,10 +61,21 @@ static double time_of(rc_algorithm algorithm, int world_size, double whole)
     }
 }
 
+static rc_algorithm one_plan(const rc_call *call, int world_size)
+{
+    switch (call->collective) {
+    case RC_ALLREDUCE: return world_size == 2 ? RC_ONE_SHOT : RC_DIRECT;
+    case RC_REDUCE_SCATTER: return RC_DIRECT;
+    default: return RC_RING;
+    }
+}
+
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
                          rc_algorithm wanted)
 {
     static const rc_algorithm others[] = {RC_ONE_SHOT, RC_DOUBLING, RC_DIRECT, RC_HALVING};
+    if (world_size > 1 && plan_quantises(call))
+        return one_plan(call, world_size);
     if (call->collective != RC_ALLREDUCE || world_size == 1)
         return RC_RING;
     if (wanted != RC_AUTO)
@@ -100,6 +111,8 @@ int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
 {
     if (call->collective != RC_ALLREDUCE || call->count == 0)
         return 0;
+    if (plan_quantises(call))
+        return hosts > 1 && wanted == RC_AUTO;
     return wanted == RC_AUTO || (hosts == 1 && (wanted == RC_DIRECT || wanted == RC_ONE_SHOT));
 }
 

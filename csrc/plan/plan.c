@@ -59,7 +59,7 @@ void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, i
     case RC_ALLGATHER:
     case RC_GATHER:
     case RC_SCATTER:
-        p->chunks = (uint32_t)n;
+        p->chunks = (uint32_t)(algorithm == RC_DIRECT ? n * n : n);
         p->total_elems = call->count * n;
         break;
     case RC_ALLTOALL:
@@ -99,8 +99,8 @@ uint64_t plan_chunk_elems(const plan *p, uint32_t chunk)
 uint64_t plan_src_offset(const plan *p, uint32_t chunk)
 {
     switch (p->collective) {
-    case RC_ALLREDUCE: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
-    case RC_REDUCE_SCATTER:
+    case RC_ALLREDUCE:
+    case RC_REDUCE_SCATTER: return (uint64_t)plan_part(p, chunk) * p->chunk_elems;
     case RC_SCATTER: return (uint64_t)chunk * p->chunk_elems;
     case RC_ALLTOALL: return chunk % (uint32_t)p->world_size * p->chunk_elems;
     default: return 0;
@@ -159,12 +159,12 @@ uint32_t plan_hops(const plan *p, uint32_t chunk)
 {
     uint32_t around = (uint32_t)p->world_size - 1;
     int from, to;
-    switch (p->collective) {
-    case RC_ALLREDUCE:
-        if (p->algorithm == RC_RING)
-            return 2 * around;
+    if (p->algorithm != RC_RING) {
         ends(p, chunk, &from, &to);
         return from != to;
+    }
+    switch (p->collective) {
+    case RC_ALLREDUCE: return 2 * around;
     case RC_REDUCE_SCATTER:
     case RC_ALLGATHER:
     case RC_BROADCAST:

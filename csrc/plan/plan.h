@@ -43,7 +43,7 @@
 
 typedef struct plan {
     rc_collective collective;
-    rc_algorithm algorithm; /* RC_RING or, in an all-reduce, another; never RC_AUTO */
+    rc_algorithm algorithm; /* RC_RING or, in what reduces, another; never RC_AUTO */
     int rank;
     int world_size;
     int root; /* the other rank of a send or recv */
@@ -60,6 +60,14 @@ typedef enum plan_action {
     PLAN_JOIN,   /* keeps it until all ranks' contributions are there */
     PLAN_MERGE   /* keeps it until its turn, and reduces it with what is there then */
 } plan_action;
+
+/* 1 if the call's codec has few bits per element. Such a call has one plan: among two ranks
+ * RC_ONE_SHOT, among more RC_DIRECT, where each rank's values are encoded once and each sum is;
+ * a reduce-scatter is the first half of RC_DIRECT, an all-gather goes around as ever. */
+static inline int plan_quantises(const rc_call *call)
+{
+    return call->codec >= RC_CODEC_INT8;
+}
 
 /* 1 if the call may go through memory that the ranks of each host share. */
 int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted);

@@ -30,7 +30,7 @@
 
 enum {
     REGION_MAX_RANKS = 64,
-    REGION_DEPTH = 4,
+    REGION_DEPTH = 8,
     REGION_SLOT_BYTES = 128 << 10, /* of contributions; results have this by the number of ranks */
     REGION_ALIGN = 4096
 };

@@ -95,7 +95,8 @@ class Bringup:
             exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
         )
         mesh = self._mesh(commit.agreed(made, self._rank), made, shared)
-        return dataclasses.replace(mesh, cluster=cluster, table=made[0].table)
+        table = tuned.fitting(made[0].table, mesh.in_memory, self._rank)
+        return dataclasses.replace(mesh, cluster=cluster, table=table)
 
     def close(self) -> None:
         """Closes what was not handed over."""
@@ -273,6 +274,7 @@ class Bringup:
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
             shared=[] if shared is None else [shared],
+            in_memory=shared is not None,
         )
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:

@@ -56,6 +56,8 @@ class Mesh:
     shared: list[int] = dataclasses.field(default_factory=list)
     """Descriptor of a file in memory that all ranks of this host have opened, and those of every
     other host one of their own; empty if they have not, or once it is handed on."""
+    in_memory: bool = False
+    """There is such a file."""
     cluster: Cluster | None = None
     """What a tuned table depends on; None in a world of one."""
     table: Table | None = None

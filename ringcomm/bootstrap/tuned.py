@@ -4,11 +4,12 @@ Rank 0 reads its file once all ranks know who has which ports, judges whether it
 this very cluster, and hands the rows to all ranks in the last round of the bring-up. The file is
 JSON:
 
-    format      1
+    format      2
     ringcomm    version that measured it
     date        UTC
     cluster     digest; hosts: number of each rank's host; ports: each rank's, with their speeds
     rows        up_to (bytes on the wire), algorithm; ascending; auto: what the cost model says
+    memory      1 if the ranks of each host shared memory when it was measured, else 0
     measured    bytes, seconds by algorithm, chosen: what the rows were made from
 
 Invariants: a file that is missing, broken or of another cluster is never an error, and at most one
@@ -36,7 +37,7 @@ from ..errors import BootstrapError, ConfigError
 from .blobs import Record
 from .rails import Port
 
-FORMAT = 1
+FORMAT = 2
 MAX_ROWS = 64
 """RC_MAX_TUNED of the C interface."""
 _MOST_BYTES = 2**63 - 1
@@ -62,17 +63,20 @@ class Table:
     path: str
     """Of rank 0's file, for people."""
     rows: tuple[Row, ...]
+    memory: bool = False
+    """It was measured with memory that the ranks of each host share."""
 
     def to_fields(self) -> dict[str, Any]:
         """For a blob."""
         shown = self.path.encode("ascii", "backslashreplace").decode()[-_MOST_SHOWN:]
         printable = "".join(c if c.isprintable() else "?" for c in shown)
-        return {"path": printable, "rows": [dataclasses.asdict(row) for row in self.rows]}
+        return {"path": printable, "memory": int(self.memory),
+                "rows": [dataclasses.asdict(row) for row in self.rows]}  # fmt: skip
 
     @classmethod
     def from_record(cls, record: Record) -> Table:
         """From a blob. Raises BootstrapError."""
-        return cls(record.text("path"), read_rows(record))
+        return cls(record.text("path"), read_rows(record), bool(record.integer("memory", 0, 1)))
 
 
 def read_rows(record: Record) -> tuple[Row, ...]:
@@ -207,6 +211,8 @@ class Document:
 
     cluster: Cluster
     rows: tuple[Row, ...]
+    memory: bool
+    """The ranks of each host shared memory."""
     measured: tuple[Measured, ...]
     version: str
     date: str
@@ -215,7 +221,7 @@ class Document:
         """Replaces the file, with the folders above it. Raises ConfigError."""
         text = json.dumps(
             {"format": FORMAT, "ringcomm": self.version, "date": self.date,
-             "cluster": self.cluster.to_fields(),
+             "cluster": self.cluster.to_fields(), "memory": int(self.memory),
              "rows": [dataclasses.asdict(row) for row in self.rows],
              "measured": [dataclasses.asdict(size) for size in self.measured]},
             indent=1,
@@ -255,9 +261,11 @@ def read(path: str) -> Document:
         rows, sizes = read_rows(record), record.records("measured", MAX_ROWS)
         measured = tuple(map(_read_size, sizes))
         version, date = record.text("ringcomm"), record.text("date")
+        memory = bool(record.integer("memory", 0, 1))
     except BootstrapError:
         raise ValueError("its rows cannot be read") from None
-    return Document(Cluster.from_fields(fields.get("cluster")), rows, measured, version, date)
+    cluster = Cluster.from_fields(fields.get("cluster"))
+    return Document(cluster, rows, memory, measured, version, date)
 
 
 def _opener(path: str, flags: int) -> int:
@@ -308,8 +316,25 @@ def load(config: Config, cluster: Cluster) -> Table | None:
     except ValueError as error:
         trouble = str(error)
     if trouble:
-        _log.warning("the tuned table %s is ignored: %s; run python -m ringcomm tune again",
-                     path, trouble)  # fmt: skip
+        _ignore(path, trouble)
         return None
-    _log.info("all-reduces follow the tuned table %s", path)
-    return Table(path, found.rows)
+    return Table(path, found.rows, found.memory)
+
+
+def fitting(table: Table | None, in_memory: bool, rank: int) -> Table | None:
+    """The table that all ranks have, once they know whether memory is shared; None: it was measured
+    otherwise, which rank 0 says, or there is none."""
+    if table is None or table.memory == in_memory:
+        if table is not None and rank == 0:
+            _log.info("all-reduces follow the tuned table %s", table.path)
+        return table
+    if rank == 0:
+        then, now = ("with", "without") if table.memory else ("without", "with")
+        _ignore(table.path, f"it was measured {then} memory shared by the ranks of each host, and "
+                            f"this job runs {now}")  # fmt: skip
+    return None
+
+
+def _ignore(path: str, trouble: str) -> None:
+    _log.warning("the tuned table %s is ignored: %s; run python -m ringcomm tune again",
+                 path, trouble)  # fmt: skip

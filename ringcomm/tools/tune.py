@@ -100,7 +100,8 @@ def _tune(options: argparse.Namespace) -> int:
     found = sorted((sample.measured() for sample in samples), key=lambda size: size.bytes)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     table = tuning.rows([(size.bytes, size.chosen) for size in found])
-    document = Document(cluster, tuple(table), tuple(found), __version__, date)
+    memory = comm._joined.mesh.in_memory
+    document = Document(cluster, tuple(table), memory, tuple(found), __version__, date)
     if comm.rank == 0:
         path = os.path.expanduser(options.output or tuned.path_of(asked, cluster))
         document.write(path)
@@ -228,6 +229,7 @@ def _described(path: str) -> str:
     lines = [_line(size, names, size.chosen.replace(MODEL, "model")) for size in found.measured]
     return "\n".join([
         f"{path}\ncluster  {found.cluster.describe()} (digest {found.cluster.digest})",
-        f"measured {found.date} by ringcomm {found.version}",
+        f"measured {found.date} by ringcomm {found.version}"
+        f"{', memory shared on each host' if found.memory else ''}",
         _heading(names), *lines, _ranges(found.rows),
     ])  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..calls import CODECS
+from ..codecs import parse
 from ..config import Config, compression_from_env
 from ..errors import ConfigError
 
@@ -17,9 +17,9 @@ class Options:
     """How a process group of backend "ringcomm" is built.
 
     Args:
-        compression: how all-reduced and reduce-scattered float32 and float64 values travel where
-            the op is sum or avg: None or "none", "bf16" or "fp16". Default: RINGCOMM_COMPRESSION.
-            The same on all ranks. Everything else travels as it is.
+        compression: how all-reduced float32 and float64 values travel where
+            the op is sum or avg: None or "none", "bf16", "fp16", "int8" or "fp8". Default:
+            RINGCOMM_COMPRESSION. The same on all ranks. Everything else travels as it is.
         settings: fields of ringcomm.Config, such as ``interfaces=("eth0", "eth1")``. What is not
             given comes from the environment. The group's timeout is torch's, not a setting.
 
@@ -32,16 +32,19 @@ class Options:
     """
 
     def __init__(self, compression: str | None = None, **settings: Any) -> None:
-        wanted = compression_from_env() if compression is None else compression
-        if not isinstance(wanted, str) or wanted not in CODECS:
-            raise ConfigError(f"compression={wanted!r} is unknown; give one of {', '.join(CODECS)}")
+        codec = parse(compression_from_env() if compression is None else compression)
+        if codec.needs_feedback:
+            raise ConfigError(
+                f"compression={codec.name!r} needs error feedback, which a process group has not: "
+                "leave it out, and give it to HookState with ringcomm.torch.allreduce_hook"
+            )
         if "timeout" in settings:
             raise ConfigError("give the timeout to init_process_group or new_group, not in Options")
         try:
             self.config = Config.from_env(**settings)
         except TypeError as error:  # no such field
             raise ConfigError(f"Options: {error}") from None
-        self.compression = None if wanted == "none" else wanted
+        self.compression = None if codec.name == "none" else codec.name
 
     def __repr__(self) -> str:
         return f"Options(compression={self.compression!r}, config={self.config!r})"

@@ -56,7 +56,7 @@ class World:
         """
         if self.size == 1:
             return model
-        hook = self.agree(lambda: self._make_hook(options))
+        hook = self.agree(lambda: self._make_hook(model, options))
         size: dict[str, Any] = {}
         if options.bucket_mb is not None:
             size["bucket_cap_mb"] = options.bucket_mb
@@ -64,13 +64,13 @@ class World:
         ddp.register_comm_hook(self._hook, hook)
         return ddp
 
-    def _make_hook(self, options: Options) -> Callable[..., Any]:
+    def _make_hook(self, model: nn.Module, options: Options) -> Callable[..., Any]:
         if self.reduce == "gloo":
             self._hook = GlooState(self.size)
             return gloo_hook
         from ringcomm.torch import HookState, allreduce_hook
 
-        self._hook = HookState(compression=None if options.codec == "none" else options.codec)
+        self._hook = HookState(options.codec, model=model)
         hook: Callable[..., Any] = allreduce_hook
         return hook
 

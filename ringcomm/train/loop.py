@@ -185,6 +185,7 @@ class Run:
     def _open(self) -> tuple[Data, sampling.Sampler, nn.Module, Log]:
         options, world = self.options, self.world
         models.family(options.model)
+        optim.require_suitable(options)
         data = load(options)
         sampler = sampling.Sampler(
             data.sizes["train"],

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import nn
 
+from ..errors import ConfigError
 from .models import family
 from .options import Options
 
@@ -40,6 +41,15 @@ def choices(options: Options) -> tuple[str, float, float]:
         rate if options.lr is None else options.lr,
         decay if options.weight_decay is None else options.weight_decay,
     )
+
+
+def require_suitable(options: Options) -> None:
+    """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
+    if options.codec == "onebit" and choices(options)[0] == "adamw":
+        raise ConfigError(
+            "--compression onebit does not go with AdamW: of signs it learns that all gradients "
+            "of a block are equally large; use int4, or --optimizer sgd"
+        )
 
 
 def rate_at(step: int, steps: int, peak: float, warmup: float) -> float:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ..calls import CODECS
+from ..codecs import parse as parse_codec
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -74,10 +74,7 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
-        if self.compression is not None and self.compression not in CODECS:
-            raise ConfigError(
-                f"--compression {self.compression} is unknown; give one of {', '.join(CODECS)}"
-            )
+        parse_codec(self.compression, "--compression ")
         if self.reduce == "gloo" and self.compression not in (None, "none"):
             raise ConfigError(
                 f"--compression {self.compression} works with ringcomm only; leave it out or use "
@@ -166,8 +163,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        help="who averages gradients; gloo is there to compare with "
                        "(default: ringcomm)")
     group.add_argument("--compression", metavar="CODEC",
-                       help="codec of gradients on the wire: none, bf16, fp16 (default: bf16; "
-                       "with gloo none)")
+                       help="codec of gradients on the wire: none, bf16, fp16, int8, fp8, int4, "
+                       "onebit (default: bf16; with gloo none)")
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
                        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB)")
     group.add_argument("--trial-steps", type=_whole(0), metavar="N",

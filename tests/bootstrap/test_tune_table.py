@@ -26,7 +26,7 @@ SIZES = (Measured(1024, {"auto": 2e-4, "one_shot": 1e-4}, "one_shot"),)
 
 
 def document(cluster: Cluster = HERE, rows: tuple[Row, ...] = ROWS) -> Document:
-    return Document(cluster, rows, SIZES, "0.1.0", "2026-01-01T00:00:00+00:00")
+    return Document(cluster, rows, True, SIZES, "0.1.0", "2026-01-01T00:00:00+00:00")
 
 
 def write(path: Path, **changes: Any) -> str:
@@ -50,7 +50,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert tuned.read(str(path)) == document()
     assert os.listdir(path.parent) == ["table.json"]
     fields = json.loads(path.read_text())
-    assert fields["format"] == 1
+    assert fields["format"] == 2
+    assert fields["memory"] == 1
     assert fields["cluster"]["world_size"] == 4
     assert fields["rows"][0] == {"up_to": 1000, "algorithm": "one_shot"}
 
@@ -63,10 +64,10 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_a_good_table_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "t.json")
-    assert tuned.load(Config(tune_table=path), HERE) == Table(path, ROWS)
+    assert tuned.load(Config(tune_table=path), HERE) == Table(path, ROWS, memory=True)
     assert warnings(caplog) == []
     other_names = dataclasses.replace(HERE, names=("c", "d", "e", "f"))
-    assert tuned.load(Config(tune_table=path), other_names) == Table(path, ROWS)
+    assert tuned.load(Config(tune_table=path), other_names) == Table(path, ROWS, memory=True)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "auto"])
@@ -81,7 +82,8 @@ DIGEST = HERE.to_fields()
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2}, {"format": None}, {"rows": None}, {"rows": {}}, {"rows": [1]},
+        {"format": 1}, {"format": None}, {"memory": None}, {"memory": 2},
+        {"rows": None}, {"rows": {}}, {"rows": [1]},
         {"rows": [{"up_to": 1}]}, {"rows": [{"up_to": -1, "algorithm": "ring"}]},
         {"rows": [{"up_to": 2**63, "algorithm": "ring"}]},
         {"rows": [{"up_to": 1.5, "algorithm": "ring"}]},
@@ -111,7 +113,7 @@ def test_broken_fields(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "format 1"),
+        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "format 2"),
         (b"[" * 100_000, "not JSON"), (b" " * (4 << 20) + b"{}", "too long"),
     ],
     ids=["empty", "cut", "binary", "list", "deep", "long"],
@@ -141,7 +143,7 @@ def test_the_cache_is_looked_at_where_nothing_is_set(
     path = tuned.path_of(Config(), HERE)
     assert path == str(tmp_path / "ringcomm" / HERE.file_name)
     document().write(path)
-    assert tuned.load(Config(), HERE) == Table(path, ROWS)
+    assert tuned.load(Config(), HERE) == Table(path, ROWS, memory=True)
     assert tuned.load(Config(tune_table="off"), HERE) is None
     assert warnings(caplog) == []
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
@@ -200,11 +202,25 @@ def test_a_cluster_is_made_of_what_ranks_tell() -> None:
 
 def test_rows_travel_in_the_last_round() -> None:
     lanes = [LaneId(1, 0, 0)]
-    sent = commit.Made.of(lanes, [], Table("/tmp/t.json", ROWS))
+    sent = commit.Made.of(lanes, [], Table("/tmp/t.json", ROWS, memory=True))
     record = Record.unpack("rank 0", pack(sent.to_fields()))
     assert commit.Made.from_record(record, 2, 1) == sent
     record = Record.unpack("rank 0", pack(commit.Made.of(lanes, []).to_fields()))
     assert commit.Made.from_record(record, 2, 1).table is None
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_table_of_other_memory_is_ignored_by_all(
+    memory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = Table("t.json", ROWS, memory)
+    assert tuned.fitting(table, memory, 0) is table
+    assert tuned.fitting(None, memory, 0) is None
+    assert warnings(caplog) == []
+    assert [tuned.fitting(table, not memory, rank) for rank in (0, 1)] == [None, None]
+    (line,) = warnings(caplog)
+    assert "t.json is ignored: it was measured" in line
+    assert f"this job runs {'without' if memory else 'with'}" in line
 
 
 def test_a_longest_table_with_an_odd_path_fits() -> None:
@@ -221,11 +237,13 @@ def test_a_longest_table_with_an_odd_path_fits() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        1, [], {}, {"path": "x"}, {"path": 1, "rows": []}, {"path": "\x1b", "rows": []},
-        {"path": "x", "rows": [{"up_to": 1, "algorithm": "tree"}]},
-        {"path": "x", "rows": [{"up_to": 2, "algorithm": "ring"}] * 2},
-        {"path": "x", "rows": [{"up_to": -2, "algorithm": "ring"}]},
-        {"path": "x", "rows": [{"up_to": i, "algorithm": "ring"} for i in range(65)]},
+        1, [], {}, {"path": "x", "memory": 0}, {"path": 1, "memory": 0, "rows": []},
+        {"path": "\x1b", "memory": 0, "rows": []}, {"path": "x", "rows": []},
+        {"path": "x", "memory": 2, "rows": []},
+        {"path": "x", "memory": 0, "rows": [{"up_to": 1, "algorithm": "tree"}]},
+        {"path": "x", "memory": 0, "rows": [{"up_to": 2, "algorithm": "ring"}] * 2},
+        {"path": "x", "memory": 0, "rows": [{"up_to": -2, "algorithm": "ring"}]},
+        {"path": "x", "memory": 0, "rows": [{"up_to": i, "algorithm": "ring"} for i in range(65)]},
     ],
 )  # fmt: skip
 def test_what_no_rank_0_sends_is_refused(table: Any) -> None:

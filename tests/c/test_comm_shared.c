@@ -20,7 +20,7 @@ static rc_call drawn_call(rc_collective collective, uint64_t most)
                     .dtype = (rc_dtype)draw_below(&seed, RC_DTYPE_COUNT),
                     .op = (rc_op)draw_below(&seed, RC_OP_COUNT)};
     if (call.dtype == RC_F32 || call.dtype == RC_F64)
-        call.codec = (rc_codec)draw_below(&seed, RC_CODEC_COUNT);
+        call.codec = (rc_codec)draw_below(&seed, RC_CODEC_FP16 + 1);
     call.count = 1 + draw_below(&seed, draw_below(&seed, 3) ? 300 : most);
     call.waits = (int)draw_below(&seed, 2);
     return call;

@@ -37,11 +37,117 @@ static void vain_spins_become_rare(void)
     rc_engine_free(e);
 }
 
+/* ---- what is waited for in memory ---- */
+
+typedef struct memory {
+    engine_member member; /* first */
+    atomic_int looks;
+    atomic_int dozes;
+    int more; /* rounds in which it says that there is more to do */
+} memory;
+
+static void nothing_to_drain(engine_member *member)
+{
+    (void)member;
+}
+
+static uint64_t no_deadline(engine_member *member, uint64_t now)
+{
+    (void)member;
+    (void)now;
+    return ENGINE_NEVER;
+}
+
+static int goes_on(engine_member *member)
+{
+    memory *m = (memory *)member;
+    return m->more > 0 && m->more-- > 0;
+}
+
+static int never_stirs(const engine_member *member)
+{
+    atomic_fetch_add(&((memory *)(uintptr_t)member)->looks, 1);
+    return 0;
+}
+
+static void counts_dozes(engine_member *member, int dozing)
+{
+    if (dozing)
+        atomic_fetch_add(&((memory *)member)->dozes, 1);
+}
+
+static void join_memory(rc_engine *e, memory *m)
+{
+    *m = (memory){.member = {.drain = nothing_to_drain,
+                             .tick = no_deadline,
+                             .due = ENGINE_NEVER,
+                             .pumped = 1,
+                             .expects = 1,
+                             .pump = goes_on,
+                             .stirred = never_stirs,
+                             .doze = counts_dozes}};
+    engine_lock(e);
+    engine_join(e, &m->member);
+    engine_unlock(e);
+}
+
+static void leave_memory(rc_engine *e, memory *m)
+{
+    engine_lock(e);
+    engine_leave(e, &m->member);
+    engine_quiesce(e);
+    engine_unlock(e);
+    rc_engine_free(e);
+}
+
+/* To fall asleep there and be rung for costs much more than the wait for a neighbour in memory: it
+ * is polled before each sleep, whatever came of the polls before. */
+static void memory_is_polled_before_every_sleep(void)
+{
+    enum { WAITS = 20, SPIN_MS = 1 };
+    rc_engine *e = open_engine();
+    memory m;
+    join_memory(e, &m);
+    CHECK(!drive(e, never, NULL, 30));
+    engine_lock(e);
+    e->spin_misses = 0;
+    e->spin_rest = 5; /* of waits for sockets */
+    for (int i = 0; i < WAITS; i++) {
+        int before = atomic_load(&m.looks);
+        engine_drive(e, never, NULL, clock_ns() + 2 * SPIN_MS * CLOCK_MS, SPIN_MS * CLOCK_MS);
+        CHECK(atomic_load(&m.looks) - before > 2); /* the two are a doze's */
+    }
+    CHECK_EQ(e->spin_misses, 0);
+    CHECK_EQ(e->spin_rest, 5);
+    engine_unlock(e);
+    leave_memory(e, &m);
+}
+
+/* One that dozes has to be rung for, so nobody dozes who will look again at once. */
+static void who_has_more_to_do_does_not_doze(void)
+{
+    enum { ROUNDS = 50 };
+    rc_engine *e = open_engine();
+    memory m;
+    join_memory(e, &m);
+    CHECK(!drive(e, never, NULL, 30));
+    engine_lock(e);
+    int before = atomic_load(&m.dozes);
+    m.more = ROUNDS;
+    engine_drive(e, never, NULL, clock_ns() + 2 * CLOCK_MS, CLOCK_MS);
+    CHECK_EQ(m.more, 0);
+    CHECK(atomic_load(&m.dozes) - before < ROUNDS / 10);
+    engine_unlock(e);
+    leave_memory(e, &m);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
         {"spins_catch_events", spins_catch_events},
         {"vain_spins_become_rare", vain_spins_become_rare},
+        {"memory_is_polled_before_every_sleep", memory_is_polled_before_every_sleep},
+        {"who_has_more_to_do_does_not_doze", who_has_more_to_do_does_not_doze},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -42,7 +42,7 @@ static void bits_do_not_depend_on_segments(void)
     trial t = {.call = {.collective = RC_ALLREDUCE, .dtype = RC_F32, .count = MOST},
                .world_size = 4};
     for (segment_bytes = 1024; segment_bytes <= SEGMENT; segment_bytes *= 2)
-        for (int codec = 0; codec < RC_CODEC_COUNT; codec++) {
+        for (int codec = 0; codec <= RC_CODEC_FP16; codec++) {
             t.call.codec = (rc_codec)codec;
             run_trial(&t);
         }
@@ -56,7 +56,7 @@ static void nothing_is_kept_of_a_failed_work(void)
 {
     static float src[5][MOST], dst[5][MOST];
     for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++)
-        for (int codec = 0; codec < RC_CODEC_COUNT; codec++)
+        for (int codec = 0; codec <= RC_CODEC_FP16; codec++)
             for (int delivered = 0; delivered < 12; delivered++) {
                 algorithm = (rc_algorithm)a;
                 open_world(5);

@@ -107,6 +107,55 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
     _end()
 
 
+def feeds_back(rank: Rank, compression: str, mode: str) -> None:
+    """Six steps with error feedback, a checkpoint and a new DDP object after the third.
+
+    Reports, over the large parameters, the most that the sum of all gradients lacks, and how far
+    that is from what the checkpoint says; whether all ranks have the same bits; and the buckets of
+    each step.
+    """
+    _start(rank)
+    alone, model = Net(), Net()
+    model.load_state_dict(alone.state_dict())
+    options = {mode: True} if mode in ("find_unused_parameters", "static_graph") else {}
+    out, exact = 0.0, 0.0
+    equal, buckets, saved = True, [], {}
+    for step in range(6):
+        if step % 3 == 0:
+            state = HookState(compression, model=model, feedback=True, threshold=4096)
+            state.load_state_dict(saved)
+            ddp = _wrap(model, state, **options)
+        state.reset()
+        alone.zero_grad()
+        ddp.zero_grad()
+        aside = mode != "find_unused_parameters" or rank.number == 1
+        if mode == "no_sync":
+            x = _batch(rank, 100 + step, torch.float32)
+            _backward(alone, x, aside)
+            with ddp.no_sync():
+                _backward(ddp, x, aside)
+        x = _batch(rank, step, torch.float32)
+        _backward(alone, x, aside)
+        _backward(ddp, x, aside)
+        got = _gradients(ddp)
+        equal = equal and all(torch.equal(part, got) for part in _everyones(got))
+        buckets.append(state.report()["buckets"])
+        out = out + got.double()
+        exact = exact + sum(part.double() for part in _everyones(_gradients(alone))) / 2
+        saved = state.state_dict()
+    tensors = saved["feedback"]["tensors"]
+    left, large = [], []
+    for name, p in model.named_parameters():
+        mine = tensors.get(name)
+        left.append(mine["worker"] + mine["owner"] if mine else torch.zeros(p.numel()))
+        large.append(torch.full((p.numel(),), mine is not None))
+    lacks = (exact - out) * torch.cat(large)
+    worst = float((lacks - torch.cat(left)).abs().max() / exact.abs().max())
+    rank.emit("feeds_back", names=sorted(tensors), lacks=float(lacks.abs().max()), worst=worst,
+              equal=equal, buckets=buckets)  # fmt: skip
+    _end()
+
+
 def _backward(model: nn.Module, x: torch.Tensor, aside: bool) -> None:
     model(x, aside).float().square().sum().backward()
 

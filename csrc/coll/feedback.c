@@ -1,0 +1,300 @@
+/* feedback.c - see feedback.h. */
+#include "feedback.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../base/error.h"
+
+enum { ALIGNMENT = 64, HUGE_BYTES = 2 << 20 };
+
+/* ---- ranges ---- */
+
+static int is_empty(feedback_range r)
+{
+    return r.end <= r.start;
+}
+
+static int covers(feedback_range outer, feedback_range inner)
+{
+    return outer.start <= inner.start && inner.end <= outer.end;
+}
+
+static int overlap(feedback_range a, feedback_range b)
+{
+    return !is_empty(a) && !is_empty(b) && a.start < b.end && b.start < a.end;
+}
+
+static feedback_range hull(feedback_range a, feedback_range b)
+{
+    if (is_empty(a) || is_empty(b))
+        return is_empty(a) ? b : a;
+    return (feedback_range){a.start < b.start ? a.start : b.start, a.end > b.end ? a.end : b.end};
+}
+
+/* ---- what is zero ---- */
+
+static int known_zero(const residual *r, feedback_range range)
+{
+    return is_empty(range) || !overlap(range, r->live) || covers(r->hole, range);
+}
+
+static void note_written(residual *r, feedback_range range)
+{
+    if (is_empty(range))
+        return;
+    r->live = hull(r->live, range);
+    if (overlap(range, r->hole))
+        r->hole = (feedback_range){0};
+}
+
+static void note_zero(residual *r, feedback_range range)
+{
+    if (!overlap(range, r->live))
+        return;
+    if (covers(range, r->live))
+        r->live = r->hole = (feedback_range){0};
+    else if (range.start <= r->live.start)
+        r->live.start = range.end;
+    else if (range.end >= r->live.end)
+        r->live.end = range.start;
+    else
+        r->hole = range;
+}
+
+static void make_zero(residual *r, feedback_range range)
+{
+    if (known_zero(r, range))
+        return;
+    memset(r->data + range.start, 0, (range.end - range.start) * sizeof *r->data);
+    note_zero(r, range);
+}
+
+static int all_zero(const float *x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (x[i] != 0.0F)
+            return 0;
+    return 1;
+}
+
+int feedback_is_zero(rc_feedback *f, feedback_range range)
+{
+    residual *now = &f->worker[f->now];
+    if (known_zero(now, range))
+        return 1;
+    if (!all_zero(now->data + range.start, range.end - range.start))
+        return 0;
+    note_zero(now, range);
+    return 1;
+}
+
+int feedback_suits(rc_feedback *f, rc_op op)
+{
+    if (!f->has_op || f->op == op)
+        return 1;
+    return feedback_is_zero(f, (feedback_range){0, f->count}) &&
+           (is_empty(f->owned) || all_zero(f->owner[f->now], f->owned.end - f->owned.start));
+}
+
+/* ---- life ---- */
+
+/* Asks for large pages where there are whole ones: residuals pass by in three streams at once, and
+ * small pages take their time to find, and more of it when they are first written to. Whether the
+ * kernel has any makes no other difference. */
+static void want_huge_pages(uintptr_t start, uintptr_t end)
+{
+    start = (start + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    end = end / HUGE_BYTES * HUGE_BYTES;
+    if (start < end)
+        (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
+}
+
+/* Zeros. Pages that are never written to cost nothing. */
+static float *allocate(uint64_t count, void **memory)
+{
+    if (count > SIZE_MAX / sizeof(float) - ALIGNMENT)
+        return NULL;
+    *memory = calloc(1, count * sizeof(float) + ALIGNMENT);
+    uintptr_t aligned = ((uintptr_t)*memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (*memory == NULL)
+        return NULL;
+    want_huge_pages(aligned, aligned + count * sizeof(float));
+    return (float *)aligned;
+}
+
+rc_result feedback_create(rc_feedback **out, uint64_t count)
+{
+    rc_feedback *f = calloc(1, sizeof *f);
+    *out = NULL;
+    if (f == NULL)
+        return RC_NO_MEMORY;
+    atomic_init(&f->references, 1);
+    atomic_init(&f->claimed, 0);
+    f->count = count;
+    for (int i = 0; i < 2; i++)
+        if ((f->worker[i].data = allocate(count, &f->worker[i].memory)) == NULL) {
+            feedback_release(f);
+            return RC_NO_MEMORY;
+        }
+    *out = f;
+    return RC_OK;
+}
+
+void feedback_release(rc_feedback *f)
+{
+    if (atomic_fetch_sub(&f->references, 1) > 1)
+        return;
+    free(f->worker[0].memory);
+    free(f->worker[1].memory);
+    free(f->owner_memory);
+    free(f);
+}
+
+int feedback_claim(rc_feedback *f)
+{
+    int free_now = 0;
+    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, 1))
+        return 0;
+    atomic_fetch_add(&f->references, 1);
+    return 1;
+}
+
+void feedback_unclaim(rc_feedback *f)
+{
+    atomic_store(&f->claimed, 0);
+    feedback_release(f);
+}
+
+/* ---- the owner's ---- */
+
+static rc_result make_owner_room(rc_feedback *f, uint64_t count)
+{
+    if (count <= f->owner_room)
+        return RC_OK;
+    void *memory;
+    uint64_t room = (count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    float *data = room <= UINT64_MAX / 2 ? allocate(2 * room, &memory) : NULL;
+    if (data == NULL)
+        return RC_NO_MEMORY;
+    free(f->owner_memory);
+    f->owner_memory = memory;
+    f->owner[0] = data;
+    f->owner[1] = data + room;
+    f->owner_room = room;
+    return RC_OK;
+}
+
+void feedback_fold(rc_feedback *f, double factor)
+{
+    float *worker = f->worker[f->now].data + f->owned.start;
+    const float *owner = f->owner[f->now];
+    float by = (float)factor;
+    if (is_empty(f->owned))
+        return;
+    for (uint64_t i = 0; i < f->owned.end - f->owned.start; i++)
+        worker[i] += owner[i] * by;
+    note_written(&f->worker[f->now], f->owned);
+    f->owned = (feedback_range){0};
+}
+
+/* ---- a work ---- */
+
+/* All of the next buffer that the work does not write must be zero. */
+static void prepare_next(rc_feedback *f, const feedback_use *use)
+{
+    residual *next = &f->worker[!f->now];
+    feedback_range whole = use->worker, exact = use->exact;
+    make_zero(next, (feedback_range){0, whole.start});
+    make_zero(next, (feedback_range){whole.end, f->count});
+    if (is_empty(exact)) {
+        note_written(next, whole);
+        return;
+    }
+    make_zero(next, exact);
+    note_written(next, (feedback_range){whole.start, exact.start});
+    note_written(next, (feedback_range){exact.end, whole.end});
+}
+
+rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
+{
+    int fits = f->owned.start == use->owner.start && f->owned.end == use->owner.end;
+    if (!fits)
+        feedback_fold(f, use->fold);
+    RC_TRY(make_owner_room(f, is_empty(use->owner) ? 0 : use->owner.end - use->owner.start));
+    prepare_next(f, use);
+    const residual *now = &f->worker[f->now];
+    *view = (feedback_view){.worker_out = f->worker[!f->now].data + use->worker.start,
+                            .exact_is_zero = known_zero(now, use->exact)};
+    if (!known_zero(now, use->worker))
+        view->worker_in = now->data + use->worker.start;
+    if (!is_empty(use->owner)) {
+        view->owner_in = is_empty(f->owned) ? NULL : f->owner[f->now];
+        view->owner_out = f->owner[!f->now];
+    }
+    f->next_owned = use->owner;
+    return RC_OK;
+}
+
+void feedback_commit(rc_feedback *f, rc_op op)
+{
+    f->now = !f->now;
+    f->owned = f->next_owned;
+    f->has_op = 1;
+    f->op = op;
+}
+
+rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out)
+{
+    size_t elem_bytes = rc_dtype_size(dtype);
+    const float *residual = f->worker[f->now].data;
+    *out = f->count <= SIZE_MAX / elem_bytes - 1 ? malloc((f->count + 1) * elem_bytes) : NULL;
+    if (*out == NULL)
+        return RC_NO_MEMORY;
+    for (uint64_t i = 0; i < f->count; i++)
+        if (dtype == RC_F64)
+            ((double *)*out)[i] = ((const double *)src)[i] + (double)residual[i];
+        else
+            ((float *)*out)[i] = ((const float *)src)[i] + residual[i];
+    return RC_OK;
+}
+
+void feedback_clear(rc_feedback *f)
+{
+    make_zero(&f->worker[f->now], (feedback_range){0, f->count});
+    f->owned = (feedback_range){0};
+    f->has_op = 0;
+}
+
+/* ---- the caller's ---- */
+
+float *feedback_worker(rc_feedback *f)
+{
+    note_written(&f->worker[f->now], (feedback_range){0, f->count});
+    return f->worker[f->now].data;
+}
+
+rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner, uint64_t start,
+                        uint64_t count)
+{
+    RC_TRY(make_owner_room(f, count));
+    feedback_clear(f);
+    if (worker != NULL && f->count > 0)
+        memcpy(feedback_worker(f), worker, f->count * sizeof *worker);
+    if (count > 0) {
+        memcpy(f->owner[f->now], owner, count * sizeof *owner);
+        f->owned = (feedback_range){start, start + count};
+    }
+    return RC_OK;
+}
+
+void feedback_rescale(rc_feedback *f, double factor)
+{
+    const residual *now = &f->worker[f->now];
+    float by = (float)factor;
+    for (uint64_t i = now->live.start; i < now->live.end; i++)
+        now->data[i] *= by;
+    for (uint64_t i = 0; !is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
+        f->owner[f->now][i] *= by;
+}

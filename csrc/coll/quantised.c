@@ -1,0 +1,385 @@
+/* quantised.c - see quantised.h. */
+#include "quantised.h"
+
+#include <stdlib.h>
+
+#include "../base/error.h"
+#include "../codec/quant.h"
+#include "feedback.h"
+
+enum {
+    AHEAD = 2 /* contributions to one peer that are not in a socket yet */
+};
+
+/* What is under way to a peer. */
+typedef struct outflow {
+    uint32_t next;  /* segment */
+    uint32_t ahead; /* frames not in a socket yet */
+} outflow;
+
+struct quantised {
+    quant codec;
+    feedback_view feedback; /* of NULLs without one, or without residuals */
+    uint64_t results_left;  /* segments of dst that are not final */
+    int poisoned;
+    int going_on;
+    outflow to[]; /* [rank] */
+};
+
+int quantised_takes(const rc_call *call, int world_size)
+{
+    return plan_quantises(call) && world_size > 1;
+}
+
+rc_result quantised_create(rc_work *w)
+{
+    size_t ranks = (size_t)w->env->world_size;
+    w->quantised = calloc(1, sizeof *w->quantised + ranks * sizeof w->quantised->to[0]);
+    if (w->quantised == NULL)
+        return RC_NO_MEMORY;
+    quant_init(&w->quantised->codec, w->env->engine->kernels, &w->call, w->env->contributors);
+    return RC_OK;
+}
+
+void quantised_destroy(rc_work *w)
+{
+    free(w->quantised);
+}
+
+/* ---- geometry ---- */
+
+uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
+{
+    return quant_most_bytes(&w->quantised->codec, elems);
+}
+
+int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
+{
+    return quant_fits(&w->quantised->codec, elems, bytes);
+}
+
+uint64_t quantised_segment(const rc_work *w)
+{
+    return quant_segment(&w->quantised->codec, w->env->segment_bytes);
+}
+
+/* Where a segment's residuals begin in the worker's. */
+static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    return plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
+}
+
+/* ---- residuals ---- */
+
+/* The first of the feedback's elements that the work is about. */
+static uint64_t first_elem(const rc_work *w)
+{
+    const rc_call *called = work_called(w);
+    uintptr_t within = (uintptr_t)w->call.dst - (uintptr_t)called->dst;
+    return w->is_shared ? within / w->codec.elem_bytes : 0;
+}
+
+/* The part that this rank owns. */
+static feedback_range own_part(const rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint32_t chunk = (uint32_t)p->rank; /* rank 0's contribution to it */
+    uint64_t start = first_elem(w) + plan_src_offset(p, chunk);
+    if (p->algorithm != RC_DIRECT || plan_chunk_elems(p, chunk) == 0)
+        return (feedback_range){0};
+    return (feedback_range){start, start + plan_chunk_elems(p, chunk)};
+}
+
+static rc_result begin_feedback(rc_work *w)
+{
+    rc_feedback *f = w->call.feedback;
+    feedback_view *view = &w->quantised->feedback;
+    if (f == NULL)
+        return RC_OK;
+    uint64_t first = first_elem(w);
+    feedback_use use = {.worker = {first, w->is_shared ? first + w->call.count : f->count},
+                        .exact = own_part(w),
+                        .fold = work_divisor(&w->call, w->env->contributors)};
+    if (w->plan.collective == RC_ALLREDUCE)
+        use.owner = use.exact;
+    RC_TRY(feedback_begin(f, &use, view));
+    if (w->absorbed != NULL) {
+        view->worker_in = NULL;
+        view->exact_is_zero = 1;
+    }
+    return RC_OK;
+}
+
+static const float *at(const float *residual, uint64_t elem)
+{
+    return residual != NULL ? residual + elem : NULL;
+}
+
+static float *left_at(float *residual, uint64_t elem)
+{
+    return residual != NULL ? residual + elem : NULL;
+}
+
+/* ---- results ---- */
+
+/* So many segments of dst are final. */
+static void note_results(rc_work *w, uint64_t segments)
+{
+    struct quantised *q = w->quantised;
+    const plan *p = &w->plan;
+    q->results_left -= segments;
+    if (q->results_left > 0 || !q->poisoned)
+        return;
+    uint64_t all = p->collective == RC_ALLGATHER ? p->total_elems : w->call.count;
+    quant_fill_nan(q->codec.dtype, w->call.dst, all);
+}
+
+static uint64_t count_results(const plan *p)
+{
+    if (p->collective == RC_REDUCE_SCATTER || p->algorithm == RC_ONE_SHOT)
+        return plan_segments(p, (uint32_t)p->rank);
+    uint64_t segments = 0;
+    for (uint32_t part = 0; part < (uint32_t)p->world_size; part++)
+        segments += plan_segments(p, part);
+    return segments;
+}
+
+/* ---- sending ---- */
+
+static rc_result send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step, size_t bytes,
+                      pool_buffer *buffer)
+{
+    out_frame *frame = work_frame(w, chunk, segment, step);
+    if (frame == NULL) {
+        pool_return(w->env->buffers, buffer);
+        return RC_NO_MEMORY;
+    }
+    frame->header.length = (uint32_t)bytes;
+    frame->payload = buffer->data;
+    frame->buffer = buffer;
+    link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
+    return RC_OK;
+}
+
+/* To be encoded when it leaves. */
+static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    out_frame *frame = work_frame(w, chunk, segment, 0);
+    if (frame == NULL)
+        return RC_NO_MEMORY;
+    frame->encode_src = work_src(w, chunk, segment);
+    link_send(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
+    return RC_OK;
+}
+
+/* The chunk that begins here and goes to a peer first, or PLAN_NO_CHUNK. */
+static uint32_t chunk_towards(const plan *p, int peer)
+{
+    uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
+    if (p->algorithm != RC_RING)
+        return rank * n + (uint32_t)peer;
+    return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
+}
+
+/* 1 if a contribution to a peer's part is left, and few enough are under way. */
+static int may_leave(const rc_work *w, int peer)
+{
+    const outflow *to = &w->quantised->to[peer];
+    uint32_t chunk = chunk_towards(&w->plan, peer);
+    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
+}
+
+int quantised_may_go_on(const rc_work *w)
+{
+    for (int peer = 0; peer < w->plan.world_size; peer++)
+        if (peer != w->plan.rank && may_leave(w, peer))
+            return 1;
+    return 0;
+}
+
+static rc_result go_on_towards(rc_work *w, int peer)
+{
+    outflow *to = &w->quantised->to[peer];
+    to->ahead++;
+    return send_own(w, chunk_towards(&w->plan, peer), to->next++);
+}
+
+/* Frames that reach a socket at once would call this again. */
+rc_result quantised_go_on(rc_work *w)
+{
+    struct quantised *q = w->quantised;
+    int n = w->plan.world_size, rank = w->plan.rank;
+    rc_result result = RC_OK;
+    if (q->going_on)
+        return RC_OK;
+    work_retain(w); /* it may be over with the last frame, or by a failure */
+    q->going_on = 1;
+    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
+        if (may_leave(w, (rank + distance) % n))
+            result = go_on_towards(w, (rank + distance) % n);
+    q->going_on = 0;
+    work_release(w);
+    return result;
+}
+
+rc_result quantised_start(rc_work *w)
+{
+    const plan *p = &w->plan;
+    int own_too = p->algorithm == RC_ONE_SHOT;
+    if (p->algorithm != RC_RING)
+        RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
+                         p->world_size - 1 + own_too));
+    RC_TRY(begin_feedback(w));
+    w->quantised->results_left = count_results(p);
+    return quantised_go_on(w);
+}
+
+void quantised_released(rc_work *w, const out_frame *frame)
+{
+    const plan *p = &w->plan;
+    const frame_header *h = &frame->header;
+    if (h->step == 0 && plan_is_given(p, h->chunk) && plan_rank_at(p, h->chunk, 0) == p->rank)
+        w->quantised->to[plan_rank_at(p, h->chunk, 1)].ahead--;
+}
+
+/* ---- joining ---- */
+
+static rc_result send_result(rc_work *w, uint32_t segment, size_t bytes, pool_buffer *buffer)
+{
+    work_env *env = w->env;
+    rc_result result = RC_OK;
+    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
+        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
+        if (w->env != NULL)
+            result = send(w, chunk, segment, 0, bytes, pool_share(buffer));
+    }
+    pool_return(env->buffers, buffer);
+    return result;
+}
+
+static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const feedback_view *f = &w->quantised->feedback;
+    const float *residual = f->exact_is_zero ? NULL : f->worker_in;
+    return (quant_terms){.wires = join_wires(&w->join, segment),
+                         .count = w->plan.world_size,
+                         .src = work_src(w, chunk, segment),
+                         .residual = at(residual, src_elem(w, chunk, segment))};
+}
+
+/* The owner's residuals are those of its part. */
+static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const quant_terms *terms,
+                               size_t elems)
+{
+    struct quantised *q = w->quantised;
+    uint64_t within = plan_segment_offset(&w->plan, segment);
+    pool_buffer *buffer = pool_take(w->env->buffers);
+    if (buffer == NULL)
+        return RC_NO_MEMORY;
+    size_t bytes =
+        quant_join_encoded(&q->codec, dst, buffer->data, terms, at(q->feedback.owner_in, within),
+                           left_at(q->feedback.owner_out, within), elems, &q->poisoned);
+    join_drop(&w->join, segment, w->env->buffers);
+    note_results(w, 1);
+    return send_result(w, segment, bytes, buffer);
+}
+
+/* All contributions to a segment are there. chunk: any that brings some. */
+static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const plan *p = &w->plan;
+    struct quantised *q = w->quantised;
+    size_t elems = plan_segment_elems(p, chunk, segment);
+    void *dst = work_dst(w, chunk, segment);
+    quant_terms terms = terms_of(w, chunk, segment);
+    w->receives_left -= (uint64_t)p->world_size - 1;
+    if (p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT)
+        return join_and_send(w, segment, dst, &terms, elems);
+    quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
+    join_drop(&w->join, segment, w->env->buffers);
+    note_results(w, 1);
+    return RC_OK;
+}
+
+/* ---- frames ---- */
+
+/* This rank's own values are those that the others decode. */
+static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buffer *buffer)
+{
+    struct quantised *q = w->quantised;
+    if (w->plan.algorithm == RC_ONE_SHOT)
+        return join_keep(&w->join, segment, w->plan.rank, pool_share(buffer))
+                   ? join_segment(w, chunk, segment)
+                   : RC_OK;
+    if (w->plan.collective == RC_ALLGATHER) {
+        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
+                    plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
+        note_results(w, 1);
+    }
+    return RC_OK;
+}
+
+rc_result quantised_encode(rc_work *w, out_frame *frame)
+{
+    struct quantised *q = w->quantised;
+    uint32_t chunk = frame->header.chunk, segment = frame->header.segment;
+    uint64_t elem = src_elem(w, chunk, segment);
+    if ((frame->buffer = pool_take(w->env->buffers)) == NULL)
+        return RC_NO_MEMORY;
+    frame->header.length = (uint32_t)quant_encode(
+        &q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
+        left_at(q->feedback.worker_out, elem), plan_segment_elems(&w->plan, chunk, segment),
+        &q->poisoned);
+    frame->payload = frame->buffer->data;
+    frame->encode_src = NULL;
+    return keep_own(w, chunk, segment, frame->buffer);
+}
+
+static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
+{
+    struct quantised *q = w->quantised;
+    w->receives_left--;
+    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data,
+                plan_segment_elems(&w->plan, h->chunk, h->segment), &q->poisoned);
+    note_results(w, 1);
+    if (h->step + 1U < plan_hops(&w->plan, h->chunk))
+        return send(w, h->chunk, h->segment, h->step + 1U, h->length, buffer);
+    pool_return(w->env->buffers, buffer);
+    return RC_OK;
+}
+
+rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
+{
+    if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
+        return store(w, h, buffer);
+    if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
+        return RC_OK;
+    return join_segment(w, h->chunk, h->segment);
+}
+
+/* ---- the end ---- */
+
+/* Among hosts: poison makes a chunk NaN, and this rank sees the chunks of all. */
+static int is_poisoned(const rc_work *w)
+{
+    const rc_call *called = work_called(w);
+    const uint8_t *dst = called->dst;
+    if (!w->is_shared)
+        return w->quantised->poisoned;
+    for (uint64_t start = 0; start < called->count; start += w->shared.chunk_elems)
+        if (!quant_is_finite(called->dtype, dst + start * w->codec.elem_bytes, 1))
+            return 1;
+    return 0;
+}
+
+void quantised_finish(rc_work *w, rc_result result)
+{
+    const rc_call *called = work_called(w);
+    if (result != RC_OK)
+        return;
+    int poisoned = is_poisoned(w);
+    if (poisoned && w->is_shared)
+        quant_fill_nan(called->dtype, called->dst, called->count);
+    if (called->feedback != NULL && !poisoned)
+        feedback_commit(called->feedback, called->op);
+}

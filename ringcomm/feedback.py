@@ -1,0 +1,358 @@
+"""ErrorFeedback and FeedbackStore: residuals that outlive the job.
+
+Residuals differ from rank to rank, and how many there are depends on the number of ranks. Only what
+all results so far lack matters, though, and that is the mean (of sums: the sum) of what is left at
+the workers, and what is left at the owners. So a checkpoint holds
+
+    worker   the mean, or sum, over all ranks of what is left of their contributions: float32[count]
+    owner    what is left of the results, whichever rank has it:                      float32[count]
+
+whatever the world size. A restart gives each rank an equal share of the one (of a mean: the mean),
+and its part of the other.
+
+Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
+weights_only=True. Nothing is changed by a load that raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .api import default_communicator
+from .communicator import Communicator
+from .errors import ConfigError, MismatchError
+from .residuals import Floats, Residuals, require_scale
+
+_FORMAT = 1
+_MOST_ELEMENTS = 2 << 20  # of tensors that are saved by one all-reduce
+
+
+class ErrorFeedback(Residuals):
+    """What lossy collectives have not delivered yet, added to what the same tensor sends next.
+
+        feedback = ringcomm.ErrorFeedback()               # one for each tensor, kept over all steps
+        for step in range(steps):
+            ringcomm.allreduce(gradient, "avg", compression="int4", feedback=feedback)
+
+    A call changes it only if it succeeds, with a finite result. It takes two to two and a half
+    times the memory of the tensor as float32. The codec may change from call to call; one of none,
+    bf16 or fp16 delivers all that is left. It cannot be pickled or copied: see ``state_dict``.
+    """
+
+    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """What a checkpoint must keep, independent of the number of ranks.
+
+        A collective: all ranks call it, and all get the same. Costs an all-reduce of two float32
+        per element.
+
+        Args:
+            comm: the communicator on which it was used; None: the default one.
+
+        Returns:
+            ``worker`` and ``owner``, float32[count] each (torch tensors where torch has been
+            imported, else numpy arrays), ``op``, ``loss_scale`` and ``format``.
+
+        Raises:
+            ConfigError: a collective in flight uses it, or an all-gather made it.
+            MismatchError: the ranks' are not of one size and op.
+            RingcommError: as ``allreduce``.
+        """
+        return _save([self], [""], _use(comm))[0]
+
+    def load_state_dict(self, state: Mapping[str, Any], comm: Communicator | None = None) -> None:
+        """Goes on from what ``state_dict`` returned, in a world of any size. Nothing is sent; all
+        ranks must load the same state.
+
+        Args:
+            comm: the communicator on which it is going to be used; None: the default one.
+
+        Raises:
+            ConfigError: it is no such state, of another size, or in use.
+        """
+        known = _read(state, self.name)
+        known.require_size(self.count, self.name)
+        self._take(known, _use(comm))
+
+    def _take(self, state: _State, comm: Communicator) -> None:
+        start, stop = _own_part(len(state.worker), comm)
+        share = state.worker * _share(state.op != "avg", comm)
+        self._load(share, state.owner[start:stop], start)
+        self._op, self._loss_scale = state.op, state.loss_scale
+
+
+class FeedbackStore:
+    """ErrorFeedbacks by name: ``store["layer1.weight"]`` makes one where there is none yet.
+
+    All ranks use the same names. After ``load_state_dict`` no new ones are made, so that what was
+    restored cannot lie unused under a name that has changed.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, ErrorFeedback] = {}
+        self._loss_scale = 1.0
+        self._restored = False
+
+    def __getitem__(self, name: str) -> ErrorFeedback:
+        """Raises ConfigError for a name that is no string, or not among those restored."""
+        found = self._items.get(name)
+        if found is not None:
+            return found
+        if self._restored:
+            raise ConfigError(
+                f"the store was restored from a checkpoint without {name!r}: is it of another "
+                "model? load_state_dict(..., strict=False) allows new names"
+            )
+        return self.add(name)
+
+    def add(self, name: str, count: int | None = None) -> ErrorFeedback:
+        """Makes the ErrorFeedback of a tensor of that many elements. Raises ConfigError if there is
+        one of that name, or the name is no string."""
+        if not isinstance(name, str) or name in self._items:
+            raise ConfigError(f"{name!r}: give a name, as a string, that the store does not have")
+        made = ErrorFeedback(count)
+        made.name = f"the feedback of {name!r}"
+        made.loss_scale = self._loss_scale
+        self._items[name] = made
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor that is in all gradients. Setting another one rescales what is left; raises
+        ConfigError unless it is positive and finite, or while one is in use."""
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        require_scale("loss_scale", scale)
+        if scale != self._loss_scale:
+            self._each(lambda one: setattr(one, "loss_scale", scale))
+            self._loss_scale = float(scale)
+
+    def rescale(self, factor: float) -> None:
+        """ErrorFeedback.rescale of all."""
+        require_scale("factor", factor, least=0.0)
+        self._each(lambda one: one.rescale(factor))
+
+    def _each(self, change: Callable[[ErrorFeedback], None]) -> None:
+        for one in self._items.values():
+            one.require_idle()
+        for one in self._items.values():
+            change(one)
+
+    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale`` and ``format``.
+
+        A collective, and few: small tensors travel together.
+        """
+        names = sorted(self._items)
+        saved = _save([self._items[name] for name in names], names, _use(comm))
+        return {
+            "format": _FORMAT,
+            "loss_scale": self._loss_scale,
+            "tensors": dict(zip(names, saved, strict=True)),
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], comm: Communicator | None = None, *, strict: bool = True
+    ) -> None:
+        """Goes on from what ``state_dict`` returned, as ErrorFeedback.load_state_dict does.
+
+        Args:
+            strict: names must be the same where the store has any, and no new ones are made from
+                now on. False: what is not in the state starts from zero, what is not in the store
+                is left out, unless that is empty.
+
+        Raises:
+            ConfigError: it is no such state, or of another model; says which names are missing,
+                unexpected, or of another size.
+        """
+        if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):
+            raise ConfigError("this is no state of a FeedbackStore: it has no 'tensors'")
+        _require_format(state, "the store")
+        scale = state.get("loss_scale")
+        require_scale("the state's loss_scale", scale)
+        known = {name: _read(one, repr(name)) for name, one in state["tensors"].items()}
+        self._require_same(known, strict)
+        comm = _use(comm)
+        self._each(lambda one: None)
+        was_empty = not self._items
+        for name, saved in known.items():
+            if name in self._items or was_empty:
+                item = self._items[name] if name in self._items else self.add(name)
+                item._take(saved, comm)
+        self._loss_scale = float(scale)  # type: ignore[arg-type]
+        for one in self._items.values():
+            one.loss_scale = self._loss_scale
+        self._restored = strict
+
+    def _require_same(self, known: Mapping[str, _State], strict: bool) -> None:
+        wrong = []
+        if strict and self._items:
+            wrong += [
+                (names, what)
+                for names, what in (
+                    (sorted(set(self._items) - set(known)), "it lacks {}"),
+                    (sorted(set(known) - set(self._items)), "it has {}, unknown here"),
+                )
+                if names
+            ]
+        told = [what.format(_listed(list(map(repr, names)))) for names, what in wrong]
+        for name in sorted(set(known) & set(self._items)):
+            here, there = self._items[name].count, len(known[name].worker)
+            if there and here not in (None, there):
+                told.append(f"{name!r} has {there} elements there and {here} here")
+        if told:
+            more = [f"and {len(told) - 4} more"] if len(told) > 5 else []
+            raise ConfigError(
+                "the state is of another model: " + "; ".join([*told[: 4 if more else 5], *more])
+            )
+
+
+# ---- states ----
+
+
+class _State:
+    """A checked state of one tensor."""
+
+    def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
+        self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
+
+    def require_size(self, count: int | None, name: str) -> None:
+        if len(self.worker) and count not in (None, len(self.worker)):
+            raise ConfigError(f"the state is of {len(self.worker)} elements, and {name} is of "
+                              f"{count}")  # fmt: skip
+
+
+def _read(state: object, name: str) -> _State:
+    if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
+        raise ConfigError(f"{name}: this is no state of an ErrorFeedback: it must have 'worker', "
+                          "'owner' and 'op'")  # fmt: skip
+    _require_format(state, name)
+    require_scale(f"{name}: loss_scale", state.get("loss_scale"))
+    try:
+        parts = [np.asarray(state[part]) for part in ("worker", "owner")]
+    except (TypeError, ValueError, RuntimeError):  # a tensor that numpy cannot see
+        parts = []
+    if not parts or any(part.dtype != np.float32 or part.ndim != 1 for part in parts):
+        raise ConfigError(f"{name}: the residuals of a state are float32 of one dimension, in host "
+                          "memory")  # fmt: skip
+    if len(parts[0]) != len(parts[1]):
+        raise ConfigError(f"{name}: the state has {len(parts[0])} residuals of the workers and "
+                          f"{len(parts[1])} of the owners; it must be as many")  # fmt: skip
+    if state["op"] not in (None, "sum", "avg"):
+        raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
+    return _State(parts[0], parts[1], state["op"], float(state["loss_scale"]))
+
+
+def _require_format(state: Mapping[str, Any], name: str) -> None:
+    if state.get("format") != _FORMAT:
+        raise ConfigError(f"{name}: the state has format {state.get('format')!r}; this version "
+                          f"reads {_FORMAT}")  # fmt: skip
+
+
+def _save(
+    items: Sequence[ErrorFeedback], names: Sequence[str], comm: Communicator
+) -> list[dict[str, Any]]:
+    for one in items:
+        one.require_idle()
+        if one._op == "gather":
+            raise ConfigError(
+                f"{one.name} was made by all-gathers: it belongs to this rank's own tensor, and "
+                "has no form that is independent of the number of ranks; save .worker on each rank"
+            )
+    _require_agreement(items, names, comm)
+    saved: list[dict[str, Any]] = []
+    for group in _groups(items):
+        for one, worker, owner in zip(group, *_gathered(group, comm), strict=True):
+            saved.append({
+                "format": _FORMAT, "op": one._op, "loss_scale": one.loss_scale,
+                "worker": _as_callers(worker), "owner": _as_callers(owner),
+            })  # fmt: skip
+    return saved
+
+
+def _require_agreement(
+    items: Sequence[ErrorFeedback], names: Sequence[str], comm: Communicator
+) -> None:
+    about = [(name, one.count, one._op) for name, one in zip(names, items, strict=True)]
+    digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
+    if any((row != digest).any() for row in comm.allgather(digest)):
+        raise MismatchError(
+            "the ranks save residuals of different tensors, sizes or ops; rank "
+            f"{comm.rank} has {len(about)}: {_listed(list(map(str, about)))}"
+        )
+
+
+def _groups(items: Sequence[ErrorFeedback]) -> Iterator[list[ErrorFeedback]]:
+    group: list[ErrorFeedback] = []
+    filled = 0
+    for one in items:
+        if group and filled + (one.count or 0) > _MOST_ELEMENTS:
+            yield group
+            group, filled = [], 0
+        group.append(one)
+        filled += one.count or 0
+    if group:
+        yield group
+
+
+def _gathered(
+    group: Sequence[ErrorFeedback], comm: Communicator
+) -> tuple[list[Floats], list[Floats]]:
+    """(worker residuals joined as the op does, owner residuals) of each, by one all-reduce."""
+    counts = [one.count or 0 for one in group]
+    both = np.zeros((2, sum(counts)), np.float32)
+    ends = np.cumsum(counts)
+    for one, end, count in zip(group, ends, counts, strict=True):
+        start, owner = one._owner()
+        both[0, end - count : end] = one.worker
+        both[1, end - count + start : end - count + start + len(owner)] = owner
+    comm.allreduce(both, "sum")
+    workers, owners = (
+        [row[end - count : end].copy() for end, count in zip(ends, counts, strict=True)]
+        for row in both
+    )
+    for one, worker in zip(group, workers, strict=True):
+        worker *= _share(one._op == "avg", comm)
+    return workers, owners
+
+
+def _share(divides: bool, comm: Communicator) -> np.float32:
+    share: np.float32 = np.float32(1 / comm.world_size if divides else 1)
+    return share
+
+
+def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
+    """Where an all-reduce by direct exchange has this rank own the result. (The core adds what does
+    not fit to the worker's residuals.)"""
+    size = -(-count // comm.world_size)
+    size += -size % 256
+    return min(comm.rank * size, count), min((comm.rank + 1) * size, count)
+
+
+def _as_callers(array: Floats) -> Any:
+    torch = sys.modules.get("torch")
+    return array if torch is None else torch.from_numpy(array)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _use(comm: Communicator | None) -> Communicator:
+    return default_communicator() if comm is None else comm

@@ -1,0 +1,58 @@
+"""From a mesh of connected sockets to a communicator of the core that is open for work.
+
+Invariant: whatever happens, every descriptor of the mesh is either the core's or still in the mesh,
+for the caller to close.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import _native
+from ._native import OK, error_class, ffi, lib
+from .bootstrap.mesh import Mesh
+from .config import ALGORITHMS, Config
+
+_SPIN_US = 50  # two scheduler delays, which are what a spin saves
+_CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
+
+
+def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
+    """A started rc_comm of that engine. Raises RingcommError."""
+    settings = ffi.new("rc_comm_config *")
+    lib.rc_comm_config_init(settings)
+    settings.rank = mesh.rank
+    settings.world_size = mesh.world_size
+    settings.epoch = epoch
+    settings.segment_bytes = config.segment_bytes
+    settings.heartbeat_ms = int(config.heartbeat * 1000)
+    settings.peer_timeout_ms = int(config.peer_timeout * 1000)
+    settings.algorithm = ALGORITHMS[config.algorithm]
+    crowded = mesh.ranks_on_machine > len(os.sched_getaffinity(0))
+    settings.crowded = crowded
+    default = _CROWDED_SPIN_US if crowded else _SPIN_US
+    settings.spin_us = default if config.spin_us < 0 else config.spin_us
+    out = ffi.new("rc_comm **")
+    check(lib.rc_comm_create(out, engine, settings), "open")
+    try:
+        while mesh.lanes:
+            lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor
+            result = lib.rc_comm_add_lane(out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s)
+            check(result, "add a lane to")
+        while mesh.shared:
+            result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
+            check(result, "share memory in")
+        rows = mesh.table.rows if mesh.table else ()
+        check(_native.tune(out[0], rows), "tune")
+        check(lib.rc_comm_start(out[0]), "start")
+    except BaseException:
+        lib.rc_comm_free(out[0])
+        raise
+    return out[0]
+
+
+def check(result: int, what: str) -> None:
+    """Raises what an rc_result other than RC_OK stands for."""
+    if result != OK:
+        raise error_class(result)(f"cannot {what} the communicator: {_native.result_name(result)}")

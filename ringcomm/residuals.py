@@ -1,0 +1,207 @@
+"""What a lossy collective has not delivered yet: the memory of error feedback, on one rank.
+
+A codec of few bits rounds away a good part of what it is given. Error feedback keeps that part and
+adds it to what the same tensor sends next time, so that over many calls nothing is lost: the sum of
+all results is the sum of all exact ones, less what is left at the end.
+
+    worker    what is left of this rank's contributions: float32, one for each element
+    owner     what is left of the part of the results that this rank makes for all (none where
+              there are two ranks): float32
+
+The numbers are in units of the tensor (owner: of the result), so they change with a loss scale.
+
+Invariants: the core owns the memory (rc_feedback) and changes it only when a collective has
+succeeded everywhere with finite values. One work at a time uses it; while it does, nothing here
+reads or changes it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ._native import OK, ffi, lib
+from .errors import ConfigError, RingcommError, TensorError
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Residuals:
+    """The residuals of one tensor on this rank; ``ringcomm.ErrorFeedback`` is the public class.
+
+    Args:
+        count: elements of the tensor (of a reduce-scatter: that are given); None: as many as the
+            first call has.
+
+    Attributes:
+        name: what messages call it.
+
+    Raises ConfigError for a count that is no positive integer or 0.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self.name = "feedback"
+        self._handle: Any = ffi.NULL
+        self._count: int | None = None
+        self._op: str | None = None
+        self._loss_scale = 1.0
+        self._work: Any = lambda: None  # a weak reference to the last work that used it
+        if count is not None:
+            self._allocate(count)
+
+    def __del__(self, free: Any = lib.rc_feedback_free) -> None:  # globals may be gone at exit
+        free(self.__dict__.get("_handle", ffi.NULL))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled; use state_dict()")
+
+    def __repr__(self) -> str:
+        size = "of any size" if self._count is None else f"of {self._count} elements"
+        return f"<ringcomm.{type(self).__name__} {size}>"
+
+    # ---- what it holds ----
+
+    @property
+    def count(self) -> int | None:
+        """Elements of the tensor; None before the first call."""
+        return self._count
+
+    @property
+    def worker(self) -> Floats:
+        """A copy of what is left of this rank's contributions: float32[count]."""
+        self.require_idle()
+        if self._count is None:
+            return np.zeros(0, np.float32)
+        return _copy(lib.rc_feedback_worker(self._handle), self._count)
+
+    @property
+    def owner(self) -> Floats:
+        """A copy of what is left of the results that this rank makes: float32, for the elements
+        from ``owner_start`` on; empty if there is none."""
+        return self._owner()[1]
+
+    @property
+    def owner_start(self) -> int:
+        """Index of the first element that ``owner`` stands for."""
+        return self._owner()[0]
+
+    def _owner(self) -> tuple[int, Floats]:
+        self.require_idle()
+        start, count = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        if self._count is None:
+            return 0, np.zeros(0, np.float32)
+        memory = lib.rc_feedback_owner(self._handle, start, count)
+        return int(start[0]), _copy(memory, int(count[0]))
+
+    # ---- units ----
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor that is in the gradients. Setting another one rescales what is left, so that
+        the next call adds it in its units. Raises ConfigError unless it is positive and finite."""
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        require_scale("loss_scale", scale)
+        if scale != self._loss_scale:
+            self.rescale(float(scale) / self._loss_scale)
+            self._loss_scale = float(scale)
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies what is left by a positive, finite factor: where the tensor changes its units,
+        as by a loss scale, or to let go of some of it. (0 lets go of all.)
+
+        Raises ConfigError for another factor, or while a collective uses it.
+        """
+        require_scale("factor", factor, least=0.0)
+        self.require_idle()
+        if self._count is not None:
+            lib.rc_feedback_rescale(self._handle, float(factor))
+
+    # ---- for the calls that use it ----
+
+    def require_idle(self) -> None:
+        """Raises ConfigError while a collective in flight uses it."""
+        if self._handle and lib.rc_feedback_busy(self._handle):
+            work = self._work()
+            which = "a collective" if work is None else f"{work.name} #{work.seq}"
+            raise ConfigError(f"{self.name} is in use by {which}, which is still in flight; wait "
+                              "for it first, or give each tensor its own")  # fmt: skip
+
+    def require_size(self, count: int) -> None:
+        """Makes it of that many elements where it has no size yet. Raises ConfigError where it has
+        another."""
+        if self._count is None:
+            self._allocate(count)
+        if self._count != count:
+            raise ConfigError(f"{self.name} is of {self._count} elements, and the tensor has "
+                              f"{count}; each tensor needs its own")  # fmt: skip
+
+    def require_fit(self, call: str, dtype: str, count: int, op: str) -> Any:
+        """The core's handle for a call of that many elements.
+
+        Args:
+            call: the name of the call, for messages.
+            op: "sum" or "avg"; "gather" of an all-gather, where what is left belongs to this rank's
+                tensor alone.
+
+        Raises:
+            TensorError: a dtype without feedback.
+            ConfigError: it is in use, of another size, or what is left was made by another op.
+        """
+        if dtype not in ("f32", "f64"):
+            raise TensorError(f"{call}: feedback takes float32 and float64 tensors, not {dtype}")
+        self.require_idle()
+        self.require_size(count)
+        if self._op not in (None, op) and not self._is_zero():
+            raise ConfigError(f"{call}: what is left in {self.name} was made by {self._op}, and "
+                              f"has other units than that of {op}")  # fmt: skip
+        self._op = op
+        return self._handle
+
+    def hold(self, work: Any) -> None:
+        """A work (``name``, ``seq``), which keeps it alive, uses it from now on."""
+        self._work = weakref.ref(work)
+
+    def _is_zero(self) -> bool:
+        return not self.worker.any() and not self.owner.any()
+
+    def _allocate(self, count: object) -> None:
+        whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+        if not whole or not 0 <= int(count) < 2**48:  # type: ignore[call-overload]
+            raise ConfigError(f"count={count!r}: give the number of the tensor's elements")
+        out = ffi.new("rc_feedback **")
+        if lib.rc_feedback_create(out, count) != OK:
+            raise RingcommError(f"no memory for the residuals of {count} elements")
+        self._handle, self._count = out[0], int(count)  # type: ignore[call-overload]
+
+    def _load(self, worker: Floats, owner: Floats, start: int) -> None:
+        """Takes over residuals: worker for all elements, owner for those from start on."""
+        self.require_idle()
+        if self._count is None:
+            self._allocate(len(worker))
+        worker, owner = (np.ascontiguousarray(part, np.float32) for part in (worker, owner))
+        result = lib.rc_feedback_load(
+            self._handle, ffi.from_buffer("float[]", worker), ffi.from_buffer("float[]", owner),
+            start, len(owner),
+        )  # fmt: skip
+        if result != OK:
+            raise RingcommError(f"{self.name}: the core does not take the residuals")
+
+
+def require_scale(name: str, value: Any, least: float | None = None) -> None:
+    """Raises ConfigError unless value is a finite number above 0, or at least ``least``."""
+    number = isinstance(value, (int, float, np.integer, np.floating)) and value is not True
+    if not number or not math.isfinite(value) or not (value > 0 or value == least):
+        raise ConfigError(f"{name}={value!r}: give a finite number above 0")
+
+
+def _copy(memory: Any, count: int) -> Floats:
+    if not count:
+        return np.zeros(0, np.float32)
+    copy: Floats = np.frombuffer(ffi.buffer(memory, 4 * count), np.float32).copy()
+    return copy

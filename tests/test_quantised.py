@@ -1,0 +1,521 @@
+"""The quantising codecs in all-reduce, reduce-scatter and all-gather, against numpy bit for bit.
+
+T numbers are those of the list of what such codecs must be tested for:
+
+    T1  the same bits on all ranks: codec x world x count x lanes     T6   special values, poison
+    T2  bit-equal to a reference                                      T8   bytes as the formula says
+    T3  errors within their bounds                                    T13  ranks that disagree
+
+What is carried from call to call is in test_feedback.py. Every case here is run twice with the same
+residuals, so that the second time they are not zero, and they are compared, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import quantised_reference as quantised
+from quantised_reference import CODECS, Residuals
+from ranks import World, loopback_meshes
+from reference import Array
+from tensors import bits
+from test_wire import HEADER
+
+from ringcomm import Communicator, Config, ErrorFeedback, MismatchError, _native
+from ringcomm.bootstrap.join import Joined
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
+LANES = ((1, 1, 256 << 10), (2, 1, 4096), (3, 2, 64 << 10))
+"""Lanes, rails and segment bytes that go together."""
+HEADER_BYTES = 48
+
+
+def counts(n: int) -> list[int]:
+    return sorted({0, 1, n - 1, 255, 256, 257, 100_003})
+
+
+def values(count: int, rank: int, salt: int = 0) -> Array:
+    """Blocks of one size each, from 1e-6 to 1e3, and here and there one of zeros. No -0.0 among
+    them: whether a residual of zero is added, which turns it into 0.0, is left open."""
+    rng = np.random.default_rng((count, rank, salt))
+    blocks = -(-count // 64)
+    size = 10.0 ** rng.uniform(-6, 3, blocks) * (rng.random(blocks) < 0.9)
+    return (rng.standard_normal(count) * np.repeat(size, 64)[:count] + 0.0).astype(np.float32)
+
+
+def inputs(count: int, n: int, salt: int = 0) -> list[Array]:
+    return [values(count, rank, salt) for rank in range(n)]
+
+
+def residuals_of(feedback: ErrorFeedback) -> Residuals:
+    return Residuals(feedback.worker, feedback.owner, feedback.owner_start)
+
+
+def same_residuals(ours: Residuals, expected: Residuals) -> bool:
+    """An owner of nothing may lie anywhere. Zeros of both signs are equal: what is known to be zero
+    is not written."""
+    where = len(ours.owner) == 0 or ours.start == expected.start
+    return (
+        where
+        and np.array_equal(ours.worker, expected.worker)
+        and np.array_equal(ours.owner, expected.owner)
+    )
+
+
+def differences(what: str, ours: Array, expected: Array) -> list[str]:
+    if bits(ours) == bits(expected):
+        return []
+    differ = np.flatnonzero(ours.view(np.uint32) != expected.view(np.uint32))
+    first = differ[0]
+    return [f"{what}: {len(differ)} of {len(ours)} differ, first [{first}] {ours[first]} instead "
+            f"of {expected[first]}"]  # fmt: skip
+
+
+# ---- T1, T2: bits ----
+
+
+class Case:
+    """Two all-reduces with the same residuals."""
+
+    def __init__(self, n: int, codec: str, count: int, op: str) -> None:
+        self.n, self.codec, self.count, self.op = n, codec, count, op
+        self.results: list[Array] = []
+        self.left: list[list[Residuals]] = []
+        before = None
+        for salt in range(2):
+            result, before = quantised.allreduce(inputs(count, n, salt), op, codec, before)
+            self.results.append(result)
+            self.left.append(before)
+
+    def check(self, comm: Communicator) -> list[str]:
+        found, feedback = [], ErrorFeedback()
+        for salt, (expected, left) in enumerate(zip(self.results, self.left, strict=True)):
+            what = f"rank {comm.rank}: {self.codec}[{self.count}] {self.op}, call {salt}"
+            x = values(self.count, comm.rank, salt)
+            comm.allreduce(x, self.op, compression=self.codec, feedback=feedback)
+            found += differences(what, x, expected)
+            if not same_residuals(residuals_of(feedback), left[comm.rank]):
+                found.append(f"{what}: other residuals")
+        return found
+
+
+def assert_right(world: World, cases: Sequence[Any]) -> None:
+    found = world.run(lambda c: list(itertools.chain(*(case.check(c) for case in cases))), 60)
+    assert not any(found), "\n".join(text for texts in found for text in texts[:5])
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_allreduce_bit_for_bit(n: int) -> None:
+    """T1 and T2."""
+    cases = [
+        Case(n, codec, count, ("sum", "avg")[(i + n) % 2])
+        for i, (codec, count) in enumerate(itertools.product(CODECS, counts(n)))
+    ]
+    for lanes, rails, segment in LANES if n < 16 else LANES[1:2]:
+        config = Config(segment_bytes=segment, timeout=30.0)
+        engines = ("shared", "own")[(n + lanes) % 2]
+        with World(n, lanes=lanes, rails=rails, config=config, engines=engines) as world:
+            assert_right(world, cases)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_kernel_sets_agree(n: int) -> None:
+    """T2: every kernel set that this CPU has gives the reference's bits."""
+    cases = [Case(n, codec, 5003, "avg") for codec in CODECS]
+    for name in (name for name, supported in _native.kernel_sets() if supported):
+        with World(n, config=Config(kernel_set=name, timeout=30.0)) as world:
+            assert_right(world, cases)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "one_shot", "doubling"])
+def test_the_algorithm_is_the_codecs_own(algorithm: str) -> None:
+    """T2: a setting for other all-reduces changes nothing."""
+    config = Config(algorithm=algorithm, timeout=30.0)
+    with World(3, config=config, memory=3) as world:
+        assert_right(world, [Case(3, codec, 3001, "sum") for codec in CODECS])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+def test_without_feedback(n: int, codec: str) -> None:
+    """T2: each call by itself, also by the short way, from float64 and into another tensor."""
+    expected, _ = quantised.allreduce(inputs(3001, n), "avg", codec)
+
+    def body(comm: Communicator) -> None:
+        x = values(3001, comm.rank)
+        assert bits(comm.allreduce(x.copy(), "avg", compression=codec)) == bits(expected)
+        out = np.empty_like(x)
+        work = comm.allreduce(x, "avg", compression=codec, out=out, async_op=True)
+        assert bits(work.wait()) == bits(expected)
+        double = comm.allreduce(x.astype(np.float64), "avg", compression=codec, feedback=False)
+        assert (double == expected).all()
+
+    with World(n) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_reduce_scatter_and_allgather(n: int) -> None:
+    """T2 of the two that sharded training needs."""
+
+    def body(comm: Communicator) -> None:
+        for codec, count in itertools.product(CODECS, (0, 1, 257, 5003)):
+            feedback, gathers = ErrorFeedback(n * count), ErrorFeedback()
+            before = gathered = None
+            for salt, op in enumerate(("sum", "sum")):
+                every = inputs(n * count, n, salt)
+                expected, before = quantised.reduce_scatter(every, op, codec, before)
+                got = comm.reduce_scatter(
+                    every[comm.rank].copy(), op, compression=codec, feedback=feedback
+                )
+                assert not differences(f"{codec}[{count}]", got, expected[comm.rank])
+                assert same_residuals(residuals_of(feedback), before[comm.rank])
+                mine = inputs(count, n, salt)
+                expected_all, gathered = quantised.allgather(mine, codec, gathered)
+                rows = comm.allgather(mine[comm.rank], compression=codec, feedback=gathers)
+                assert rows.shape == (n, count)
+                assert not differences(f"{codec}[{count}]", rows.reshape(-1), expected_all)
+                assert same_residuals(residuals_of(gathers), gathered[comm.rank])
+
+    with World(n, lanes=2, config=Config(segment_bytes=4096, timeout=30.0)) as world:
+        world.run(body)
+
+
+def test_a_thousand_random_calls() -> None:
+    """T1: equal bits on all ranks, whatever is in flight beside what."""
+
+    def body(comm: Communicator) -> bytes:
+        rng, digest = np.random.default_rng(11), hashlib.sha256()
+        feedbacks: dict[tuple[int, str], ErrorFeedback] = {}
+        flying: list[tuple[Any, Array]] = []
+        for call in range(1000 // 3 + 1):
+            count = int(rng.choice([1, 100, 256, 1000, 4099, 20_000]))
+            op, codec = str(rng.choice(["sum", "avg"])), str(rng.choice([*CODECS, "bf16", "none"]))
+            keeps, waits = bool(rng.random() < 0.6), bool(rng.random() < 0.5)
+            x = values(count, comm.rank, call)
+            feedback: Any = False
+            if keeps:
+                for work, _ in flying:
+                    work.wait()
+                feedback = feedbacks.setdefault((count, op), ErrorFeedback())
+            work = comm.allreduce(x, op, compression=codec, feedback=feedback, async_op=True)
+            flying.append((work, x))
+            if waits or len(flying) > 8:
+                while flying:
+                    done, result = flying.pop(int(rng.integers(len(flying))))
+                    done.wait()
+                    digest.update(bits(result))
+        for work, result in flying:
+            work.wait()
+            digest.update(bits(result))
+        return digest.digest()
+
+    for n in (2, 3, 5):
+        with World(n, lanes=2, config=Config(segment_bytes=4096, timeout=30.0)) as world:
+            assert len(set(world.run(body))) == 1
+
+
+# ---- T3: errors ----
+
+#: Relative squared error of one sum of 4 ranks, by codec and data; a simulation gave these less a
+#: tenth. Of 2 ranks, encoded once, it is less.
+BOUNDS = {
+    "int8": {"gaussian": 1.0e-4, "lognormal": 8.1e-4, "sparse": 4.5e-5},
+    "int4": {"gaussian": 0.024, "lognormal": 0.063, "sparse": 0.0064},
+    "fp8": {"gaussian": 1.4e-3, "lognormal": 1.0e-3, "sparse": 1.0e-3},
+    "onebit": {"gaussian": 0.72, "lognormal": 1.27, "sparse": 1.5},
+}
+
+
+def data(kind: str, count: int, rank: int) -> Array:
+    """Gaussian, of log-normal scales (sigma 1), or 95 % zeros."""
+    rng = np.random.default_rng(5)
+    scale = np.exp(rng.standard_normal(count)) if kind == "lognormal" else np.ones(count)
+    own = np.random.default_rng((6, rank))
+    present = rng.random(count) < (0.05 if kind == "sparse" else 1.0)
+    return (own.standard_normal(count) * scale * present).astype(np.float32)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_relative_errors(n: int) -> None:
+    """T3."""
+    count = 64 * 1024
+    kinds = ("gaussian", "lognormal", "sparse")
+
+    def body(comm: Communicator) -> dict[tuple[str, str], Array]:
+        return {
+            (codec, kind): comm.allreduce(
+                data(kind, count, comm.rank), compression=codec, feedback=False
+            )
+            for codec in CODECS for kind in kinds
+        }  # fmt: skip
+
+    with World(n) as world:
+        results = world.run(body)
+    for (codec, kind), result in results[0].items():
+        exact = np.sum([data(kind, count, rank).astype(np.float64) for rank in range(n)], axis=0)
+        error = ((result - exact) ** 2).sum() / (exact**2).sum()
+        bound = BOUNDS[codec][kind] * (0.85 if n == 2 else 1)
+        assert bound / 2 <= error <= bound, (codec, kind, error)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_no_element_is_off_by_more_than_its_codes_allow(n: int) -> None:
+    """T3: half a scale for each encoding, where the scale is at most 1 + 2**-7 times what the
+    largest element needs; of fp8 a sixteenth of the element instead, if that is more."""
+    count = 5003
+    every = [x.astype(np.float64) for x in inputs(count, n)]
+    exact = np.sum(every, axis=0)
+
+    def largest(x: Array, block: int) -> Array:
+        rows = np.zeros(-(-count // block) * block)
+        rows[:count] = np.abs(x)
+        return np.repeat(rows.reshape(-1, block).max(axis=1), block)[:count]
+
+    def allowed(x: Array, codec: str) -> Array:
+        top, block = {"int8": (127, 256), "int4": (7, 64), "fp8": (448, 256)}[codec]
+        scale = largest(x, block) * (1 + 2**-7) / top
+        return np.maximum(scale * 2**-10, np.abs(x) / 16) if codec == "fp8" else scale / 2
+
+    with World(n) as world:
+        for codec in ("int8", "int4", "fp8"):
+            result = world.run(
+                lambda c, codec=codec: c.allreduce(
+                    values(count, c.rank), compression=codec, feedback=False
+                )
+            )[0]
+            limit = np.sum([allowed(x, codec) for x in every], axis=0)
+            if n > 2:  # the sum was encoded again, as far off as it was by then
+                limit = limit + allowed(np.abs(exact) + limit, codec)
+            assert (np.abs(result - exact) <= limit * (1 + 1e-5)).all(), codec
+
+
+# ---- T6: special values ----
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_zeros_and_subnormals(n: int) -> None:
+    """T6: zeros of both signs, subnormals, values whose scale would be subnormal, the largest that
+    can be encoded, blocks of one sign."""
+    tiny, least = np.float32(2.0**-126), np.float32(2.0**-149)
+    rows = np.zeros((10, 256), np.float32)
+    rows[1] = -0.0
+    rows[2, ::2], rows[2, 1::2] = 0.0, -0.0
+    rows[3] = least
+    rows[4, 5] = -tiny
+    rows[5] = np.where(np.arange(256) % 3, tiny * 100, -tiny * 300)
+    rows[6] = 1e-20  # the squares underflow
+    rows[7] = -3.0
+    rows[8, 7] = 1e18
+    rows[9, 9] = 3e38 / n
+    flat = rows.reshape(-1)
+
+    def body(comm: Communicator) -> None:
+        for codec in CODECS:
+            size = len(flat) if codec in ("int8", "int4", "fp8") else 9 * 256
+            feedback, before = ErrorFeedback(), None
+            for _ in range(3):
+                every = [np.roll(flat[:size], 64 * rank) for rank in range(n)]
+                expected, before = quantised.allreduce(every, "sum", codec, before)
+                x = every[comm.rank].copy()
+                comm.allreduce(x, compression=codec, feedback=feedback)
+                assert not differences(codec, x, expected)
+                assert same_residuals(residuals_of(feedback), before[comm.rank])
+
+    with World(n) as world:
+        world.run(body)
+
+
+def test_zero_stays_zero() -> None:
+    """T6: a block of zeros on all ranks, as an embedding that no rank has seen."""
+
+    def body(comm: Communicator) -> None:
+        for codec in CODECS:
+            feedback = ErrorFeedback()
+            for salt in range(5):
+                x = values(4096, comm.rank, salt)
+                x[1024:2048] = 0
+                comm.allreduce(x, "avg", compression=codec, feedback=feedback)
+                assert bits(x[1024:2048]) == bytes(4096)
+
+    with World(3) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_a_value_that_is_not_finite(n: int, bad: float) -> None:
+    """T6: NaN for all, on every rank; residuals stay; the next call goes on as if nothing had been.
+    (3.4e38 is finite, and its sum is not.)"""
+    count = 3001
+
+    def body(comm: Communicator) -> None:
+        for where, codec in itertools.product((0, 1500, 3000), CODECS):
+            feedback = ErrorFeedback()
+            comm.allreduce(values(count, comm.rank), compression=codec, feedback=feedback)
+            before = residuals_of(feedback)
+            x = values(count, comm.rank, 1)
+            if comm.rank == n - 1 or abs(bad) < np.inf:
+                x[where] = bad
+            comm.allreduce(x, compression=codec, feedback=feedback)
+            assert x.view(np.uint32).tolist() == [0x7FC00000] * count, codec
+            left = residuals_of(feedback)
+            assert bits(left.worker) == bits(before.worker)
+            assert bits(left.owner) == bits(before.owner)
+            expected, _ = quantised.allreduce(
+                inputs(count, n, 2), "sum", codec,
+                quantised.allreduce(inputs(count, n), "sum", codec)[1],
+            )  # fmt: skip
+            y = values(count, comm.rank, 2)
+            comm.allreduce(y, compression=codec, feedback=feedback)
+            assert not differences(codec, y, expected)
+
+    with World(n, config=Config(segment_bytes=4096, timeout=30.0)) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_value_that_is_not_finite_elsewhere(n: int) -> None:
+    """T6: an all-gather is NaN everywhere. Of a reduce-scatter the part that it belongs to is, and
+    that of the rank which had it."""
+    count = 3000
+
+    def body(comm: Communicator) -> None:
+        for codec in CODECS:
+            scatters, gathers = ErrorFeedback(), ErrorFeedback()
+            x = values(count, comm.rank)
+            comm.reduce_scatter(x, compression=codec, feedback=scatters)
+            comm.allgather(x, compression=codec, feedback=gathers)
+            before = bits(scatters.worker), bits(gathers.worker)
+            if comm.rank == 0:
+                x[count - 1] = np.inf
+            got = comm.reduce_scatter(x, compression=codec, feedback=scatters)
+            assert np.isnan(got).all() == (comm.rank in (0, n - 1)), codec
+            assert np.isnan(got).any() == (comm.rank in (0, n - 1)), codec
+            assert np.isnan(comm.allgather(x, compression=codec, feedback=gathers)).all()
+            assert bits(gathers.worker) == before[1]
+            assert (bits(scatters.worker) == before[0]) == (comm.rank in (0, n - 1))
+
+    with World(n, config=Config(segment_bytes=4096, timeout=30.0)) as world:
+        world.run(body)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("codec", [None, "bf16", "fp16"])
+def test_what_is_not_finite_does_not_deliver_residuals(n: int, codec: str | None) -> None:
+    """T6 of the codecs that leave nothing. What the owners have may move to the workers."""
+
+    def body(comm: Communicator) -> None:
+        feedback = ErrorFeedback(1000)
+        if n > 1:
+            comm.allreduce(values(1000, comm.rank), compression="onebit", feedback=feedback)
+        before = feedback.state_dict(comm)
+        x = values(1000, comm.rank)
+        x[77] = np.inf
+        comm.allreduce(x, compression=codec, feedback=feedback)
+        assert not np.isfinite(x[77])
+        left = feedback.state_dict(comm)
+        lacked, lacks = (np.asarray(one["worker"] + one["owner"]) for one in (before, left))
+        assert np.allclose(lacks, lacked, rtol=1e-6, atol=1e-6)
+        assert lacked.any() or n == 1
+
+    with World(n) as world:
+        world.run(body)
+
+
+# ---- T8: bytes ----
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_bytes_on_the_wire(n: int) -> None:
+    """T8: payload by the formula, and a header for each frame."""
+    config = Config(segment_bytes=4096, timeout=20.0, heartbeat=30, peer_timeout=60)
+    for codec, count in itertools.product(CODECS, (1, 1000, 100_003)):
+        with World(n, config=config) as world:
+            world.run(
+                lambda c, codec=codec, count=count: c.allreduce(
+                    values(count, c.rank), compression=codec, feedback=False
+                )
+            )
+            for comm in world.comms:
+                stats = comm.stats()
+                assert stats["payload_bytes"] == quantised.allreduce_payload(
+                    codec, count, n, comm.rank
+                )
+                frames = sum(lane["sent_frames"] for lane in stats["lanes"])
+                assert stats["wire_bytes"] == stats["payload_bytes"] + HEADER_BYTES * frames
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_payload_is_what_the_document_says(codec: str) -> None:
+    """T8: the bytes themselves, read by a peer that is no rank; segment by segment."""
+    config = Config(segment_bytes=4096, timeout=20.0)
+    x = values(10_000, 0)
+    x[256:512], x[600] = 0, np.inf
+    mesh, other = loopback_meshes(2, 1, 1, config.congestion)
+    comm = Communicator(Joined(mesh, config, None, "test"))
+    with socket.socket(fileno=other.lanes[0].fd) as peer:
+        peer.settimeout(10)
+        comm.allreduce(x, compression=codec, feedback=False, async_op=True)
+        done = segments = 0
+        while done < len(x):
+            header = HEADER.unpack(peer.recv(HEADER_BYTES, socket.MSG_WAITALL))
+            kind, segment, length = header[2], header[7], header[10]
+            payload = peer.recv(length, socket.MSG_WAITALL) if length else b""
+            if kind != 1:  # not data
+                continue
+            sizes = [n for n in (*range(256, len(x) - done, 256), len(x) - done)
+                     if quantised.payload_bytes(codec, n) == length]  # fmt: skip
+            assert len(sizes) == 1
+            (count,) = sizes
+            assert segment == segments
+            assert payload == quantised.encode(codec, x[done : done + count]).payload()
+            done += count
+            segments += 1
+        assert segments > 1 or codec == "onebit"
+        comm.abort("read enough")
+        comm.close()
+
+
+def test_bits_per_element() -> None:
+    """T8: what the documents promise for a large tensor."""
+    for codec, promised in {"int8": 8.0625, "fp8": 8.0625, "int4": 4.25, "onebit": 1.0625}.items():
+        assert quantised.payload_bytes(codec, 1 << 20) * 8 == promised * (1 << 20)
+
+
+# ---- T13: ranks that disagree ----
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("other", ["int4", "bf16", None, "count", "op", "reduce_scatter"])
+def test_ranks_that_disagree(n: int, other: str | None) -> None:
+    """T13: an error on every rank that names both calls, not a hang."""
+
+    def calls(comm: Communicator) -> None:
+        x = values(1200, comm.rank)
+        differs = comm.rank == n - 1
+        if differs and other == "reduce_scatter":
+            comm.reduce_scatter(x, compression="int8")
+        elif differs and other == "count":
+            comm.allreduce(x[:1199], compression="int8")
+        elif differs and other == "op":
+            comm.allreduce(x, "avg", compression="int8")
+        else:
+            codec = other if differs else "int8"
+            comm.allreduce(x, compression=codec, feedback=False)
+        comm.barrier()
+
+    def body(comm: Communicator) -> None:
+        with pytest.raises(MismatchError, match="called"):
+            calls(comm)
+
+    with World(n) as world:
+        world.run(body, timeout=10)
