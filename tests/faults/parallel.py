@@ -14,12 +14,17 @@ from faults.rank import Rank
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm.torch  # noqa: F401
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+except ImportError:  # before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor
 
 WIDTH, STEPS = 24, 50
 
