@@ -22,6 +22,8 @@ class Codec:
         quantises: elements share a scale, or are left out: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
         density: the share of the elements that travels; 0.0 for a codec that leaves none out.
+        composed: made of other collectives (deepspeed.py): an all-reduce to the average alone, and
+            waited for.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Codec:
     quantises: bool = False
     needs_feedback: bool = False
     density: float = 0.0
+    composed: bool = False
 
 
 _TOPK_BITS = 48  # a float32 and its index
@@ -53,6 +56,7 @@ CODECS = {
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
         _topk("topk", 0.01),
+        Codec("onebit-deepspeed", 8, 1, quantises=True, needs_feedback=True, composed=True),
     )
 }
 
@@ -85,3 +89,12 @@ def _density(compression: str, what: str) -> float:
         raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at "
                           "most 1, as in 'topk:0.01' for a hundredth of all")  # fmt: skip
     return density
+
+
+def refuse_composed(codec: Codec, what: str) -> None:
+    """Raises ConfigError for a composed codec, which does not go with ``what``."""
+    if codec.composed:
+        raise ConfigError(
+            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
+            "which gives the average and is waited for; use onebit"
+        )

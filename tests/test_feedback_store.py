@@ -448,4 +448,4 @@ def test_the_codecs_are_those_of_the_core() -> None:
     from ringcomm._native import lib
 
     for name, codec in NAMES.items():
-        assert codec.number == getattr(lib, f"RC_CODEC_{name.upper()}")
+        assert codec.number == getattr(lib, f"RC_CODEC_{name.upper().replace('-', '_')}")

@@ -86,7 +86,8 @@ typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4
 /* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
  * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
- * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is not built yet. */
+ * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is for the Python face, which makes
+ * it of other collectives: here it is refused. */
 typedef enum rc_codec {
     RC_CODEC_NONE = 0,
     RC_CODEC_BF16 = 1,
