@@ -112,8 +112,8 @@ def make_call(
     call.collective = collective
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
-    call.density = codec.density
     call.codec = 0 if codec.composed and (world_size == 1 or not count) else codec.number
+    call.density = codec.density
     call.root = root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)

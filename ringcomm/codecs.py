@@ -21,9 +21,9 @@ class Codec:
         bits: on the wire for an element, scales included.
         quantises: elements share a scale, or are left out: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
-        density: the share of the elements that travels; 0.0 for a codec that leaves none out.
         composed: made of other collectives (deepspeed.py): an all-reduce to the average alone, and
             waited for.
+        density: the share of the elements that travels; 0.0 for a codec that leaves none out.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Codec:
     bits: float
     quantises: bool = False
     needs_feedback: bool = False
+    composed: bool = False
     density: float = 0.0
     composed: bool = False
 
@@ -55,8 +56,8 @@ CODECS = {
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
-        _topk("topk", 0.01),
         Codec("onebit-deepspeed", 8, 1, quantises=True, needs_feedback=True, composed=True),
+        _topk("topk", 0.01),
     )
 }
 
@@ -80,6 +81,15 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     return found
 
 
+def refuse_composed(codec: Codec, what: str) -> None:
+    """Raises ConfigError for a composed codec, which does not go with ``what``."""
+    if codec.composed:
+        raise ConfigError(
+            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
+            "which gives the average and is waited for; use onebit"
+        )
+
+
 def _density(compression: str, what: str) -> float:
     try:
         density = float(compression.partition(":")[2])
@@ -89,12 +99,3 @@ def _density(compression: str, what: str) -> float:
         raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at "
                           "most 1, as in 'topk:0.01' for a hundredth of all")  # fmt: skip
     return density
-
-
-def refuse_composed(codec: Codec, what: str) -> None:
-    """Raises ConfigError for a composed codec, which does not go with ``what``."""
-    if codec.composed:
-        raise ConfigError(
-            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
-            "which gives the average and is waited for; use onebit"
-        )

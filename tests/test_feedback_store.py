@@ -52,7 +52,7 @@ REFUSED = [
     (lambda c: c.allreduce(ones(), feedback="w"), ConfigError, "feedback='w'"),
     (lambda c: c.allreduce(ones(), compression="int3"), ConfigError,
      "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit, "
-     "topk"),
+     "onebit-deepspeed, topk"),
     (lambda c: c.allreduce(ones(dtype=np.int32), compression="int8"), TensorError,
      r"compression='int8' takes float32 and float64 tensors, not i32"),
     (lambda c: c.allreduce(ones(dtype=np.float16), compression="onebit", feedback=False),

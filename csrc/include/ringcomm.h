@@ -86,8 +86,8 @@ typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4
 /* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
  * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
- * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is for the Python face, which makes
- * it of other collectives: here it is refused. */
+ * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is for the Python face, which
+ * makes it of other collectives: here it is refused. */
 typedef enum rc_codec {
     RC_CODEC_NONE = 0,
     RC_CODEC_BF16 = 1,
@@ -299,7 +299,8 @@ typedef struct rc_call {
      * them. */
     rc_feedback *feedback;
     /* Of RC_CODEC_TOPK: which share of the elements travels, about, in (0, 1]. Rounded to three
-     * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored. */
+     * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
+     */
     double density;
 } rc_call;
 
