@@ -33,7 +33,6 @@ class Codec:
     needs_feedback: bool = False
     composed: bool = False
     density: float = 0.0
-    composed: bool = False
 
 
 _TOPK_BITS = 48  # a float32 and its index
