@@ -218,13 +218,6 @@ static inline uint32_t vec_reaching(vec x, uint32_t least)
     return reaching_8(x.low, least) | reaching_8(x.high, least) << 8;
 }
 
-static inline uint32_t vec_below(vec x)
-{
-    const __m256 zero = _mm256_setzero_ps();
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.low, zero, _CMP_LT_OQ)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.high, zero, _CMP_LT_OQ)) << 8;
-}
-
 static inline vec vec_by_sign(vec x, vec plus, vec minus)
 {
     return (vec){_mm256_blendv_ps(minus.low, plus.low, is_plus_8(x.low)),

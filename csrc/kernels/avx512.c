@@ -192,13 +192,6 @@ static inline uint32_t vec_reaching(vec x, uint32_t least)
     return reaching_16(x.low, least) | (uint32_t)reaching_16(x.high, least) << 16;
 }
 
-static inline uint32_t vec_below(vec x)
-{
-    const __m512 zero = _mm512_setzero_ps();
-    return _mm512_cmp_ps_mask(x.low, zero, _CMP_LT_OQ) |
-           (uint32_t)_mm512_cmp_ps_mask(x.high, zero, _CMP_LT_OQ) << 16;
-}
-
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
     return (vec){_mm512_mask_blend_ps((__mmask16)bits, minus.low, plus.low),

@@ -156,7 +156,6 @@ static inline void fetch_ahead(const float *x)
 /* ---- blocks that share a scale ---- */
 
 #include "block.h"
-#include "signs.h"
 
 /* ---- a few elements ---- */
 
@@ -194,7 +193,6 @@ const kernel_set SET = {
     .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
     .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
     .topk = {topk_pick, topk_put, topk_tops},
-    .signs = {signs_encode, signs_add, signs_squares},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
 };

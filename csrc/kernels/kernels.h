@@ -99,25 +99,6 @@ typedef struct kernel_topk {
     void (*tops)(float *tops, const float *src, size_t groups);
 } kernel_topk;
 
-/* One scale for a whole tensor, which the caller makes; a bit per element, the first in the highest
- * of its byte, and 0 after the last. c = src + residual, in f32; residual may be NULL (0). The
- * payload of a NaN is unspecified. */
-typedef struct kernel_signs {
-    /* codes = not c < 0 (which a NaN is not); left = c - (c >= 0 ? scale : -scale); left may be
-     * NULL, residual or src. far as in kernel_block. */
-    void (*encode)(uint8_t *codes, float *left, const float *src, const float *residual,
-                   float scale, size_t n, int far);
-    /* acc += scale where the bit is 1, -scale where it is 0 */
-    void (*add)(float *acc, const uint8_t *codes, float scale, size_t n);
-    /* lanes[i] += the squares of c's elements i, i + 32, ..., in f64 and in this order: a tensor
-     * may be given in parts, each but the last of a multiple of 32 elements */
-    void (*squares)(double lanes[KERNEL_LANES], const float *src, const float *residual, size_t n);
-} kernel_signs;
-
-/* Lanes are added to those half as many before them, until one is left: with numpy, halving x by
- * x[:len(x) // 2] + x[len(x) // 2:]. Lanes are left as they were. */
-double kernel_sum_lanes(const double lanes[KERNEL_LANES]);
-
 typedef struct kernel_set {
     const char *name;
     int (*supported)(void); /* 1 where this CPU has the instructions */
@@ -135,7 +116,6 @@ typedef struct kernel_set {
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
     kernel_topk topk;
-    kernel_signs signs;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
 } kernel_set;

@@ -139,11 +139,6 @@ static inline uint32_t vec_signs(vec x)
     return bits_4(vcgezq_f32(x.low)) | bits_4(vcgezq_f32(x.high)) << 4;
 }
 
-static inline uint32_t vec_below(vec x)
-{
-    return bits_4(vcltzq_f32(x.low)) | bits_4(vcltzq_f32(x.high)) << 4;
-}
-
 static inline uint32_t reaching_4(float32x4_t x, uint32_t least)
 {
     const uint32x4_t size = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffff));

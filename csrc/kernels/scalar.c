@@ -141,11 +141,6 @@ static inline uint32_t vec_reaching(vec x, uint32_t least)
     return (bits_of(x) & 0x7fffffff) >= least;
 }
 
-static inline uint32_t vec_below(vec x)
-{
-    return x < 0.0f;
-}
-
 /* A branch would be guessed wrong for every other element. */
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)
 {
