@@ -119,7 +119,8 @@ def crossover(points: Sequence[tuple[float, float]]) -> str:
         return "at the highest rate, but not at all lower ones"
     (rate, ratio), (next_rate, next_ratio) = points[last], points[last + 1]
     share = -math.log(ratio) / (math.log(next_ratio) - math.log(ratio))
-    return f"below about {rate * (next_rate / rate) ** share:.2g} Mbit/s".replace("e+0", "e")
+    meets = rate * (next_rate / rate) ** share
+    return f"below about {round(meets, 1 - math.floor(math.log10(meets))):g} Mbit/s"
 
 
 def measure(scene: Scene, rounds: int, budget: float) -> list[Taken]:
