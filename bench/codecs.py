@@ -92,10 +92,13 @@ class Taken:
 
 def formula_bytes(codec: str, size: int, hosts: int) -> float:
     """What a rank must send of a float32 tensor: 2 (N-1)/N of its encoding; of few bits, between
-    two ranks, the whole of it once, which is the same."""
+    two ranks, the whole of it once, which is the same. Of top-k, sums are half as many again as
+    contributions; the number is that of a sample's threshold, and so not exact."""
     name, _, density = codec.partition(":")
-    bits = BITS.get(name) or TOPK_BITS * float(density or 0.01)
-    return size / 4 * bits / 8 * 2 * (hosts - 1) / hosts
+    if name == "topk":
+        shares = 1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts
+        return size / 4 * TOPK_BITS / 8 * float(density or 0.01) * shares
+    return size / 4 * BITS[name] / 8 * 2 * (hosts - 1) / hosts
 
 
 def ratios(one: Taken, plain: Taken) -> list[float]:

@@ -136,9 +136,9 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
-static inline uint32_t vec_below(vec x)
+static inline uint32_t vec_reaching(vec x, uint32_t least)
 {
-    return x < 0.0f;
+    return (bits_of(x) & 0x7fffffff) >= least;
 }
 
 /* A branch would be guessed wrong for every other element. */

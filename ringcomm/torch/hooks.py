@@ -27,13 +27,19 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..codecs import CODECS, parse
+from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..feedback import ErrorFeedback, FeedbackStore
 from ..work import Work
 
 _COMPRESSIBLE = (torch.float32, torch.float64)
+
+
+def _codec(compression: str | None) -> Codec:
+    codec = parse(compression)
+    refuse_composed(codec, "the hook")
+    return codec
 
 
 class HookState:
@@ -78,7 +84,7 @@ class HookState:
         self.feedback = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self._wanted = None if feedback is None else feedback is not False
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
-        self._codec = parse(compression)
+        self._codec = _codec(compression)
         if model is not None:
             self.name_parameters(model)
         self._require_names()
@@ -105,7 +111,7 @@ class HookState:
 
     @compression.setter
     def compression(self, compression: str | None) -> None:
-        before, self._codec = self._codec, parse(compression)
+        before, self._codec = self._codec, _codec(compression)
         try:
             self._require_names()
         except ConfigError:
@@ -241,7 +247,7 @@ class HookState:
         self.__init__(  # type: ignore[misc]
             None, feedback=False, threshold=state["threshold"]
         )
-        self._wanted, self._codec = state["feedback"], parse(state["compression"])
+        self._wanted, self._codec = state["feedback"], _codec(state["compression"])
 
 
 # ---- the parts of a bucket ----

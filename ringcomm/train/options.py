@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ..codecs import parse as parse_codec
+from ..codecs import refuse_composed
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -74,7 +75,7 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
-        parse_codec(self.compression, "--compression ")
+        refuse_composed(parse_codec(self.compression, "--compression "), "the trainer")
         if self.reduce == "gloo" and self.compression not in (None, "none"):
             raise ConfigError(
                 f"--compression {self.compression} works with ringcomm only; leave it out or use "
