@@ -189,6 +189,7 @@ def test_timeouts_and_the_end(nursery: Nursery) -> None:
         assert late["kind"] == "CommTimeoutError"
         assert "rank 1 has not called it" in late["text"]
         assert 0.25 < late["took"] < 0.3 + PROMPT
+        assert 0.15 < job.expect(0, "shortened")["took"] < 0.2 + PROMPT
         monitored = job.expect(0, "monitored")
         assert monitored["text"].startswith("Rank 1 failed to pass monitoredBarrier")
         for event in job.expect_all("destroyed"):

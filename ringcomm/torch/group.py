@@ -10,6 +10,8 @@ The group closes its communicator when torch shuts it down, or when it is no lon
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +21,13 @@ import torch.distributed as dist
 
 from ..communicator import Communicator
 from ..errors import RingcommError
+from ..shortcut import Shortcut
 from . import detail
 from .messaging import Messaging
 from .moving import Moving
 from .options import Options
 from .reducing import Reducing
+from .works import seconds_of
 
 _Base: Any = dist.ProcessGroup
 _GRACE = 0.5  # seconds; a barrier of all ranks does not mean that all before it is over
@@ -107,6 +111,19 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     def _set_sequence_number_for_group(self) -> None:
         """The core numbers its collectives from 0."""
+
+    def eager_connect_single_device(self, _device: Any = None) -> None:
+        """All ranks are connected when a group is made."""
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """For the collectives that are called from here on."""
+        seconds = seconds_of(timeout)
+        if seconds is None:
+            raise ValueError(f"timeout={timeout}: give one above 0")
+        self.comm.config = dataclasses.replace(self.comm.config, timeout=seconds)
+        self.comm._shortcut = Shortcut(self.comm)
+
+    _set_default_timeout = set_timeout
 
     def split_group(
         self,

@@ -351,9 +351,7 @@ class _Flight:
         return future  # type: ignore[no-any-return]
 
 
-def allreduce_hook(
-    state: HookState, bucket: GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
     Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in

@@ -354,6 +354,11 @@ def timeouts(rank: Rank) -> None:
     if me == 0:
         rank.attempt("late", lambda: dist.all_reduce(torch.ones(3), group=brief))
     dist.barrier()
+    short = dist.new_group()
+    short.set_timeout(datetime.timedelta(milliseconds=200))
+    if me == 0:
+        rank.attempt("shortened", lambda: dist.all_reduce(torch.ones(3), group=short))
+    dist.barrier()
     other = dist.new_group()
     if me == 0:
         rank.attempt("monitored", lambda: other.monitored_barrier(datetime.timedelta(seconds=0.2)))
