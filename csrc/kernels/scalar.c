@@ -2,8 +2,8 @@
  * at a time, no 16-bit float type of the compiler's.
  */
 #include <float.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "bits.h"
 
 #if FLT_EVAL_METHOD != 0
 #error "f32 arithmetic must round to f32 at every step (on 32-bit x86: -msse2 -mfpmath=sse)"
@@ -18,20 +18,6 @@ typedef float vec;
 static int supported(void)
 {
     return 1;
-}
-
-static inline uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 static inline vec vec_set(float value)

@@ -49,7 +49,7 @@ static size_t topk_pick(uint16_t *index, float *value, float *left, const float 
     }
     for (size_t i = whole; i < n; i++) {
         const float c = residual ? src[i] + residual[i] : src[i];
-        const int large = (block_bits(c) & 0x7fffffff) >= least;
+        const int large = (bits_of(c) & 0x7fffffff) >= least;
         if (left)
             left[i] = large ? 0.0f : c;
         if (large) {
@@ -102,7 +102,7 @@ static void topk_tops(float *tops, const float *src, size_t groups)
         vec top = vec_set(0.0f);
         for (size_t i = 0; i < KERNEL_TOPK_GROUP; i += LANES)
             top = vec_top(top, vec_load(src + g * KERNEL_TOPK_GROUP + i));
-        tops[g] = block_float(vec_top_of(top));
+        tops[g] = float_of(vec_top_of(top));
     }
 }
 
