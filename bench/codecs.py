@@ -34,6 +34,7 @@ PLAIN = "none"
 BITS = {"none": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8 + 16 / 256, "fp8": 8 + 16 / 256,
         "int4": 4 + 16 / 64, "onebit": 1 + 16 / 256}  # fmt: skip
 TOPK_BITS = 48  # of an element that is kept
+HEADERS = 48 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",
@@ -70,6 +71,7 @@ class Taken:
     Attributes:
         seconds: of a call, by round: the median of the ranks' mean.
         sent: bytes that a host's port sent for a call, link headers included.
+        frames: that a rank sent for a call.
         cpu_s: CPU seconds of a rank for a call.
         error: relative (L2), of the first call.
     """
@@ -83,6 +85,7 @@ class Taken:
     cpu_s: float
     error: float
     same_bits: bool
+    frames: float
 
     @property
     def wrong(self) -> bool:
@@ -99,6 +102,11 @@ def formula_bytes(codec: str, size: int, hosts: int) -> float:
         shares = 1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts
         return size / 4 * TOPK_BITS / 8 * float(density or 0.01) * shares
     return size / 4 * BITS[name] / 8 * 2 * (hosts - 1) / hosts
+
+
+def on_the_wire(one: Taken) -> float:
+    """The formula, with the headers of so many frames."""
+    return formula_bytes(one.codec, one.size, one.hosts) + one.frames * HEADERS
 
 
 def ratios(one: Taken, plain: Taken) -> list[float]:
@@ -146,7 +154,7 @@ def row(one: Taken, plain: Taken | None, goal: float | None) -> tuple[str, ...]:
         f"{ratio:.3f}" if over else "-",
         f"{min(over):.3f}-{max(over):.3f}" if over else "-", f"{goal:.3g}" if goal else "-",
         f"{one.size / time / 1e9:.3f} GB/s",
-        f"{one.sent / formula_bytes(one.codec, one.size, one.hosts):.3f}",
+        f"{one.sent / on_the_wire(one):.3f}",
         f"{one.cpu_s / one.size * 1e9:.2f}", f"{one.error:.2g}", verdict,
     )  # fmt: skip
 

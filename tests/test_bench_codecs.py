@@ -29,7 +29,7 @@ def _load() -> Any:
 
 
 codecs = _load()
-PLAIN = codecs.Taken(4, 1000, 1_000_000, "none", [0.010, 0.012], 1.5e6, 0.001, 0.0, True)
+PLAIN = codecs.Taken(4, 1000, 1_000_000, "none", [0.010, 0.012], 1.5e6, 0.001, 0.0, True, 12.0)
 INT8 = dataclasses.replace(PLAIN, codec="int8", seconds=[0.003, 0.003], sent=0.38e6, error=0.01)
 
 
