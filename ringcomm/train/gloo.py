@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from .timing import Interval, Traffic
+from ..intervals import Interval
+from .timing import Traffic
 
 
 class GlooState:
