@@ -12,12 +12,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 C_FILES := $(shell find csrc tests/c bench -name '*.[ch]' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
-.PHONY: demo test test-c asan ubsan tsan bench micro peers build lint format compile_commands clean help
+.PHONY: demo test test-c test-torch asan ubsan tsan bench micro peers build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
+	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 minutes)"
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
 	@echo "make peers     every performance row with its goal, beside all peers (25 minutes, root)"
@@ -56,6 +57,12 @@ test: $(VENV)/.test lint
 test-c:
 	@$(MAKE) --no-print-directory -C tests/c run
 
+test-torch: $(VENV)/.test
+	@$(BIN)/python tests/torch_suite.py compare --world 2 --world 3 2>test-torch.log \
+	  || { echo "test-torch.log has what the tests printed" >&2; exit 1; }
+	@$(BIN)/python tests/torch_suite.py compare --as-gloo 2>>test-torch.log \
+	  || { echo "test-torch.log has what the tests printed" >&2; exit 1; }
+
 asan:
 	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address run
 
@@ -87,5 +94,5 @@ compile_commands: $(BIN)/python
 	@$(BIN)/python tools/compile_commands.py > compile_commands.json
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info ringcomm/_core*.so compile_commands.json
+	rm -rf $(VENV) build dist test-torch.log *.egg-info ringcomm/_core*.so compile_commands.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

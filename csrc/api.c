@@ -397,7 +397,8 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
         dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT)
         return error_set(error, RC_INVALID_ARGUMENT, "an unknown collective, op, dtype or codec");
     RC_TRY(check_codec(call, error));
-    if (call->root < 0 || call->root >= comm->env.world_size)
+    int any = collective == RC_RECV && call->root == RC_ANY_SOURCE && comm->env.world_size > 1;
+    if (!any && (call->root < 0 || call->root >= comm->env.world_size))
         return error_set(error, RC_INVALID_ARGUMENT, "rank %d is not in a world of %d", call->root,
                          comm->env.world_size);
     if ((collective == RC_SEND || collective == RC_RECV) && call->root == comm->env.rank)
@@ -460,14 +461,33 @@ rc_result rc_work_wait(rc_work *work, int timeout_ms)
 void rc_work_error(rc_work *work, rc_error *out)
 {
     error_clear(out);
-    out->seq = work->seq;
+    out->seq = rc_work_seq(work);
     if (is_done(work))
         *out = work->error;
 }
 
 uint64_t rc_work_seq(const rc_work *work)
 {
-    return work->seq;
+    return work->late && !is_done(work) ? 0 : work_number(work);
+}
+
+int rc_work_root(const rc_work *work)
+{
+    return work->late && !is_done(work) ? RC_ANY_SOURCE : work->call.root;
+}
+
+rc_result rc_work_notify(rc_work *work)
+{
+    if (is_forked(work->engine))
+        return RC_INVALID_STATE;
+    engine_lock(work->engine);
+    if (is_done(work) && !work->call.notify) {
+        work_retain(work);
+        engine_push_done(work->engine, &work->done_entry);
+    }
+    work->call.notify = 1;
+    engine_unlock(work->engine);
+    return RC_OK;
 }
 
 double rc_work_elapsed(const rc_work *work)

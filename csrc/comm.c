@@ -103,8 +103,10 @@ static int pump(engine_member *member)
 
 /* A peer that has left calls nothing any more: what it has not called cannot complete. What it sent
  * before it left is here. */
-static int needs(const rc_work *w, const peer_link *ln)
+static int needs(const rc_comm *c, const rc_work *w, const peer_link *ln)
 {
+    if (w->late && w->env == NULL)
+        return comm_has_no_source(c, w);
     if (w->call.collective == RC_RECV)
         return w->call.root == ln->peer && w->receives_left > 0;
     if (w->flags & FRAME_P2P)
@@ -114,7 +116,7 @@ static int needs(const rc_work *w, const peer_link *ln)
 
 static void check_work_left(rc_comm *c, const rc_work *w, const peer_link *ln)
 {
-    if (ln->goodbyes == ln->lane_count && needs(w, ln))
+    if (ln->goodbyes == ln->lane_count && needs(c, w, ln))
         comm_fail_text(c, RC_PEER_LOST, ln->peer, "rank %d has shut down without taking part in it",
                        ln->peer);
 }
@@ -131,8 +133,13 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
 
 void comm_note_call(rc_comm *c, const rc_work *w)
 {
-    if (w->call.collective == RC_RECV)
-        c->env.links[w->call.root]->received++;
+    if (w->call.collective == RC_RECV) {
+        tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
+        if (started != NULL)
+            started->receives = tags_number(w->seq) + 1;
+        else
+            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
+    }
     if (w->flags & FRAME_P2P)
         return;
     c->history[w->seq % COMM_HISTORY] = w->fingerprint;
@@ -143,7 +150,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
     work_retain(w); /* it may end below */
     comm_note_call(c, w);
-    if (work_start(w, env) != RC_OK)
+    if (c->state == COMM_RUNNING && work_start(w, env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w, env);
@@ -157,6 +164,16 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     work_release(w);
 }
 
+static void start_late(rc_comm *c, rc_work *w)
+{
+    work_retain(w); /* it may end below */
+    comm_match_late(c);
+    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
+        if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))
+            check_work_left(c, w, c->env.links[rank]);
+    work_release(w);
+}
+
 static void start(rc_comm *c, rc_work *w)
 {
     if (c->state != COMM_RUNNING || c->leaving) {
@@ -165,6 +182,10 @@ static void start(rc_comm *c, rc_work *w)
     }
     append_active(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
+    if (w->late) {
+        start_late(c, w);
+        return;
+    }
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL)
             check_work_left(c, w, c->env.links[rank]);
@@ -186,14 +207,12 @@ static void drain(engine_member *member)
     }
 }
 
-static void number(rc_comm *c, rc_work *w)
+static rc_result number(rc_comm *c, rc_work *w)
 {
-    if (w->call.collective == RC_SEND)
-        w->seq = c->env.links[w->call.root]->sends++;
-    else if (w->call.collective == RC_RECV)
-        w->seq = c->env.links[w->call.root]->receives++;
-    else
-        w->seq = c->next_seq++;
+    if (w->flags & FRAME_P2P)
+        return comm_number(c, w);
+    w->seq = c->next_seq++;
+    return RC_OK;
 }
 
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
@@ -208,7 +227,12 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
         return RC_NO_MEMORY;
     }
     pthread_mutex_lock(&c->engine->inbox_lock);
-    number(c, w);
+    if (number(c, w) != RC_OK) {
+        pthread_mutex_unlock(&c->engine->inbox_lock);
+        work_release(w); /* the communicator's reference, and the caller's */
+        work_release(w);
+        return RC_NO_MEMORY;
+    }
     w->next = NULL;
     if (c->inbox_tail != NULL)
         c->inbox_tail->next = w;
@@ -362,6 +386,9 @@ static void destroy(rc_comm *c)
         for (int i = 0; ln->lanes != NULL && i < ln->lane_count; i++)
             free(ln->lanes[i]);
         free(ln->lanes);
+        tags_destroy(&ln->told);
+        tags_destroy(&ln->started);
+        tags_destroy(&ln->numbers);
     }
     comm_unshare(c);
     free(c->link_storage);

@@ -11,9 +11,9 @@
  *
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
- * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_timers.c deadlines,
- * heartbeats, silence; comm_shared.c shared memory. Threading: under the engine's lock, but for the
- * inbox.
+ * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
+ * comm_timers.c deadlines, heartbeats, silence; comm_shared.c shared memory. Threading: under the
+ * engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
@@ -49,6 +49,7 @@ struct rc_comm {
 
     rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
     uint64_t next_seq;
+    atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
     rc_work *active_head, *active_tail;
     uint64_t called;                /* collectives started here */
@@ -104,6 +105,18 @@ int comm_pump_shared(engine_member *member);
 int comm_shared_stirred(const engine_member *member);
 void comm_doze_shared(engine_member *member, int dozing);
 
+/* ---- comm_match.c ---- */
+
+/* Gives a send or receive its number, or leaves it to be matched. Under the inbox lock. */
+rc_result comm_number(rc_comm *c, rc_work *w);
+/* Matches a send that was not called for here with the first receive that may take it, and starts
+ * that. 0 if there is none. A failure may end the communicator. */
+int comm_match(rc_comm *c, peer_link *ln, const frame_header *h);
+/* Starts what can be matched of the receives that were left. */
+void comm_match_late(rc_comm *c);
+/* 1 if a receive that is not matched cannot be any more: who could send has left. */
+int comm_has_no_source(const rc_comm *c, const rc_work *w);
+
 /* ---- comm_frames.c ---- */
 
 extern const lane_handler comm_lane_handler;
@@ -117,6 +130,8 @@ rc_result comm_replay_early(rc_comm *c, rc_work *w);
 /* Compares a work that is not on links yet with the frames that came before it. */
 rc_result comm_check_early(rc_comm *c, const rc_work *w);
 void comm_drop_early(rc_comm *c);
+/* 1 if something of this send has come. */
+int comm_has_early_send(const peer_link *ln, uint64_t name);
 
 /* ---- comm_timers.c ---- */
 

@@ -1,5 +1,6 @@
 /* comm_frames.c - what arrives on the lanes of a communicator, and what is announced on them.
  * See comm.h. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,12 +24,15 @@ static int is_p2p(const frame_header *h)
 /* 1 if the collective, or the receive, of this frame has been called here. */
 static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *h)
 {
-    return h->seq < (is_p2p(h) ? ln->received : c->called);
+    if (!is_p2p(h))
+        return h->seq < c->called;
+    const tag_count *started = tags_find(&ln->started, tags_tag(h->seq));
+    return started != NULL && tags_number(h->seq) < started->receives;
 }
 
 static int belongs(const rc_work *w, const frame_header *h, int from)
 {
-    if (w->seq != h->seq || w->flags != h->flags)
+    if (w->seq != h->seq || w->flags != h->flags || (w->late && w->env == NULL))
         return 0;
     return !is_p2p(h) || (w->call.collective == RC_RECV && w->call.root == from);
 }
@@ -43,13 +47,17 @@ static rc_work *find_active(const rc_comm *c, const frame_header *h, int from)
 
 static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
 {
-    char here[96], there[96];
+    char here[96], there[96], what[40] = "collective";
+    uint64_t number = is_p2p(h) ? tags_number(h->seq) : h->seq;
     fingerprint_text(ours, here, sizeof here);
     fingerprint_text(h->fingerprint, there, sizeof there);
+    if (is_p2p(h) && tags_tag(h->seq) == 0)
+        snprintf(what, sizeof what, "send/recv");
+    else if (is_p2p(h))
+        snprintf(what, sizeof what, "send/recv of tag %u", tags_tag(h->seq));
     return comm_fail_text(c, RC_MISMATCH, from,
-                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s",
-                          is_p2p(h) ? "send/recv" : "collective", (unsigned long long)h->seq,
-                          c->env.rank, here, from, there);
+                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s", what,
+                          (unsigned long long)number, c->env.rank, here, from, there);
 }
 
 /* The same for a collective that is over here, as far as it is remembered. */
@@ -79,8 +87,9 @@ static int is_far_ahead(const peer_link *ln)
 static void tell_calls(rc_comm *c, peer_link *ln)
 {
     comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
-    if (ln->received > 0)
-        comm_send_control(c, ln, FRAME_CALL, ln->received - 1, 0, FRAME_P2P, -1);
+    for (const rc_work *w = c->active_head; w != NULL && c->state == COMM_RUNNING; w = w->next)
+        if (w->call.collective == RC_RECV && w->call.root == ln->peer && w->env != NULL)
+            comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
 }
 
 static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
@@ -171,24 +180,47 @@ static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const fram
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
-static early_frame *take_early(rc_comm *c, early_queue *q)
+/* Takes the first frame of seq or a later one; NULL if there is none. Collectives, and the receives
+ * of one tag, are called in order of seq, so what is wanted of a tag is the first of it. */
+static early_frame *take_early(rc_comm *c, early_queue *q, uint64_t seq)
 {
-    early_frame *early = q->head;
-    q->head = early->next;
-    if (q->head == NULL)
-        q->tail = NULL;
+    early_frame **place = &q->head, *before = NULL;
+    while (*place != NULL && (*place)->header.seq < seq) {
+        before = *place;
+        place = &before->next;
+    }
+    early_frame *early = *place;
+    if (early == NULL)
+        return NULL;
+    *place = early->next;
+    if (*place == NULL)
+        q->tail = before;
     c->early_calls -= early->header.type == FRAME_CALL;
     return early;
 }
 
-/* Collectives, and the receives from one peer, are called in order of seq, so what is wanted is at
- * the head. */
+/* 1 if a frame of this very seq is there. */
+static int has_early(const early_queue *q, uint64_t seq)
+{
+    const early_frame *early = q->head;
+    while (early != NULL && early->header.seq < seq)
+        early = early->next;
+    return early != NULL && early->header.seq == seq;
+}
+
+int comm_has_early_send(const peer_link *ln, uint64_t name)
+{
+    return has_early(&ln->early[1], name);
+}
+
 static rc_result replay_link(rc_comm *c, rc_work *w, peer_link *ln)
 {
     early_queue *q = &ln->early[(w->flags & FRAME_P2P) != 0];
     rc_result result = RC_OK;
-    while (result == RC_OK && q->head != NULL && belongs(w, &q->head->header, ln->peer)) {
-        early_frame *early = take_early(c, q);
+    int mine =
+        !(w->flags & FRAME_P2P) || (w->call.collective == RC_RECV && w->call.root == ln->peer);
+    while (result == RC_OK && mine && has_early(q, w->seq)) {
+        early_frame *early = take_early(c, q, w->seq);
         result = deliver_early(c, w, ln, &early->header, early->payload);
         free(early);
     }
@@ -219,7 +251,7 @@ void comm_drop_early(rc_comm *c)
         for (int kind = 0; kind < 2; kind++) {
             early_queue *q = &c->link_storage[rank].early[kind];
             while (q->head != NULL)
-                free(take_early(c, q));
+                free(take_early(c, q, 0));
         }
 }
 
@@ -240,7 +272,7 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
     peer_link *ln = l->link;
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
-    if (!is_called(c, ln, h))
+    if (!is_called(c, ln, h) && !comm_match(c, ln, h))
         return begin_early(c, ln, h, place);
     rc_work *w = find_active(c, h, ln->peer);
     if (w == NULL)
@@ -257,7 +289,7 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
 static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
                               const uint8_t *payload)
 {
-    if (!is_called(c, ln, h))
+    if (!is_called(c, ln, h) && !comm_match(c, ln, h))
         return keep_early(c, ln, h, payload);
     rc_work *w = find_active(c, h, ln->peer);
     if (w == NULL)

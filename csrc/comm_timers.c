@@ -31,6 +31,10 @@ static void time_out(rc_comm *c, const rc_work *w)
 {
     double seconds = w->call.timeout_ms * 1e-3;
     char missing[160];
+    if (w->call.root == RC_ANY_SOURCE) {
+        comm_fail_text(c, RC_TIMEOUT, -1, "no send by any rank within %.3g s", seconds);
+        return;
+    }
     if (w->flags & FRAME_P2P) {
         comm_fail_text(c, RC_TIMEOUT, w->call.root, "no %s by rank %d within %.3g s",
                        w->call.collective == RC_SEND ? "receive" : "send", w->call.root, seconds);
@@ -39,14 +43,15 @@ static void time_out(rc_comm *c, const rc_work *w)
     shared_note_calls(&c->shared);
     int first = list_missing(c, w->seq, missing, sizeof missing);
     if (first >= 0)
-        comm_fail_text(c, RC_TIMEOUT, first,
-                       "not complete within %.3g s, and rank %s has not called it as far as is "
-                       "known",
-                       seconds, missing);
+        comm_fail_text(
+            c, RC_TIMEOUT, first,
+            "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
+            "known",
+            seconds, missing);
     else
         comm_fail_text(c, RC_TIMEOUT, -1,
-                       "called by every rank, but not complete within %.3g s: the network is "
-                       "slower than the deadline allows",
+                       "called by every rank, but not complete within the timeout of %.3g s: the "
+                       "network is slower than that allows",
                        seconds);
 }
 

@@ -38,6 +38,7 @@ except ImportError as error:
     ) from None
 
 OK, AGAIN = 0, 1
+CALLBACK_THREAD = "ringcomm-done"
 _log = logging.getLogger("ringcomm")
 _CLASSES: dict[int, type[RingcommError]] = {
     2: CommTimeoutError,
@@ -131,7 +132,7 @@ class Engine:
             self._watched[slot] = callback
             if self._watcher is None:
                 self._watcher = threading.Thread(
-                    target=self._watch, name="ringcomm-done", daemon=True
+                    target=self._watch, name=CALLBACK_THREAD, daemon=True
                 )
                 self._watcher.start()
 

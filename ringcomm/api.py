@@ -251,24 +251,26 @@ def send(
     tensor: Any,
     dst: int,
     *,
+    tag: int = 0,
     async_op: bool = False,
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
     """Communicator.send."""
-    return _use(comm).send(tensor, dst, async_op=async_op, timeout=timeout)
+    return _use(comm).send(tensor, dst, tag=tag, async_op=async_op, timeout=timeout)
 
 
 def recv(
     tensor: Any,
-    src: int,
+    src: int | None,
     *,
+    tag: int = 0,
     async_op: bool = False,
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
     """Communicator.recv."""
-    return _use(comm).recv(tensor, src, async_op=async_op, timeout=timeout)
+    return _use(comm).recv(tensor, src, tag=tag, async_op=async_op, timeout=timeout)
 
 
 for _name in (

@@ -21,6 +21,8 @@ OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 #: ``feedback=``: False goes without where the codec needs it.
 Feedback = Residuals | Literal[False] | None
 
+ANY_SOURCE = int(lib.RC_ANY_SOURCE)
+
 _NUMBERS = (int, float, np.integer, np.floating)
 
 _COLLECTIVES = {
@@ -46,6 +48,13 @@ def is_integer(value: object) -> bool:
 def is_number(value: object) -> bool:
     """A real number, Python's or numpy's, that is not NaN."""
     return isinstance(value, _NUMBERS) and value == value
+
+
+def check_tag(tag: object) -> int:
+    """A user's tag of a send or receive. Raises ConfigError."""
+    if not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**31:
+        raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
+    return int(tag)
 
 
 def require_compressible(compression: str | None, dtype: str) -> None:
@@ -81,10 +90,11 @@ def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> No
 
 def make_call(
     collective: int, src: View | None, dst: View | None, count: int, op: str,
-    compression: str | None, root: int, world_size: int, seconds: float, async_op: bool,
+    compression: str | None, root: int | None, world_size: int, seconds: float, async_op: bool,
     notify: bool, feedback: Feedback = None,
 ) -> tuple[Any, str]:  # fmt: skip
-    """The rc_call, and its name for messages. Raises ConfigError, TensorError."""
+    """The rc_call, and its name for messages; root None: a receive from any source. Raises
+    ConfigError, TensorError."""
     if not is_number(seconds) or not 0 < seconds <= 4_000_000:
         raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
     if not isinstance(op, str) or op not in OPS:
@@ -92,7 +102,8 @@ def make_call(
     codec = parse(compression)
     require_feedback(codec, feedback)
     _require_sum(collective, op, codec, feedback)
-    if not is_integer(root) or not 0 <= root < world_size:
+    any_source = collective == lib.RC_RECV and root is None and world_size > 1
+    if not any_source and (not is_integer(root) or not 0 <= (root or 0) < world_size):
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
     some = src or dst
     if some is not None:
@@ -103,7 +114,7 @@ def make_call(
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
     call.codec = codec.number
-    call.root = root
+    call.root = ANY_SOURCE if root is None else root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)
     call.dst = ffi.cast("void *", dst.address if dst is not None else 0)

@@ -23,7 +23,7 @@ from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View, view
-from .calls import Feedback, is_integer, make_call
+from .calls import Feedback, check_tag, is_integer, make_call
 from .config import Config
 from .counters import read_counters
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
@@ -328,23 +328,26 @@ class Communicator:
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
 
     def send(
-        self, tensor: Any, dst: int, *, async_op: bool = False, timeout: float | None = None
-    ) -> Any:
-        """Sends a tensor to another rank, dst, where ``recv`` takes it; sends to one rank keep
-        their order. Returns the tensor (or the Work) when it may be changed, which can be before
-        it is received."""
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Sends a tensor to another rank, dst, where a ``recv`` of the same tag (0 to 2^31 - 1)
+        takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
+        when it may be changed, which can be before it is received."""
         src = view(tensor, writable=False)
-        return self._run(lib.RC_SEND, src, None, src.count, root=dst, async_op=async_op,
-                         timeout=timeout, result=tensor)  # fmt: skip
+        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=check_tag(tag),
+                         async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
 
     def recv(
-        self, tensor: Any, src: int, *, async_op: bool = False, timeout: float | None = None
-    ) -> Any:
-        """Receives into ``tensor``, of the count and dtype that another rank, src, sends; returns
-        it (or the Work)."""
+        self, tensor: Any, src: int | None, *, tag: int = 0, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
+        tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
+        which the Work's ``root`` tells."""
         dst = view(tensor, writable=True)
-        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, async_op=async_op,
-                         timeout=timeout)  # fmt: skip
+        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, tag=check_tag(tag),
+                         async_op=async_op, timeout=timeout)  # fmt: skip
 
     # ---- the rest of its life ----
 
@@ -500,7 +503,8 @@ class Communicator:
         op: str = "sum",
         compression: str | None = None,
         feedback: Feedback = None,
-        root: int = 0,
+        root: int | None = 0,
+        tag: int = 0,
         async_op: bool = False,
         timeout: float | None = None,
         result: Any = None,
@@ -512,6 +516,7 @@ class Communicator:
             self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
             feedback,
         )  # fmt: skip
+        call.tag = tag
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         work = Work(self, name, views, dst.owner if dst is not None else result)
@@ -539,11 +544,8 @@ class Communicator:
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
-        def over() -> None:
-            work.done()
-            callback(work)
-
-        self._engine.watch(work._slot, over)
+        work._callbacks = (callback,)
+        self._engine.watch(work._slot, work._tell)
 
     def _gather_bytes(self, part: bytes, seconds: float) -> bytes:
         """Equal-sized parts of all ranks, joined in order of rank."""

@@ -147,6 +147,11 @@ class Config:
         return {name: getattr(self, name) for name in shared}
 
 
+def compression_from_env(env: Mapping[str, str] | None = None) -> str:
+    """RINGCOMM_COMPRESSION, "none" where it is not set: how a torch process group compresses."""
+    return (os.environ if env is None else env).get("RINGCOMM_COMPRESSION", "").strip() or "none"
+
+
 def _variable(field: str) -> str:
     return "RINGCOMM_" + field.upper()
 

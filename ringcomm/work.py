@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._native import AGAIN, OK, error_class, ffi, lib, text
@@ -31,6 +32,8 @@ class Work:
     """
 
     _slot: Any = (ffi.NULL,)
+    #: None: nobody asked; empty: all that asked were told.
+    _callbacks: tuple[Callable[[Work], None], ...] | None = None
 
     def __init__(
         self,
@@ -99,9 +102,40 @@ class Work:
         """The failure, or None if there is none (yet). Never waits."""
         return self._error if self.done() else None
 
+    def call_back(self, callback: Callable[[Work], None]) -> None:
+        """Calls back with this Work once it is over, from the one thread that makes all such calls
+        (of its communicator's ``on_done``), or at once where it is."""
+        if self.done():
+            callback(self)
+            return
+        with self._lock:
+            first, told = self._callbacks is None, self._callbacks == ()
+            if not told:
+                self._callbacks = (*(self._callbacks or ()), callback)
+        if told:
+            callback(self)
+        elif first:
+            self._comm._engine.watch(self._slot, self._tell)
+            if lib.rc_work_notify(self._slot[0]) != OK:
+                self._comm._engine.unwatch(self._slot)
+
+    def _tell(self) -> None:
+        self.done()
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks or (), ()
+        for callback in callbacks:
+            callback(self)
+
+    @property
+    def root(self) -> int:
+        """The root of a rooted collective, or the other rank of a send or receive: of one from any
+        source the sender, -1 until that is known."""
+        return int(lib.rc_work_root(self._slot[0]))
+
     @property
     def seq(self) -> int:
-        """Its number on its communicator, equal on all ranks."""
+        """Its number on its communicator, equal on all ranks; of a send or receive, that between
+        its two ranks among those of its tag."""
         return int(lib.rc_work_seq(self._slot[0]))
 
     @property

@@ -141,6 +141,16 @@ void work_release(rc_work *w)
     free(w);
 }
 
+int work_is_open(const rc_work *w)
+{
+    return atomic_load(&w->result) == RC_AGAIN;
+}
+
+uint64_t work_number(const rc_work *w)
+{
+    return w->flags & FRAME_P2P ? tags_number(w->seq) : w->seq;
+}
+
 int work_complete(const rc_work *w)
 {
     return w->receives_left == 0 && w->sends_left == 0;
@@ -162,7 +172,7 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
         w->error.code = result;
         w->error.elapsed_s = clock_seconds(w->submitted, w->finished);
     }
-    w->error.seq = w->seq;
+    w->error.seq = work_number(w);
     w->env = NULL;
     if (w->call.feedback != NULL)
         feedback_unclaim(w->call.feedback);

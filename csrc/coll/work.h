@@ -66,6 +66,7 @@ struct rc_work {
     uint64_t seq;
     uint64_t fingerprint;
     uint16_t flags; /* of its frames: 0 or FRAME_P2P */
+    int late;       /* a receive that has no number until it is matched (comm_match.c) */
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;
@@ -112,6 +113,10 @@ rc_algorithm work_wanted(const rc_call *call, const work_env *env);
  * complete afterwards (work_complete). */
 rc_result work_start(rc_work *w, work_env *env);
 int work_complete(const rc_work *w);
+/* 1 until work_finish. */
+int work_is_open(const rc_work *w);
+/* Its seq, of a send or receive that among those of its tag: what people are told. */
+uint64_t work_number(const rc_work *w);
 
 /* A data frame of this work begins to arrive from a peer: checks every field against the plan and
  * says where the payload goes. RC_PROTOCOL with the reason in error. */

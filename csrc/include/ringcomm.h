@@ -272,6 +272,10 @@ rc_result rc_feedback_undo(rc_feedback *feedback);
 
 typedef struct rc_work rc_work;
 
+/* The root of a receive that takes a send of any rank: of those that have come, or of the first
+ * that comes. Where two receives can take a send, the one called first does. */
+enum { RC_ANY_SOURCE = -1 };
+
 /* One collective, as this rank calls it. count is in elements:
  *   allreduce, broadcast, reduce, send, recv   of the tensor
  *   allgather, gather                          that each rank contributes; dst holds world_size x
@@ -289,6 +293,7 @@ typedef struct rc_call {
     rc_dtype dtype;
     rc_codec codec;
     int32_t root; /* of a rooted collective; the other rank of a send or recv; else 0 */
+    uint32_t tag; /* of a send or recv: a recv takes sends of its tag only */
     uint64_t count;
     const void *src;
     void *dst;
@@ -311,8 +316,13 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
 /* The work's failure; code RC_OK if there is none (yet). */
 void rc_work_error(rc_work *work, rc_error *out);
-/* The collective's number on its communicator. */
+/* The collective's number on its communicator; of a send or receive, that between these two ranks
+ * among those of its tag. */
 uint64_t rc_work_seq(const rc_work *work);
+/* The root of its call; of a finished receive from any source, the rank that it came from. */
+int rc_work_root(const rc_work *work);
+/* From here on as if it had been submitted with notify = 1, also where it is over by now. */
+rc_result rc_work_notify(rc_work *work);
 /* Seconds from submission to completion; 0 while in flight. */
 double rc_work_elapsed(const rc_work *work);
 /* Lets go of the work. One still in flight goes on; its buffers stay borrowed until it ends, so

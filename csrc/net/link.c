@@ -40,10 +40,17 @@ out_frame *queue_pop(frame_queue *q)
 
 /* ---- credit ---- */
 
+static int is_called(const peer_link *ln, const frame_header *h)
+{
+    if (!(h->flags & FRAME_P2P))
+        return h->seq < ln->called;
+    const tag_count *told = tags_find(&ln->told, tags_tag(h->seq));
+    return told != NULL && tags_number(h->seq) < told->receives;
+}
+
 static int may_leave(const peer_link *ln, const frame_header *h)
 {
-    uint64_t called = h->flags & FRAME_P2P ? ln->p2p_called : ln->called;
-    return h->seq < called || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
+    return is_called(ln, h) || (ln->sent - ln->peer_consumed) + link_cost(h) <= ln->credit;
 }
 
 static void let_go(peer_link *ln, out_frame *frame)
@@ -67,14 +74,44 @@ static void hold(frame_queue *q, out_frame *frame)
     *place = frame;
 }
 
+/* 1 if a frame must not overtake what is held. */
+static int is_behind(const frame_queue *held, const frame_header *h)
+{
+    if (held->head == NULL)
+        return 0;
+    if (!(h->flags & FRAME_P2P))
+        return held->head->header.seq <= h->seq;
+    if (tags_tag(held->tail->header.seq) == tags_tag(h->seq))
+        return 1;
+    for (const out_frame *frame = held->head; frame != NULL; frame = frame->next)
+        if (tags_tag(frame->header.seq) == tags_tag(h->seq))
+            return 1;
+    return 0;
+}
+
+/* The peer has called receives: those of any tag, wherever their sends stand. */
+static void learn_receives(peer_link *ln, uint64_t name)
+{
+    tag_count *told = tags_get(&ln->told, tags_tag(name));
+    if (told == NULL || tags_number(name) < told->receives)
+        return; /* without memory its sends go by the credit */
+    told->receives = tags_number(name) + 1;
+    frame_queue left = ln->held[1];
+    ln->held[1] = (frame_queue){0};
+    for (out_frame *frame = queue_pop(&left); frame != NULL; frame = queue_pop(&left))
+        if (is_called(ln, &frame->header))
+            let_go(ln, frame);
+        else
+            queue_push(&ln->held[1], frame);
+}
+
 void link_learn(peer_link *ln, const frame_header *h)
 {
     int32_t more = (int32_t)(h->consumed - (uint32_t)ln->peer_consumed);
     if (more > 0) /* lanes overtake each other */
         ln->peer_consumed += (uint32_t)more;
     if (h->type == FRAME_CALL && (h->flags & FRAME_P2P)) {
-        if (h->seq >= ln->p2p_called)
-            ln->p2p_called = h->seq + 1;
+        learn_receives(ln, h->seq);
     } else if (h->type <= FRAME_CALL && !(h->flags & FRAME_P2P)) {
         if (h->seq >= ln->called)
             ln->called = h->seq + 1;
@@ -217,8 +254,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
 void link_queue(peer_link *ln, out_frame *frame)
 {
     frame_queue *held = &ln->held[(frame->header.flags & FRAME_P2P) != 0];
-    int behind = held->head != NULL && held->head->header.seq <= frame->header.seq;
-    if (behind || !may_leave(ln, &frame->header))
+    if (is_behind(held, &frame->header) || !may_leave(ln, &frame->header))
         hold(held, frame);
     else
         let_go(ln, frame);

@@ -16,7 +16,8 @@
  * count too, or small frames would be kept without bound.
  *
  *   queue: may leave now      held: waits for the peer's call, in order of seq, one list for
- *                             collectives and one for sends, which must not wait for each other
+ *                             collectives and one for sends, which must not wait for each other;
+ *                             nor must the sends of one tag for those of another
  *
  * Threading: under the engine's lock, unless marked otherwise.
  */
@@ -24,6 +25,7 @@
 #define RINGCOMM_LINK_H
 
 #include "lane.h"
+#include "tags.h"
 
 enum { LINK_CREDIT_SEGMENTS = 8, LINK_MAX_LANES = 256 };
 
@@ -54,7 +56,9 @@ typedef struct peer_link {
     frame_queue held[2]; /* of collectives, of sends */
 
     uint64_t called;        /* the peer has called all collectives below */
-    uint64_t p2p_called;    /* the peer has called the receives of all our sends below */
+    tag_table told;         /* receives: the peer has called those of all our sends below; engine's
+                               lock, as is the next */
+    tag_table started;      /* receives: the next from this peer to be called here */
     uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
     uint64_t sent;          /* bytes of data frames that left the credit's hold */
     uint64_t peer_consumed; /* of these, consumed by the peer as far as is known */
@@ -63,10 +67,9 @@ typedef struct peer_link {
     uint64_t early_bytes;   /* of data frames kept here for collectives not yet called */
     early_queue early[2];   /* they, and calls announced: of collectives, of sends */
 
-    uint64_t sends, receives; /* numbers of the next send and receive; under the inbox lock */
-    uint64_t received;        /* receives from this peer that were called so far */
-    int goodbyes;             /* lanes on which the peer said goodbye */
-    uint64_t left_at;         /* after the last of them: it calls no collective from here on */
+    tag_table numbers; /* sends and receives to and from this peer; under the inbox lock */
+    int goodbyes;      /* lanes on which the peer said goodbye */
+    uint64_t left_at;  /* after the last of them: it calls no collective from here on */
 } peer_link;
 
 /* What a data frame takes of the credit. */

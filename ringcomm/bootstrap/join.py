@@ -7,6 +7,7 @@ caller gave one, else our own TCP rendezvous. It is closed before this returns, 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,26 @@ def join(
     secret = load(config)
     joined = mesh.join(identity, config, secret, _carrier(identity, mpi, store))
     return Joined(joined, config, secret, identity.job)
+
+
+def join_through_store(
+    config: Config, rank: int, world_size: int, store: Any, job: str, patience: float
+) -> Joined:
+    """Joins ranks that have a torch Store of their own, as a torch process group has.
+
+    Args:
+        job: the group's name, the same on all ranks.
+        patience: seconds to wait until all ranks have come to the store; from then on
+            config.connect_timeout counts. The secret never goes there.
+
+    Raises ConfigError, BootstrapError.
+    """
+    secret = load(config)
+    exchange = StoreExchange(store, rank, world_size)
+    if world_size > 1:
+        exchange.allgather(b"", time.monotonic() + patience)
+    joined = mesh.join(_identity(rank, world_size, "torch", job), config, secret, exchange)
+    return Joined(joined, config, secret, job)
 
 
 def _mpi_identity(mpi: Any) -> Identity:

@@ -1,11 +1,21 @@
-"""ringcomm for PyTorch: the gradient hook of DistributedDataParallel.
+"""ringcomm for PyTorch: the process-group backend, and the gradient hook of DDP.
+
+    import ringcomm.torch
+    torch.distributed.init_process_group("ringcomm")                # under torchrun
 
     ddp.register_comm_hook(ringcomm.torch.HookState(compression="bf16"),
                            ringcomm.torch.allreduce_hook)
+
+Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcomm://")``.
 """
 
 from __future__ import annotations
 
+from . import backend, meeting
 from .hooks import HookState, allreduce_hook
+from .options import Options
 
-__all__ = ["HookState", "allreduce_hook"]
+backend.register()
+meeting.register()
+
+__all__ = ["HookState", "Options", "allreduce_hook"]

@@ -89,6 +89,7 @@ static void close_fixture(fixture *f)
     drop(&f->link.queue);
     drop(&f->link.held[0]);
     drop(&f->link.held[1]);
+    tags_destroy(&f->link.told);
     for (int i = 0; i < f->link.lane_count; i++)
         lane_close(f->lanes[i]);
     engine_quiesce(f->engine);
@@ -198,6 +199,12 @@ static void known_calls_need_no_credit(void)
     close_fixture(f);
 }
 
+static uint32_t receives_told(const fixture *f, uint32_t tag)
+{
+    const tag_count *told = tags_find(&f->link.told, tag);
+    return told != NULL ? told->receives : 0;
+}
+
 /* What each type of frame says about the peer's calls. */
 static void calls_are_learned(void)
 {
@@ -210,14 +217,17 @@ static void calls_are_learned(void)
     CHECK_EQ(f->link.called, 9);
     learn(f, FRAME_HEARTBEAT, 3, 0, 0);
     CHECK_EQ(f->link.called, 9);
-    CHECK_EQ(f->link.p2p_called, 0);
+    CHECK_EQ(receives_told(f, 0), 0);
     learn(f, FRAME_DATA, 50, FRAME_P2P, 0); /* its send says nothing of its receives */
     CHECK_EQ(f->link.called, 9);
-    CHECK_EQ(f->link.p2p_called, 0);
+    CHECK_EQ(receives_told(f, 0), 0);
     learn(f, FRAME_CALL, 6, FRAME_P2P, 0);
-    CHECK_EQ(f->link.p2p_called, 7);
+    CHECK_EQ(receives_told(f, 0), 7);
     learn(f, FRAME_CALL, 1, FRAME_P2P, 0);
-    CHECK_EQ(f->link.p2p_called, 7);
+    CHECK_EQ(receives_told(f, 0), 7);
+    learn(f, FRAME_CALL, tags_name(5, 1), FRAME_P2P, 0);
+    CHECK_EQ(receives_told(f, 5), 2);
+    CHECK_EQ(receives_told(f, 0), 7);
     CHECK_EQ(f->link.called, 9);
     learn(f, FRAME_GOODBYE, 99, 0, 0);
     CHECK_EQ(f->link.called, 9);
@@ -288,6 +298,26 @@ static void sends_and_collectives_do_not_wait_for_each_other(void)
     CHECK_EQ(length_of(&f->link.held[1]), 1);
     learn(f, FRAME_CALL, 2, FRAME_P2P, 0);
     expect_queue(f, send, 1);
+    close_fixture(f);
+}
+
+static void tags_do_not_wait_for_each_other(void)
+{
+    static const uint64_t second[] = {UINT64_C(9) << 32},
+                          first[] = {UINT64_C(2) << 32, UINT64_C(2) << 32};
+    fixture *f = open_fixture(0);
+    link_queue(&f->link, new_frame(0, 0, WHOLE));
+    free(queue_pop(&f->link.queue));
+    link_queue(&f->link, new_frame(tags_name(2, 0), FRAME_P2P, 100));
+    link_queue(&f->link, new_frame(tags_name(9, 0), FRAME_P2P, 100));
+    link_queue(&f->link, new_frame(tags_name(2, 0), FRAME_P2P, 100));
+    CHECK_EQ(length_of(&f->link.held[1]), 3);
+    learn(f, FRAME_CALL, tags_name(9, 0), FRAME_P2P, 0);
+    expect_queue(f, second, 1);
+    CHECK_EQ(length_of(&f->link.held[1]), 2);
+    learn(f, FRAME_CALL, tags_name(2, 0), FRAME_P2P, 0);
+    expect_queue(f, first, 2);
+    CHECK_EQ(length_of(&f->link.held[1]), 0);
     close_fixture(f);
 }
 
@@ -521,6 +551,7 @@ int main(void)
         {"small_frames_do_not_overtake", small_frames_do_not_overtake},
         {"sends_and_collectives_do_not_wait_for_each_other",
          sends_and_collectives_do_not_wait_for_each_other},
+        {"tags_do_not_wait_for_each_other", tags_do_not_wait_for_each_other},
         {"consumption_wraps_and_never_goes_back", consumption_wraps_and_never_goes_back},
         {"gigabytes_under_way_leave_no_credit", gigabytes_under_way_leave_no_credit},
         {"credit_is_owed_in_good_time", credit_is_owed_in_good_time},

@@ -1,0 +1,50 @@
+/* tags.h - what is counted for each tag of the sends and receives between two ranks.
+ *
+ * A send or receive is named by its tag and by its number among those of that tag, in one direction
+ * between two ranks. Both ends count for themselves, so the n-th receive of a tag takes the n-th
+ * send of it, and no rank has to ask the other. A program uses few tags, or many: entries are found
+ * by hashing, and are never given up, since their counts are the names of what is still to come.
+ *
+ * Invariant: at most TAGS_MOST entries, as many as a peer may make us keep. No locking of its own.
+ */
+#ifndef RINGCOMM_TAGS_H
+#define RINGCOMM_TAGS_H
+
+#include <stdint.h>
+
+enum { TAGS_MOST = 1 << 20 };
+
+typedef struct tag_count {
+    uint32_t tag;
+    int used;
+    uint32_t sends, receives; /* numbers of the next */
+} tag_count;
+
+typedef struct tag_table {
+    tag_count *slots;
+    uint32_t capacity, count;
+} tag_table;
+
+/* The name of a send or receive as frames carry it. */
+static inline uint64_t tags_name(uint32_t tag, uint32_t number)
+{
+    return (uint64_t)tag << 32 | number;
+}
+
+static inline uint32_t tags_tag(uint64_t name)
+{
+    return (uint32_t)(name >> 32);
+}
+
+static inline uint32_t tags_number(uint64_t name)
+{
+    return (uint32_t)name;
+}
+
+/* The tag's entry; NULL if there is none. Valid until the next tags_get. */
+tag_count *tags_find(const tag_table *t, uint32_t tag);
+/* The same, made with zeros where there was none; NULL if memory is short or there are too many. */
+tag_count *tags_get(tag_table *t, uint32_t tag);
+void tags_destroy(tag_table *t);
+
+#endif

@@ -1,0 +1,85 @@
+"""Registers backend "ringcomm" with torch.distributed, and makes its groups.
+
+The ranks of a group find each other through the store that torch gives it: addresses and public
+nonces go there, the secret never does. Each group has a communicator, and so lanes, of its own;
+making one takes as long as a few round trips to the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Any
+
+import torch.distributed as dist
+
+from ..bootstrap.join import join_through_store
+from ..communicator import Communicator
+from ..config import TUNE_TABLE_OFF, Config
+from ..errors import ConfigError
+from .group import RingcommGroup
+from .options import Options
+
+NAME = "ringcomm"
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+
+def register() -> None:
+    """Makes ``init_process_group("ringcomm")`` known. Called by ``import ringcomm.torch``."""
+    if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(made: Any, options: Any) -> RingcommGroup:
+    """What torch calls for every new group, on each of its ranks."""
+    whole = not made.global_ranks_in_group
+    return open_group(
+        made.store, made.group_rank, made.group_size, made.timeout, options, made.group_id, whole
+    )
+
+
+def open_group(
+    store: Any, rank: int, size: int, timeout: datetime.timedelta, options: Any, name: str,
+    whole: bool,
+) -> RingcommGroup:  # fmt: skip
+    """Joins the ranks of a group, on each of them.
+
+    Args:
+        timeout: of its collectives, and for all ranks to come here.
+        options: an Options; a Config; None: those of the default group, or the environment's.
+        whole: the default group, which alone may follow a tuned table.
+
+    Raises:
+        ConfigError: (a ValueError) the settings cannot work.
+        BootstrapError: a rank did not come, or could not be reached, with a table of which.
+    """
+    chosen = _options(options)
+    seconds = timeout.total_seconds()
+    config = dataclasses.replace(chosen.config, timeout=min(max(seconds, 0.001), 1e6))
+    if not whole:
+        config = dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
+    joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
+    return RingcommGroup(store, Communicator(joined), chosen, _regroup)
+
+
+def _options(given: Any) -> Options:
+    if isinstance(given, Options):
+        return given
+    if isinstance(given, Config):
+        options = Options()
+        options.config = given
+        return options
+    if given is not None:
+        raise ConfigError(f"pg_options: give a ringcomm.torch.Options, not {type(given).__name__}")
+    default = dist.group.WORLD
+    return default.options if isinstance(default, RingcommGroup) else Options()
+
+
+def _regroup(
+    parent: RingcommGroup, ranks: list[int], timeout: Any, options: Any, name: str
+) -> RingcommGroup:
+    seconds = datetime.timedelta(seconds=parent.comm.config.timeout)
+    return open_group(
+        _PrefixStore(f"{name}/", parent.get_group_store()), ranks.index(parent.comm.rank),
+        len(ranks), timeout or seconds, options or parent.options, name, whole=False,
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Backend "ringcomm" of torch.distributed: a process group whose collectives are ringcomm's.
+
+torch calls one method per collective, with lists of tensors and an options object, and gets a
+Work: reducing.py, moving.py and messaging.py have them. Here are a group's names, and its end.
+
+Invariants: every method of torch's interface exists under both of its names, where releases differ.
+The group closes its communicator when torch shuts it down, or when it is no longer referenced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..communicator import Communicator
+from ..errors import RingcommError
+from ..shortcut import Shortcut
+from . import detail
+from .messaging import Messaging
+from .moving import Moving
+from .options import Options
+from .reducing import Reducing
+from .works import seconds_of
+
+_Base: Any = dist.ProcessGroup
+_GRACE = 0.5  # seconds; a barrier of all ranks does not mean that all before it is over
+
+
+class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
+    """A process group, as ``dist.init_process_group("ringcomm")`` and ``new_group`` make it.
+
+    Attributes:
+        comm: its ringcomm.Communicator, for what torch has no name for (``stats()``, ``rails``).
+        options: its Options.
+    """
+
+    supports_splitting = True
+
+    def __init__(self, store: Any, comm: Communicator, options: Options, regroup: Any) -> None:
+        super().__init__(comm.rank, comm.world_size)
+        self.comm = comm
+        self._options = options
+        self._store = store
+        self._regroup = regroup
+        self._name = self._desc = ""
+        self._coalescing = None
+        self._quick_ops = {}
+        self._detailed = detail.is_on()
+
+    @property
+    def options(self) -> Options:
+        """As it was made with."""
+        return self._options
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's)
+        """ "ringcomm"."""
+        return "ringcomm"
+
+    name = getBackendName
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """As torch gave it."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """As torch gave it."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Called by torch."""
+        self._desc = desc
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self.comm.rank
+
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.comm.world_size
+
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
+    def get_group_store(self) -> Any:
+        """The store that the group was made with."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *cuda]
+
+    def _get_backend(self, _device: Any) -> RingcommGroup:
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The core numbers its collectives from 0."""
+
+    def eager_connect_single_device(self, _device: Any = None) -> None:
+        """All ranks are connected when a group is made."""
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """For the collectives that are called from here on."""
+        seconds = seconds_of(timeout)
+        if seconds is None:
+            raise ValueError(f"timeout={timeout}: give one above 0")
+        self.comm.config = dataclasses.replace(self.comm.config, timeout=seconds)
+        self.comm._shortcut = Shortcut(self.comm)
+
+    _set_default_timeout = set_timeout
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: Any = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        **_: Any,
+    ) -> RingcommGroup | None:
+        """A group of these ranks of this one; None on ranks that are not among them."""
+        if self.comm.rank not in new_ranks:
+            return None
+        name = group_name or f"{self._name}/{','.join(map(str, new_ranks))}"
+        group: RingcommGroup = self._regroup(self, list(new_ranks), timeout, opts, name)
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    def shutdown(self) -> None:
+        """Leaves the group, and gives collectives in flight half a second to end by themselves;
+        they fail then. Called by destroy_process_group."""
+        leave_by = time.monotonic() + _GRACE
+        for work in list(self.comm._in_flight.values()):
+            with contextlib.suppress(RingcommError):
+                work.wait(max(0.0, leave_by - time.monotonic()))
+        self.comm.close()
+
+    _shutdown = shutdown
+
+    def abort(self) -> None:
+        """Fails all collectives here and on the other ranks, and leaves."""
+        with contextlib.suppress(RingcommError):  # closed before
+            self.comm.abort("abort() of its process group was called")
+        self.comm.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "comm"):
+            self.shutdown()

@@ -1,0 +1,79 @@
+"""Sends, receives and barriers of a process group."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .._native import lib
+from ..errors import CommTimeoutError, RingcommError
+from .moving import PIECES_TAG
+from .submit import Call, Submitter, one
+from .tensors import moved
+from .works import RingWork, together
+
+
+class Messaging(Submitter):
+    """Point to point with tags, and what all ranks wait for."""
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
+        """To a rank of this group, for a receive of the same tag."""
+        src = moved(one(tensors, "send"), writable=False)
+        call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=_tag(tag))
+        return self._start("send", [call], list(tensors))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
+        """What a rank of this group sends with this tag."""
+        dst = moved(one(tensors, "recv"), writable=True, reads=False)
+        call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=_tag(tag))
+        return self._start("recv", [call], list(tensors))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
+        """The next that any rank sends with this tag; the Work knows which."""
+        dst = moved(one(tensors, "recv"), writable=True, reads=False)
+        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=_tag(tag))
+        return self._start("recvAnySource", [call], list(tensors))
+
+    def _peer(self, rank: int) -> int:
+        if rank == self.comm.rank:
+            raise ValueError("ringcomm: a rank cannot send to or receive from itself")
+        if not 0 <= rank < self.comm.world_size:
+            raise ValueError(f"rank {rank} is not in a group of {self.comm.world_size}")
+        return rank
+
+    def _start_coalescing(self, _device: Any) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, _device: Any) -> RingWork:
+        works, self._coalescing = self._coalescing or [], None
+        return together(works)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> RingWork:
+        """Over when every rank has called it."""
+        return self._start("barrier", [Call(lib.RC_BARRIER, None, None, 0)], [], opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the ranks that have not called it: on rank 0 all of them,
+        whether wait_all_ranks is given or not. (``dist.monitored_barrier`` is for gloo only: call
+        this method of the group.)"""
+        rank, seconds = self.comm.rank, timeout.total_seconds() if timeout is not None else None
+        if seconds is not None and seconds <= 0:
+            raise CommTimeoutError(f"Rank {rank} timed out in monitoredBarrier: no time was given")
+        try:
+            self.comm.barrier(timeout=seconds)
+        except RingcommError as error:
+            text = (
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                "waiting for send/recv from rank 0"
+            )
+            missing = re.search(r"rank ([\d, ]+) has not called", str(error))
+            if rank == 0 and missing:
+                ranks = "Ranks" if "," in missing[1] else "Rank"
+                text = f"{ranks} {missing[1]} failed to pass monitoredBarrier"
+            raise type(error)(f"{text}: {error}", rank=error.rank, host=error.host) from error
+
+
+def _tag(tag: int) -> int:
+    if not 0 <= tag < PIECES_TAG:
+        raise ValueError(f"tag {tag}: give one from 0 to 2^31 - 1")
+    return tag

@@ -1,0 +1,183 @@
+"""The collectives of a process group that move elements and change none.
+
+Lists of tensors that lie in memory one after the other, as the parts of a larger one do, are taken
+as they are; others are copied. An exchange of unequal pieces is a send and a receive for each pair
+of ranks, with a tag that users cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._native import lib
+from .submit import Call, Submitter, Tensors, copy, one, root_of
+from .tensors import joined, moved, packed, require_alike, unpack
+from .works import RingWork, together
+
+PIECES_TAG = 1 << 31
+"""Users' tags are below."""
+
+
+class Moving(Submitter):
+    """Broadcast, all-gather, gather, scatter and all-to-all, each in all of torch's forms."""
+
+    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> RingWork:
+        """From the root, in place."""
+        tensor = one(tensors, "broadcast")
+        root = root_of(opts)
+        here = self.comm.rank == root
+        dst = moved(tensor, writable=not here, reads=here)
+        return self._start(
+            "broadcast", [Call(lib.RC_BROADCAST, dst, dst, dst.count, root=root)], [tensor], opts
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
+        """Into a list of world_size tensors like the input."""
+        source = one(inputs, "all_gather")
+        rows = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
+        self._require_world(rows, "all_gather")
+        require_alike(rows, source, "all_gather")
+        return self._collect("all_gather", lib.RC_ALLGATHER, list(rows), source, opts)
+
+    def _collect(
+        self, name: str, collective: int, rows: Tensors, source: torch.Tensor, opts: Any,
+        root: int = 0,
+    ) -> RingWork:  # fmt: skip
+        """Gathers into rows, directly where they lie one after the other."""
+        src = moved(source, writable=False)
+        flat = joined(rows)
+        target = source.new_empty(len(rows) * source.numel()) if flat is None else flat
+        call = Call(
+            collective, src, moved(target, writable=True, reads=False), src.count, root=root
+        )
+        after = None if flat is not None else lambda: unpack(target, rows)
+        return self._start(name, [call], rows, opts, after)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
+        """Several of these; outputs[rank][i] is what rank has as inputs[i]."""
+        self._require_world(outputs, "all_gather_coalesced")
+        columns = [list(column) for column in zip(*outputs, strict=True)]
+        works = [self.allgather([o], [i], opts) for o, i in zip(columns, inputs, strict=True)]
+        return together(works)
+
+    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
+        """Into one tensor, world_size times as large as the input."""
+        if output.numel() != self.comm.world_size * source.numel() or output.dtype != source.dtype:
+            raise ValueError(
+                f"all_gather_into_tensor: the output is {output.dtype}{list(output.shape)}, and "
+                f"must be {self.comm.world_size} times {source.dtype}{list(source.shape)}"
+            )
+        src = moved(source, writable=False)
+        call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True, reads=False), src.count)
+        return self._start("all_gather", [call], [output], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
+        """Several of these."""
+        works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        return together(works)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+        """Into a list of world_size tensors on the root; elsewhere outputs are empty."""
+        source = one(inputs, "gather")
+        root = root_of(opts)
+        if self.comm.rank != root:
+            src = moved(source, writable=False)
+            return self._start(
+                "gather", [Call(lib.RC_GATHER, src, None, src.count, root=root)], [], opts
+            )
+        rows = outputs[0] if outputs and isinstance(outputs[0], (list, tuple)) else outputs
+        self._require_world(rows, "gather")
+        require_alike(rows, source, "gather")
+        return self._collect("gather", lib.RC_GATHER, list(rows), source, opts, root)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+        """From a list of world_size tensors on the root; elsewhere inputs are empty."""
+        output = one(outputs, "scatter")
+        root = root_of(opts)
+        dst = moved(output, writable=True, reads=False)
+        src = None
+        if self.comm.rank == root:
+            parts = inputs[0] if inputs and isinstance(inputs[0], (list, tuple)) else inputs
+            self._require_world(parts, "scatter")
+            require_alike(parts, output, "scatter")
+            src = moved(packed(parts), writable=False)
+        return self._start(
+            "scatter", [Call(lib.RC_SCATTER, src, dst, dst.count, root=root)], [output], opts
+        )
+
+    def all_to_all_single(
+        self, output: Any, source: Any, output_splits: Any = (), input_splits: Any = (),
+        opts: Any = None,
+    ) -> RingWork:  # fmt: skip
+        """In equal parts where no rank gives sizes; else in rows of these sizes."""
+        n = self.comm.world_size
+        if output.dtype != source.dtype:
+            raise ValueError("all_to_all: the output and the input differ in dtype")
+        if not output_splits and not input_splits:
+            if source.dim() == 0 or source.shape[0] % n or output.numel() != source.numel():
+                raise ValueError(
+                    "all_to_all_single: without split sizes the first dimension must divide by the "
+                    f"group's size, {n}, and the output be as large as the input"
+                )
+            if output.data_ptr() == source.data_ptr():
+                source = source.clone()
+            src = moved(source, writable=False)
+            call = Call(
+                lib.RC_ALLTOALL, src, moved(output, writable=True, reads=False), src.count // n
+            )
+            return self._start("all_to_all", [call], [output], opts)
+        sources = _split(source, input_splits, n, "input")
+        target = (
+            output
+            if output.is_contiguous()
+            else torch.empty_like(output, memory_format=torch.contiguous_format)
+        )
+        calls = self._pieces(_split(target, output_splits, n, "output"), sources)
+        after = None if target is output else lambda: copy(output, target)
+        return self._start("all_to_all", calls, [output], opts, after)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
+        """Lists of world_size tensors, of any sizes."""
+        self._require_world(outputs, "all_to_all")
+        self._require_world(inputs, "all_to_all")
+        return self._start("all_to_all", self._pieces(outputs, inputs), list(outputs), opts)
+
+    def _pieces(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> list[Call]:
+        """A send and a receive for every other rank, first those next to this one; the piece that
+        stays is copied now."""
+        n, rank = self.comm.world_size, self.comm.rank
+        calls = []
+        for distance in range(1, n):
+            to, source = (rank + distance) % n, (rank - distance) % n
+            src = moved(inputs[to], writable=False)
+            dst = moved(outputs[source], writable=True, reads=False)
+            calls.append(Call(lib.RC_SEND, src, None, src.count, root=to, tag=PIECES_TAG))
+            calls.append(Call(lib.RC_RECV, None, dst, dst.count, root=source, tag=PIECES_TAG))
+        if outputs[rank].numel() != inputs[rank].numel():
+            raise ValueError("all_to_all: the piece that stays here has two sizes")
+        copy(outputs[rank], inputs[rank])
+        return calls
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _split(tensor: torch.Tensor, sizes: Any, n: int, what: str) -> Tensors:
+    """The rows that go to, or come from, each rank."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not sizes:
+        if rows % n:
+            raise ValueError(f"all_to_all_single: the {what}'s {rows} rows do not divide by {n}")
+        sizes = [rows // n] * n
+    if len(sizes) != n or sum(sizes) != rows or min(sizes) < 0:
+        raise ValueError(
+            f"all_to_all_single: the {what}'s split sizes are {list(sizes)}; they must be {n}, and "
+            f"add up to its {rows} rows"
+        )
+    return list(torch.split(tensor, list(sizes)))

@@ -1,0 +1,97 @@
+"""torch's reduce ops as the core has them, and those that it has not.
+
+SUM AVG PRODUCT MIN MAX   the core's own; truth values are joined by "or" and "and"
+BAND BOR BXOR             all tensors are gathered, and joined on each rank: exact, and rare
+PREMUL_SUM                the tensor is scaled before it is sent
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import TensorError
+from .tensors import require_dense
+
+_Kind: Any = dist.ReduceOp.RedOpType
+_CORE = {_Kind.SUM: "sum", _Kind.AVG: "avg", _Kind.PRODUCT: "prod", _Kind.MIN: "min",
+         _Kind.MAX: "max"}  # fmt: skip
+_TRUTH = {_Kind.SUM: "max", _Kind.MAX: "max", _Kind.BOR: "max", _Kind.PRODUCT: "min",
+          _Kind.MIN: "min", _Kind.BAND: "min"}  # fmt: skip
+_BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    _Kind.BAND: torch.bitwise_and, _Kind.BOR: torch.bitwise_or, _Kind.BXOR: torch.bitwise_xor,
+}  # fmt: skip
+_LOSSY_OPS = ("sum", "avg")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """How a tensor is reduced.
+
+    Attributes:
+        op: the core's name of it; "" where ``join`` does it.
+        join: joins two ranks' tensors; None: the core does it.
+        factor: what tensors are multiplied by first; None: nothing.
+    """
+
+    op: str
+    join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    factor: Any = None
+
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks' tensors, stacked, as one."""
+        assert self.join is not None
+        return functools.reduce(self.join, rows.unbind(0))
+
+
+def reduction(op: Any, tensor: torch.Tensor) -> Reduction:
+    """For a tensor of this dtype.
+
+    Args:
+        op: a ReduceOp, or one of its kinds.
+
+    Raises:
+        TensorError: the op has no meaning for the dtype, or the core does not know the dtype.
+    """
+    require_dense(tensor)
+    kind = getattr(op, "op", op)
+    if tensor.dtype == torch.bool and kind in _TRUTH:
+        return Reduction(_TRUTH[kind])
+    if kind in _BITWISE and not tensor.is_floating_point() and not tensor.is_complex():
+        return Reduction("", _BITWISE[kind])
+    if tensor.is_complex() and kind not in (_Kind.SUM, _Kind.AVG):
+        raise _no_such(kind, tensor)
+    if kind == _Kind.PREMUL_SUM and tensor.is_floating_point():
+        return Reduction("sum", factor=op.__getstate__()[1])
+    if kind not in _CORE or tensor.dtype == torch.bool:
+        raise _no_such(kind, tensor)
+    return Reduction(_CORE[kind])
+
+
+def as_reduced(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory in a dtype in which the core may reduce it."""
+    if tensor.dtype == torch.bool:
+        return tensor.detach().view(torch.uint8)
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach())
+    return tensor
+
+
+def takes_compression(op: str, tensor: torch.Tensor) -> bool:
+    """Whether this may be made smaller for the wire."""
+    return op in _LOSSY_OPS and tensor.dtype in (torch.float32, torch.float64)
+
+
+def is_sum(op: Any) -> bool:
+    """Whether it is ReduceOp.SUM."""
+    return bool(getattr(op, "op", op) == _Kind.SUM)
+
+
+def _no_such(kind: Any, tensor: torch.Tensor) -> TensorError:
+    name = getattr(kind, "name", kind)
+    return TensorError(f"ReduceOp.{name} is not defined for tensors of {tensor.dtype}")

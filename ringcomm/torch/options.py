@@ -1,0 +1,50 @@
+"""Options of a process group: what ``init_process_group(pg_options=...)`` takes.
+
+Invariants: checked when made; the environment counts where nothing is given (Config.from_env, and
+RINGCOMM_COMPRESSION). A group without options of its own has those of the default group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..codecs import parse
+from ..config import Config, compression_from_env
+from ..errors import ConfigError
+
+
+class Options:
+    """How a process group of backend "ringcomm" is built.
+
+    Args:
+        compression: how all-reduced float32 and float64 values travel where
+            the op is sum or avg: None or "none", "bf16", "fp16", "int8" or "fp8". Default:
+            RINGCOMM_COMPRESSION. The same on all ranks. Everything else travels as it is.
+        settings: fields of ringcomm.Config, such as ``interfaces=("eth0", "eth1")``. What is not
+            given comes from the environment. The group's timeout is torch's, not a setting.
+
+    Attributes:
+        compression: None or the codec's name.
+        config: the ringcomm.Config.
+
+    Raises:
+        ConfigError: (a ValueError) a value that cannot work.
+    """
+
+    def __init__(self, compression: str | None = None, **settings: Any) -> None:
+        codec = parse(compression_from_env() if compression is None else compression)
+        if codec.needs_feedback:
+            raise ConfigError(
+                f"compression={codec.name!r} needs error feedback, which a process group has not: "
+                "leave it out, and give it to HookState with ringcomm.torch.allreduce_hook"
+            )
+        if "timeout" in settings:
+            raise ConfigError("give the timeout to init_process_group or new_group, not in Options")
+        try:
+            self.config = Config.from_env(**settings)
+        except TypeError as error:  # no such field
+            raise ConfigError(f"Options: {error}") from None
+        self.compression = None if codec.name == "none" else codec.name
+
+    def __repr__(self) -> str:
+        return f"Options(compression={self.compression!r}, config={self.config!r})"

@@ -1,0 +1,185 @@
+"""The collectives of a process group that reduce.
+
+The core's ops run in the core. The bitwise ones are rare: all ranks' tensors are gathered, and
+joined on each. So are sparse tensors, whose indices differ from rank to rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._native import lib
+from ..errors import TensorError
+from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
+from .submit import Call, Submitter, copy, one, root_of
+from .tensors import KNOWN, joined, memory_of, moved, packed, require_alike
+from .works import RingWork, seconds_of, together
+
+_AllreduceOptions: Any = dist.AllreduceOptions
+
+
+class Reducing(Submitter):
+    """All-reduce, reduce and reduce-scatter, each in all of torch's forms."""
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RingWork:
+        """Of one dense tensor, in place; of a sparse one by gathering all."""
+        quick = self._allreduce_quickly(tensors, opts)
+        if quick is not None:
+            return quick
+        tensor = one(tensors, "all_reduce")
+        op = getattr(opts, "reduceOp", opts)
+        op = dist.ReduceOp.SUM if op is None else op
+        if tensor.layout == torch.sparse_coo:
+            return self._allreduce_sparse(tensor, op)
+        how = reduction(op, tensor)
+        if how.join is not None:
+            call, rows = self._gathered(tensor)
+            return self._start(
+                "all_reduce", [call], [tensor], opts, lambda: copy(tensor, how.joined(rows))
+            )
+        call = self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor, tensor.numel())
+        return self._start("all_reduce", [call], [tensor], opts)
+
+    def _allreduce_quickly(self, tensors: Any, opts: Any) -> RingWork | None:
+        """The commonest case by the shortest way; None for any other."""
+        if type(opts) is not _AllreduceOptions or len(tensors) != 1 or self._is_watched():
+            return None
+        tensor, key = tensors[0], (tensors[0].dtype, opts.reduceOp.op)
+        if key not in self._quick_ops:
+            self._quick_ops[key] = self._quick_op(tensor, opts.reduceOp)
+        known = self._quick_ops[key]
+        if known is None or seconds_of(opts.timeout) is not None:
+            return None
+        if getattr(opts, "asyncOp", True):
+            part = self.comm._shortcut.submit(tensor, *known)
+            return None if part is None else RingWork((part,), tensors)
+        if self.comm._shortcut.allreduce(tensor, *known):
+            return RingWork.finished(tensors)
+        return None
+
+    def _quick_op(self, tensor: torch.Tensor, op: Any) -> tuple[str, str | None] | None:
+        if tensor.dtype not in KNOWN or tensor.layout != torch.strided:
+            return None
+        how = reduction(op, tensor)
+        if how.join is not None or how.factor is not None:
+            return None
+        return how.op, self._options.compression if takes_compression(how.op, tensor) else None
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingWork:
+        """Of several tensors, in place."""
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        flat = joined(tensors) if tensors else None
+        if flat is not None:
+            return self.allreduce([flat], opts)
+        calls = []
+        for tensor in tensors:
+            how = reduction(op, tensor)
+            if how.join is not None:
+                raise TensorError("all_reduce_coalesced: BAND, BOR and BXOR go by all_reduce")
+            calls.append(self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor, tensor.numel()))
+        return self._start("all_reduce", calls, list(tensors), opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, *rest: Any) -> RingWork:
+        """In place on the root; elsewhere the tensor is only read."""
+        tensor = one(tensors, "reduce")
+        root = root_of(opts)
+        here = self.comm.rank == root
+        how = reduction(getattr(opts, "reduceOp", rest[0] if rest else dist.ReduceOp.SUM), tensor)
+        if how.join is not None:
+            call, rows = self._gathered(tensor)
+            after = (lambda: copy(tensor, how.joined(rows))) if here else None
+            return self._start("reduce", [call], [tensor], opts, after)
+        call = self._reduced(
+            lib.RC_REDUCE, how, tensor, tensor if here else None, tensor.numel(), root
+        )
+        return self._start("reduce", [call], [tensor], opts)
+
+    def _scattered(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> RingWork:
+        """Reduce-scatter of a tensor that holds all ranks' parts."""
+        n, rank = self.comm.world_size, self.comm.rank
+        if source.numel() != n * output.numel() or source.dtype != output.dtype:
+            raise ValueError(
+                f"reduce_scatter: the input is {source.dtype}{list(source.shape)}, and must be "
+                f"{n} times the output, {output.dtype}{list(output.shape)}"
+            )
+        how = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM), source)
+        if how.join is not None:
+            call, rows = self._gathered(source)
+
+            def pick() -> None:
+                copy(output, how.joined(rows).reshape(n, -1)[rank])
+
+            return self._start("reduce_scatter", [call], [output], opts, pick)
+        call = self._reduced(lib.RC_REDUCE_SCATTER, how, source, output, output.numel())
+        return self._start("reduce_scatter", [call], [output], opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
+        """Of a list of world_size tensors like the output."""
+        output = one(outputs, "reduce_scatter")
+        parts = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+        self._require_world(parts, "reduce_scatter")
+        require_alike(parts, output, "reduce_scatter")
+        return self._scattered(output, packed(parts), opts)
+
+    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
+        """Of one tensor, world_size times as large as the output."""
+        return self._scattered(output, source, opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> RingWork:
+        """Several of these."""
+        return together([self._scattered(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+
+    def _reduced(
+        self, collective: int, how: Reduction, src: torch.Tensor, dst: torch.Tensor | None,
+        count: int, root: int = 0,
+    ) -> Call:  # fmt: skip
+        if how.factor is not None:
+            src = src.detach() * how.factor
+        compresses = collective == lib.RC_ALLREDUCE and takes_compression(how.op, src)
+        source = memory_of(as_reduced(src), writable=src is dst)
+        target = source
+        if dst is None:
+            target = None  # type: ignore[assignment]
+        elif dst is not src:
+            target = memory_of(as_reduced(dst), writable=True, reads=False)
+        per = 2 if src.is_complex() else 1
+        return Call(
+            collective, source, target, count * per, how.op, root,
+            compression=self._options.compression if compresses else None,
+        )  # fmt: skip
+
+    def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
+        """A call that brings every rank's tensor here, and where."""
+        rows = tensor.new_empty((self.comm.world_size, *tensor.shape), requires_grad=False)
+        src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
+        return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
+        """Indices and values of all ranks are gathered, padded to the longest, and added up."""
+        if not is_sum(op):
+            raise TensorError("sparse tensors can be all-reduced by SUM only")
+        own = tensor.detach().coalesce()
+        counts = self.comm.allgather(torch.tensor([own._nnz()]))
+        most = int(counts.max())
+        indices = own.indices().new_zeros((own.sparse_dim(), most))
+        indices[:, : own._nnz()] = own.indices()
+        values = own.values().new_zeros((most, *own.values().shape[1:]))
+        values[: own._nnz()] = own.values()
+        all_indices, all_values = self.comm.allgather(indices), self.comm.allgather(values)
+        used = [int(count) for count in counts.flatten()]
+        total = torch.sparse_coo_tensor(
+            torch.cat([all_indices[r][:, :k] for r, k in enumerate(used)], dim=1),
+            torch.cat([all_values[r][:k] for r, k in enumerate(used)]),
+            own.shape,
+        ).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+        return RingWork((), [tensor])
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

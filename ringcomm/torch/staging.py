@@ -1,0 +1,60 @@
+"""Tensors on a GPU: the core sees a copy of them in pinned host memory.
+
+What is to be read is copied there when the collective is called, after all that the current stream
+has to do first; the result is copied back when the collective is over, by whoever sees that.
+
+Invariants: the caller waits for the copy to the host, and whoever finishes the collective for the
+copy back, so that a Work that is over has its result on the device, for every stream. Copies go by
+a stream of their own, behind what the current one had to do with the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..buffers import View, view
+
+
+def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
+    """The view of a host copy of a tensor, whose ``finish`` copies the result back.
+
+    Args:
+        tensor: on any device, of a dtype of the core.
+        writable: it receives a result.
+        reads: its values matter; else it only receives.
+    """
+    source = tensor.detach()
+    pinned = source.device.type == "cuda"
+    host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=pinned)
+    copies = _Copies(source.device)
+    if reads:
+        copies.make(host, source)
+    found = view(host, writable=writable)
+
+    def finish() -> None:
+        copies.make(source, host)
+
+    return View(
+        tensor, (found, source, host), found.address, found.dtype, found.shape, found.count,
+        source.new_empty, finish if writable else None,
+    )  # fmt: skip
+
+
+class _Copies:
+    """Copies between a device and the host that are over when ``make`` returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def make(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._stream is None:
+            target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        self._stream.synchronize()

@@ -1,0 +1,119 @@
+"""How a method of a process group becomes calls of the core.
+
+A method says which calls a collective is (Call), and what is left to do when they are over;
+``_start`` does the rest alike for all: it submits them, and waits where torch is going to.
+
+Invariant: a method has checked its arguments before it starts anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..buffers import View
+from ..communicator import Communicator
+from . import detail, profiling
+from .options import Options
+from .works import RingWork, seconds_of
+
+Tensors = list[torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of the core: what Communicator._run takes."""
+
+    collective: int
+    src: View | None
+    dst: View | None
+    count: int
+    op: str = "sum"
+    root: int | None = 0
+    tag: int = 0
+    compression: str | None = None
+
+
+def one(tensors: Any, what: str) -> torch.Tensor:
+    """torch passes lists, which had one tensor per device once."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if not isinstance(tensors, (list, tuple)) or len(tensors) != 1:
+        raise ValueError(f"{what}: ringcomm takes one tensor, not {len(tensors)}")
+    if not isinstance(tensors[0], torch.Tensor):
+        raise TypeError(f"{what}: {type(tensors[0]).__name__} is not a tensor")
+    return tensors[0]
+
+
+def root_of(opts: Any) -> int:
+    """torch passes an options object, or in older interfaces the rank itself."""
+    return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Values of a tensor into another of as many elements."""
+    target.detach().copy_(source.detach().reshape(target.shape))
+
+
+class Submitter:
+    """What the parts of a group share.
+
+    Attributes:
+        comm: its ringcomm.Communicator, for what torch has no name for (``stats()``, ``rails``).
+        options: its Options.
+    """
+
+    comm: Communicator
+    _options: Options
+    _coalescing: list[RingWork] | None
+    _detailed: bool
+    _quick_ops: dict[Any, tuple[str, str | None] | None]
+
+    def _start(
+        self,
+        name: str,
+        calls: Sequence[Call],
+        tensors: Tensors,
+        opts: Any = None,
+        after: Callable[[], None] | None = None,
+    ) -> RingWork:
+        """Submits the calls of one collective; waits for them if torch is going to."""
+        if self._detailed:
+            detail.compare(self.comm, name, tensors)
+        if profiling.is_on():
+            return profiling.recorded(name, lambda: self._submit(calls, tensors, opts, after))
+        return self._submit(calls, tensors, opts, after)
+
+    def _is_watched(self) -> bool:
+        """Whether there is more to do for a collective than to submit it."""
+        return self._detailed or self._coalescing is not None or profiling.is_on()
+
+    def _submit(
+        self, calls: Sequence[Call], tensors: Tensors, opts: Any, after: Callable[[], None] | None
+    ) -> RingWork:
+        at_once = not getattr(opts, "asyncOp", True) and self._coalescing is None
+        timeout = seconds_of(getattr(opts, "timeout", None))
+        alone = at_once and len(calls) == 1
+        parts = [
+            self.comm._run(
+                call.collective, call.src, call.dst, call.count, op=call.op, root=call.root,
+                tag=call.tag, compression=call.compression, async_op=not alone, timeout=timeout,
+            )
+            for call in calls
+        ]  # fmt: skip
+        work = RingWork(() if alone else parts, tensors, after)
+        if at_once:
+            work.wait()
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _require_world(self, tensors: Any, what: str) -> None:
+        if len(tensors) != self.comm.world_size:
+            raise ValueError(
+                f"{what}: give a list of {self.comm.world_size} tensors, one for each rank of the "
+                f"group, not {len(tensors)}"
+            )

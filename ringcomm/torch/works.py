@@ -1,0 +1,193 @@
+"""The Work that torch gets for each collective: one or several of ringcomm's, and their result.
+
+Most callers only wait, so a Future is made when it is asked for, and only then does ringcomm's
+callback thread hear of the collective.
+
+Invariants: what is left to do when the transfers are over (``after``) is done once, by whoever sees
+that first: a waiting thread, or the callback thread. A Future is completed after it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from .._native import CALLBACK_THREAD
+from ..errors import RingcommError
+
+_TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
+# Before 2.7 torch's C++ holds a Work without its Python object, and waits for ever once that is
+# gone. So the latest are kept here, the finished ones without their tensors.
+_KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_kept: collections.deque[RingWork] = collections.deque(maxlen=4096)
+_NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
+
+
+class Part(Protocol):
+    """What a RingWork is made of: ringcomm.Work, or what stands for one."""
+
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def done(self) -> bool: ...
+    def exception(self) -> RingcommError | None: ...
+    def call_back(self, callback: Callable[[Any], None]) -> None: ...
+
+
+def seconds_of(timeout: Any) -> float | None:
+    """torch's timeout in seconds; None where none was given."""
+    if timeout is None or timeout <= _NEVER:
+        return None
+    return float(timeout.total_seconds())
+
+
+class RingWork(_TorchWork):  # type: ignore[misc]
+    """A collective as torch sees it.
+
+    Args:
+        parts: what it consists of; none: it is over.
+        tensors: its result.
+        after: what is left to do on this rank when all parts are over.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        tensors: list[torch.Tensor],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._parts = parts
+        self._tensors = tensors
+        self._after = after
+        self._over = not parts and after is None
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._recorded = False
+        self._lock = threading.Lock()
+        if _KEEPS:
+            _kept.append(self)
+
+    @classmethod
+    def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
+        """One that is over and went well."""
+        return cls((), tensors)
+
+    def wait(self, timeout: datetime.timedelta = _NEVER) -> bool:
+        """Waits until the result is there. Raises the ringcomm error if it failed, and
+        CommTimeoutError (a RuntimeError) where it is in flight after the timeout; it goes on."""
+        if not self._over:
+            seconds = seconds_of(timeout)
+            deadline = None if seconds is None else time.monotonic() + seconds
+            for part in self._parts:
+                part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._settle()
+        if self._recorded and threading.current_thread().name != CALLBACK_THREAD:
+            with contextlib.suppress(RuntimeError):  # the error is raised below
+                self._future.wait()  # ends the profiler's range
+        if self._error is not None:
+            raise self._error
+        if _KEEPS and self._future is None:
+            self._tensors = []
+        return True
+
+    def synchronize(self) -> None:
+        """The same, without a timeout."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """True once it is over, well or not. Never waits."""
+        if not self._over and all(part.done() for part in self._parts):
+            self._settle()
+        return self._over
+
+    def is_success(self) -> bool:
+        """True once it is over and went well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The failure, None if there is none (yet)."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """The rank that a finished receive came from."""
+        return int(getattr(self._parts[0], "root", -1)) if self._parts else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A Future with the tensors, which fails with the error's text."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            devices = {t.device for t in self._tensors if t.device.type == "cuda"}
+            over: Any = torch.futures.Future(devices=sorted(devices, key=str))
+            self._future = over.then(self._outcome)
+        self._watch(over)
+        return self._future
+
+    getFuture = get_future  # noqa: N815 (torch's)
+
+    def record(self, change: Callable[[Any], Any]) -> None:
+        """The Future from here on is what the profiler makes of it, which ends a range."""
+        self._future = change(self.get_future())
+        self._recorded = True
+
+    def _watch(self, over: Any) -> None:
+        left = len(self._parts)
+        counting = threading.Lock()
+
+        def one_over(part: Any) -> None:
+            nonlocal left
+            with counting:
+                left -= 1
+                last = left == 0
+            if last:
+                over.set_result(None)
+
+        if self.is_completed():
+            over.set_result(None)
+            return
+        for part in self._parts:
+            part.call_back(one_over)
+
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
+        self._settle()
+        if self._error is not None:
+            raise self._error
+        return self._tensors
+
+    def _settle(self) -> None:
+        """All parts are over."""
+        with self._lock:
+            if self._over:
+                return
+            self._error = next((e for part in self._parts if (e := part.exception())), None)
+            if self._error is None and self._after is not None:
+                try:
+                    self._after()
+                except Exception as error:  # the tensor was changed in flight
+                    self._error = error
+            self._after = None
+            self._over = True
+
+
+def together(works: Sequence[RingWork]) -> RingWork:
+    """Several works as one."""
+    tensors = [tensor for work in works for tensor in work.result()]
+
+    def after() -> None:
+        for work in works:
+            work.wait()
+
+    return RingWork([part for work in works for part in work._parts], tensors, after)

@@ -1,0 +1,225 @@
+"""Backend "ringcomm" of torch.distributed: its collectives beside gloo's, works and futures,
+groups, options, errors and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from faults import groups
+from faults.job import Job, Nursery, clean_environment, free_port, nursery_of
+
+from ringcomm import ConfigError
+
+pytestmark = pytest.mark.torch
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
+PROMPT = 1.0
+"""Seconds within which a loss is known, and a group left."""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("faults.groups") as made:
+        yield made
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
+    with Job(nursery, world, LOOPBACK) as job:
+        job.start(groups.collectives)
+        job.expect_all("equal")
+        job.finish(quietly=False)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["shapes", "messages", "asynchronous"])
+def test_results_are_right(nursery: Nursery, name: str, world: int) -> None:
+    with Job(nursery, world, LOOPBACK) as job:
+        job.start(getattr(groups, name))
+        if name == "asynchronous":
+            assert job.expect(1, "in flight")["kind"] == "CommTimeoutError"
+        job.expect_all("right")
+        job.finish(quietly=False)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_many_groups_at_once(nursery: Nursery, world: int) -> None:
+    with Job(nursery, world, {**LOOPBACK, "AGAIN": str(free_port())}) as job:
+        job.start(groups.many_groups)
+        for event in job.expect_all("right"):
+            assert event["backend"] == "ringcomm" or "cpu:ringcomm" in event["backend"]
+        job.finish(quietly=False)
+
+
+def test_options(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.options)
+        for name, item in (("bf16", 2), ("child", 2), ("plain", 4)):
+            for event in job.expect_all(name):
+                assert event["sent"] == pytest.approx(item * 100_000, rel=0.01), name
+                rounded = event["first"] == 2.0
+                assert rounded == (item == 2), event
+        for event in job.expect_all("rails"):
+            assert event["names"] == ["lo"]
+        for event in job.expect_all("wrong"):
+            assert event["kind"] == "ConfigError"
+        job.finish(quietly=False)
+
+
+def test_compression_from_the_environment(nursery: Nursery) -> None:
+    with Job(nursery, 2, {**LOOPBACK, "RINGCOMM_COMPRESSION": "int3"}) as job:
+        job.start(groups.profiled)
+        for rank in range(2):
+            assert job.wait_exit(rank).code == 1
+            assert "compression='int3' is unknown" in job.printed(rank)
+
+
+def test_options_are_checked() -> None:
+    kind = pytest.importorskip("ringcomm.torch").Options
+    wrong: list[dict[str, Any]] = [
+        {"compression": 3}, {"compression": "onebit"}, {"lanes": 99}, {"timeout": 3.0},
+        {"colour": "red"},
+    ]  # fmt: skip
+    for arguments in wrong:
+        with pytest.raises(ConfigError):
+            kind(**arguments)
+    assert kind().compression is None
+    assert kind("fp16", lanes=2).config.lanes == 2
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_staging(reads: bool) -> None:
+    """What stands for a tensor on a GPU; a tensor of the CPU takes the same way here."""
+    torch = pytest.importorskip("torch")
+    staged = pytest.importorskip("ringcomm.torch.staging").staged
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    found = staged(tensor, writable=True, reads=reads)
+    host = np.ctypeslib.as_array((ctypes.c_float * 12).from_address(found.address))
+    assert found.address != tensor.data_ptr()
+    if reads:
+        assert host.tolist() == tensor.reshape(-1).tolist()
+    host[:] = np.arange(12) * 2
+    found.finish()
+    assert tensor.reshape(-1).tolist() == [2.0 * k for k in range(12)]
+    assert staged(tensor, writable=False).finish is None
+
+
+def test_under_another_launcher() -> None:
+    """mpirun's variables, without mpirun: torch's env:// would not know them."""
+    code = """
+        import torch, torch.distributed as dist, ringcomm.torch
+        dist.init_process_group("ringcomm", init_method="ringcomm://")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert x[0] == 2 and dist.get_world_size() == 2
+        dist.destroy_process_group()
+    """
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **clean_environment(), **LOOPBACK, "PMIX_NAMESPACE": f"test{os.getpid()}",
+            "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        }  # fmt: skip
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for process in ranks:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+
+
+def test_bad_input_is_refused(nursery: Nursery) -> None:
+    kinds = {
+        "sparse": "TypeError", "op": "TypeError", "dtype": "TypeError", "list": "ValueError",
+        "size": "ValueError", "part": "ValueError", "splits": "ValueError", "rows": "ValueError",
+        "tag": "ValueError", "expanded": "TypeError", "meta": "TypeError",
+    }  # fmt: skip
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.refused)
+        for name, kind in kinds.items():
+            for event in job.expect_all(name):
+                assert kind in event["kinds"], (name, event)
+        for event in job.expect_all("fine"):
+            assert event["first"] == 2.0
+        job.finish(quietly=False)
+
+
+def test_ranks_that_differ(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.differ)
+        for event in job.expect_all("mismatch"):
+            assert event["kind"] == "MismatchError"
+            assert "RuntimeError" in event["kinds"]
+            assert "allreduce(f32[5]" in event["text"]
+            assert "broadcast(f32[5]" in event["text"]
+        for event in job.expect_all("again"):
+            assert event["kind"] == "MismatchError"
+        job.finish(quietly=False)
+
+
+def test_shapes_are_compared_in_detail(nursery: Nursery) -> None:
+    with Job(nursery, 2, {**LOOPBACK, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as job:
+        job.start(groups.shapes_differ)
+        for event in job.expect_all("shapes"):
+            assert event["kind"] == "MismatchError", event
+            assert "float32[3, 2]" in event["text"]
+            assert "float32[2, 3]" in event["text"]
+        for event in job.expect_all("fine"):
+            assert event["first"] == 4.0
+        job.finish(quietly=False)
+
+
+def test_timeouts_and_the_end(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.timeouts)
+        late = job.expect(0, "late")
+        assert late["kind"] == "CommTimeoutError"
+        assert "rank 1 has not called it" in late["text"]
+        assert 0.25 < late["took"] < 0.3 + PROMPT
+        assert 0.15 < job.expect(0, "shortened")["took"] < 0.2 + PROMPT
+        monitored = job.expect(0, "monitored")
+        assert monitored["text"].startswith("Rank 1 failed to pass monitoredBarrier")
+        for event in job.expect_all("destroyed"):
+            assert event["took"] < PROMPT
+        assert "allreduce(f32[3]) #0 failed on rank 0" in job.expect(0, "future")["text"]
+        assert job.expect(0, "work")["kind"] in ("AbortedError", "PeerLostError")
+        used = job.expect(0, "used")  # torch closes groups itself from some release on
+        assert used["kind"] in ("NotInitializedError", "AbortedError", "PeerLostError")
+        job.finish(quietly=False)
+
+
+def test_a_rank_that_dies(nursery: Nursery) -> None:
+    with Job(nursery, 3, LOOPBACK) as job:
+        job.start(groups.lost)
+        job.expect_all("ready")
+        since = job.go(1)
+        for rank in (0, 2):
+            event = job.expect(rank, "failed")
+            assert event["kind"] == "PeerLostError", event
+            assert event["rank"] == 1
+            assert event["at"] - since < PROMPT
+            assert job.expect(rank, "again")["kind"] == "PeerLostError"
+        job.finish([0, 2], quietly=False)
+
+
+def test_ranges_of_the_profiler(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.profiled)
+        for event in job.expect_all("ranges"):
+            assert event["names"] == [
+                "ringcomm:all_gather", "ringcomm:all_reduce", "ringcomm:barrier"
+            ]  # fmt: skip
+        job.finish(quietly=False)

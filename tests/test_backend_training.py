@@ -1,0 +1,77 @@
+"""DDP in all its modes, FSDP2, ZeroRedundancyOptimizer and DTensor on backend "ringcomm": the same
+weights after fifty steps as on gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from faults import parallel
+from faults.job import Job, Nursery, nursery_of
+
+pytestmark = pytest.mark.torch
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("faults.parallel") as made:
+        yield made
+
+
+def run(
+    nursery: Nursery, world: int, function: Callable[..., None], folder: Path, **arguments: Any
+) -> dict[str, list[torch.Tensor]]:
+    """Runs it on both backends; what each rank kept."""
+    kept = {}
+    for backend in ("gloo", "ringcomm"):
+        with Job(nursery, world, LOOPBACK) as job:
+            job.start(function, backend=backend, folder=str(folder), **arguments)
+            job.expect_all("trained")
+            job.finish(quietly=False)
+        kept[backend] = [torch.load(folder / f"{backend}-{r}.pt") for r in range(world)]
+    return kept
+
+
+def check(kept: dict[str, list[torch.Tensor]], exact: bool) -> None:
+    """Alike on both backends: to the bit, or within what the order of float32 sums does."""
+    for ours, theirs in zip(kept["ringcomm"], kept["gloo"], strict=True):
+        if exact:
+            assert torch.equal(ours, theirs), (ours - theirs).abs().max()
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["plain", "no_sync", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
+     "join", "zero"],
+)  # fmt: skip
+def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, mode: str) -> None:
+    check(run(nursery, 2, parallel.ddp, tmp_path, mode=mode), exact=True)
+
+
+def test_ddp_on_three_ranks(nursery: Nursery, tmp_path: Path) -> None:
+    check(run(nursery, 3, parallel.ddp, tmp_path, mode="plain"), exact=False)
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6),
+    reason="fully_shard asks for a GPU before PyTorch 2.6",
+)
+@pytest.mark.parametrize("world", [2, 3])
+def test_fully_shard(nursery: Nursery, tmp_path: Path, world: int) -> None:
+    check(run(nursery, world, parallel.sharded, tmp_path), exact=world == 2)
+
+
+def test_dtensor_on_a_mesh(nursery: Nursery, tmp_path: Path) -> None:
+    check(run(nursery, 4, parallel.tensors, tmp_path), exact=True)
