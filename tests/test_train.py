@@ -547,6 +547,10 @@ def test_a_missing_library_is_named(
     assert fix in capsys.readouterr().err
 
 
+def test_onebit_with_adamw_can_be_forced() -> None:
+    optim.require_suitable(Options(optimizer="adamw", compression="onebit", force=True))
+
+
 def test_help_and_bad_arguments_do_without_pytorch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
