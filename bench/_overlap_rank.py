@@ -64,11 +64,11 @@ def run(asked: dict[str, Any], compute_s: float) -> dict[str, Any]:
     ddp = DistributedDataParallel(
         model, bucket_cap_mb=asked["bucket_mb"], gradient_as_bucket_view=True
     )
-    EmulatedDevice(model, compute_s, asked["forward"])
     state = HookState(asked["codec"], comm, model=model, force=True)
     ddp.register_comm_hook(state, allreduce_hook)
     for _ in range(UNTIMED):
         ddp(torch.ones(1)).sum().backward()
+    EmulatedDevice(model, compute_s, asked["forward"])
     comm.barrier()
     state.reset()
     cpu, sent, began = time.process_time(), _port_bytes(), time.perf_counter()

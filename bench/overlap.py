@@ -101,6 +101,14 @@ def measure(codec: str, floor: float, width: int, options: argparse.Namespace) -
     return [Taken(**json.loads(line)) for line in ended.output.splitlines() if line[:1] == "{"]
 
 
+def _line(cells: Sequence[str]) -> str:
+    """Columns of widths that serve any row."""
+    return "  ".join(
+        cell.rjust(max(len(head), 9))
+        for cell, head in zip(cells, HEADS, strict=True)
+    )
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
@@ -132,21 +140,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     width = round(math.sqrt(options.parameters / LAYERS))
     parameters = LAYERS * width * width
-    table, finite = [HEADS], True
+    finite = True
+    print(f"# {parameters:,} parameters; compute is emulated: layers sleep")
+    print(_line(HEADS))
     try:
         for codec in options.codecs:
             floor = floor_s(codec, parameters, options.hosts, options.rate)
             formula = payload_bytes(codec, parameters, options.hosts)
             for one in measure(codec, floor, width, options):
-                table.append(row(codec, one, floor, formula, options))
+                print(_line(row(codec, one, floor, formula, options)), flush=True)
                 finite = finite and one.finite
     except (NetLabError, RuntimeError) as error:
         print(f"overlap: {error}", file=sys.stderr)
         return 2
-    print(f"# {parameters:,} parameters; compute is emulated: layers sleep")
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADS))]
-    for line in table:
-        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     return 0 if finite else 1
 
 

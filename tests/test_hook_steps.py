@@ -15,6 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+import torch.distributed as dist
 from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import run_ranks
@@ -208,6 +209,20 @@ def test_onebit_under_adam_is_warned_of_once(
         assert len(watching) == before
 
     run_ranks(1, body)
+
+
+# ---- over the backend "ringcomm" ----
+
+
+def test_the_process_groups_communicator_is_the_hooks() -> None:
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Net()
+        state = HookState("bf16")
+        reduce(state, model, gradients_of(model, 0, 0))
+        assert state.comm is dist.group.WORLD.comm  # type: ignore[union-attr]
+    finally:
+        dist.destroy_process_group()
 
 
 # ---- the account ----

@@ -14,7 +14,8 @@ together at bf16: that is next to nothing in bytes, and norms and biases bear th
 Invariants: DDP does not divide when a hook is set, so the result is the mean, made once. A bucket's
 memory is DDP's own and is reduced in place. What a parameter has left is kept under its name, never
 by bucket: DDP lays the buckets out anew after the first step. All ranks submit the same works in
-the same order, as that follows from the bucket and the settings.
+the same order, as that follows from the bucket, the settings and the number of the step. A step in
+which a result is not finite leaves all residuals as they were.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
@@ -31,6 +33,7 @@ from ..errors import ConfigError, RingcommError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
+from .group import RingcommGroup
 from .optimizers import AdamWatch
 
 
@@ -41,7 +44,8 @@ class HookState:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
             below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
-        comm: the communicator; None: the default one at the time of the first bucket.
+        comm: the communicator; None: at the time of the first bucket, that of the default process
+            group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
             are kept by, so error feedback needs it.
         feedback: None: error feedback where the codec needs it (int4, onebit). True: with int8 and
@@ -108,7 +112,8 @@ class HookState:
     def comm(self) -> Communicator:
         """The communicator in use."""
         if self._comm is None:
-            self._comm = default_communicator()
+            group = dist.group.WORLD
+            self._comm = group.comm if isinstance(group, RingcommGroup) else default_communicator()
         return self._comm
 
     # ---- codec and feedback ----
