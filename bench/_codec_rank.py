@@ -38,7 +38,7 @@ class Case:
         name = codec.partition(":")[0]
         self._feedback = ringcomm.ErrorFeedback(src.size) if name in WITH_FEEDBACK else None
         self.seconds: list[float] = []
-        self.sent = self.cpu = 0.0
+        self.sent = self.cpu = self.frames = 0.0
         self.calls = 0
 
     def run(self) -> float:
@@ -68,10 +68,11 @@ class Case:
         if guess < LONG_CALL_S:
             ringcomm.barrier()
             self.run()
-        sent, cpu = _sent_bytes(), time.process_time()
+        sent, frames, cpu = _sent_bytes(), _sent_frames(), time.process_time()
         took = [self.run() for _ in range(calls)]
         self.cpu += time.process_time() - cpu
         self.sent += _sent_bytes() - sent
+        self.frames += _sent_frames() - frames
         self.calls += calls
         self.seconds.append(statistics.median(_mean_of_ranks(took)))
 
@@ -90,6 +91,11 @@ def _sent_bytes() -> int:
                Path("/sys/class/net").glob("eth*/statistics/tx_bytes"))  # fmt: skip
 
 
+def _sent_frames() -> int:
+    lanes = ringcomm.default_communicator().stats()["lanes"]
+    return sum(lane["sent_frames"] for lane in lanes)
+
+
 def main() -> None:
     """The rank."""
     asked = json.loads(sys.argv[1])
@@ -105,10 +111,11 @@ def main() -> None:
             for case in [*cases[first:], *cases[:first]]:
                 case.round(asked["budget"])
         for case, (error, same) in zip(cases, checked, strict=True):
-            sums = ringcomm.allreduce(np.array([case.sent, case.cpu]))
+            sums = ringcomm.allreduce(np.array([case.sent, case.cpu, case.frames]))
+            sums /= case.calls * world
             told = {"size": size, "codec": case.codec, "seconds": case.seconds, "error": error,
-                    "same_bits": same, "sent": sums[0] / case.calls / world,
-                    "cpu_s": sums[1] / case.calls / world}  # fmt: skip
+                    "same_bits": same, "sent": sums[0], "cpu_s": sums[1],
+                    "frames": sums[2]}  # fmt: skip
             if rank == 0:
                 print(json.dumps(told), flush=True)
     ringcomm.shutdown()

@@ -34,6 +34,7 @@ PLAIN = "none"
 BITS = {"none": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8 + 16 / 256, "fp8": 8 + 16 / 256,
         "int4": 4 + 16 / 64, "onebit": 1 + 16 / 256}  # fmt: skip
 TOPK_BITS = 48  # of an element that is kept
+HEADERS = 48 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",
@@ -70,6 +71,7 @@ class Taken:
     Attributes:
         seconds: of a call, by round: the median of the ranks' mean.
         sent: bytes that a host's port sent for a call, link headers included.
+        frames: that a rank sent for a call.
         cpu_s: CPU seconds of a rank for a call.
         error: relative (L2), of the first call.
     """
@@ -83,6 +85,7 @@ class Taken:
     cpu_s: float
     error: float
     same_bits: bool
+    frames: float
 
     @property
     def wrong(self) -> bool:
@@ -92,10 +95,18 @@ class Taken:
 
 def formula_bytes(codec: str, size: int, hosts: int) -> float:
     """What a rank must send of a float32 tensor: 2 (N-1)/N of its encoding; of few bits, between
-    two ranks, the whole of it once, which is the same."""
+    two ranks, the whole of it once, which is the same. Of top-k, sums are half as many again as
+    contributions; the number is that of a sample's threshold, and so not exact."""
     name, _, density = codec.partition(":")
-    bits = BITS.get(name) or TOPK_BITS * float(density or 0.01)
-    return size / 4 * bits / 8 * 2 * (hosts - 1) / hosts
+    if name == "topk":
+        shares = 1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts
+        return size / 4 * TOPK_BITS / 8 * float(density or 0.01) * shares
+    return size / 4 * BITS[name] / 8 * 2 * (hosts - 1) / hosts
+
+
+def on_the_wire(one: Taken) -> float:
+    """The formula, with the headers of so many frames."""
+    return formula_bytes(one.codec, one.size, one.hosts) + one.frames * HEADERS
 
 
 def ratios(one: Taken, plain: Taken) -> list[float]:
@@ -116,7 +127,8 @@ def crossover(points: Sequence[tuple[float, float]]) -> str:
         return "at the highest rate, but not at all lower ones"
     (rate, ratio), (next_rate, next_ratio) = points[last], points[last + 1]
     share = -math.log(ratio) / (math.log(next_ratio) - math.log(ratio))
-    return f"below about {rate * (next_rate / rate) ** share:.2g} Mbit/s".replace("e+0", "e")
+    meets = rate * (next_rate / rate) ** share
+    return f"below about {round(meets, 1 - math.floor(math.log10(meets))):g} Mbit/s"
 
 
 def measure(scene: Scene, rounds: int, budget: float) -> list[Taken]:
@@ -142,7 +154,7 @@ def row(one: Taken, plain: Taken | None, goal: float | None) -> tuple[str, ...]:
         f"{ratio:.3f}" if over else "-",
         f"{min(over):.3f}-{max(over):.3f}" if over else "-", f"{goal:.3g}" if goal else "-",
         f"{one.size / time / 1e9:.3f} GB/s",
-        f"{one.sent / formula_bytes(one.codec, one.size, one.hosts):.3f}",
+        f"{one.sent / on_the_wire(one):.3f}",
         f"{one.cpu_s / one.size * 1e9:.2f}", f"{one.error:.2g}", verdict,
     )  # fmt: skip
 

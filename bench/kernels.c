@@ -31,14 +31,12 @@ typedef enum direction { ENCODE, DECODE, ADD, DIRECTIONS } direction;
 
 static const char *const direction_names[DIRECTIONS] = {"encode", "decode", "decode-add"};
 static volatile int poisoned;
-static volatile double sum;
 
 /* One format; the others are NULL. */
 typedef struct codec {
     const char *name;
     const kernel_half *half;
     const kernel_block *block;
-    const kernel_signs *signs;
 } codec;
 
 static double now(void)
@@ -102,28 +100,12 @@ static void block_call(const kernel_block *block, direction direction, room *r)
         poisoned |= block->add(r->acc, r->scales, r->codes, r->n);
 }
 
-/* There is no decoding, but another pass: the sum that the scale is made of. */
-static void signs_call(const kernel_signs *signs, direction direction, room *r)
-{
-    double lanes[KERNEL_LANES] = {0};
-    if (direction == ENCODE)
-        signs->encode(r->codes, r->left, r->src, r->residual, 0.5f, r->n, r->far);
-    else if (direction == ADD)
-        signs->add(r->acc, r->codes, 0.5f, r->n);
-    else {
-        signs->squares(lanes, r->src, r->residual, r->n);
-        sum += kernel_sum_lanes(lanes);
-    }
-}
-
 static void call(const codec *c, direction direction, room *r)
 {
     if (c->half)
         half_call(c->half, direction, r);
-    else if (c->block)
-        block_call(c->block, direction, r);
     else
-        signs_call(c->signs, direction, r);
+        block_call(c->block, direction, r);
 }
 
 /* Bytes read and written per element. */
@@ -131,10 +113,7 @@ static double traffic(const codec *c, direction direction)
 {
     if (c->half)
         return direction == ADD ? 8 : 6;
-    if (c->signs && direction == DECODE)
-        return 8;
-    const double wire =
-        c->block ? (double)(c->block->bytes + 2) / (double)c->block->block : 1.0 / 8;
+    const double wire = (double)(c->block->bytes + 2) / (double)c->block->block;
     return direction == ENCODE ? wire + 12 : direction == DECODE ? wire + 4 : wire + 8;
 }
 
@@ -164,8 +143,7 @@ static void measure(const codec *c, direction direction, room *r, size_t rounds)
     }
     qsort(seconds, rounds, sizeof *seconds, ascending);
     qsort(ratios, rounds, sizeof *ratios, ascending);
-    printf("%s %s %.9g %.9g %.4f %.4f %.4f\n", c->name,
-           c->signs && direction == DECODE ? "squares" : direction_names[direction], bytes,
+    printf("%s %s %.9g %.9g %.4f %.4f %.4f\n", c->name, direction_names[direction], bytes,
            seconds[rounds / 2], ratios[rounds / 2], ratios[0], ratios[rounds - 1]);
     fflush(stdout);
 }
@@ -180,10 +158,8 @@ int main(int argc, char **argv)
     const size_t rounds = strtoull(argv[3], NULL, 10);
     room *r = furnish(strtoull(argv[2], NULL, 10), atoi(argv[4]), strtoull(argv[5], NULL, 10));
     const codec codecs[] = {
-        {"bf16", &set->bf16, NULL, NULL},     {"fp16", &set->fp16, NULL, NULL},
-        {"int8", NULL, &set->int8, NULL},     {"int4", NULL, &set->int4, NULL},
-        {"onebit", NULL, &set->onebit, NULL}, {"fp8", NULL, &set->fp8, NULL},
-        {"signs", NULL, NULL, &set->signs},
+        {"bf16", &set->bf16, NULL}, {"fp16", &set->fp16, NULL},     {"int8", NULL, &set->int8},
+        {"int4", NULL, &set->int4}, {"onebit", NULL, &set->onebit}, {"fp8", NULL, &set->fp8},
     };
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         for (direction direction = ENCODE; direction < DIRECTIONS; direction++)

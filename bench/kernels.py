@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from _build import build  # noqa: E402
 
 import build_ffi  # noqa: E402
 
@@ -53,21 +53,6 @@ class Taken:
     ratio: float
     low: float
     high: float
-
-
-def build(folder: Path) -> Path:
-    """kernels.c and the kernels as a program. Raises OSError with a sentence where it cannot."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if not compiler:
-        raise OSError("kernels.c needs a C compiler (gcc)")
-    target = folder / "kernels"
-    sources = [SOURCE, *sorted((ROOT / "csrc/kernels").glob("*.c"))]
-    done = subprocess.run(
-        [*compiler.split(), *build_ffi.compile_args(), "-D_GNU_SOURCE", "-o", str(target),
-         *map(str, sources), "-lm"], capture_output=True, text=True, check=False)  # fmt: skip
-    if done.returncode:
-        raise OSError(f"kernels.c does not build: {done.stderr.strip().splitlines()[0]}")
-    return target
 
 
 def take(program: Path, kernels: str, far: bool, options: argparse.Namespace) -> Iterator[Taken]:
@@ -119,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     taken: list[Taken] = []
     try:
         with tempfile.TemporaryDirectory(prefix="kernels-") as folder:
-            program = build(Path(folder))
+            program = build(SOURCE, Path(folder), [*build_ffi.compile_args(), "-D_GNU_SOURCE"],
+                            sorted((ROOT / "csrc/kernels").glob("*.c")))
             for kernels in options.sets.split(","):
                 for far in (True, False):
                     taken += take(program, kernels, far, options)

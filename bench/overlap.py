@@ -29,7 +29,8 @@ from pathlib import Path
 from _site import Site
 from netlab import NetLabError
 
-from ringcomm.codecs import CODECS
+from ringcomm.codecs import parse, refuse_composed
+from ringcomm.errors import ConfigError
 
 RANK = Path(__file__).with_name("_overlap_rank.py")
 GOAL = 1.10
@@ -55,7 +56,7 @@ class Taken:
 
 def payload_bytes(codec: str, parameters: int, hosts: int) -> float:
     """What a rank must send for a step: 2 (N-1)/N of the encoded gradients."""
-    return parameters * CODECS[codec].bits / 8 * 2 * (hosts - 1) / hosts
+    return parameters * parse(codec).bits / 8 * 2 * (hosts - 1) / hosts
 
 
 def floor_s(codec: str, parameters: int, hosts: int, mbit: float) -> float:
@@ -125,9 +126,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--bucket-mb", type=float, default=5.0, help="DDP's buckets, in MB of float32")
     add("--timeout", type=float, default=300)
     options = parser.parse_args(argv)
-    unknown = [codec for codec in options.codecs if codec not in CODECS]
-    if unknown:
-        parser.error(f"no codec {unknown[0]}; give some of {', '.join(CODECS)}")
+    try:
+        for codec in options.codecs:
+            refuse_composed(parse(codec, "--codecs "), "the hook")
+    except ConfigError as error:
+        parser.error(str(error))
     if options.hosts < 2 or options.steps < 1 or options.parameters < LAYERS:
         parser.error(f"give 2 --hosts or more, a step or more, and {LAYERS} parameters or more")
     if not 0 <= options.forward < 1 or min(options.factors) < 0:

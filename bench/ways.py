@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from _build import build
 from _rounds import rotated
 from _site import Site
 from _standings import short
@@ -48,19 +46,6 @@ class Taken:
     rate: float
     cpu: float
     copied: float
-
-
-def build(folder: Path) -> Path:
-    """ways.c as a program. Raises OSError with a sentence where there is no compiler."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if not compiler:
-        raise OSError("ways.c needs a C compiler (gcc)")
-    target = folder / "ways"
-    done = subprocess.run([*compiler.split(), "-std=gnu11", "-O2", str(SOURCE), "-o", str(target)],
-                          capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"ways.c does not build: {done.stderr.strip().splitlines()[0]}")
-    return target
 
 
 def take(
@@ -114,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lost: set[tuple[str, str]] = set()
     try:
         with tempfile.TemporaryDirectory(prefix="ways-") as folder:
-            program = build(Path(folder))
+            program = build(SOURCE, Path(folder), ["-std=gnu11", "-O2"])
             for where in options.where:
                 try:
                     with Site(*((0, 2) if where == "loopback" else (2, 2, [0])),

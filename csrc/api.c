@@ -359,8 +359,12 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
             return error_set(error, RC_INVALID_ARGUMENT,
                              "%s takes sums and averages of f32 and f64 tensors only", what);
     }
+    if (call->codec == RC_CODEC_TOPK && !(call->density > 0.0 && call->density <= 1.0))
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "a density of %g: it must be more than 0 and at most 1", call->density);
     if (!codec_supports(call->codec, call->dtype) && !quant_supports(call->codec, call->dtype))
-        return error_set(error, RC_INVALID_ARGUMENT, "this compression is not built yet");
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "onebit-deepspeed is made of other collectives");
     return RC_OK;
 }
 

@@ -155,6 +155,16 @@ static void consume(rc_comm *c, peer_link *ln, const frame_header *h)
         comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
 }
 
+/* A payload that a work could not take. */
+static rc_result fail_at_end(rc_comm *c, const peer_link *ln, const frame_header *h, rc_result why)
+{
+    if (why != RC_PROTOCOL)
+        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    return comm_fail_text(c, RC_PROTOCOL, ln->peer,
+                          "rank %d: the payload of segment %u of chunk %u is none of its codec",
+                          ln->peer, h->segment, h->chunk);
+}
+
 /* Delivers one early frame to the work that it was for. The caller holds a reference to w. */
 static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
                                const uint8_t *payload)
@@ -175,8 +185,9 @@ static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const fram
         pool_return(c->env.buffers, place.buffer);
         return RC_ABORTED;
     }
-    if (work_end(w, h, &place) != RC_OK)
-        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    rc_result result = work_end(w, h, &place);
+    if (result != RC_OK)
+        return fail_at_end(c, ln, h, result);
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
@@ -319,8 +330,9 @@ static rc_result end_data(rc_comm *c, peer_link *ln, const frame_header *h, rx_p
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
     work_retain(w); /* it may end within work_end */
-    if (work_end(w, h, place) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a frame");
+    rc_result result = work_end(w, h, place);
+    if (result != RC_OK)
+        fail_at_end(c, ln, h, result);
     comm_finish_complete(c, w);
     work_release(w);
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._native import ffi, lib
 from .buffers import DTYPES, View
-from .codecs import Codec, parse
+from .codecs import Codec, parse, refuse_composed
 from .errors import ConfigError, TensorError
 from .residuals import Residuals
 
@@ -78,6 +78,15 @@ def require_feedback(codec: Codec, feedback: object) -> None:
         )
 
 
+def _require_composable(collective: int, op: str, codec: Codec, waits: bool) -> None:
+    if collective != lib.RC_ALLREDUCE:
+        refuse_composed(codec, _COLLECTIVES[collective])
+    if op != "avg":
+        refuse_composed(codec, f"op={op!r}")
+    if not waits:
+        refuse_composed(codec, "async_op")
+
+
 def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> None:
     if collective == lib.RC_ALLGATHER or op in ("sum", "avg"):
         return
@@ -102,6 +111,7 @@ def make_call(
     codec = parse(compression)
     require_feedback(codec, feedback)
     _require_sum(collective, op, codec, feedback)
+    _require_composable(collective, op, codec, not async_op and not notify)
     any_source = collective == lib.RC_RECV and root is None and world_size > 1
     if not any_source and (not is_integer(root) or not 0 <= (root or 0) < world_size):
         raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
@@ -113,7 +123,8 @@ def make_call(
     call.collective = collective
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
-    call.codec = codec.number
+    call.codec = 0 if codec.composed and (world_size == 1 or not count) else codec.number
+    call.density = codec.density
     call.root = ANY_SOURCE if root is None else root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)

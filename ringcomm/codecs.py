@@ -19,8 +19,11 @@ class Codec:
         name: as in ``compression=``; "none" for None.
         number: in the C header (rc_codec).
         bits: on the wire for an element, scales included.
-        quantises: elements share a scale: sums and averages only.
+        quantises: elements share a scale, or are left out: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
+        composed: made of other collectives (deepspeed.py): an all-reduce to the average alone, and
+            waited for.
+        density: the share of the elements that travels; 0.0 for a codec that leaves none out.
     """
 
     name: str
@@ -28,6 +31,17 @@ class Codec:
     bits: float
     quantises: bool = False
     needs_feedback: bool = False
+    composed: bool = False
+    density: float = 0.0
+
+
+_TOPK_BITS = 48  # a float32 and its index
+
+
+def _topk(name: str, density: float) -> Codec:
+    return Codec(
+        name, 7, _TOPK_BITS * density, quantises=True, needs_feedback=True, density=density
+    )
 
 
 #: By name, gentlest first among those of a kind.
@@ -41,12 +55,15 @@ CODECS = {
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
+        Codec("onebit-deepspeed", 8, 1, quantises=True, needs_feedback=True, composed=True),
+        _topk("topk", 0.01),
     )
 }
 
 
 def parse(compression: object, what: str = "compression=") -> Codec:
-    """The codec that ``compression`` names; None is "none".
+    """The codec that ``compression`` names; None is "none". A density follows "topk" after a colon,
+    as in "topk:0.001".
 
     Args:
         what: what the message of an error calls it.
@@ -55,7 +72,29 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     """
     if compression is None:
         return CODECS["none"]
+    if isinstance(compression, str) and compression.startswith("topk:"):
+        return _topk(compression, _density(compression, what))
     found = CODECS.get(compression) if isinstance(compression, str) else None
     if found is None:
         raise ConfigError(f"{what}{compression!r} is unknown; give one of {', '.join(CODECS)}")
     return found
+
+
+def refuse_composed(codec: Codec, what: str) -> None:
+    """Raises ConfigError for a composed codec, which does not go with ``what``."""
+    if codec.composed:
+        raise ConfigError(
+            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
+            "which gives the average and is waited for; use onebit"
+        )
+
+
+def _density(compression: str, what: str) -> float:
+    try:
+        density = float(compression.partition(":")[2])
+    except ValueError:
+        density = 0.0
+    if not 0 < density <= 1:
+        raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at "
+                          "most 1, as in 'topk:0.01' for a hundredth of all")  # fmt: skip
+    return density

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import _native
+from . import _native, deepspeed
 from ._native import OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
@@ -132,9 +132,10 @@ class Communicator:
                 "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
                 and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
                 there are two ranks, once); a value that is not finite makes the whole result NaN.
+                "onebit-deepspeed": DeepSpeed's formula to the bit; for avg, not for async_op.
             feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
-                rounded away is sent with the next call. "int4" and "onebit" need one, or False to
-                go without. It is left as it was if the result is not finite.
+                rounded away is sent with the next call. "int4" and both "onebit" need one, or False
+                to go without. It is left as it was if the result is not finite.
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
@@ -511,11 +512,15 @@ class Communicator:
         on_done: Callable[[Work], None] | None = None,
     ) -> Any:
         self._require_open()
+        seconds = self.config.timeout if timeout is None else timeout
         call, name = make_call(
-            collective, src, dst, count, op, compression, root, self.world_size,
-            self.config.timeout if timeout is None else timeout, async_op, on_done is not None,
-            feedback,
+            collective, src, dst, count, op, compression, root, self.world_size, seconds, async_op,
+            on_done is not None, feedback,
         )  # fmt: skip
+        if call.codec == lib.RC_CODEC_ONEBIT_DEEPSPEED:
+            assert src is not None
+            assert dst is not None
+            return deepspeed.allreduce(self, name, src, dst, feedback, seconds)
         call.tag = tag
         error = ffi.new("rc_error *")
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())

@@ -25,10 +25,12 @@ import numpy as np
 
 from .api import default_communicator
 from .communicator import Communicator
+from .deepspeed import Chunks
 from .errors import ConfigError, MismatchError
-from .residuals import Floats, Residuals, require_scale
+from .residuals import Floats, Padding, Residuals, require_scale
 
 _FORMAT = 1
+_PARTS = ("direct", "deepspeed")  # the maps of the owners' parts
 _MOST_ELEMENTS = 2 << 20  # of tensors that are saved by one all-reduce
 
 
@@ -55,7 +57,8 @@ class ErrorFeedback(Residuals):
 
         Returns:
             ``worker`` and ``owner``, float32[count] each (torch tensors where torch has been
-            imported, else numpy arrays), ``op``, ``loss_scale`` and ``format``.
+            imported, else numpy arrays), ``op``, ``parts`` (which rank owns what: "direct", or
+            "deepspeed" if onebit-deepspeed was the last codec), ``loss_scale`` and ``format``.
 
         Raises:
             ConfigError: a collective in flight uses it, or an all-gather made it.
@@ -79,9 +82,9 @@ class ErrorFeedback(Residuals):
         self._take(known, _use(comm))
 
     def _take(self, state: _State, comm: Communicator) -> None:
-        start, stop = _own_part(len(state.worker), comm)
         share = state.worker * _share(state.op != "avg", comm)
-        self._load(share, state.owner[start:stop], start)
+        start, stop, padding = _own_part(state, comm)
+        self.load(share, state.owner[start:stop], start, padding)
         self._op, self._loss_scale = state.op, state.loss_scale
 
 
@@ -228,8 +231,11 @@ class FeedbackStore:
 class _State:
     """A checked state of one tensor."""
 
-    def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
+    def __init__(
+        self, worker: Floats, owner: Floats, op: str | None, parts: str, loss_scale: float
+    ) -> None:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
+        self.parts = parts
 
     def require_size(self, count: int | None, name: str) -> None:
         if len(self.worker) and count not in (None, len(self.worker)):
@@ -255,7 +261,11 @@ def _read(state: object, name: str) -> _State:
                           f"{len(parts[1])} of the owners; it must be as many")  # fmt: skip
     if state["op"] not in (None, "sum", "avg"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
-    return _State(parts[0], parts[1], state["op"], float(state["loss_scale"]))
+    owners = state.get("parts", _PARTS[0])
+    if owners not in _PARTS:
+        raise ConfigError(f"{name}: the state's parts are {owners!r}; give one of "
+                          f"{', '.join(_PARTS)}")  # fmt: skip
+    return _State(parts[0], parts[1], state["op"], owners, float(state["loss_scale"]))
 
 
 def _require_format(state: Mapping[str, Any], name: str) -> None:
@@ -279,7 +289,8 @@ def _save(
     for group in _groups(items):
         for one, worker, owner in zip(group, *_gathered(group, comm), strict=True):
             saved.append({
-                "format": _FORMAT, "op": one._op, "loss_scale": one.loss_scale,
+                "format": _FORMAT, "op": one._op, "parts": _parts(one),
+                "loss_scale": one.loss_scale,
                 "worker": _as_callers(worker), "owner": _as_callers(owner),
             })  # fmt: skip
     return saved
@@ -288,7 +299,9 @@ def _save(
 def _require_agreement(
     items: Sequence[ErrorFeedback], names: Sequence[str], comm: Communicator
 ) -> None:
-    about = [(name, one.count, one._op) for name, one in zip(names, items, strict=True)]
+    about = [
+        (name, one.count, one._op, _parts(one)) for name, one in zip(names, items, strict=True)
+    ]
     digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
     if any((row != digest).any() for row in comm.allgather(digest)):
         raise MismatchError(
@@ -336,12 +349,20 @@ def _share(divides: bool, comm: Communicator) -> np.float32:
     return share
 
 
-def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
-    """Where an all-reduce by direct exchange has this rank own the result. (The core adds what does
-    not fit to the worker's residuals.)"""
+def _parts(one: ErrorFeedback) -> str:
+    return _PARTS[one.padding is not None]
+
+
+def _own_part(state: _State, comm: Communicator) -> tuple[int, int, Padding | None]:
+    """Where the all-reduce that made the state has this rank own the result: start, stop, and what
+    is left in the padding. (What does not fit the next one is added to the worker's residuals.)"""
+    count = len(state.worker)
+    if state.parts == "deepspeed":
+        chunks = Chunks(count, comm.world_size, comm.rank)
+        return chunks.start, chunks.stop, chunks.no_padding_left
     size = -(-count // comm.world_size)
     size += -size % 256
-    return min(comm.rank * size, count), min((comm.rank + 1) * size, count)
+    return min(comm.rank * size, count), min((comm.rank + 1) * size, count), None
 
 
 def _as_callers(array: Floats) -> Any:

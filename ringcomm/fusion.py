@@ -19,7 +19,7 @@ import numpy as np
 from ._native import ffi, lib
 from .buffers import ITEM_BYTES, View, view
 from .calls import Feedback, require_compressible, require_feedback
-from .codecs import Codec, parse
+from .codecs import Codec, parse, refuse_composed
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from .residuals import Residuals
 from .work import Work
@@ -80,6 +80,7 @@ def allreduce_many(
     views = [view(tensor, writable=True) for tensor in given]
     _require_distinct(views)
     codec = parse(compression)
+    refuse_composed(codec, "allreduce_many")
     for one in views:
         require_compressible(compression, one.dtype)
     packed: Sequence[View]

@@ -51,7 +51,8 @@ REFUSED = [
      "feedback=True: give a ringcomm.ErrorFeedback, or False"),
     (lambda c: c.allreduce(ones(), feedback="w"), ConfigError, "feedback='w'"),
     (lambda c: c.allreduce(ones(), compression="int3"), ConfigError,
-     "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit"),
+     "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit, "
+     "onebit-deepspeed, topk"),
     (lambda c: c.allreduce(ones(dtype=np.int32), compression="int8"), TensorError,
      r"compression='int8' takes float32 and float64 tensors, not i32"),
     (lambda c: c.allreduce(ones(dtype=np.float16), compression="onebit", feedback=False),
@@ -447,4 +448,4 @@ def test_the_codecs_are_those_of_the_core() -> None:
     from ringcomm._native import lib
 
     for name, codec in NAMES.items():
-        assert codec.number == getattr(lib, f"RC_CODEC_{name.upper()}")
+        assert codec.number == getattr(lib, f"RC_CODEC_{name.upper().replace('-', '_')}")

@@ -107,14 +107,17 @@ def test_bad_tags_and_sources() -> None:
 
 
 def test_a_mismatch_names_the_tag() -> None:
+    def talk(comm: Communicator) -> None:
+        for count in (4, 4 + comm.rank):
+            if comm.rank:
+                comm.recv(np.zeros(count), 0, tag=7)
+            else:
+                comm.send(np.zeros(count), 1, tag=7)
+        comm.barrier()
+
     def body(comm: Communicator) -> None:
         with pytest.raises(MismatchError, match="send/recv of tag 7 #1"):
-            for count in (4, 4 + comm.rank):
-                if comm.rank:
-                    comm.recv(np.zeros(count), 0, tag=7)
-                else:
-                    comm.send(np.zeros(count), 1, tag=7)
-            comm.barrier()
+            talk(comm)
 
     with World(2, config=SMALL) as ranks:
         ranks.run(body)

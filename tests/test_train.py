@@ -511,6 +511,7 @@ def test_few_bits_learn_and_keep_what_is_left(tmp_path: Path) -> None:
         ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),
         ("--compression onebit --optimizer adamw", "use int4, or --optimizer sgd, or --force"),
+        ("--compression onebit-deepspeed", "does not go with the trainer"),
         ("--width 1000000", "from 1 to 4096"),
         ("--threads 100000", "from 1 to 1024"),
         ("--comp bf16", "--help"),

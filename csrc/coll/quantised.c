@@ -19,6 +19,7 @@ typedef struct outflow {
 
 struct quantised {
     quant codec;
+    void *room;             /* the codec's */
     feedback_view feedback; /* of NULLs without one, or without residuals */
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
@@ -43,6 +44,8 @@ rc_result quantised_create(rc_work *w)
 
 void quantised_destroy(rc_work *w)
 {
+    if (w->quantised != NULL)
+        free(w->quantised->room);
     free(w->quantised);
 }
 
@@ -50,7 +53,8 @@ void quantised_destroy(rc_work *w)
 
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
 {
-    return quant_most_bytes(&w->quantised->codec, elems);
+    uint64_t bytes = quant_most_bytes(&w->quantised->codec, elems);
+    return bytes < w->env->segment_bytes ? bytes : w->env->segment_bytes;
 }
 
 int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
@@ -222,6 +226,26 @@ rc_result quantised_go_on(rc_work *w)
     return result;
 }
 
+/* The codec sees what it will encode as a whole before it encodes any of it. */
+static rc_result prepare(rc_work *w)
+{
+    const plan *p = &w->plan;
+    uint64_t parts = p->collective == RC_REDUCE_SCATTER ? (uint64_t)p->world_size : 1;
+    feedback_range exact = own_part(w);
+    topk_source source = {.src = w->call.src,
+                          .residual = w->quantised->feedback.worker_in,
+                          .count = w->call.count * parts,
+                          .exact = exact.start,
+                          .exact_count = exact.end - exact.start};
+    struct quantised *q = w->quantised;
+    topk_segments segments = {plan_segment_elems(p, 0, 0), w->env->segment_bytes};
+    size_t bytes = quant_room(&q->codec, &source, segments);
+    if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
+        return RC_NO_MEMORY;
+    quant_prepare(&q->codec, q->room, &source, segments, w->seq);
+    return RC_OK;
+}
+
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -230,6 +254,7 @@ rc_result quantised_start(rc_work *w)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
+    RC_TRY(prepare(w));
     w->quantised->results_left = count_results(p);
     return quantised_go_on(w);
 }
@@ -262,6 +287,7 @@ static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
     return (quant_terms){.wires = join_wires(&w->join, segment),
+                         .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size,
                          .src = work_src(w, chunk, segment),
                          .residual = at(residual, src_elem(w, chunk, segment))};
@@ -312,7 +338,7 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
                    ? join_segment(w, chunk, segment)
                    : RC_OK;
     if (w->plan.collective == RC_ALLGATHER) {
-        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
+        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data, buffer->length,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
         note_results(w, 1);
     }
@@ -330,6 +356,7 @@ rc_result quantised_encode(rc_work *w, out_frame *frame)
         &q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
         left_at(q->feedback.worker_out, elem), plan_segment_elems(&w->plan, chunk, segment),
         &q->poisoned);
+    frame->buffer->length = frame->header.length;
     frame->payload = frame->buffer->data;
     frame->encode_src = NULL;
     return keep_own(w, chunk, segment, frame->buffer);
@@ -339,7 +366,7 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
     w->receives_left--;
-    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data,
+    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length,
                 plan_segment_elems(&w->plan, h->chunk, h->segment), &q->poisoned);
     note_results(w, 1);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
@@ -350,6 +377,12 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
 
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
+    if (!quant_valid(&w->quantised->codec, buffer->data, h->length,
+                     plan_segment_elems(&w->plan, h->chunk, h->segment))) {
+        pool_return(w->env->buffers, buffer);
+        return RC_PROTOCOL;
+    }
+    buffer->length = h->length;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store(w, h, buffer);
     if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))

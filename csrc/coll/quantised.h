@@ -55,7 +55,7 @@ uint64_t quantised_segment(const rc_work *w);
 rc_result quantised_encode(rc_work *w, out_frame *frame);
 /* A frame of the work is released. */
 void quantised_released(rc_work *w, const out_frame *frame);
-/* A payload is there. Takes over the buffer. */
+/* A payload is there. Takes over the buffer. RC_PROTOCOL: it is no payload of the codec. */
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer);
 /* The work is over, with this result: replaces the residuals, or leaves them. */
 void quantised_finish(rc_work *w, rc_result result);

@@ -86,7 +86,8 @@ typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4
 /* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
  * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
- * the whole result NaN, on every rank. RC_CODEC_TOPK and _ONEBIT_DEEPSPEED are not built yet. */
+ * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is for the Python face, which
+ * makes it of other collectives: here it is refused. */
 typedef enum rc_codec {
     RC_CODEC_NONE = 0,
     RC_CODEC_BF16 = 1,
@@ -95,7 +96,7 @@ typedef enum rc_codec {
     RC_CODEC_INT4 = 4,             /* a scale for every 64 */
     RC_CODEC_ONEBIT = 5,           /* signs, and a scale for every 256 */
     RC_CODEC_FP8 = 6,              /* e4m3, and a scale for every 256 */
-    RC_CODEC_TOPK = 7,             /* the largest elements */
+    RC_CODEC_TOPK = 7,             /* the largest elements, as they are (rc_call.density) */
     RC_CODEC_ONEBIT_DEEPSPEED = 8, /* signs, and one scale */
 } rc_codec;
 #define RC_CODEC_COUNT 9
@@ -306,6 +307,10 @@ typedef struct rc_call {
      * finite. They follow op: to change it, let them be zero first. Only one work at a time may use
      * them. */
     rc_feedback *feedback;
+    /* Of RC_CODEC_TOPK: which share of the elements travels, about, in (0, 1]. Rounded to three
+     * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
+     */
+    double density;
 } rc_call;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that

@@ -206,11 +206,16 @@ static inline uint32_t vec_signs(vec x)
            (uint32_t)_mm256_movemask_ps(is_plus_8(x.high)) << 8;
 }
 
-static inline uint32_t vec_below(vec x)
+static inline uint32_t reaching_8(__m256 x, uint32_t least)
 {
-    const __m256 zero = _mm256_setzero_ps();
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.low, zero, _CMP_LT_OQ)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.high, zero, _CMP_LT_OQ)) << 8;
+    const __m256i size = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+    const __m256i large = _mm256_cmpgt_epi32(size, _mm256_set1_epi32((int)(least - 1)));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(large));
+}
+
+static inline uint32_t vec_reaching(vec x, uint32_t least)
+{
+    return reaching_8(x.low, least) | reaching_8(x.high, least) << 8;
 }
 
 static inline vec vec_by_sign(vec x, vec plus, vec minus)

@@ -181,11 +181,15 @@ static inline uint32_t vec_signs(vec x)
     return is_plus_16(x.low) | (uint32_t)is_plus_16(x.high) << 16;
 }
 
-static inline uint32_t vec_below(vec x)
+static inline __mmask16 reaching_16(__m512 x, uint32_t least)
 {
-    const __m512 zero = _mm512_setzero_ps();
-    return _mm512_cmp_ps_mask(x.low, zero, _CMP_LT_OQ) |
-           (uint32_t)_mm512_cmp_ps_mask(x.high, zero, _CMP_LT_OQ) << 16;
+    const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_cmpge_epu32_mask(size, _mm512_set1_epi32((int)least));
+}
+
+static inline uint32_t vec_reaching(vec x, uint32_t least)
+{
+    return reaching_16(x.low, least) | (uint32_t)reaching_16(x.high, least) << 16;
 }
 
 static inline vec vec_by_bits(uint32_t bits, vec plus, vec minus)

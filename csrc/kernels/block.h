@@ -27,35 +27,23 @@
 #ifndef RINGCOMM_KERNELS_BLOCK_H
 #define RINGCOMM_KERNELS_BLOCK_H
 
+#include "bits.h"
+
 enum { BLOCK_MAX = 256, BLOCK_NAN = 0x7fc0 };
-
-static inline float block_float(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t block_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 static inline int block_finite(float value)
 {
-    return (block_bits(value) & 0x7f800000) != 0x7f800000;
+    return (bits_of(value) & 0x7f800000) != 0x7f800000;
 }
 
 static inline uint16_t block_scale_store(float s)
 {
-    return (uint16_t)(block_bits(s) >> 16);
+    return (uint16_t)(bits_of(s) >> 16);
 }
 
 static inline float block_scale_load(uint16_t scale)
 {
-    return block_float((uint32_t)scale << 16);
+    return float_of((uint32_t)scale << 16);
 }
 
 /* Whether stores to dst go around the caches. */
@@ -113,11 +101,11 @@ static void block_left_whole(float *left, const float *c, float s, size_t n)
  * f32. Where limit times the scale is no number, neither might be D. */
 static inline float block_scale_by_top(uint32_t top, float limit)
 {
-    const float nan = block_float((uint32_t)BLOCK_NAN << 16);
+    const float nan = float_of((uint32_t)BLOCK_NAN << 16);
     if (top >= 0x7f800000)
         return nan;
-    const uint32_t quotient = block_bits(block_float(top) / limit);
-    const float s = block_float((quotient + 0xffff) & 0xffff0000);
+    const uint32_t quotient = bits_of(float_of(top) / limit);
+    const float s = float_of((quotient + 0xffff) & 0xffff0000);
     if (s < 0x1p-126f)
         return 0.0f;
     return block_finite(s * limit) ? s : nan;

@@ -156,7 +156,10 @@ static inline void fetch_ahead(const float *x)
 /* ---- blocks that share a scale ---- */
 
 #include "block.h"
-#include "signs.h"
+
+/* ---- a few elements ---- */
+
+#include "topk.h"
 
 /* ---- the table ---- */
 
@@ -189,7 +192,7 @@ const kernel_set SET = {
     .int4 = {64, 32, int4_encode, int4_decode, int4_add},
     .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
     .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
-    .signs = {signs_encode, signs_add, signs_squares},
+    .topk = {topk_pick, topk_put, topk_tops},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
 };

@@ -14,16 +14,6 @@ static const kernel_set *const sets[] = {
 #endif
 };
 
-double kernel_sum_lanes(const double lanes[KERNEL_LANES])
-{
-    double sums[KERNEL_LANES];
-    memcpy(sums, lanes, sizeof sums);
-    for (int half = KERNEL_LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            sums[i] += sums[i + half];
-    return sums[0];
-}
-
 enum { SET_COUNT = sizeof sets / sizeof *sets };
 
 const kernel_set *kernels_at(int index)

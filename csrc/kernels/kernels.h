@@ -79,24 +79,25 @@ static inline size_t kernel_block_codes(const kernel_block *format, size_t n)
     return kernel_block_scales(format, n) * format->bytes;
 }
 
-/* One scale for a whole tensor, which the caller makes; a bit per element, the first in the highest
- * of its byte, and 0 after the last. c = src + residual, in f32; residual may be NULL (0). The
- * payload of a NaN is unspecified. */
-typedef struct kernel_signs {
-    /* codes = not c < 0 (which a NaN is not); left = c - (c >= 0 ? scale : -scale); left may be
-     * NULL, residual or src. far as in kernel_block. */
-    void (*encode)(uint8_t *codes, float *left, const float *src, const float *residual,
-                   float scale, size_t n, int far);
-    /* acc += scale where the bit is 1, -scale where it is 0 */
-    void (*add)(float *acc, const uint8_t *codes, float scale, size_t n);
-    /* lanes[i] += the squares of c's elements i, i + 32, ..., in f64 and in this order: a tensor
-     * may be given in parts, each but the last of a multiple of 32 elements */
-    void (*squares)(double lanes[KERNEL_LANES], const float *src, const float *residual, size_t n);
-} kernel_signs;
+/* Elements that tops takes together. */
+#define KERNEL_TOPK_GROUP 32
 
-/* Lanes are added to those half as many before them, until one is left: with numpy, halving x by
- * x[:len(x) // 2] + x[len(x) // 2:]. Lanes are left as they were. */
-double kernel_sum_lanes(const double lanes[KERNEL_LANES]);
+/* The functions of the format that keeps a few elements of at most 65536, at their indices. The
+ * size of an element is that of its bits but for the sign, as an integer: infinity and NaN are the
+ * largest. */
+typedef struct kernel_topk {
+    /* c = src + residual (NULL: 0). Elements of size least or more go to index and value, which
+     * have room for n; least is 1 or more, so that no zero is among them. left (NULL: not wanted) =
+     * 0 for these, c for all others. Returns how many there are. */
+    size_t (*pick)(uint16_t *index, float *value, float *left, const float *src,
+                   const float *residual, uint32_t least, size_t n, int far);
+    /* dst = 0, but for the elements at index, which ascend and are below n. values holds floats, at
+     * any alignment. */
+    void (*put)(float *dst, const uint16_t *index, const void *values, size_t count, size_t n,
+                int far);
+    /* tops[i] = the largest size, as a float, of group i: KERNEL_TOPK_GROUP elements */
+    void (*tops)(float *tops, const float *src, size_t groups);
+} kernel_topk;
 
 typedef struct kernel_set {
     const char *name;
@@ -114,7 +115,7 @@ typedef struct kernel_set {
                             j + 32 in its high one */
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
-    kernel_signs signs;
+    kernel_topk topk;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
 } kernel_set;

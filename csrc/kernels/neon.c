@@ -139,9 +139,15 @@ static inline uint32_t vec_signs(vec x)
     return bits_4(vcgezq_f32(x.low)) | bits_4(vcgezq_f32(x.high)) << 4;
 }
 
-static inline uint32_t vec_below(vec x)
+static inline uint32_t reaching_4(float32x4_t x, uint32_t least)
 {
-    return bits_4(vcltzq_f32(x.low)) | bits_4(vcltzq_f32(x.high)) << 4;
+    const uint32x4_t size = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffff));
+    return vaddvq_u32(vandq_u32(vcgeq_u32(size, vdupq_n_u32(least)), bit_of_lane()));
+}
+
+static inline uint32_t vec_reaching(vec x, uint32_t least)
+{
+    return reaching_4(x.low, least) | reaching_4(x.high, least) << 4;
 }
 
 static inline vec vec_by_sign(vec x, vec plus, vec minus)

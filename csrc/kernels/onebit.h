@@ -21,10 +21,10 @@ static inline float block_scale_by_mean(float squares, float sizes, float n)
 {
     const float root = __builtin_sqrtf(squares / n);
     const float mean = 1.75f * (sizes / n);
-    const uint32_t bits = block_bits(root < mean ? root : mean);
-    const float s = block_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+    const uint32_t bits = bits_of(root < mean ? root : mean);
+    const float s = float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
     if (!block_finite(squares))
-        return block_float((uint32_t)BLOCK_NAN << 16);
+        return float_of((uint32_t)BLOCK_NAN << 16);
     return s < 0x1p-126f ? 0.0f : s;
 }
 
@@ -89,7 +89,7 @@ static inline float onebit_encode_block(uint8_t *codes, float *left, const float
 static inline int onebit_decode_block(float *dst, float s, const uint8_t *codes, int stream)
 {
     if (!block_finite(s)) {
-        block_fill(dst, block_float((uint32_t)BLOCK_NAN << 16), ONEBIT_BLOCK);
+        block_fill(dst, float_of((uint32_t)BLOCK_NAN << 16), ONEBIT_BLOCK);
         return 1;
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));
@@ -104,7 +104,7 @@ static inline int onebit_decode_block(float *dst, float s, const uint8_t *codes,
 static inline int onebit_add_block(float *acc, float s, const uint8_t *codes)
 {
     if (!block_finite(s)) {
-        block_fill(acc, block_float((uint32_t)BLOCK_NAN << 16), ONEBIT_BLOCK);
+        block_fill(acc, float_of((uint32_t)BLOCK_NAN << 16), ONEBIT_BLOCK);
         return 1;
     }
     const vec plus = vec_set(s), minus = vec_set(onebit_minus(s));

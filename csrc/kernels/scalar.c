@@ -2,8 +2,8 @@
  * at a time, no 16-bit float type of the compiler's.
  */
 #include <float.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "bits.h"
 
 #if FLT_EVAL_METHOD != 0
 #error "f32 arithmetic must round to f32 at every step (on 32-bit x86: -msse2 -mfpmath=sse)"
@@ -18,20 +18,6 @@ typedef float vec;
 static int supported(void)
 {
     return 1;
-}
-
-static inline uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 static inline vec vec_set(float value)
@@ -136,9 +122,9 @@ static inline uint32_t vec_signs(vec x)
     return x >= 0.0f;
 }
 
-static inline uint32_t vec_below(vec x)
+static inline uint32_t vec_reaching(vec x, uint32_t least)
 {
-    return x < 0.0f;
+    return (bits_of(x) & 0x7fffffff) >= least;
 }
 
 /* A branch would be guessed wrong for every other element. */

@@ -42,7 +42,7 @@ static inline float FORMAT(encode_block)(uint8_t *codes, float *left, const floa
 static inline int FORMAT(decode_block)(float *dst, float s, const uint8_t *codes, int stream)
 {
     if (!block_finite(s)) {
-        block_fill(dst, block_float((uint32_t)BLOCK_NAN << 16), BLOCK);
+        block_fill(dst, float_of((uint32_t)BLOCK_NAN << 16), BLOCK);
         return 1;
     }
     const vec scale = vec_set(s);
@@ -58,7 +58,7 @@ static inline int FORMAT(decode_block)(float *dst, float s, const uint8_t *codes
 static inline int FORMAT(add_block)(float *acc, float s, const uint8_t *codes)
 {
     if (!block_finite(s)) {
-        block_fill(acc, block_float((uint32_t)BLOCK_NAN << 16), BLOCK);
+        block_fill(acc, float_of((uint32_t)BLOCK_NAN << 16), BLOCK);
         return 1;
     }
     const vec scale = vec_set(s);

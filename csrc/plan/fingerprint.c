@@ -23,12 +23,37 @@ static int rooted(rc_collective collective)
            collective == RC_SCATTER;
 }
 
+static uint64_t code_of_density(double density)
+{
+    double m = density * 1000.0;
+    uint64_t e = 0;
+    while (m < 100.0 && e < 3) {
+        m *= 10.0;
+        e++;
+    }
+    uint64_t nearest = (uint64_t)(m + 0.5);
+    if (nearest == 1000 && e > 0)
+        return 100 | (e - 1) << 10;
+    return (nearest > 0 ? nearest : 1) | e << 10;
+}
+
+double fingerprint_density(uint64_t fingerprint)
+{
+    static const double units[] = {1e3, 1e4, 1e5, 1e6};
+    uint64_t code = fingerprint >> 16 & 4095;
+    if ((fingerprint >> 12 & 15) != RC_CODEC_TOPK)
+        return 0.0;
+    return (double)(code & 1023) / units[code >> 10];
+}
+
 uint64_t fingerprint_of(const rc_call *call)
 {
     uint64_t collective = call->collective == RC_RECV ? RC_SEND : call->collective;
     uint64_t op = reduces(call->collective) ? call->op : 0;
     uint64_t dtype = call->collective == RC_BARRIER ? 0 : call->dtype;
     uint64_t root = rooted(call->collective) ? (uint64_t)call->root : 0;
+    if (call->codec == RC_CODEC_TOPK && !rooted(call->collective))
+        root = code_of_density(call->density);
     return collective | op << 4 | dtype << 8 | (uint64_t)call->codec << 12 | root << 16 |
            call->count << 28;
 }
@@ -51,7 +76,7 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
         snprintf(text, size, "%s()", name);
         return;
     }
-    char op[16] = "", root[24] = "", codec[32] = "";
+    char op[16] = "", root[24] = "", codec[32] = "", density[24] = "";
     if (reduces((rc_collective)collective))
         snprintf(op, sizeof op, ", op=%s", name_at(op_names, RC_OP_COUNT, fingerprint >> 4 & 15));
     if (rooted((rc_collective)collective))
@@ -59,7 +84,9 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
     if ((fingerprint >> 12 & 15) != RC_CODEC_NONE)
         snprintf(codec, sizeof codec, ", compression=%s",
                  name_at(codec_names, RC_CODEC_COUNT, fingerprint >> 12 & 15));
-    snprintf(text, size, "%s(%s[%llu]%s%s%s)", name,
+    if ((fingerprint >> 12 & 15) == RC_CODEC_TOPK)
+        snprintf(density, sizeof density, ":%g", fingerprint_density(fingerprint));
+    snprintf(text, size, "%s(%s[%llu]%s%s%s%s)", name,
              name_at(dtype_names, RC_DTYPE_COUNT, fingerprint >> 8 & 15),
-             (unsigned long long)(fingerprint >> 28), op, root, codec);
+             (unsigned long long)(fingerprint >> 28), op, root, codec, density);
 }

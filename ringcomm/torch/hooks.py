@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..codecs import CODECS, Codec, parse
+from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..feedback import ErrorFeedback, FeedbackStore
@@ -35,6 +35,12 @@ from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
 from .optimizers import AdamWatch
+
+
+def _codec(compression: str | None) -> Codec:
+    codec = parse(compression)
+    refuse_composed(codec, "the hook")
+    return codec
 
 
 class HookState:
@@ -98,7 +104,7 @@ class HookState:
         self.feedback = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self._wanted = None if feedback is None else feedback is not False
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
-        self._codec = parse(compression)
+        self._codec = _codec(compression)
         if model is not None:
             self.name_parameters(model)
         self._require_names()
@@ -126,7 +132,7 @@ class HookState:
 
     @compression.setter
     def compression(self, compression: str | None) -> None:
-        before, self._codec = self._codec, parse(compression)
+        before, self._codec = self._codec, _codec(compression)
         try:
             self._require_names()
         except ConfigError:
@@ -289,7 +295,7 @@ class HookState:
             warmup_steps=state["warmup_steps"],
         )  # fmt: skip
         self.steps = state["steps"]
-        self._wanted, self._codec = state["feedback"], parse(state["compression"])
+        self._wanted, self._codec = state["feedback"], _codec(state["compression"])
 
 
 class _StepMemory:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ..codecs import parse as parse_codec
+from ..codecs import refuse_composed
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -81,6 +82,7 @@ class Options:
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
         codec = parse_codec(self.compression, "--compression ")
+        refuse_composed(codec, "the trainer")
         if not self.hook and codec.name != "none":
             if self.backend == "gloo":
                 raise ConfigError(

@@ -41,7 +41,8 @@ static void check_one(const rc_call *call)
     CHECK_EQ(got.op, reduces(collective) ? call->op : 0);
     CHECK_EQ(got.dtype, collective == RC_BARRIER ? 0 : call->dtype);
     CHECK_EQ(got.codec, call->codec);
-    CHECK_EQ(got.root, rooted(collective) ? call->root : 0);
+    if (rooted(collective) || call->codec != RC_CODEC_TOPK)
+        CHECK_EQ(got.root, rooted(collective) ? call->root : 0);
     CHECK_EQ(got.count, call->count);
 }
 
@@ -98,6 +99,32 @@ static void texts(void)
     expect_text((rc_call){.collective = RC_BARRIER}, "barrier()");
     expect_text((rc_call){.collective = RC_RECV, .dtype = RC_BF16, .root = 5, .count = 9},
                 "send/recv(bf16[9])");
+    expect_text((rc_call){.codec = RC_CODEC_TOPK, .dtype = RC_F32, .count = 9, .density = 0.0125},
+                "allreduce(f32[9], op=sum, compression=topk:0.0125)");
+}
+
+static uint64_t with_density(double density)
+{
+    rc_call call = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = density};
+    return fingerprint_of(&call);
+}
+
+/* Rounded to three digits, of which there is one way to write them. */
+static void densities(void)
+{
+    static const double exact[] = {1.0, 0.999, 0.5, 0.1, 0.0999, 0.01, 0.00123, 0.0001, 1e-5, 1e-6};
+    for (size_t i = 0; i < CHECK_COUNT(exact); i++) {
+        double got = fingerprint_density(with_density(exact[i]));
+        CHECK(got > exact[i] * (1 - 1e-12) && got < exact[i] * (1 + 1e-12));
+        CHECK(with_density((double)(float)exact[i]) == with_density(exact[i]));
+    }
+    CHECK(with_density(0.01) != with_density(0.001));
+    CHECK(with_density(0.1) == with_density(0.09999));
+    CHECK(with_density(0.1) != with_density(0.0999));
+    CHECK(with_density(0.01234) == with_density(0.0123));
+    CHECK(with_density(0.001) == with_density(0.00099999));
+    CHECK(with_density(1e-6) == with_density(1e-300));
+    CHECK(fingerprint_density(fingerprint_of(&(rc_call){.codec = RC_CODEC_INT8})) == 0.0);
 }
 
 /* What a peer claims is printed, so no value may reach beyond a table or the buffer. */
@@ -121,6 +148,7 @@ int main(void)
         {"every_field_comes_back", every_field_comes_back},
         {"send_meets_receive", send_meets_receive},
         {"texts", texts},
+        {"densities", densities},
         {"any_bits_give_text", any_bits_give_text},
     };
     return check_run(tests, CHECK_COUNT(tests));

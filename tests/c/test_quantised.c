@@ -39,7 +39,8 @@ static void all_reduce_is_what_the_formulas_give(void)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
             int n = sizes[s];
             const uint64_t counts[] = {0, 1, (uint64_t)n - 1, 255, 256, 257, 3000, 100003};
-            for (size_t k = 0; k < CHECK_COUNT(counts); k++)
+            size_t large = c == s % CHECK_COUNT(codecs); /* one codec in each world */
+            for (size_t k = 0; k < CHECK_COUNT(counts) - 1 + large; k++)
                 one_world(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM);
         }
 }
