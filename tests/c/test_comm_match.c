@@ -1,4 +1,4 @@
-/* test_match.c - which receive takes which send: tags, and receives from any source. */
+/* test_comm_match.c - which receive takes which send: tags, and receives from any source. */
 #include "world.h"
 
 enum { SMALL = 10, BULK = 1 << 20 };
