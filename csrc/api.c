@@ -283,6 +283,14 @@ rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
     return RC_OK;
 }
 
+rc_result rc_feedback_undo(rc_feedback *feedback)
+{
+    if (rc_feedback_busy(feedback))
+        return RC_INVALID_STATE;
+    feedback_undo(feedback);
+    return RC_OK;
+}
+
 /* ---- works ---- */
 
 static int needs_src(const rc_comm *comm, const rc_call *call)

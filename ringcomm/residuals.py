@@ -152,6 +152,14 @@ class Residuals:
         if self.padding is not None:
             self.padding = self.padding.scaled(factor)
 
+    def undo(self) -> None:
+        """Makes what is left what it was before the last call that used it, for who drops that
+        call's result. Does nothing if that call left nothing or changed nothing, or after a load
+        or a rescale. Raises ConfigError while a collective uses it."""
+        self.require_idle()
+        if self._count is not None:
+            lib.rc_feedback_undo(self._handle)
+
     # ---- for the calls that use it ----
 
     def require_idle(self) -> None:

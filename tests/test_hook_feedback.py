@@ -15,90 +15,17 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
-from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import HookState
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
-THRESHOLD = 4096
 FEW_BITS = ("int8", "fp8", "int4", "onebit")
-
-
-class Net(nn.Module):
-    """Large and small matrices, a filter, vectors, a scalar, an empty one and one not trained."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        shapes = {
-            "embed": (100, 48), "norm": (48,), "long": (5000,), "filter": (16, 8, 3, 3),
-            "small": (4, 4), "temperature": (), "empty": (0, 7), "frozen": (64, 64),
-            "head": (48, 31),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
-            self.register_parameter(name, weight)
-        self.frozen.requires_grad_(False)
-
-
-LARGE = ("embed", "filter", "head")
-
-
-class Bucket:
-    """What DDP gives a hook: the gradients of some parameters, one after the other."""
-
-    def __init__(self, parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
-        self._parameters = parameters
-        self._buffer = torch.cat([g.reshape(-1) for g in gradients])
-        self._views = []
-        start = 0
-        for g in gradients:
-            self._views.append(self._buffer[start : start + g.numel()].view(g.shape))
-            start += g.numel()
-
-    def buffer(self) -> torch.Tensor:
-        return self._buffer
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
-    def gradients(self) -> list[torch.Tensor]:
-        return self._views
-
-
-def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def gradients_of(model: nn.Module, rank: int, step: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return {
-        name: torch.randn(p.shape, generator=generator).to(p.dtype) * 0.1 + 0.05
-        for name, p in trained(model)
-    }
-
-
-def reduce(
-    state: HookState, model: nn.Module, gradients: dict[str, torch.Tensor], buckets: int = 1
-) -> dict[str, torch.Tensor]:
-    """The gradients by the hook, in so many buckets in reverse order, as DDP has them."""
-    names = [name for name, _ in trained(model)][::-1]
-    by_name = dict(model.named_parameters())
-    size = -(-len(names) // buckets)
-    flying = []
-    for start in range(0, len(names), size):
-        part = names[start : start + size]
-        bucket = Bucket([by_name[n] for n in part], [gradients[n] for n in part])
-        flying.append((part, bucket, allreduce_hook(state, bucket)))  # type: ignore[arg-type]
-    results = {}
-    for part, bucket, future in flying:
-        assert future.wait().data_ptr() == bucket.buffer().data_ptr()
-        results.update(dict(zip(part, bucket.gradients(), strict=True)))
-    return results
 
 
 def bf16(x: torch.Tensor) -> torch.Tensor:

@@ -108,12 +108,26 @@ def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> N
             assert report["wire_bytes"] == 3 * item_bytes * event["elements"]  # two ranks
             assert report["comm_s"] > 0
             assert event["in_order"]
+            check_steps(report)
             assert event["rest"] == {
                 "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "comm_s": 0, "works": [],
+                "steps": [],
             }  # fmt: skip
             assert not event["error"]
             assert event["pickled"] == (compression or "none")
         job.finish()
+
+
+def check_steps(report: dict[str, Any]) -> None:
+    """A report of three steps."""
+    steps = report["steps"]
+    assert len(steps) == 3
+    for step in steps:
+        assert step["step_s"] == pytest.approx(step["compute_s"] + step["exposed_s"])
+        assert step["exposed_s"] > 0
+        assert 0 <= step["hidden_s"] < step["compute_s"] + 1e-9
+    for part in ("buckets", "payload_bytes", "wire_bytes"):
+        assert sum(step[part] for step in steps) == report[part]
 
 
 def test_transfer_overlaps_backward(nursery: Nursery) -> None:

@@ -34,7 +34,7 @@ C_LAYERS = [
     {"api"},
 ]
 PYTHON_LAYERS = [
-    {"errors"},
+    {"errors", "intervals"},
     {"config", "codecs"},
     {"bootstrap", "_native", "buffers"},
     {"residuals"},

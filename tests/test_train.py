@@ -421,11 +421,17 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reduce", "compression", "tolerance", "wire_ratio"),
-    [("gloo", "none", 1e-3, 1.0), ("ringcomm", "none", 1e-3, 1.0), ("ringcomm", "bf16", 0.02, 0.5)],
+    ("backend", "hook", "compression", "tolerance", "wire_ratio"),
+    [
+        ("gloo", False, "none", 1e-3, 1.0),
+        ("gloo", True, "none", 1e-3, 1.0),
+        ("ringcomm", False, "bf16", 0.02, 0.5),
+        ("ringcomm", True, "bf16", 0.02, 0.5),
+    ],
 )
 def test_two_ranks_match_one_process(
-    reduce: str,
+    backend: str,
+    hook: bool,
     compression: str,
     tolerance: float,
     wire_ratio: float,
@@ -434,12 +440,14 @@ def test_two_ranks_match_one_process(
 ) -> None:
     """The same loss curve up to the order of summation and rounding, and so the same accuracy."""
     log = tmp_path / "log.jsonl"
-    done = torchrun("--reduce", reduce, "--compression", compression, *COMPARED,
+    done = torchrun("--backend", backend, "--hook" if hook else "--no-hook",
+                    "--compression", compression, *COMPARED,
                     "--bucket-mb", "0.1", "--trial-steps", "3", "--log-file", str(log))
     assert done.returncode == 0, done.stderr[-2000:]
     (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
     one, expected = one_process
-    assert (two["world_size"], two["reduce"], two["compression"]) == (2, reduce, compression)
+    assert (two["world_size"], two["backend"], two["hook"]) == (2, backend, hook)
+    assert two["compression"] == compression
     assert curve[:20] == pytest.approx(expected[:20], rel=tolerance)
     assert one["held_out"]["accuracy"] > 0.8
     assert abs(two["held_out"]["accuracy"] - one["held_out"]["accuracy"]) <= 0.03
@@ -497,9 +505,12 @@ def test_few_bits_learn_and_keep_what_is_left(tmp_path: Path) -> None:
         ("--checkpoint-every 2", "--checkpoint DIR"),
         ("--checkpoint /dev/null/x", "cannot be used"),
         ("--log-file /dev/null/x", "cannot be written"),
-        ("--reduce gloo --compression bf16", "--reduce ringcomm"),
+        ("--backend gloo --no-hook --compression bf16", "--backend ringcomm"),
+        ("--no-hook --compression onebit", "use --hook"),
+        ("--no-hook --dense-steps 3", "use --hook"),
+        ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),
-        ("--compression onebit --optimizer adamw", "use int4, or --optimizer sgd"),
+        ("--compression onebit --optimizer adamw", "use int4, or --optimizer sgd, or --force"),
         ("--compression onebit-deepspeed", "does not go with the trainer"),
         ("--width 1000000", "from 1 to 4096"),
         ("--threads 100000", "from 1 to 1024"),
@@ -537,6 +548,10 @@ def test_a_missing_library_is_named(
     assert fix in capsys.readouterr().err
 
 
+def test_onebit_with_adamw_can_be_forced() -> None:
+    optim.require_suitable(Options(optimizer="adamw", compression="onebit", force=True))
+
+
 def test_help_and_bad_arguments_do_without_pytorch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -562,7 +577,7 @@ def test_no_option_is_the_beginning_of_one_of_torchruns() -> None:
 
 @pytest.mark.slow
 def test_what_all_ranks_refuse_is_said_once() -> None:
-    done = torchrun("--reduce", "gloo", "--batch", "63")
+    done = torchrun("--backend", "gloo", "--no-hook", "--batch", "63")
     assert done.returncode != 0
     assert done.stderr.count("give a multiple of 2 (62, 64)") == 1
 

@@ -219,6 +219,7 @@ static void prepare_next(rc_feedback *f, const feedback_use *use)
 
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
 {
+    f->undoable = 0;
     int fits = f->owned.start == use->owner.start && f->owned.end == use->owner.end;
     if (!fits)
         feedback_fold(f, use->fold);
@@ -240,7 +241,9 @@ rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view 
 void feedback_commit(rc_feedback *f, rc_op op)
 {
     f->now = !f->now;
+    f->prev_owned = f->owned;
     f->owned = f->next_owned;
+    f->undoable = 1;
     f->has_op = 1;
     f->op = op;
 }
@@ -264,7 +267,7 @@ void feedback_clear(rc_feedback *f)
 {
     make_zero(&f->worker[f->now], (feedback_range){0, f->count});
     f->owned = (feedback_range){0};
-    f->has_op = 0;
+    f->has_op = f->undoable = 0;
 }
 
 /* ---- the caller's ---- */
@@ -293,8 +296,18 @@ void feedback_rescale(rc_feedback *f, double factor)
 {
     const residual *now = &f->worker[f->now];
     float by = (float)factor;
+    f->undoable = 0;
     for (uint64_t i = now->live.start; i < now->live.end; i++)
         now->data[i] *= by;
     for (uint64_t i = 0; !is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
         f->owner[f->now][i] *= by;
+}
+
+void feedback_undo(rc_feedback *f)
+{
+    if (!f->undoable)
+        return;
+    f->now = !f->now;
+    f->owned = f->prev_owned;
+    f->undoable = 0;
 }

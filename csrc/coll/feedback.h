@@ -56,6 +56,8 @@ struct rc_feedback {
     int has_op;
     rc_op op;                  /* whose results the residuals are about, if has_op */
     feedback_range next_owned; /* between begin and commit */
+    feedback_range prev_owned; /* what owner[!now] is about, if undoable */
+    int undoable;              /* the other one of each pair is as it was before the commit */
 };
 
 /* What a work does with residuals. All ranges are of the feedback's elements. */
@@ -107,5 +109,7 @@ float *feedback_worker(rc_feedback *f);
 rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner, uint64_t start,
                         uint64_t count);
 void feedback_rescale(rc_feedback *f, double factor);
+/* Takes the last commit back, if no work has begun since. */
+void feedback_undo(rc_feedback *f);
 
 #endif

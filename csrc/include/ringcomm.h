@@ -264,6 +264,10 @@ rc_result rc_feedback_load(rc_feedback *feedback, const float *worker, const flo
                            uint64_t start, uint64_t count);
 /* Multiplies all residuals, as the values that come next will be. factor must be finite. */
 rc_result rc_feedback_rescale(rc_feedback *feedback, double factor);
+/* Makes the residuals what they were before the last work that used them, for callers who drop its
+ * result. Nothing happens if that work left them as they were, or made them zero, or if they have
+ * been loaded or rescaled since. */
+rc_result rc_feedback_undo(rc_feedback *feedback);
 
 /* ---- works ---- */
 

@@ -14,16 +14,16 @@ together at bf16: that is next to nothing in bytes, and norms and biases bear th
 Invariants: DDP does not divide when a hook is set, so the result is the mean, made once. A bucket's
 memory is DDP's own and is reduced in place. What a parameter has left is kept under its name, never
 by bucket: DDP lays the buckets out anew after the first step. All ranks submit the same works in
-the same order, as that follows from the bucket and the settings.
+the same order, as that follows from the bucket, the settings and the number of the step. A step in
+which a result is not finite leaves all residuals as they were.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-import threading
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
@@ -31,9 +31,10 @@ from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..feedback import ErrorFeedback, FeedbackStore
-from ..work import Work
-
-_COMPRESSIBLE = (torch.float32, torch.float64)
+from .account import Account
+from .buckets import COMPRESSIBLE, Flight, Parts
+from .group import RingcommGroup
+from .optimizers import AdamWatch
 
 
 def _codec(compression: str | None) -> Codec:
@@ -49,18 +50,28 @@ class HookState:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
             below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
-        comm: the communicator; None: the default one at the time of the first bucket.
+        comm: the communicator; None: at the time of the first bucket, that of the default process
+            group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
             are kept by, so error feedback needs it.
         feedback: None: error feedback where the codec needs it (int4, onebit). True: with int8 and
             fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
+        warmup_steps: in that many first steps int8, fp8, int4 and onebit wait, and gradients travel
+            at bf16: in the beginning they change fast, and what is kept of them is soon stale.
+        scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
+            so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
+        force: do not warn of onebit under a plain Adam.
+
+    A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
+    drops it.
 
     With find_unused_parameters=True, DDP drops what arrives for a parameter that no rank has used
     in a step, and so what was left of it.
 
     Attributes:
         feedback: the FeedbackStore in use, by names of the model's parameters.
+        steps: backwards whose gradients have all been submitted; a checkpoint keeps it.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
             into RuntimeError; this one keeps its class.
 
@@ -75,12 +86,21 @@ class HookState:
         model: torch.nn.Module | None = None,
         feedback: FeedbackStore | bool | None = None,
         threshold: int = 32 << 10,
+        warmup_steps: int = 0,
+        scaler: Any = None,
+        force: bool = False,
     ) -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
-            raise ConfigError(f"threshold={threshold!r}: give bytes, 0 or more")
+        _require_whole("threshold", threshold, "bytes")
+        _require_whole("warmup_steps", warmup_steps, "a number of steps")
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
         self.threshold = threshold
+        self.warmup_steps = warmup_steps
+        self.scaler = scaler
+        self.force = force
+        self.steps = 0
         self.feedback = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self._wanted = None if feedback is None else feedback is not False
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
@@ -90,15 +110,16 @@ class HookState:
         self._require_names()
         self._comm = comm
         self.error: RingcommError | None = None
-        self._lock = threading.Lock()
-        self._wire_before = 0
-        self._zero()
+        self._account = Account(lambda: int(self.comm.stats()["payload_bytes"]))
+        self._step = _StepMemory()
+        self._watch: AdamWatch | None = None
 
     @property
     def comm(self) -> Communicator:
         """The communicator in use."""
         if self._comm is None:
-            self._comm = default_communicator()
+            group = dist.group.WORLD
+            self._comm = group.comm if isinstance(group, RingcommGroup) else default_communicator()
         return self._comm
 
     # ---- codec and feedback ----
@@ -163,7 +184,7 @@ class HookState:
     def _is_large(self, parameter: torch.Tensor) -> bool:
         """Whether it travels by itself; else it is left to bf16."""
         big = parameter.numel() * parameter.element_size() >= self.threshold
-        trained = parameter.requires_grad and parameter.dtype in _COMPRESSIBLE
+        trained = parameter.requires_grad and parameter.dtype in COMPRESSIBLE
         return trained and parameter.dim() > 1 and parameter.numel() > 0 and big
 
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
@@ -177,9 +198,13 @@ class HookState:
         return self.feedback[self._names[id(parameter)][1]]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep: the residuals, by parameter. Empty where none are kept. A
-        collective; see ``FeedbackStore.state_dict``."""
-        return {"feedback": self.feedback.state_dict(self.comm)} if self._keeps else {}
+        """What a checkpoint must keep: the residuals, by parameter, and the steps where there is a
+        warm-up. Empty where there is neither. A collective; see ``FeedbackStore.state_dict``."""
+        state: dict[str, Any] = {"steps": self.steps} if self.warmup_steps else {}
+        if self._keeps:
+            self._step.settle()
+            state["feedback"] = self.feedback.state_dict(self.comm)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Goes on from what ``state_dict`` returned, in a world of any size; an empty one starts
@@ -191,28 +216,53 @@ class HookState:
         """
         if not state:
             return
-        if self._wanted is False or not self._names:
-            raise ConfigError(
-                "the state holds residuals, and this hook can keep none; give HookState(..., "
-                "model=model) without feedback=False, or load {} to drop them"
-            )
-        if not isinstance(state, Mapping) or not isinstance(state.get("feedback"), Mapping):
-            raise ConfigError("this is no state of a HookState: it has no 'feedback'")
-        self._reserve()
-        self.feedback.load_state_dict(state["feedback"], self.comm, strict=strict)
+        steps, residuals = _read_state(state)
+        if residuals is not None:
+            if self._wanted is False or not self._names:
+                raise ConfigError(
+                    "the state holds residuals, and this hook can keep none; give HookState(..., "
+                    "model=model) without feedback=False, or load {} to drop them"
+                )
+            self._step.settle()
+            self._reserve()
+            self.feedback.load_state_dict(residuals, self.comm, strict=strict)
+        self.steps = steps
+
+    # ---- a step ----
+
+    def _begin_bucket(self) -> None:
+        """Before any work of a bucket: what is due once in a step."""
+        if self.error is not None:
+            raise self.error
+        if self._step.running:
+            return
+        self._step.settle()
+        self._step.running = True
+        if self.scaler is not None:
+            self.loss_scale = self.scaler.get_scale()
+        if self._watch is not None:
+            self._watch.end_if_seen()
+        elif self._codec.name == "onebit" and self._names and not self.force:
+            self._watch = AdamWatch(self, self._names)
+
+    def _end_bucket(self, last: bool) -> None:
+        """After the last submit of a bucket, ``last`` of its step."""
+        if last:
+            self._step.running = False
+            self.steps += 1
+
+    def _codec_of(self, gradients: torch.Tensor) -> Codec:
+        """What a bucket travels in."""
+        if gradients.dtype not in COMPRESSIBLE:
+            return CODECS["none"]
+        waits = self._codec.quantises and self.steps < self.warmup_steps
+        return CODECS["bf16"] if waits else self._codec
 
     # ---- what it measures ----
 
-    def _zero(self) -> None:
-        self._buckets = 0
-        self._gradient_bytes = 0
-        self._works: list[tuple[float, float]] = []
-
     def reset(self) -> None:
-        """Starts a new report."""
-        with self._lock:
-            self._zero()
-            self._wire_before = self.comm.stats()["payload_bytes"]
+        """Starts a new report; the coming step counts from here on."""
+        self._account.reset()
 
     def report(self) -> dict[str, Any]:
         """What happened since the last reset.
@@ -221,134 +271,69 @@ class HookState:
             buckets; payload_bytes (gradient bytes reduced, before compression); wire_bytes
             (payload bytes that this rank sent, after compression); comm_s (seconds from submission
             to completion, summed over buckets); works (a pair of time.perf_counter() values,
-            submitted and done, per bucket).
-        """
-        with self._lock:
-            return {
-                "buckets": self._buckets,
-                "payload_bytes": self._gradient_bytes,
-                "wire_bytes": self.comm.stats()["payload_bytes"] - self._wire_before,
-                "comm_s": sum(done - submitted for submitted, done in self._works),
-                "works": list(self._works),
-            }
+            submitted and done, per bucket); steps: a dictionary for each step that is over, of
 
-    def _count(self, nbytes: int, submitted: float, done: float) -> None:
-        with self._lock:
-            self._buckets += 1
-            self._gradient_bytes += nbytes
-            self._works.append((submitted, done))
+                step_s      seconds from the end of the step before (first: from the reset)
+                compute_s   of it, until backward had submitted its last bucket
+                exposed_s   of it, from there until the last bucket was over
+                hidden_s    of compute_s, in which buckets were in flight
+                buckets, payload_bytes, wire_bytes
+
+            Of works and steps, those of the latest 1000 steps.
+        """
+        return self._account.report()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             "compression": self.compression, "feedback": self._wanted, "threshold": self.threshold,
+            "warmup_steps": self.warmup_steps, "force": self.force, "steps": self.steps,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(  # type: ignore[misc]
-            None, feedback=False, threshold=state["threshold"]
-        )
+            None, feedback=False, threshold=state["threshold"], force=state["force"],
+            warmup_steps=state["warmup_steps"],
+        )  # fmt: skip
+        self.steps = state["steps"]
         self._wanted, self._codec = state["feedback"], _codec(state["compression"])
 
 
-# ---- the parts of a bucket ----
+class _StepMemory:
+    """What the hook knows of the step in progress, or of the latest.
+
+    Attributes:
+        running: buckets of it are still to come.
+        poisoned: a result was not finite, on all ranks alike.
+        used: what has changed its residuals.
+    """
+
+    def __init__(self) -> None:
+        self.running = self.poisoned = False
+        self.used: list[ErrorFeedback] = []
+
+    def settle(self) -> None:
+        """At its end: if it is going to be dropped, residuals are what they were before it."""
+        if self.poisoned:
+            for feedback in self.used:
+                feedback.undo()
+        self.poisoned, self.used = False, []
 
 
-class _Parts:
-    """A bucket cut into what travels by itself."""
-
-    def __init__(self, state: HookState, bucket: GradBucket) -> None:
-        self._buffer = bucket.buffer()
-        self.large: list[tuple[torch.Tensor, ErrorFeedback | Literal[False]]] = []
-        self._small: list[torch.Tensor] = []
-        end = 0
-        for parameter, start, stop in self._spans(bucket):
-            if state._is_large(parameter):
-                self._leave(end, start)
-                self.large.append((self._buffer[start:stop], state.feedback_of(parameter)))
-                end = stop
-        self._leave(end, self._buffer.numel())
-        self.rest = self._pack()
-
-    def _spans(self, bucket: GradBucket) -> list[tuple[torch.Tensor, int, int]]:
-        """(parameter, start, stop) in the buffer, in order of place."""
-        base, item = self._buffer.data_ptr(), self._buffer.element_size()
-        spans = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if gradient.numel():
-                start = (gradient.data_ptr() - base) // item
-                spans.append((parameter, start, start + gradient.numel()))
-        return sorted(spans, key=lambda span: span[1])
-
-    def _leave(self, start: int, stop: int) -> None:
-        if start < stop:
-            self._small.append(self._buffer[start:stop])
-
-    def _pack(self) -> torch.Tensor | None:
-        if len(self._small) > 1:
-            return torch.cat(self._small)
-        return self._small[0] if self._small else None
-
-    def unpack(self) -> None:
-        """Brings the result of ``rest`` to its place."""
-        if self.rest is not None and len(self._small) > 1:
-            start = 0
-            for part in self._small:
-                part.copy_(self.rest[start : start + part.numel()])
-                start += part.numel()
+def _require_whole(name: str, value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name}={value!r}: give {what}, 0 or more")
 
 
-class _Flight:
-    """The works of a bucket, and a Future of all of them."""
-
-    def __init__(self, state: HookState, bucket: GradBucket) -> None:
-        self._state = state
-        self._gradients = bucket.buffer()
-        self._lock = threading.Lock()
-        self._works: list[Work] = []
-        self._open = 1
-        # Typed as Any: the generic alias cannot be called on every supported torch.
-        self._future: Any = torch.futures.Future()
-        self._submitted = time.perf_counter()
-
-    def submit(
-        self, tensor: torch.Tensor, compression: str | None,
-        feedback: ErrorFeedback | Literal[False],
-    ) -> None:  # fmt: skip
-        """Averages a part of the bucket."""
-        with self._lock:
-            self._open += 1
-        self._state.comm.allreduce(
-            tensor, "avg", compression=compression, feedback=feedback, async_op=True,
-            on_done=self._over,
-        )  # fmt: skip
-
-    def _over(self, work: Work | None) -> None:
-        with self._lock:
-            if work is not None:
-                self._works.append(work)
-            self._open -= 1
-            last = self._open == 0
-        if last:
-            self._state._count(self._gradients.nbytes, self._submitted, time.perf_counter())
-            self._future.set_result(self._works)
-
-    def landed(self, parts: _Parts | None) -> torch.futures.Future[torch.Tensor]:
-        """After the last submit: the bucket's gradients, once all its works are over."""
-
-        def result(finished: Any) -> torch.Tensor:
-            for work in finished.value():
-                error = work.exception()
-                if error is not None:
-                    if self._state.error is None:
-                        self._state.error = error
-                    raise error
-            if parts is not None:
-                parts.unpack()
-            return self._gradients
-
-        future = self._future.then(result)
-        self._over(None)
-        return future  # type: ignore[no-any-return]
+def _read_state(state: object) -> tuple[int, Mapping[str, Any] | None]:
+    """(steps, residuals or None) of a state."""
+    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback"}:
+        raise ConfigError("this is no state of a HookState: it has other keys than 'steps' and "
+                          "'feedback'")  # fmt: skip
+    steps, residuals = state.get("steps", 0), state.get("feedback")
+    _require_whole("the state's steps", steps, "a number of steps")
+    if residuals is not None and not isinstance(residuals, Mapping):
+        raise ConfigError("this is no state of a HookState: its 'feedback' is no dictionary")
+    return steps, residuals
 
 
 def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -358,17 +343,18 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     backward: as the ringcomm error itself if a later bucket meets it, else, for want of a way
     through DDP, as a RuntimeError with its text. ``state.error`` is the error itself either way.
     """
-    if state.error is not None:
-        raise state.error
-    gradients = bucket.buffer()
-    codec = state._codec if gradients.dtype in _COMPRESSIBLE else CODECS["none"]
-    flight = _Flight(state, bucket)
-    if not codec.quantises and not (state._keeps and gradients.dtype in _COMPRESSIBLE):
+    state._begin_bucket()
+    gradients, last = bucket.buffer(), bucket.is_last()
+    codec = state._codec_of(gradients)
+    flight = Flight(state, gradients, last)
+    parts = None
+    if codec.quantises or (state._keeps and gradients.dtype in COMPRESSIBLE):
+        parts = Parts(state, bucket)
+        for tensor, feedback in parts.large:
+            flight.submit(tensor, codec.name, feedback)
+        if parts.rest is not None:
+            flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
+    else:
         flight.submit(gradients, codec.name, False)
-        return flight.landed(None)
-    parts = _Parts(state, bucket)
-    for tensor, feedback in parts.large:
-        flight.submit(tensor, codec.name, feedback)
-    if parts.rest is not None:
-        flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
+    state._end_bucket(last)
     return flight.landed(parts)

@@ -45,7 +45,7 @@ def _run(options: Options) -> None:
     from .distributed import join
     from .loop import train
 
-    with join(options.reduce) as world:
+    with join(options) as world:
         train(options, world)
 
 

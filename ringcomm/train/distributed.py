@@ -1,13 +1,18 @@
 """The ranks of a run and what passes between them.
 
-This file and ``gloo`` are the only ones of the trainer that touch ringcomm and torch.distributed.
-Gradients go through a DDP communication hook, ringcomm's or, to compare with, gloo's. Both keep
-the same account (``timing.Traffic``), so both are timed alike. What else the ranks tell each other
-goes the same way. DDP needs a torch.distributed group to be built on: a gloo group, which under
-ringcomm carries nothing but the first copy of the weights and the order of the buckets.
+This file and ``plain`` are the only ones of the trainer that touch ringcomm and torch.distributed.
+DDP is built on a process group, ringcomm's or gloo's. Gradients go through a DDP communication
+hook: ringcomm's, or DDP's own all-reduce over the group, which --no-hook stands for. Both keep the
+same account (``timing.Traffic``), so both are timed alike.
 
-    torchrun   the group meets at the launcher's store
-    mpirun     rank 0 opens a store on a free port and ringcomm tells the others its address
+    --backend   --hook    gradients by              what else ranks tell each other, by
+    ringcomm    yes       ringcomm's hook, over the group's communicator       the same
+    ringcomm    no        the group                                            the same
+    gloo        yes       ringcomm's hook           ringcomm; the group has DDP's first copy only
+    gloo        no        the group                 the group
+
+Under torchrun the group meets at the launcher's store. Under mpirun ringcomm's finds its way by
+itself, and for gloo rank 0 opens a store on a free port and ringcomm tells the others its address.
 
 Invariants: a world of one uses neither DDP nor a group. Collective methods say so and must be
 called by all ranks in the same order.
@@ -27,27 +32,33 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
+from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError, RingcommError
 from . import launcher
-from .gloo import GlooControl, GlooState, gloo_hook
 from .launcher import SharedError
 from .options import Options
+from .plain import GlooControl, PlainState, plain_hook
 from .timing import Traffic
 
 Made = TypeVar("Made")
 
 
 class World:
-    """This process among the others. ``World()`` is a world of one; ``join`` makes larger ones."""
+    """This process among the others. ``World()`` is a world of one; ``join`` makes larger ones.
 
-    def __init__(self, rank: int = 0, size: int = 1, *, reduce: str = "ringcomm") -> None:
+    Args:
+        comm: ringcomm's communicator of these ranks; None where gloo does everything.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, comm: Communicator | None = None) -> None:
         self.rank = rank
         self.size = size
-        self.reduce = reduce
+        self._comm = comm
         self._hook: Any = None
-        self._control = GlooControl() if reduce == "gloo" else RingcommControl()
+        self._control = RingcommControl(comm) if comm else GlooControl()
 
     def wrap(self, model: nn.Module, options: Options) -> nn.Module:
         """The model as it is trained: in DDP with the chosen hook. Collective.
@@ -65,12 +76,16 @@ class World:
         return ddp
 
     def _make_hook(self, model: nn.Module, options: Options) -> Callable[..., Any]:
-        if self.reduce == "gloo":
-            self._hook = GlooState(self.size)
-            return gloo_hook
+        comm = self._comm
+        if not options.hook:
+            sent = (lambda: int(comm.stats()["payload_bytes"])) if comm else None
+            self._hook = PlainState(self.size, sent)
+            return plain_hook
         from ringcomm.torch import HookState, allreduce_hook
 
-        self._hook = HookState(options.codec, model=model)
+        self._hook = HookState(
+            options.codec, comm, model=model, warmup_steps=options.dense_steps, force=options.force
+        )
         hook: Callable[..., Any] = allreduce_hook
         return hook
 
@@ -166,23 +181,20 @@ class World:
 class RingcommControl:
     """The few numbers beside the gradients, over ringcomm: its errors name who was lost."""
 
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
     def all_reduce(self, values: Any, op: str) -> None:
         """Reduce a numpy array in place; op as in ringcomm."""
-        import ringcomm
-
-        ringcomm.allreduce(values, op)
+        self._comm.allreduce(values, op)
 
     def broadcast(self, values: Any, root: int) -> None:
         """Give every rank the array of ``root``, in place."""
-        import ringcomm
-
-        ringcomm.broadcast(values, root)
+        self._comm.broadcast(values, root)
 
     def barrier(self) -> None:
         """Return when all ranks are here."""
-        import ringcomm
-
-        ringcomm.barrier()
+        self._comm.barrier()
 
 
 def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -193,7 +205,7 @@ def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def join(reduce: str) -> Iterator[World]:
+def join(options: Options) -> Iterator[World]:
     """The world that the launcher made, left again at the end.
 
     Raises what ringcomm.init raises if the ranks do not find each other.
@@ -201,17 +213,41 @@ def join(reduce: str) -> Iterator[World]:
     identity = identify()
     if identity.world_size == 1:
         yield World()
-        return
+    elif options.backend == "ringcomm":
+        with _ringcomm_group(identity, options) as world:
+            yield world
+    else:
+        with _gloo_group(identity, options.hook) as world:
+            yield world
+
+
+@contextlib.contextmanager
+def _ringcomm_group(identity: Identity, options: Options) -> Iterator[World]:
+    from ringcomm.torch import Options as GroupOptions
+
+    group = GroupOptions("none" if options.hook else options.codec)
+    by = None if launcher.by_torchrun() else "ringcomm://"
+    dist.init_process_group("ringcomm", init_method=by, pg_options=group)
+    try:
+        comm = dist.group.WORLD.comm  # type: ignore[union-attr]
+        yield World(identity.rank, identity.world_size, comm)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _gloo_group(identity: Identity, hook: bool) -> Iterator[World]:
     torchrun = launcher.by_torchrun()
-    native = reduce == "ringcomm" or not torchrun
+    native = hook or not torchrun
     if native:
         import ringcomm
 
         ringcomm.init()
     try:
         store = None if torchrun else _shared_store(identity)
-        _open_group(identity, store)
-        yield World(identity.rank, identity.world_size, reduce=reduce)
+        _open_gloo(identity, store)
+        comm = default_communicator() if hook else None
+        yield World(identity.rank, identity.world_size, comm)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -219,7 +255,7 @@ def join(reduce: str) -> Iterator[World]:
             ringcomm.shutdown()
 
 
-def _open_group(identity: Identity, store: Any) -> None:
+def _open_gloo(identity: Identity, store: Any) -> None:
     """The gloo group; without a store, at torchrun's."""
     ports = Config.from_env().interfaces
     if ports:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from . import optim
 from .data import Data
 from .distributed import World, no_sync
+from .emulate import EmulatedDevice
 from .options import Options
 from .sampling import MicroBatches
 from .timing import StepTimes, Traffic, split_step
@@ -54,6 +55,8 @@ class Engine:
         self._options = options
         self._world = world
         self._peak_rate = optim.choices(options)[1]
+        if options.compute_ms is not None:
+            EmulatedDevice(model, options.compute_ms / 1e3 / options.accumulate)
         self._last: MicroBatches = []
 
     def connect(self) -> None:

@@ -171,13 +171,15 @@ class Run:
             "parameters": models.parameter_count(self.engine.model),
             "data": options.data,
             "world_size": self.world.size,
-            "reduce": "none" if alone else options.reduce,
+            "backend": "none" if alone else options.backend,
+            "hook": options.hook and not alone,
             "compression": "none" if alone else options.codec,
             "precision": options.precision,
             "batch": options.batch,
             "accumulate": options.accumulate,
             "threads": torch.get_num_threads(),
             "steps": self.steps,
+            "emulated_compute_ms": options.compute_ms,
         }
 
     # ---- set-up and checkpoints ----

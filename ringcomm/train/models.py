@@ -21,6 +21,7 @@ from .vit import ViT
 _SIZES = {
     "mini": {"width": 128, "layers": 4, "heads": 4},
     "s": {"width": 384, "layers": 12, "heads": 6},
+    "m": {"width": 512, "layers": 8, "heads": 8},
 }
 
 
@@ -39,8 +40,8 @@ def family(name: str) -> Literal["resnet", "vit", "gpt"]:
     if size in _SIZES and kind == "gpt":
         return "gpt"
     raise ConfigError(
-        f"--model {name} is unknown; give resnet8, resnet20, resnet56, vit-mini, vit-s, gpt-mini "
-        "or gpt-s"
+        f"--model {name} is unknown; give resnet8, resnet20, resnet56, vit-mini, vit-s, vit-m, "
+        "gpt-mini, gpt-s or gpt-m"
     )
 
 

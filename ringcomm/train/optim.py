@@ -45,10 +45,10 @@ def choices(options: Options) -> tuple[str, float, float]:
 
 def require_suitable(options: Options) -> None:
     """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
-    if options.codec == "onebit" and choices(options)[0] == "adamw":
+    if options.codec == "onebit" and not options.force and choices(options)[0] == "adamw":
         raise ConfigError(
             "--compression onebit does not go with AdamW: of signs it learns that all gradients "
-            "of a block are equally large; use int4, or --optimizer sgd"
+            "of a block are equally large; use int4, or --optimizer sgd, or --force to try"
         )
 
 

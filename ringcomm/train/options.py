@@ -28,7 +28,9 @@ Train a model with data parallelism and report where the time of a step goes.
 """
 
 _EPILOG = """\
-models   resnet8, resnet20, resnet56 (any depth 6n+2), vit-mini, vit-s, gpt-mini, gpt-s
+models   resnet8, resnet20, resnet56 (any depth 6n+2), vit-mini, vit-s, vit-m, gpt-mini, gpt-s,
+         gpt-m
+         (mini, s and m have about 1, 21 and 25 million parameters)
 data     digits                    8x8 scans of digits that come with scikit-learn
          stdlib-text[:MB]          source text of Python's standard library, byte by byte
          folder:PATH               PATH/train/CLASS/*.png and PATH/val/..., or PATH/CLASS/*.png
@@ -58,8 +60,12 @@ class Options:
     precision: str = "fp32"
     seed: int = 0
     threads: int | None = None
-    reduce: str = "ringcomm"
+    backend: str = "ringcomm"
+    hook: bool = True
     compression: str | None = None
+    dense_steps: int = 0
+    force: bool = False
+    compute_ms: float | None = None
     bucket_mb: float | None = None
     trial_steps: int = 10
     checkpoint: str | None = None
@@ -75,17 +81,27 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
-        refuse_composed(parse_codec(self.compression, "--compression "), "the trainer")
-        if self.reduce == "gloo" and self.compression not in (None, "none"):
-            raise ConfigError(
-                f"--compression {self.compression} works with ringcomm only; leave it out or use "
-                "--reduce ringcomm"
-            )
+        codec = parse_codec(self.compression, "--compression ")
+        refuse_composed(codec, "the trainer")
+        if not self.hook and codec.name != "none":
+            if self.backend == "gloo":
+                raise ConfigError(
+                    f"--compression {codec.name} works with ringcomm only; leave it out, or use "
+                    "--hook or --backend ringcomm"
+                )
+            if codec.needs_feedback:
+                raise ConfigError(
+                    f"--compression {codec.name} needs error feedback, which only the hook keeps; "
+                    "use --hook, or another codec"
+                )
+        if self.dense_steps and not self.hook:
+            raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
 
     @property
     def codec(self) -> str:
         """The codec that gradients travel in: bf16 unless chosen; gloo has none."""
-        return self.compression or ("none" if self.reduce == "gloo" else "bf16")
+        alone = self.backend == "gloo" and not self.hook
+        return self.compression or ("none" if alone else "bf16")
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -160,17 +176,27 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
-    group.add_argument("--reduce", choices=("ringcomm", "gloo"),
-                       help="who averages gradients; gloo is there to compare with "
-                       "(default: ringcomm)")
+    group.add_argument("--backend", choices=("ringcomm", "gloo"),
+                       help="torch.distributed's process group (default: ringcomm)")
+    group.add_argument("--hook", action=argparse.BooleanOptionalAction,
+                       help="gradients go by ringcomm's DDP hook, over either backend; without, "
+                       "by DDP's own all-reduce over the backend (default: --hook)")
     group.add_argument("--compression", metavar="CODEC",
                        help="codec of gradients on the wire: none, bf16, fp16, int8, fp8, int4, "
-                       "onebit (default: bf16; with gloo none)")
+                       "onebit (default: bf16; with --backend gloo --no-hook none)")
+    group.add_argument("--dense-steps", type=_whole(0), metavar="N",
+                       help="first steps in which codecs of few bits give way to bf16 "
+                       "(default: 0)")
+    group.add_argument("--force", action="store_true",
+                       help="onebit even with adamw, which learns little from it")
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
                        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB)")
     group.add_argument("--trial-steps", type=_whole(0), metavar="N",
                        help="after the run, time N steps with and N without communication in "
                        "turn; 0: do not (default: 10)")
+    group.add_argument("--compute-ms", type=_number(0, 3.6e6), metavar="MS",
+                       help="emulate a device on which forward and backward of a step take MS "
+                       "milliseconds: layers sleep in proportion to their parameters")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ _HOW = {
     "scaling_efficiency": "compute / (compute + exposed)",
     "trial_efficiency": "without / with communication",
 }
+_HOW_EMULATED = "EMULATED: sleeps of {:g} ms, and what this machine adds; step - input - exposed"
 _HOW_GLOO_WIRE = "2(N-1)/N of gradients, the ring's formula"
 
 
@@ -51,12 +52,15 @@ def build(
     """The report as it is logged.
 
     Args:
-        run: what was run; needs "batch" and "reduce", the rest is passed on.
+        run: what was run; needs "batch", "backend" and "hook", the rest is passed on.
         held_out: loss, with accuracy (images) or perplexity (text).
         measured: None if no step was left to run.
     """
     how = dict(_HOW)
-    if run["reduce"] == "gloo":
+    emulated = run.get("emulated_compute_ms")
+    if emulated is not None:
+        how["compute_s"] = _HOW_EMULATED.format(emulated)
+    if run["backend"] == "gloo" and not run["hook"]:
         how["wire_bytes_per_step"] = _HOW_GLOO_WIRE
     report: dict[str, Any] = {**run, "held_out": dict(held_out)}
     if measured is not None:
@@ -86,7 +90,10 @@ def table(report: Mapping[str, Any]) -> Table:
         f"{report['world_size']} rank{'s' if report['world_size'] > 1 else ''}"
     )
     if report["world_size"] > 1:
-        title += f", {report['reduce']} with {report['compression']} on the wire"
+        way = "ringcomm's hook over " if report["hook"] else ""
+        title += f", {way}{report['backend']} with {report['compression']} on the wire"
+    if report.get("emulated_compute_ms") is not None:
+        title += "; compute is EMULATED"
     out = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
     out.add_column("")
     out.add_column("figure", justify="right", no_wrap=True)

@@ -39,7 +39,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TypedDict, TypeVar
 
-Interval = tuple[float, float]
+from ..intervals import Interval, covered
+
 Step = TypeVar("Step")
 
 
@@ -76,7 +77,7 @@ def split_step(
     if works:
         last_submitted = max(submitted for submitted, _ in works)
         exposed = max(0.0, backward_done - last_submitted)
-        hidden = _covered(works, last_submitted)
+        hidden = covered(works, last_submitted)
     taken = input_done - begin
     return StepTimes(end - begin, taken, end - begin - taken - exposed, exposed, hidden)
 
@@ -95,14 +96,3 @@ def settled(steps: Sequence[Step]) -> Sequence[Step]:
 def efficiency(compute: float, exposed: float) -> float:
     """T_s / (T_s + T_c)."""
     return compute / (compute + exposed) if compute + exposed > 0 else 1.0
-
-
-def _covered(intervals: Sequence[Interval], until: float) -> float:
-    """Length of the union of the intervals, up to a moment."""
-    length, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        end = min(end, until)
-        if end > reached:
-            length += end - max(begin, reached)
-            reached = end
-    return length

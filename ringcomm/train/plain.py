@@ -1,29 +1,33 @@
-"""What to compare ringcomm with: the same exchange of gradients and numbers over gloo.
+"""What ``--no-hook`` trains with: DDP's own exchange of gradients over its process group.
 
-The hook is DDP's own all-reduce: without a hook DDP does the same, divide by the number of ranks
-and then sum over gloo. As a hook it can be timed bucket by bucket, and so is accounted for exactly
-as ringcomm's is.
+The hook here is DDP's own all-reduce: without a hook DDP does the same, divide by the number of
+ranks and then sum over the group. As a hook it can be timed bucket by bucket, and so is accounted
+for exactly as ringcomm's is.
 
 This file does without ``from __future__ import annotations``: DDP compares a hook's annotations
 with the types themselves and refuses strings.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from .timing import Interval, Traffic
+from ..intervals import Interval
+from .timing import Traffic
 
 
-class GlooState:
-    """The account of ``gloo_hook``, in the terms of ringcomm's HookState."""
+class PlainState:
+    """The account of ``plain_hook``, in the terms of ringcomm's HookState."""
 
-    def __init__(self, size: int) -> None:
-        """``size``: ranks that share the sum."""
+    def __init__(self, size: int, sent: Callable[[], int] | None = None) -> None:
+        """``size``: ranks that share the sum. ``sent``: counts payload bytes; gloo does not."""
         self.size = size
+        self._sent = sent
+        self._sent_before = 0
         self.payload_bytes = 0
         self.works: list[Interval] = []
 
@@ -31,13 +35,15 @@ class GlooState:
         """Start a new account."""
         self.payload_bytes = 0
         self.works = []
+        self._sent_before = self._sent() if self._sent else 0
 
     def report(self) -> Traffic:
-        """The account so far. Wire bytes are by the ring's formula: gloo does not count them."""
+        """The account so far. Bytes that nobody counts are by the ring's formula."""
+        formula = 2 * (self.size - 1) * self.payload_bytes // self.size
         return Traffic(
             buckets=len(self.works),
             payload_bytes=self.payload_bytes,
-            wire_bytes=2 * (self.size - 1) * self.payload_bytes // self.size,
+            wire_bytes=self._sent() - self._sent_before if self._sent else formula,
             comm_s=sum(done - submitted for submitted, done in self.works),
             works=list(self.works),
         )
@@ -65,7 +71,7 @@ class GlooControl:
         dist.barrier()
 
 
-def gloo_hook(state: GlooState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def plain_hook(state: PlainState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket over all ranks."""
     submitted = time.perf_counter()
     buffer = bucket.buffer()

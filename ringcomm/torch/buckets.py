@@ -1,0 +1,130 @@
+"""A DDP bucket on its way: the parts that travel by themselves, and one Future for all of them.
+
+Invariants: a part is a view of the bucket's memory, except what is left of small tensors, which is
+packed and brought back. A Flight's Future is completed once, after the last of its works.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..feedback import ErrorFeedback
+from ..work import Work
+
+if TYPE_CHECKING:
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+    from .hooks import HookState
+
+COMPRESSIBLE = (torch.float32, torch.float64)
+
+
+class Parts:
+    """A bucket cut into what travels by itself."""
+
+    def __init__(self, state: HookState, bucket: GradBucket) -> None:
+        self._buffer = bucket.buffer()
+        self.large: list[tuple[torch.Tensor, ErrorFeedback | Literal[False]]] = []
+        self._small: list[torch.Tensor] = []
+        end = 0
+        for parameter, start, stop in self._spans(bucket):
+            if state._is_large(parameter):
+                self._leave(end, start)
+                self.large.append((self._buffer[start:stop], state.feedback_of(parameter)))
+                end = stop
+        self._leave(end, self._buffer.numel())
+        self.rest = self._pack()
+
+    def _spans(self, bucket: GradBucket) -> list[tuple[torch.Tensor, int, int]]:
+        """(parameter, start, stop) in the buffer, in order of place."""
+        base, item = self._buffer.data_ptr(), self._buffer.element_size()
+        spans = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if gradient.numel():
+                start = (gradient.data_ptr() - base) // item
+                spans.append((parameter, start, start + gradient.numel()))
+        return sorted(spans, key=lambda span: span[1])
+
+    def _leave(self, start: int, stop: int) -> None:
+        if start < stop:
+            self._small.append(self._buffer[start:stop])
+
+    def _pack(self) -> torch.Tensor | None:
+        if len(self._small) > 1:
+            return torch.cat(self._small)
+        return self._small[0] if self._small else None
+
+    def is_poisoned(self) -> bool:
+        """Whether a result is not finite: of codecs with few bits it is NaN then, everywhere."""
+        if self.rest is not None and not bool(torch.isfinite(self.rest).all()):
+            return True
+        return any(not bool(tensor[:1].isfinite()) for tensor, _ in self.large)
+
+    def unpack(self) -> None:
+        """Brings the result of ``rest`` to its place."""
+        if self.rest is not None and len(self._small) > 1:
+            start = 0
+            for part in self._small:
+                part.copy_(self.rest[start : start + part.numel()])
+                start += part.numel()
+
+
+class Flight:
+    """The works of a bucket, and a Future of all of them."""
+
+    def __init__(self, state: HookState, gradients: torch.Tensor, last: bool) -> None:
+        self._state = state
+        self._gradients = gradients
+        self._lock = threading.Lock()
+        self._works: list[Work] = []
+        self._open = 1
+        # Typed as Any: the generic alias cannot be called on every supported torch.
+        self._future: Any = torch.futures.Future()
+        self._landed = state._account.submit(gradients.nbytes, last)
+
+    def submit(
+        self, tensor: torch.Tensor, compression: str | None,
+        feedback: ErrorFeedback | Literal[False],
+    ) -> None:  # fmt: skip
+        """Averages a part of the bucket."""
+        with self._lock:
+            self._open += 1
+        if feedback is not False:
+            self._state._step.used.append(feedback)
+        self._state.comm.allreduce(
+            tensor, "avg", compression=compression, feedback=feedback, async_op=True,
+            on_done=self._over,
+        )  # fmt: skip
+
+    def _over(self, work: Work | None) -> None:
+        with self._lock:
+            if work is not None:
+                self._works.append(work)
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            self._landed()
+            self._future.set_result(self._works)
+
+    def landed(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:
+        """After the last submit: the bucket's gradients, once all its works are over."""
+
+        def result(finished: Any) -> torch.Tensor:
+            for work in finished.value():
+                error = work.exception()
+                if error is not None:
+                    if self._state.error is None:
+                        self._state.error = error
+                    raise error
+            if parts is not None:
+                parts.unpack()
+                if parts.is_poisoned():
+                    self._state._step.poisoned = True
+            return self._gradients
+
+        future = self._future.then(result)
+        self._over(None)
+        return future  # type: ignore[no-any-return]

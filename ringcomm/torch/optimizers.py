@@ -1,0 +1,63 @@
+"""Optimizers that one-bit gradients do not suit, and how the hook finds out which one is used.
+
+Adam divides each gradient by the root of its own mean square. Of signs times a scale it learns that
+all gradients of a block are equally large, so what it is made for is gone, and runs diverge where
+the same bits under SGD with momentum do well. 1-bit Adam works around it by freezing the mean
+squares after a dense start; its classes are named accordingly and are let pass.
+
+Invariants: the hook sees gradients, never the optimizer; so it looks at the first step of one that
+has a parameter of the model, by torch's global hook, and takes that hook away again.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Container
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_LET_PASS = ("onebit", "1bit", "zeroone")
+
+
+def is_plain_adam(kind: type) -> bool:
+    """Whether a class of optimizers is Adam, or one of its kin by ancestry or name."""
+    names = [base.__name__.lower() for base in kind.__mro__]
+    adam = any("adam" in name for name in names)
+    return adam and not any(word in name for name in names for word in _LET_PASS)
+
+
+class AdamWatch:
+    """Warns, once, if the optimizer that next steps one of some parameters is a plain Adam.
+
+    Args:
+        owner: the watch ends with it at the latest.
+        ids: of the parameters, by id().
+    """
+
+    def __init__(self, owner: object, ids: Container[int]) -> None:
+        self._seen = False
+        self._ids = ids
+        self._handle = register_optimizer_step_pre_hook(self._look)
+        weakref.finalize(owner, self._handle.remove).atexit = False
+
+    def end_if_seen(self) -> None:
+        """Ends the watch once there was such a step; not from within a step."""
+        if self._seen:
+            self._handle.remove()
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        groups = getattr(optimizer, "param_groups", ())
+        if not self._seen and any(id(p) in self._ids for group in groups for p in group["params"]):
+            self._seen = True
+            if is_plain_adam(type(optimizer)):
+                warnings.warn(_text(type(optimizer).__name__), stacklevel=2)
+
+
+def _text(name: str) -> str:
+    return (
+        f"compression='onebit' under {name}: of signs, it learns that all gradients of a block are "
+        "equally large; use SGD with momentum, or int4, or HookState(..., force=True) to go on "
+        "without this warning"
+    )

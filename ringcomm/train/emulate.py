@@ -1,0 +1,86 @@
+"""A device of a given speed, emulated: forward and backward take as long as they would there.
+
+Each module with parameters of its own sleeps in proportion to how many it has: after its forward,
+and before its backward, so that gradients become ready one after the other, as on a device. What
+this machine computes meanwhile counts as part of the time: modules sleep until a moment of a
+schedule, not for a time. Where the machine is slower than the schedule, it sleeps no more, and the
+step takes longer than was asked for.
+
+    forward   |-- layer 1 --|--- layer 2 ---|            a third of the time
+    backward  |------ layer 2 ------|--- layer 1 ---|    two thirds, as it does twice the work
+
+Invariants: a sleeping module uses no processor, so many ranks may share few cores; evaluation and
+everything else under no_grad is not slowed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FORWARD_SHARE = 1 / 3
+
+
+class _Schedule:
+    """Moments to sleep until, from a start on."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def start(self) -> None:
+        self._due = time.perf_counter()
+
+    def pass_time(self, seconds: float) -> None:
+        self._due += seconds
+        left = self._due - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+
+class EmulatedDevice:
+    """Slows a model down, from when it is made.
+
+    Args:
+        model: hooks are put on its modules.
+        seconds: that one forward and backward take together.
+        forward_share: the forward's part of it.
+    """
+
+    def __init__(
+        self, model: nn.Module, seconds: float, forward_share: float = FORWARD_SHARE
+    ) -> None:
+        self.seconds = seconds
+        self._forward, self._backward = _Schedule(), _Schedule()
+        self._is_backward = False
+        total = sum(parameter.numel() for parameter in model.parameters())
+        model.register_forward_pre_hook(self._begin)
+        for module in model.modules():
+            own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            if own:
+                share = seconds * own / total
+                times = forward_share * share, (1 - forward_share) * share
+                module.register_forward_hook(self._slow(*times))
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._is_backward = False
+        self._forward.start()
+
+    def _slow(self, forward: float, backward: float) -> Any:
+        """A module's forward hook."""
+
+        def before_backward(gradient: Tensor) -> None:
+            if not self._is_backward:
+                self._is_backward = True
+                self._backward.start()
+            self._backward.pass_time(backward)
+
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                self._forward.pass_time(forward)
+                if isinstance(output, Tensor) and output.requires_grad:
+                    output.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+        return after_forward

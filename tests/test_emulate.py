@@ -1,0 +1,102 @@
+"""The emulated device: how long passes take, when gradients come, and what the trainer says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from ringcomm.train import models  # noqa: E402
+from ringcomm.train.data import TextWindows, load  # noqa: E402
+from ringcomm.train.distributed import World  # noqa: E402
+from ringcomm.train.emulate import EmulatedDevice  # noqa: E402
+from ringcomm.train.loop import train  # noqa: E402
+from ringcomm.train.options import Options  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SECONDS = 0.12
+
+
+def timed(call: Any) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = call()
+    return time.perf_counter() - began, result
+
+
+def test_a_third_of_the_time_is_forward_and_nothing_is_burnt() -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+    EmulatedDevice(model, SECONDS)
+    for _ in range(2):  # the schedule starts anew with each forward
+        cpu = time.process_time()
+        forward, out = timed(lambda: model(torch.ones(2, 16)))
+        backward, _ = timed(lambda out=out: out.sum().backward())
+        assert SECONDS / 3 <= forward < SECONDS
+        assert 2 * SECONDS / 3 <= backward < 1.5 * SECONDS
+        assert time.process_time() - cpu < SECONDS / 2
+
+
+def test_evaluation_is_not_slowed() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    EmulatedDevice(model, 30.0)
+    with torch.no_grad():
+        assert timed(lambda: model(torch.ones(2, 16)))[0] < 10.0
+
+
+def test_gradients_come_one_after_the_other_in_proportion() -> None:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 24, bias=False))
+    EmulatedDevice(model, SECONDS)
+    came: dict[int, float] = {}
+    for index in (0, 2):
+
+        def note(parameter: Tensor, index: int = index) -> None:
+            came[index] = time.perf_counter()
+
+        model[index].weight.register_post_accumulate_grad_hook(note)
+    out = model(torch.ones(1, 8)).sum()
+    began = time.perf_counter()
+    out.backward()
+    backward = 2 / 3 * SECONDS
+    assert came[2] - began >= 0.75 * backward
+    assert came[0] - came[2] >= 0.2 * backward
+    assert came[0] - began >= backward
+
+
+def test_a_slow_machine_catches_up_with_the_schedule() -> None:
+    """What it computes itself is part of the device's time."""
+
+    class Slow(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(SECONDS / 8)
+            return super().forward(x)
+
+    model = nn.Sequential(Slow(8, 8), nn.Linear(8, 8))
+    EmulatedDevice(model, 3 * SECONDS)
+    took, _ = timed(lambda: model(torch.ones(1, 8)))
+    assert SECONDS <= took < 1.1 * SECONDS + 0.05
+
+
+def test_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    options = Options(steps=6, threads=1, eval_every=0, width=4, batch=8, accumulate=2,
+                      compute_ms=60.0)  # fmt: skip
+    report = train(options, World())
+    assert report["emulated_compute_ms"] == 60.0
+    assert 0.06 <= report["compute_s"] < 0.25
+    assert report["measured"]["compute_s"].startswith("EMULATED: sleeps of 60 ms")
+    assert "compute is EMULATED" in capsys.readouterr().out
+    plain = train(Options(steps=2, threads=1, eval_every=0, width=4, batch=8), World())
+    assert plain["emulated_compute_ms"] is None
+    assert "EMULATED" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["vit-m", "gpt-m"])
+def test_models_for_studies_have_25_million_parameters(kind: str) -> None:
+    data = TextWindows(b"bytes " * 200, 32) if kind == "gpt-m" else load(Options())
+    with torch.device("meta"):
+        model = models.build(kind, data, width=8, dropout=0.0, seed=0)
+    assert models.parameter_count(model) == pytest.approx(25e6, rel=0.03)

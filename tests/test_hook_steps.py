@@ -1,0 +1,263 @@
+"""What the DDP hook does step by step: the dense warm-up, loss scales, steps that are dropped, the
+warning of Adam, and where the time of a step went."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from quantised_reference import payload_bytes
+from ranks import run_ranks
+from torch import nn
+from torch.optim import optimizer as optimizers
+
+from ringcomm import Communicator, ConfigError, ErrorFeedback
+from ringcomm.torch import HookState
+from ringcomm.torch.account import KEPT, Account
+from ringcomm.torch.optimizers import is_plain_adam
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+
+def state_of(comm: Communicator, model: nn.Module, codec: str, **settings: object) -> HookState:
+    return HookState(codec, comm, model=model, threshold=THRESHOLD, **settings)  # type: ignore[arg-type]
+
+
+def wire_bytes(state: HookState, model: nn.Module, step: int, buckets: int = 2) -> int:
+    state.reset()
+    reduce(state, model, gradients_of(model, state.comm.rank, step), buckets)
+    (told,) = state.report()["steps"]
+    return int(told["wire_bytes"])
+
+
+# ---- warm-up ----
+
+
+@pytest.mark.parametrize("codec", ["int8", "onebit"])
+def test_first_steps_travel_at_bf16(codec: str) -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        sizes = {name: p.numel() for name, p in trained(model)}
+        dense = 2 * sum(sizes.values())
+        packed = sum(payload_bytes(codec, n) if name in LARGE else 2 * n
+                     for name, n in sizes.items())  # fmt: skip
+        state = state_of(comm, model, codec, warmup_steps=3)
+        sent = [wire_bytes(state, model, step) for step in range(2)]
+        saved = state.state_dict()
+        assert saved["steps"] == 2
+        state = state_of(comm, model, codec, warmup_steps=3)
+        state.load_state_dict(saved)
+        sent += [wire_bytes(state, model, step) for step in range(2, 5)]
+        assert sent == [dense] * 3 + [packed] * 2
+        again = pickle.loads(pickle.dumps(state))
+        assert (again.warmup_steps, again.steps) == (3, 5)
+
+    run_ranks(2, body)
+
+
+def test_a_warm_up_is_a_number_of_steps() -> None:
+    for bad in (-1, 0.5, True, None):
+        with pytest.raises(ConfigError, match="warmup_steps="):
+            HookState("int8", warmup_steps=bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="steps='3'"):
+        HookState("int8").load_state_dict({"steps": "3"})
+
+
+# ---- loss scales, and steps that are dropped ----
+
+
+def test_residuals_follow_a_scaler() -> None:
+    """An overflow halves the scale, and what is left with it; the step itself leaves nothing."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        state = state_of(comm, model, "onebit", scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        kept = []
+        for step in range(4):
+            gradients = gradients_of(model, comm.rank, step)
+            if step == 2 and comm.rank == 1:
+                gradients["embed"][3, 4] = float("inf")
+            scaler.scale(torch.ones(()))
+            got = reduce(state, model, gradients, buckets=3)
+            for name, parameter in trained(model):
+                parameter.grad = got[name].reshape(parameter.shape)
+            scaler.step(optimizer)
+            scaler.update()
+            state.state_dict()
+            kept.append({name: state.feedback[name].worker for name in LARGE})
+            assert state.loss_scale == (1024.0 if step < 3 else 512.0)
+        for name in LARGE:
+            assert kept[1][name].any()
+            assert np.array_equal(kept[2][name], kept[1][name]), name
+            assert not np.array_equal(kept[3][name], kept[2][name]), name
+        assert scaler.get_scale() == 512.0
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("place", [("embed", "head"), ("small", "embed")])
+def test_a_dropped_step_leaves_all_residuals(place: tuple[str, str]) -> None:
+    """Also those of other buckets, and where a value that travels at bf16 was not finite."""
+
+    def body(comm: Communicator) -> None:
+        spoilt, other = place
+        model = Net()
+        states = [state_of(comm, model, "int4") for _ in range(2)]
+        for step in range(4):
+            for dropped, state in enumerate(states):
+                if step != 2:
+                    last = reduce(state, model, gradients_of(model, comm.rank, step), 3)[other]
+                    if not dropped:
+                        expected = last.clone()
+                elif dropped:
+                    gradients = gradients_of(model, comm.rank, step)
+                    gradients[spoilt].view(-1)[0] = float("nan") if comm.rank else 0.0
+                    reduce(state, model, gradients, 3)
+        assert torch.equal(last, expected)
+
+    run_ranks(3, body)
+
+
+def test_undo_takes_one_call_back() -> None:
+    def body(comm: Communicator) -> None:
+        feedback = ErrorFeedback()
+        feedback.undo()
+        kept = []
+        for step in range(3):
+            x = torch.randn(1000, generator=torch.Generator().manual_seed(10 * step + comm.rank))
+            comm.allreduce(x, "avg", compression="onebit", feedback=feedback)
+            kept.append((feedback.worker, feedback.owner))
+        for _ in range(2):
+            feedback.undo()
+            assert np.array_equal(feedback.worker, kept[1][0])
+            assert np.array_equal(feedback.owner, kept[1][1])
+        comm.allreduce(torch.ones(1000), "avg", compression="onebit", feedback=feedback)
+        feedback.rescale(2.0)
+        before = feedback.worker
+        feedback.undo()
+        assert np.array_equal(feedback.worker, before)
+
+    run_ranks(3, body)
+
+
+def test_what_is_no_scaler_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"give a torch\.amp\.GradScaler"):
+        HookState("bf16", scaler=1024.0)
+
+
+# ---- Adam ----
+
+
+def test_plain_adam_is_known() -> None:
+    class OnebitAdam(torch.optim.Adam): ...
+
+    class FusedAdam: ...
+
+    adams = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax, FusedAdam)
+    assert all(map(is_plain_adam, adams))
+    assert not any(map(is_plain_adam, (torch.optim.SGD, torch.optim.RMSprop, OnebitAdam)))
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "force", "warned"),
+    [
+        ("onebit", "AdamW", False, 1),
+        ("onebit", "SGD", False, 0),
+        ("onebit", "AdamW", True, 0),
+        ("int4", "AdamW", False, 0),
+    ],
+)
+def test_onebit_under_adam_is_warned_of_once(
+    codec: str, kind: str, force: bool, warned: int
+) -> None:
+    watching = optimizers._global_optimizer_pre_hooks
+    before = len(watching)
+
+    def body(comm: Communicator) -> None:
+        model, stranger = Net(), nn.Linear(3, 3)
+        state = state_of(comm, model, codec, force=force)
+        others = torch.optim.AdamW(stranger.parameters())
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                reduce(state, model, gradients_of(model, comm.rank, step))
+                others.step()
+                optimizer.step()
+        texts = [str(w.message) for w in caught if "onebit" in str(w.message)]
+        assert len(texts) == warned
+        assert all("AdamW" in text and "int4" in text for text in texts)
+        assert len(watching) == before
+        late = state_of(comm, model, "onebit")
+        reduce(late, model, gradients_of(model, comm.rank, 9))
+        assert len(watching) == before + 1
+        del late, state
+        gc.collect()
+        assert len(watching) == before
+
+    run_ranks(1, body)
+
+
+# ---- over the backend "ringcomm" ----
+
+
+def test_the_process_groups_communicator_is_the_hooks() -> None:
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Net()
+        state = HookState("bf16")
+        reduce(state, model, gradients_of(model, 0, 0))
+        assert state.comm is dist.group.WORLD.comm  # type: ignore[union-attr]
+    finally:
+        dist.destroy_process_group()
+
+
+# ---- the account ----
+
+
+def test_an_account_of_two_steps() -> None:
+    sent = 0
+    account = Account(lambda: sent)
+    account.reset()
+    for step in range(2):
+        first = account.submit(100, last=False)
+        sent += 40
+        first()
+        second, third = account.submit(50, last=False), account.submit(10, last=True)
+        assert len(account.report()["steps"]) == step
+        third()
+        second()
+        sent += 20
+    report = account.report()
+    assert (report["buckets"], report["payload_bytes"], report["wire_bytes"]) == (6, 320, 120)
+    for told in report["steps"]:
+        assert (told["buckets"], told["payload_bytes"], told["wire_bytes"]) == (3, 160, 60)
+        assert told["step_s"] == pytest.approx(told["compute_s"] + told["exposed_s"], abs=1e-12)
+        assert 0 < told["hidden_s"] <= told["compute_s"]
+        assert told["exposed_s"] > 0
+    works = report["works"]
+    assert report["comm_s"] == pytest.approx(sum(done - begun for begun, done in works))
+    account.reset()
+    assert account.report()["steps"] == account.report()["works"] == []
+
+
+def test_an_account_does_not_grow_for_ever() -> None:
+    account = Account(lambda: 0)
+    for _ in range(KEPT + 5):
+        account.submit(8, last=True)()
+    report = account.report()
+    assert len(report["steps"]) == len(report["works"]) == KEPT
+    assert report["buckets"] == KEPT + 5
