@@ -46,7 +46,7 @@ def test_kernels_beside_copies(tmp_path: Path) -> None:
     records = json.loads(told.read_text(encoding="utf-8"))
     sets = {one["kernels"] for one in records}
     assert "scalar" in sets
-    assert len(records) == len(sets) * 2 * 7 * 3
+    assert len(records) == len(sets) * 2 * 6 * 3
     assert all(one["seconds"] > 0 and one["low"] <= one["ratio"] <= one["high"] for one in records)
     lines = table.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 + len(records) // 2

@@ -273,12 +273,18 @@ def test_nothing_stays_after_the_end_or_an_error(possible: None) -> None:
     assert left(_wiring.namespace_prefix()) == []
 
 
+def _end_at_hangup() -> None:
+    """As in a terminal; under nohup programs begin without."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def _start_command() -> tuple[subprocess.Popen[str], str]:
     """The command with a job that sleeps; returns it and the prefix of its namespaces."""
     command = subprocess.Popen(
         [sys.executable, str(BENCH / "netlab.py"), "--hosts", "2", "--nics", "0", "--",
          "sh", "-c", "echo up; exec sleep 60"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=_end_at_hangup,
     )
     assert command.stdout is not None
     assert command.stdout.readline() == "up\n"
