@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../csrc/base/copy.h"
 #include "../../csrc/base/crc32c.h"
 #include "../../csrc/kernels/kernels.h"
 #include "../../csrc/net/frame.h"
@@ -46,6 +47,22 @@ FACE int face_kernel(const char *name, int which, float *dst, const float *f, ui
         default: memcpy(dst, f, n * sizeof *f); __asm__ volatile("" : : "r"(dst) : "memory");
         }
     return 1;
+}
+
+/* Fills dst piece by piece out of so few pieces that they stay in a cache. */
+FACE void face_collect(int which, uint8_t *dst, const uint8_t *slots, size_t n)
+{
+    enum { PIECE = 32 << 10, SLOTS = 8, MEMCPY = 0, PAST_CACHE = 2 };
+    for (size_t at = 0; at + PIECE <= n; at += PIECE) {
+        const uint8_t *src = slots + at / PIECE % SLOTS * PIECE;
+        if (which == MEMCPY)
+            memcpy(dst + at, src, PIECE);
+        else if (which == PAST_CACHE)
+            copy_past_cache(dst + at, src, PIECE);
+        else
+            copy_bytes(dst + at, src, PIECE);
+        __asm__ volatile("" : : "r"(dst) : "memory");
+    }
 }
 
 FACE int face_crc_methods(void)
