@@ -422,9 +422,8 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
     return RC_OK;
 }
 
-rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error)
+rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error)
 {
-    *out = NULL;
     if (error != NULL)
         error_clear(error);
     if (is_forked(comm->engine))
@@ -434,7 +433,13 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     if (comm->state == COMM_NEW || comm->state == COMM_CLOSED)
         return error_set(error, RC_INVALID_STATE, "the communicator is %s",
                          comm->state == COMM_NEW ? "not started" : "closed");
-    RC_TRY(check_call(comm, call, error));
+    return check_call(comm, call, error);
+}
+
+rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error)
+{
+    *out = NULL;
+    RC_TRY(rc_check(comm, call, error));
     RC_TRY(claim_feedback(comm, call, error));
     rc_result result = comm_submit(comm, call, out);
     if (result == RC_OK)

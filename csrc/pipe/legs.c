@@ -1,0 +1,291 @@
+/* legs.c - the two threads of a pipe: "in" brings tensors to the core, "out" brings results back.
+ *
+ * "out" drives the engine while it waits, as any thread does that waits for a work, and looks at
+ * all works that are in flight: the engine calls it whenever one of them ends.
+ */
+#include <string.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "pipe.h"
+
+/* How long a flight waits for room in the arena. Without a limit it could be for a rank that waits
+ * for this one; a send or receive, which others may wait for at any time, does not wait. */
+enum { PATIENCE_MS = 100 };
+
+static int is_message(const rc_flight *f)
+{
+    return f->call.collective == RC_SEND || f->call.collective == RC_RECV;
+}
+
+int flight_reads(const rc_flight *f)
+{
+    int at_root = f->pipe->comm->env.rank == f->call.root;
+    switch (f->call.collective) {
+    case RC_BROADCAST:
+    case RC_SCATTER: return at_root;
+    case RC_BARRIER:
+    case RC_RECV: return 0;
+    default: return 1;
+    }
+}
+
+int flight_writes(const rc_flight *f)
+{
+    int at_root = f->pipe->comm->env.rank == f->call.root;
+    switch (f->call.collective) {
+    case RC_REDUCE:
+    case RC_GATHER: return at_root;
+    case RC_BROADCAST: return !at_root;
+    case RC_BARRIER:
+    case RC_SEND: return 0;
+    default: return 1;
+    }
+}
+
+/* ---- the ends of a flight ---- */
+
+static void release(rc_flight *f)
+{
+    pinned_give(&f->pipe->arena, f->staging);
+    f->staging = NULL;
+}
+
+/* Ends it with an error. The stream may still have copies of it. */
+static void fail(rc_flight *f, rc_error *error, cu_stream stream)
+{
+    rc_pipe *p = f->pipe;
+    rc_error ignored;
+    error_clear(&ignored);
+    if (f->staging != NULL)
+        (void)DEVICE_CALL(p->device, &ignored, cuStreamSynchronize, stream);
+    release(f);
+    flight_over(f, error);
+    flight_land(f);
+}
+
+/* The same where the communicator does not know of the error: no rank shall wait for this one. */
+static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
+{
+    rc_comm_abort(f->pipe->comm, error->message);
+    error->rank = f->pipe->comm->env.rank;
+    fail(f, error, stream);
+}
+
+/* ---- in ---- */
+
+/* In place in one part, else the source's before the result's. */
+static rc_result take_staging(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    int in_place = f->pieces != NULL || f->call.src == f->call.dst;
+    uint64_t src = flight_reads(f) ? flight_bytes(f, 1) : 0;
+    uint64_t dst = flight_writes(f) ? flight_bytes(f, 0) : 0;
+    uint64_t at = (src + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
+    uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
+    if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
+        return RC_OK;
+    RC_TRY(pinned_take(&p->arena, bytes, is_message(f) ? 0 : PATIENCE_MS, &f->staging, error));
+    f->src = f->staging->data;
+    f->dst = in_place ? f->src : f->src + at;
+    return RC_OK;
+}
+
+/* The bytes between pieces. */
+static void clear_gaps(rc_flight *f)
+{
+    uint64_t at = 0;
+    for (int i = 0; i < f->piece_count; i++) {
+        memset(f->src + at, 0, f->pieces[i].offset - at);
+        at = f->pieces[i].offset + f->pieces[i].bytes;
+    }
+    memset(f->src + at, 0, flight_bytes(f, 1) - at);
+}
+
+static rc_result copy_in(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    rc_piece whole = {.address = (uintptr_t)f->call.src, .bytes = flight_bytes(f, 1)};
+    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
+    int count = f->pieces != NULL ? f->piece_count : 1;
+    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT))
+        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->d2h, f->input, 0));
+    for (int i = 0; i < count; i++)
+        if (pieces[i].bytes > 0)
+            RC_TRY(DEVICE_CALL(device, error, cuMemcpyDtoHAsync, f->src + pieces[i].offset,
+                               pieces[i].address, pieces[i].bytes, p->d2h));
+    RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
+    if (f->pieces != NULL)
+        clear_gaps(f);
+    return DEVICE_CALL(device, error, cuEventSynchronize, p->copied);
+}
+
+static rc_result bring_in(rc_flight *f, rc_error *error)
+{
+    rc_call call = f->call;
+    rc_work *work = NULL;
+    RC_TRY(take_staging(f, error));
+    if (flight_reads(f))
+        RC_TRY(copy_in(f, error));
+    call.src = f->src;
+    call.dst = f->dst;
+    rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
+    f->work = work;
+    return result;
+}
+
+/* The next flight, or NULL when there will be no more. */
+static rc_flight *next_entering(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    while (p->entering.head == NULL && (!p->closing || p->visitors > 0))
+        pipe_wait(p, clock_ns() + CLOCK_S);
+    rc_flight *f = p->entering.head;
+    if (f != NULL)
+        queue_remove(&p->entering, f);
+    p->in_ended = f == NULL;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return f;
+}
+
+static void reach_core(rc_flight *f, int flies)
+{
+    rc_pipe *p = f->pipe;
+    pthread_mutex_lock(&p->lock);
+    if (flies)
+        queue_append(&p->flying, f);
+    p->underway--;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
+static void call_out(rc_pipe *p, int is_over)
+{
+    if (!is_over)
+        return;
+    engine_lock(p->comm->engine);
+    engine_changed(p->comm->engine);
+    engine_unlock(p->comm->engine);
+}
+
+void *pipe_run_in(void *arg)
+{
+    rc_pipe *p = arg;
+    rc_error unbound, error;
+    error_clear(&unbound);
+    device_bind_thread(p->device, &unbound);
+    for (rc_flight *f; (f = next_entering(p)) != NULL;) {
+        error = unbound;
+        if (p->closing)
+            error_set(&error, RC_INVALID_STATE, "the communicator was closed");
+        if (error.code == RC_OK && bring_in(f, &error) == RC_OK) {
+            rc_work *work = f->work; /* f may have landed by the time that it is looked at */
+            int is_over = rc_work_wait(work, 0) != RC_AGAIN;
+            reach_core(f, 1);
+            call_out(p, is_over);
+            continue;
+        }
+        reach_core(f, 0);
+        fail_all(f, &error, p->d2h);
+    }
+    return NULL;
+}
+
+/* ---- out ---- */
+
+static rc_result copy_out(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    rc_piece whole = {.address = (uintptr_t)f->call.dst, .bytes = flight_bytes(f, 0)};
+    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
+    int count = f->pieces != NULL ? f->piece_count : 1;
+    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT)) /* who only receives has not waited */
+        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->h2d, f->input, 0));
+    for (int i = 0; i < count; i++)
+        if (pieces[i].bytes > 0)
+            RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, pieces[i].address,
+                               f->dst + pieces[i].offset, pieces[i].bytes, p->h2d));
+    return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
+}
+
+static void bring_out(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (error->code == RC_OK && flight_writes(f) && copy_out(f, error) != RC_OK) {
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    if (error->code != RC_OK) { /* the device is not to be had on this thread */
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    flight_over(f, NULL);
+    if (flight_writes(f) && !PIPE_HAS(PIPE_EARLY_RELEASE) &&
+        DEVICE_CALL(p->device, error, cuEventSynchronize, f->done) != RC_OK) {
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    release(f);
+    flight_land(f);
+}
+
+static rc_flight *ended(rc_pipe *p)
+{
+    rc_flight *f = p->flying.head;
+    while (f != NULL && rc_work_wait(f->work, 0) == RC_AGAIN)
+        f = f->next;
+    return f;
+}
+
+static int any_ended(const void *arg)
+{
+    rc_pipe *p = (rc_pipe *)(uintptr_t)arg;
+    pthread_mutex_lock(&p->lock);
+    rc_flight *f = ended(p);
+    pthread_mutex_unlock(&p->lock);
+    return f != NULL;
+}
+
+/* The next flight whose work has ended, or NULL when there will be no more. */
+static rc_flight *next_ended(rc_pipe *p)
+{
+    rc_engine *engine = p->comm->engine;
+    uint64_t spin = p->comm->config.spin_us * CLOCK_US;
+    for (;;) {
+        pthread_mutex_lock(&p->lock);
+        while (p->flying.head == NULL && !p->in_ended)
+            pipe_wait(p, clock_ns() + CLOCK_S);
+        rc_flight *f = ended(p);
+        if (f != NULL)
+            queue_remove(&p->flying, f);
+        int none_left = f == NULL && p->flying.head == NULL;
+        pthread_mutex_unlock(&p->lock);
+        if (f != NULL || none_left)
+            return f;
+        engine_lock(engine);
+        engine_drive(engine, any_ended, p, clock_ns() + CLOCK_S, spin);
+        engine_unlock(engine);
+    }
+}
+
+void *pipe_run_out(void *arg)
+{
+    rc_pipe *p = arg;
+    rc_error unbound, error;
+    error_clear(&unbound);
+    device_bind_thread(p->device, &unbound);
+    for (rc_flight *f; (f = next_ended(p)) != NULL;) {
+        error = unbound;
+        if (rc_work_wait(f->work, 0) == RC_OK) {
+            bring_out(f, &error);
+            continue;
+        }
+        rc_work_error(f->work, &error);
+        fail(f, &error, p->h2d);
+    }
+    return NULL;
+}
