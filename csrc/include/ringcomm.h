@@ -47,7 +47,8 @@ typedef enum rc_result {
     RC_SYSTEM = 8,           /* a system call failed; see sys_errno */
     RC_NO_MEMORY = 9,
     RC_ABORTED = 10, /* rc_comm_abort here or on another rank */
-    RC_INTERNAL = 11
+    RC_INTERNAL = 11,
+    RC_DEVICE = 12 /* a GPU or its driver failed, or there is none */
 } rc_result;
 
 /* Everything known about a failure. rank, rail and lane are -1 where they do not apply. */
