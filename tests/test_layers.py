@@ -2,9 +2,10 @@
 house that every file keeps: at most 600 lines, and a word on what it is at its head.
 
     C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
-    Python  errors < config, codecs < bootstrap, _native, buffers < residuals < calls < work
-            < fusion, counters, shortcut, opening, deepspeed < communicator < api
-            < feedback < the package itself < torch < tools, train < __main__
+            < pipe
+    Python  errors < config, codecs < bootstrap, _native, buffers < cuda < devices, residuals
+            < calls < work < fusion, counters, shortcut, opening, deepspeed, pipe < collectives
+            < communicator < api < feedback < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
 place in the tables below fails the test, so that whoever adds a layer says where it lies.
@@ -32,15 +33,18 @@ C_LAYERS = [
     {"coll"},
     {"comm"},
     {"api"},
+    {"pipe"},
 ]
 PYTHON_LAYERS = [
     {"errors", "intervals"},
     {"config", "codecs"},
     {"bootstrap", "_native", "buffers"},
-    {"residuals"},
+    {"cuda"},
+    {"devices", "residuals"},
     {"calls"},
     {"work"},
-    {"fusion", "counters", "shortcut", "opening", "deepspeed"},
+    {"fusion", "counters", "shortcut", "opening", "deepspeed", "pipe"},
+    {"collectives"},
     {"communicator"},
     {"api"},
     {"feedback"},

@@ -386,6 +386,11 @@ rc_result rc_pipe_submit(rc_pipe *pipe, const rc_call *call, const rc_piece *pie
 /* Waits until all flights submitted so far have reached the core, so that an rc_submit comes after
  * them. RC_AGAIN after timeout_ms. */
 rc_result rc_pipe_drain(rc_pipe *pipe, int timeout_ms);
+/* Copies between host and device, in the order of the stream; over when it returns. */
+rc_result rc_pipe_copy(rc_pipe *pipe, void *host, uint64_t address, uint64_t bytes, int64_t stream,
+                       int to_host, rc_error *error);
+/* The stream that brings results to the device. What is recorded there follows all that is over. */
+uint64_t rc_pipe_stream(const rc_pipe *pipe);
 /* Ends all flights and gives everything back but the flights. After rc_comm_close, before
  * rc_comm_free. */
 void rc_pipe_stop(rc_pipe *pipe);
@@ -401,7 +406,8 @@ rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);
 rc_result rc_flight_landed(rc_flight *flight, int timeout_ms);
 /* Makes the stream go on behind a flight that is over. */
 rc_result rc_flight_order(rc_flight *flight, int64_t stream, rc_error *error);
-/* From here on rc_pipe_take brings it when it is over, too; also where it is. */
+/* From here on rc_pipe_take brings it when it is over, too; also where it is, unless it has landed.
+ */
 void rc_flight_notify(rc_flight *flight);
 /* As rc_work_error, _seq, _root and _elapsed; before it has reached the core: none, 0, that of the
  * call, 0. */

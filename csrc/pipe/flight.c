@@ -54,7 +54,7 @@ static void push_notice(rc_pipe *p, flight_notice *notice)
 
 static void tell_over(rc_flight *f)
 {
-    if (!f->notify || f->told || f->result == RC_AGAIN)
+    if (!f->notify || f->told || f->landed || f->result == RC_AGAIN)
         return;
     f->told = 1;
     f->over_notice = (flight_notice){.flight = f};

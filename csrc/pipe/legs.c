@@ -162,13 +162,14 @@ static void reach_core(rc_flight *f, int flies)
 }
 
 /* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
-static void call_out(rc_pipe *p, int is_over)
+static void call_out(rc_flight *f)
 {
-    if (!is_over)
+    rc_engine *engine = f->pipe->comm->engine;
+    if (rc_work_wait(f->work, 0) == RC_AGAIN)
         return;
-    engine_lock(p->comm->engine);
-    engine_changed(p->comm->engine);
-    engine_unlock(p->comm->engine);
+    engine_lock(engine);
+    engine_changed(engine);
+    engine_unlock(engine);
 }
 
 void *pipe_run_in(void *arg)
@@ -182,10 +183,10 @@ void *pipe_run_in(void *arg)
         if (p->closing)
             error_set(&error, RC_INVALID_STATE, "the communicator was closed");
         if (error.code == RC_OK && bring_in(f, &error) == RC_OK) {
-            rc_work *work = f->work; /* f may have landed by the time that it is looked at */
-            int is_over = rc_work_wait(work, 0) != RC_AGAIN;
+            flight_retain(f); /* it may land at any time from here on */
             reach_core(f, 1);
-            call_out(p, is_over);
+            call_out(f);
+            rc_flight_free(f);
             continue;
         }
         reach_core(f, 0);

@@ -21,7 +21,7 @@ int pipe_is_forked(const rc_pipe *p)
 
 cu_stream pipe_stream(int64_t handle)
 {
-    return handle == 0 ? CU_STREAM_LEGACY : (cu_stream)(uintptr_t)handle;
+    return handle == 0 ? CU_LEGACY_STREAM : (cu_stream)(uintptr_t)handle;
 }
 
 void pipe_wait(rc_pipe *p, uint64_t until)
@@ -147,9 +147,10 @@ rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int o
 static void give_back(rc_pipe *p)
 {
     device_visit visit;
-    rc_error ignored;
-    error_clear(&ignored);
-    if (device_enter(p->device, &visit, &ignored) == RC_OK) {
+    int entered = 0;
+    for (int attempts = 2; attempts > 0 && !entered; attempts--)
+        entered = device_enter(p->device, &visit, NULL) == RC_OK;
+    if (entered) {
         pinned_destroy(&p->arena);
         for (int i = 0; i < p->event_count; i++)
             device_event_destroy(p->device, p->events[i]);
@@ -238,6 +239,24 @@ static rc_result take_event(rc_pipe *p, cu_event *out, rc_error *error)
 
 /* ---- submission ---- */
 
+/* Between these two a caller's thread may use what rc_pipe_stop gives back. 0: it is too late. */
+static int enter_pipe(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    int open = !p->closing;
+    p->visitors += open;
+    pthread_mutex_unlock(&p->lock);
+    return open;
+}
+
+static void leave_pipe(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->visitors--;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
 static uint64_t parts(const rc_flight *f, int of_src)
 {
     uint64_t n = (uint64_t)f->pipe->comm->env.world_size;
@@ -310,7 +329,7 @@ static rc_result mark(rc_flight *f, int64_t stream, rc_error *error)
     return DEVICE_CALL(device, error, cuEventRecord, f->input, pipe_stream(stream));
 }
 
-static rc_result enter(rc_flight *f, int64_t stream, rc_error *error)
+static rc_result prepare(rc_flight *f, int64_t stream, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     device_visit visit;
@@ -346,6 +365,16 @@ static rc_flight *make(rc_pipe *p, const rc_call *call, const rc_piece *pieces, 
     return f;
 }
 
+static void take_off(rc_flight *f)
+{
+    rc_pipe *p = f->pipe;
+    pthread_mutex_lock(&p->lock);
+    queue_append(&p->entering, f);
+    p->underway++;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
 rc_result rc_pipe_submit(rc_pipe *p, const rc_call *call, const rc_piece *pieces, int count,
                          int64_t stream, rc_flight **out, rc_error *error)
 {
@@ -356,26 +385,53 @@ rc_result rc_pipe_submit(rc_pipe *p, const rc_call *call, const rc_piece *pieces
     rc_flight *f = make(p, call, pieces, count);
     if (f == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a flight");
-    pthread_mutex_lock(&p->lock);
-    int open = !p->closing;
-    p->visitors += open;
-    pthread_mutex_unlock(&p->lock);
-    rc_result result = open ? enter(f, stream, error)
+    int open = enter_pipe(p);
+    rc_result result = open ? prepare(f, stream, error)
                             : error_set(error, RC_INVALID_STATE, "the communicator is closed");
-    pthread_mutex_lock(&p->lock);
-    p->visitors -= open;
     if (result == RC_OK) {
-        queue_append(&p->entering, f);
-        p->underway++;
         *out = f;
-    }
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
-    if (result != RC_OK) {
+        take_off(f);
+    } else {
         rc_flight_free(f);
         rc_flight_free(f);
     }
+    if (open)
+        leave_pipe(p);
     return result;
+}
+
+static rc_result copy(rc_pipe *p, void *host, cu_address address, uint64_t bytes, cu_stream stream,
+                      int to_host, rc_error *error)
+{
+    cuda_device *device = p->device;
+    RC_TRY(device_check_stream(device, stream, error));
+    RC_TRY(device_check_pointer(device, address, bytes, error));
+    if (to_host)
+        RC_TRY(DEVICE_CALL(device, error, cuMemcpyDtoHAsync, host, address, bytes, stream));
+    else
+        RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, address, host, bytes, stream));
+    return DEVICE_CALL(device, error, cuStreamSynchronize, stream);
+}
+
+rc_result rc_pipe_copy(rc_pipe *p, void *host, uint64_t address, uint64_t bytes, int64_t stream,
+                       int to_host, rc_error *error)
+{
+    device_visit visit;
+    error_clear(error);
+    if (pipe_is_forked(p) || !enter_pipe(p))
+        return error_set(error, RC_INVALID_STATE, "the communicator is closed, or a parent's");
+    rc_result result = device_enter(p->device, &visit, error);
+    if (result == RC_OK)
+        result = copy(p, host, address, bytes, pipe_stream(stream == RC_NO_STREAM ? 0 : stream),
+                      to_host, error);
+    device_leave(p->device, &visit);
+    leave_pipe(p);
+    return result;
+}
+
+uint64_t rc_pipe_stream(const rc_pipe *p)
+{
+    return (uintptr_t)p->h2d;
 }
 
 rc_result rc_pipe_drain(rc_pipe *p, int timeout_ms)
