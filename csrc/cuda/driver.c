@@ -55,7 +55,7 @@ static rc_result find_functions(cuda_driver *d, void *library, rc_error *error)
     const char *missing = NULL;
 #define FIND(name, suffix, parameters)                                                             \
     *(void **)&d->name = dlsym(library, #name #suffix);                                            \
-    if (d->name == NULL)                                                                           \
+    if (d->name == NULL && missing == NULL)                                                        \
         missing = #name #suffix;
     CUDA_FUNCTIONS(FIND)
 #undef FIND
