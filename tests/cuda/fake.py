@@ -1,4 +1,4 @@
-"""Builds the fake CUDA driver, for tests without a GPU; tests/cuda/fake_libcuda.h says what it does.
+"""Builds the fake CUDA driver, for tests without a GPU; fake_libcuda.h says what it does.
 
 A program under test opens it where RINGCOMM_LIBCUDA says; a test may open the same file with ctypes
 to look behind it.

@@ -107,6 +107,7 @@ void fake_cuda_reset(void)
     fake_captured = NULL;
     is_over = 0;
     is_spoilt = 0;
+    fake_me = (fake_thread){0};
     set_up();
     pthread_mutex_unlock(&fake_lock);
 }

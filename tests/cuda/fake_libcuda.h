@@ -34,7 +34,8 @@
 CUDA_FUNCTIONS(DECLARE)
 #undef DECLARE
 
-/* Runs what is queued, gives everything back and forgets all but that the process has a driver. */
+/* Runs what is queued, gives everything back and forgets all but that the process has a driver, and
+ * which contexts other threads have pushed. */
 FAKE_API void fake_cuda_reset(void);
 
 /* ---- what was done ---- */
