@@ -89,15 +89,21 @@ static inline cuda_device *gpu_open(const cuda_driver *driver, int ordinal)
     return device;
 }
 
-/* Ends a test: all was given back, and nothing was done that CUDA leaves undefined. */
-static inline void gpu_close(cuda_device *device)
+/* All was given back, and nothing was done that CUDA leaves undefined. */
+static inline void gpu_expect_clean(void)
 {
-    device_close(device);
     CHECK_EQ(fake_cuda_leaks(NULL), 0);
     const char *misuse = fake_cuda_misuse();
     if (!CHECK(misuse == NULL))
         CHECK_NOTE("%s\n", misuse);
     CHECK_EQ(fake_cuda_depth(), 0);
+}
+
+/* Ends a test. */
+static inline void gpu_close(cuda_device *device)
+{
+    device_close(device);
+    gpu_expect_clean();
     CHECK_EQ(fake_cuda_capture_mode(), 0);
 }
 

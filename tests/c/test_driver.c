@@ -45,7 +45,7 @@ static void a_driver_that_does_not_start_says_why(void)
     expect_refusal("FAKE_CUDA_INIT=3", "spawn");
     expect_refusal("FAKE_CUDA_INIT=34", "LD_LIBRARY_PATH");
     expect_refusal("FAKE_CUDA_INIT=803", "restart the machine after an update");
-    expect_refusal("FAKE_CUDA_INIT=77", "cuInit gives an error without a name (77, unknown error)");
+    expect_refusal("FAKE_CUDA_INIT=77", "cuInit gives unknown error (an error without a name, 77)");
     expect_refusal("FAKE_CUDA_FAIL=cuDriverGetVersion:1:999", "cuDriverGetVersion gives");
     expect_refusal("FAKE_CUDA_FAIL=cuDeviceGetCount:1:3", "cuDeviceGetCount gives");
 }

@@ -208,6 +208,16 @@ void fake_cuda_fail(const char *name, int k, int error)
     pthread_mutex_unlock(&fake_lock);
 }
 
+int fake_cuda_faults(void)
+{
+    int left = 0;
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < MOST_FAULTS; i++)
+        left += faults[i].left > 0;
+    pthread_mutex_unlock(&fake_lock);
+    return left;
+}
+
 void fake_cuda_deinitialize(void)
 {
     pthread_mutex_lock(&fake_lock);

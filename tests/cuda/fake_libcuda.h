@@ -60,6 +60,8 @@ FAKE_API int fake_cuda_capture_mode(void);
 /* The k-th call from now on of a function fails (k = 1: the next). Errors that CUDA keeps until the
  * process ends are kept, until fake_cuda_reset. What gives something back does so even then. */
 FAKE_API void fake_cuda_fail(const char *name, int k, int error);
+/* How many of these failures are still to come. */
+FAKE_API int fake_cuda_faults(void);
 /* As when the process ends: every call returns CUDA_ERROR_DEINITIALIZED. */
 FAKE_API void fake_cuda_deinitialize(void);
 /* Starts (1) or ends (0) the capture of a stream into a graph, for the whole process. The end
