@@ -38,9 +38,9 @@ rc_result device_result(cuda_device *device, const char *function, cu_result res
     if (is_for_good(result))
         atomic_store(&device->broken, result);
     return error_set(error, result == CU_OUT_OF_MEMORY ? RC_NO_MEMORY : RC_DEVICE,
-                     "%s failed on GPU %d: %s (%s)%s", function, device->ordinal,
+                     "%s failed on GPU %d: %s (%s, %u)%s", function, device->ordinal,
                      cuda_error_text(device->driver, result),
-                     cuda_error_name(device->driver, result), advice(result));
+                     cuda_error_name(device->driver, result), result, advice(result));
 }
 
 /* Of a call that gives something back: there is nobody to tell. */
@@ -114,8 +114,8 @@ static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
     log[sizeof log - 1] = '\0';
     log[strcspn(log, "\r\n")] = '\0';
     snprintf(d->without_kernels, sizeof d->without_kernels,
-             "the driver does not take ringcomm's kernels for GPU %d: %s (%s)%s%s", d->ordinal,
-             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result),
+             "the driver does not take ringcomm's kernels for GPU %d: %s (%s, %u)%s%s", d->ordinal,
+             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result), result,
              log[0] ? ": " : "", log);
     return RC_OK;
 }
@@ -187,27 +187,26 @@ static rc_result load_kernels(cuda_device *d, const void *image, const char *con
 
 /* ---- open and close ---- */
 
-static rc_result describe(cuda_device *d, cu_device *device, rc_error *error)
+static rc_result describe(cuda_device *d, rc_error *error)
 {
     int major = 0, minor = 0;
-    RC_TRY(DEVICE_CALL(d, error, cuDeviceGet, device, d->ordinal));
-    RC_TRY(DEVICE_CALL(d, error, cuDeviceGetName, d->name, DEVICE_NAME_BYTES, *device));
+    RC_TRY(DEVICE_CALL(d, error, cuDeviceGet, &d->number, d->ordinal));
+    RC_TRY(DEVICE_CALL(d, error, cuDeviceGetName, d->name, DEVICE_NAME_BYTES, d->number));
     d->name[DEVICE_NAME_BYTES - 1] = '\0';
     RC_TRY(
-        DEVICE_CALL(d, error, cuDeviceGetAttribute, &major, CU_DEVICE_CAPABILITY_MAJOR, *device));
+        DEVICE_CALL(d, error, cuDeviceGetAttribute, &major, CU_DEVICE_CAPABILITY_MAJOR, d->number));
     RC_TRY(
-        DEVICE_CALL(d, error, cuDeviceGetAttribute, &minor, CU_DEVICE_CAPABILITY_MINOR, *device));
+        DEVICE_CALL(d, error, cuDeviceGetAttribute, &minor, CU_DEVICE_CAPABILITY_MINOR, d->number));
     d->capability = 10 * major + minor;
     return DEVICE_CALL(d, error, cuDeviceGetAttribute, &d->copy_engines, CU_DEVICE_ASYNC_ENGINES,
-                       *device);
+                       d->number);
 }
 
 static rc_result set_up(cuda_device *d, const void *image, const char *const *names, int count,
                         rc_error *error)
 {
-    cu_device device = 0;
-    RC_TRY(describe(d, &device, error));
-    RC_TRY(DEVICE_CALL(d, error, cuDevicePrimaryCtxRetain, &d->context, device));
+    RC_TRY(describe(d, error));
+    RC_TRY(DEVICE_CALL(d, error, cuDevicePrimaryCtxRetain, &d->context, d->number));
     device_visit visit;
     RC_TRY(device_enter(d, &visit, error));
     int least = 0;
@@ -244,22 +243,25 @@ rc_result device_open(cuda_device **out, const cuda_driver *driver, int ordinal,
 
 static void unload(cuda_device *d)
 {
-    device_visit visit;
-    if (d->module == NULL || device_enter(d, &visit, NULL) != RC_OK)
-        return;
-    note(d, d->driver->cuModuleUnload(d->module));
-    device_leave(d, &visit);
+    cu_context popped;
+    unsigned mode = CU_CAPTURE_RELAXED;
+    int pushed = d->driver->cuCtxPushCurrent(d->context) == CU_OK;
+    int relaxed = d->driver->cuThreadExchangeStreamCaptureMode(&mode) == CU_OK;
+    d->driver->cuModuleUnload(d->module); /* whatever became of the others */
+    if (relaxed)
+        d->driver->cuThreadExchangeStreamCaptureMode(&mode);
+    if (pushed)
+        d->driver->cuCtxPopCurrent(&popped);
 }
 
 void device_close(cuda_device *device)
 {
     if (device == NULL)
         return;
-    cu_device number;
-    if (!is_childs(device) && device->context != NULL) {
-        unload(device);
-        if (device->driver->cuDeviceGet(&number, device->ordinal) == CU_OK)
-            device->driver->cuDevicePrimaryCtxRelease(number);
+    if (device->context != NULL && !is_childs(device)) {
+        if (device->module != NULL)
+            unload(device);
+        device->driver->cuDevicePrimaryCtxRelease(device->number);
     }
     free(device->kernels);
     free(device);

@@ -37,6 +37,7 @@ enum {
 typedef struct cuda_device {
     const cuda_driver *driver;
     int ordinal;
+    cu_device number; /* the driver's for it */
     cu_context context;
     char name[DEVICE_NAME_BYTES];
     int capability; /* 86 is 8.6 */

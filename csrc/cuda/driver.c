@@ -55,7 +55,7 @@ static rc_result find_functions(cuda_driver *d, void *library, rc_error *error)
     const char *missing = NULL;
 #define FIND(name, suffix, parameters)                                                             \
     *(void **)&d->name = dlsym(library, #name #suffix);                                            \
-    if (d->name == NULL)                                                                           \
+    if (d->name == NULL && missing == NULL)                                                        \
         missing = #name #suffix;
     CUDA_FUNCTIONS(FIND)
 #undef FIND
@@ -91,8 +91,8 @@ static const char *advice(cu_result result)
 static rc_result does_not_start(const cuda_driver *d, const char *function, cu_result result,
                                 rc_error *error)
 {
-    return error_set(error, RC_DEVICE, "%s does not start: %s gives %s (%u, %s); %s", d->path,
-                     function, cuda_error_name(d, result), result, cuda_error_text(d, result),
+    return error_set(error, RC_DEVICE, "%s does not start: %s gives %s (%s, %u); %s", d->path,
+                     function, cuda_error_text(d, result), cuda_error_name(d, result), result,
                      advice(result));
 }
 
@@ -183,8 +183,8 @@ rc_result cuda_driver_locate(const cuda_driver *driver, cu_address address, int 
     void *values[] = {&type, &on};
     cu_result result = driver->cuPointerGetAttributes(2, attributes, values, address);
     if (result != CU_OK)
-        return error_set(error, RC_DEVICE, "cuPointerGetAttributes failed: %s (%s)",
-                         cuda_error_text(driver, result), cuda_error_name(driver, result));
+        return error_set(error, RC_DEVICE, "cuPointerGetAttributes failed: %s (%s, %u)",
+                         cuda_error_text(driver, result), cuda_error_name(driver, result), result);
     if (type == CU_MEMORY_DEVICE)
         *ordinal = on;
     return RC_OK;
