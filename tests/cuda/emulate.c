@@ -234,28 +234,57 @@ static void *pointer(void *param)
 
 #define AT(type, i) (*(type *)params[i])
 
-#define PACK_HALF(name)                                                                            \
-    static void run_pack_##name(void **params)                                                     \
+#define HALF(name)                                                                                 \
+    static void call_pack_##name(void **params)                                                    \
     {                                                                                              \
         ringcomm_pack_##name(pointer(params[0]), pointer(params[1]), AT(float, 2), AT(u64, 3));    \
     }                                                                                              \
-    static void run_unpack_##name(void **params)                                                   \
+    static void call_unpack_##name(void **params)                                                  \
     {                                                                                              \
         ringcomm_unpack_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2));                \
     }
 
-PACK_HALF(bf16)
-PACK_HALF(fp16)
+#define BLOCK(name)                                                                                \
+    static void call_pack_##name(void **params)                                                    \
+    {                                                                                              \
+        ringcomm_pack_##name(pointer(params[0]), pointer(params[1]), pointer(params[2]),           \
+                             AT(float, 3), pointer(params[4]), AT(u64, 5), AT(u64, 6), AT(u64, 7), \
+                             pointer(params[8]));                                                  \
+    }                                                                                              \
+    static void call_unpack_##name(void **params)                                                  \
+    {                                                                                              \
+        ringcomm_unpack_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3),     \
+                               AT(u64, 4), pointer(params[5]));                                    \
+    }
+
+HALF(bf16)
+HALF(fp16)
+BLOCK(int8)
+BLOCK(int4)
+BLOCK(onebit)
+BLOCK(fp8)
+
+static void call_scale(void **params)
+{
+    ringcomm_scale(pointer(params[0]), pointer(params[1]), AT(float, 2), AT(u64, 3));
+}
+
+#define BOTH(name)                                                                                 \
+    {"ringcomm_pack_" #name, call_pack_##name},                                                    \
+    {                                                                                              \
+        "ringcomm_unpack_" #name, call_unpack_##name                                               \
+    }
 
 static const struct {
     const char *name;
     void (*run)(void **params);
-} kernels[] = {
-    {"ringcomm_pack_bf16", run_pack_bf16},
-    {"ringcomm_unpack_bf16", run_unpack_bf16},
-    {"ringcomm_pack_fp16", run_pack_fp16},
-    {"ringcomm_unpack_fp16", run_unpack_fp16},
-};
+} kernels[] = {BOTH(bf16),
+               BOTH(fp16),
+               BOTH(int8),
+               BOTH(int4),
+               BOTH(onebit),
+               BOTH(fp8),
+               {"ringcomm_scale", call_scale}};
 
 static void (*find(const char *name))(void **params)
 {
