@@ -11,25 +11,28 @@
  * (mul, add and sub below), quotients and roots are those of IEEE 754, subnormals are kept, and no
  * NaN that arithmetic has made is stored or looked at but for being one.
  *
- * Launches. Any grid, blocks of MOST_THREADS threads at most and a multiple of 32. Pointers need
- * the alignment of their element (wire: 2), and are read 16 bytes at a time where they have that of
- * 16. n may be 0. Whatever n, grid and block are, results are the same.
+ * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Pointers
+ * have the alignment of their element (wire: 2), and better that of 16. n may be 0. For F = bf16,
+ * fp16, as kernel_half:
  *
- * 16-bit formats (F: bf16, fp16), as kernel_half:
- *   ringcomm_pack_F      (u16 *wire, const float *src, float pre, u64 n)      wire = E(src * pre)
- *   ringcomm_unpack_F    (float *dst, const u16 *wire, u64 n)                 dst = D(wire)
+ *   ringcomm_pack_F(u16 *wire, const float *src, float pre, u64 n)       wire = E(src * pre)
+ *   ringcomm_unpack_F(float *dst, const u16 *wire, u64 n)                dst = D(wire)
  *
- * Formats whose elements share a scale (F: int8, int4, onebit, fp8), as kernel_block:
- *   ringcomm_pack_F      (u8 *wire, float *left, const float *src, float pre, const float
- * *residual, u64 n, u64 segment, u64 stride, u32 *poisoned) c = src * pre + residual, wire = E(c),
- * left = c - D(wire); residual may be NULL (0), and so may left (not wanted); left may be residual
- * or src ringcomm_unpack_F    (float *dst, const u8 *wire, u64 n, u64 segment, u64 stride, u32
- * *poisoned) dst = D(wire) where the elements from k * segment on, segment of them or as many as
- * are left, have their payload (codec/quant.h) at wire + k * stride. segment is a multiple of 256,
- * stride is even. *poisoned becomes 1 if a block is poisoned, and is not touched else.
+ * For F = int8, int4, onebit, fp8, as kernel_block, c being src * pre + residual:
  *
- *   ringcomm_scale       (float *dst, const float *src, float factor, u64 n)  dst = src * factor;
- *                        dst may be src; a NaN made from numbers is the canonical one
+ *   ringcomm_pack_F(u8 *wire, float *left, const float *src, float pre, const float *residual,
+ *                   u64 n, u64 segment, u64 stride, u32 *poisoned)       wire = E(c), left = c - D
+ *   ringcomm_unpack_F(float *dst, const u8 *wire,
+ *                     u64 n, u64 segment, u64 stride, u32 *poisoned)     dst = D(wire)
+ *
+ * The elements from k * segment on, segment of them or as many as are left, have their payload
+ * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride of 2. residual may be
+ * NULL (0) and so may left (not wanted); left may be residual or src. *poisoned is set to 1 if a
+ * block is poisoned, and else not touched. And:
+ *
+ *   ringcomm_scale(float *dst, const float *src, float factor, u64 n)    dst = src * factor
+ *
+ * where dst may be src. (A NaN that is made of numbers is the canonical one, on every GPU.)
  */
 
 #ifndef KERNEL
@@ -348,14 +351,10 @@ DEVICE u32 largest_of(u32 size, u32 lanes)
     return size;
 }
 
-DEVICE float limit_of(enum format format)
-{
-    return format == INT8 ? 127.0f : format == INT4 ? 7.0f : 448.0f;
-}
-
 /* top: the bits of the largest |c|. See block_scale_by_top of csrc/kernels/block.h. */
-DEVICE float scale_by_top(u32 top, float limit)
+DEVICE float scale_by_top(enum format format, u32 top)
 {
+    const float limit = format == INT8 ? 127.0f : format == INT4 ? 7.0f : 448.0f;
     const u32 quotient = bits_of(divided(float_of(top), limit));
     const float s = float_of((quotient + 0xffff) & 0xffff0000);
     if (top >= INFINITE || !is_finite(mul(s, limit)))
@@ -387,9 +386,9 @@ DEVICE u32 round_code(enum format format, float x, float *number)
 DEVICE float number_of(enum format format, u32 code)
 {
     if (format == INT8)
-        return (float)(int)((code & 0xff ^ 0x80) - 0x80);
+        return (float)(int)(((code & 0xff) ^ 0x80) - 0x80);
     if (format == INT4)
-        return (float)(int)((code & 0xf ^ 8) - 8);
+        return (float)(int)(((code & 0xf) ^ 8) - 8);
     const u32 rest = code & 0x7f;
     const u32 small = bits_of(mul((float)(int)rest, 0.001953125f)); /* 2^-9 */
     return float_of((code & 0x80) << 24 | (rest < 8 ? small : (rest << 20) + (120u << 23)));
@@ -445,7 +444,7 @@ DEVICE void pack_scaled(enum format format, const tile *t, float c[SHARE], u32 l
     }
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-        const float s = scale_by_top(top[half], limit_of(format));
+        const float s = scale_by_top(format, top[half]);
         const u32 block = block_at(format, half, lane);
         u32 codes = pack_four(format, c + 4 * half, s);
         if (format == INT4)

@@ -136,7 +136,7 @@ static int run_block(machine *m, unsigned block, unsigned threads)
 /* ---- the names of CUDA ---- */
 
 #define KERNEL static void
-#define DEVICE static inline __attribute__((always_inline))
+#define DEVICE static inline __attribute__((always_inline, unused))
 #define __shared__ static _Thread_local
 
 typedef struct __attribute__((aligned(16))) float4 {
