@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ import emulation  # noqa: E402
 HALVES = {"bf16": 1, "fp16": 2}
 BLOCKS = {"int8": 3, "int4": 4, "onebit": 5, "fp8": 6}
 LIMITS = {"int8": 127, "int4": 7, "onebit": 1, "fp8": 448}
-SIZES = [0, 1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 1000, 1024, 1025]
 LAUNCHES = [(1, 32), (2, 64), (3, 256)]
 F32, U16, U8, U32 = np.float32, np.uint16, np.uint8, np.uint32
 Array = np.ndarray[Any, Any]
@@ -332,7 +332,7 @@ def test_blocks_of_every_class(
 ) -> None:
     random = np.random.default_rng(2)
     limit = LIMITS[codec]
-    for n in [*SIZES, 20000]:
+    for n in [0, 1, 33, 64, 65, 255, 256, 257, 1025, 20000]:
         src, residual = values(random, n, limit), values(random, n, limit)
         pre = [1.0, 0.25, 1 / 3, -1.5, 1e-30, 1e30][n % 6]
         wire = check_pack(sides, Case(codec, src))
@@ -476,6 +476,13 @@ def test_bad_launches(sides: Sides) -> None:
     assert sides.launch("ringcomm_nothing", (1, 32)) == 500
     assert sides.gpu.emulated_has(b"ringcomm_scale") == 1
     assert sides.gpu.emulated_has(b"scale") == 0
+
+
+def test_it_has_what_a_driver_finds(sides: Sides) -> None:
+    ptx = (ROOT / "ringcomm" / "kernels.ptx").read_text(encoding="ascii")
+    names = re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
+    assert "ringcomm_scale" in names
+    assert all(sides.gpu.emulated_has(name.encode()) for name in names)
 
 
 def test_addresses_of_a_device(sides: Sides) -> None:
