@@ -363,7 +363,8 @@ typedef struct rc_pipe rc_pipe;
 typedef struct rc_flight rc_flight;
 
 /* A stream of CUDA: its handle (a CUstream or cudaStream_t), where 0 and 1 are the legacy default
- * stream and 2 is that of the calling thread; or none, for tensors that nothing is left to do to. */
+ * stream and 2 is that of the calling thread; or none, for tensors that nothing is left to do to.
+ */
 enum { RC_NO_STREAM = -1 };
 
 /* Part of a tensor that does not lie in one piece: bytes at an address of the device, which are

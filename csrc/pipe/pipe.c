@@ -295,11 +295,11 @@ static rc_result check_memory(const rc_flight *f, rc_error *error)
     if (f->pieces != NULL)
         return check_pieces(f, error);
     if (flight_reads(f))
-        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.src,
-                                    flight_bytes(f, 1), error));
+        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.src, flight_bytes(f, 1),
+                                    error));
     if (flight_writes(f) && !(flight_reads(f) && f->call.src == f->call.dst))
-        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.dst,
-                                    flight_bytes(f, 0), error));
+        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.dst, flight_bytes(f, 0),
+                                    error));
     return RC_OK;
 }
 

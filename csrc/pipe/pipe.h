@@ -6,9 +6,9 @@
  *     the flight        submits the work to the core   -->  records "done"       the flight is over
  *                                                           waits for the copy    it has landed
  *
- * The core sees pinned host memory, so what it does and what comes out is what it is for any tensor.
- * "in" takes flights in the order of their calls, and so they reach the core. "out" takes them as
- * their works end: one that waits for a peer does not hold up those behind it.
+ * The core sees pinned host memory, so what it does and what comes out is what it is for any
+ * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
+ * them as their works end: one that waits for a peer does not hold up those behind it.
  *
  * Our streams only ever wait for events that are recorded, never for the network. So nothing that
  * the process does with CUDA can wait for a peer, and a wait on the host is for the network alone.
@@ -56,8 +56,8 @@ typedef struct flight_notice {
 struct rc_flight {
     rc_flight *next, *prev; /* in entering or in flying */
     rc_pipe *pipe;
-    rc_call call;         /* as the caller made it: src and dst on the device */
-    rc_piece *pieces;     /* NULL if each is one */
+    rc_call call;     /* as the caller made it: src and dst on the device */
+    rc_piece *pieces; /* NULL if each is one */
     int piece_count;
     cu_event input, done; /* of the pipe's; NULL where there is none */
     pinned_block *staging;

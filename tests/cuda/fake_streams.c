@@ -204,7 +204,8 @@ int fake_is_copied(const void *from, size_t bytes)
 {
     const char *start = from;
     for (cu_stream s = streams; s != NULL; s = s->next)
-        for (fake_item *item = s->first; item != NULL; item = item->next)
+        for (fake_item *item = s->context->broken ? NULL : s->first; item != NULL;
+             item = item->next) /* on a broken GPU nothing runs any more */
             if (!item->staged && item->host != NULL && (char *)item->host < start + bytes &&
                 start < (char *)item->host + item->bytes)
                 return 1;
