@@ -11,10 +11,12 @@ still be on their way; where ``done`` is True, they are over.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import weakref
 from collections.abc import Callable
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 CALLBACK_THREAD = "ringcomm-gpu"
 ARENA_BYTES = 256 << 20
 _log = logging.getLogger("ringcomm")
+_told: set[int] = set()  # GPUs whose lack of kernels was said
 
 
 class DeviceWork(Work):
@@ -154,11 +157,14 @@ class Pipe:
 
     def __init__(self, comm: Any, device: int) -> None:
         out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
-        code = lib.rc_pipe_create(out, comm, cuda.library(), device, ARENA_BYTES, error)
+        code = lib.rc_pipe_create(
+            out, comm, cuda.library(), device, _kernels(), ARENA_BYTES, error
+        )
         if code != OK:
             raise error_class(code)(f"GPU {device}: {text(error.message)}")
         self.device = device
         self._handle = out[0]
+        _say_once(device, text(lib.rc_pipe_without_kernels(self._handle)))
         self._free = weakref.finalize(self, lib.rc_pipe_free, self._handle)
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
@@ -245,6 +251,18 @@ class Pipe:
             except BaseException:  # sys.exit() in a callback too: others are still to be called
                 _log.exception("a callback of a finished collective raised")
             del work, tell  # they hold the tensor
+
+
+@functools.cache
+def _kernels() -> bytes:
+    """What makes packed tensors on the GPU: PTX, which its driver compiles."""
+    return resources.files(__package__).joinpath("kernels.ptx").read_bytes()
+
+
+def _say_once(device: int, without_kernels: str) -> None:
+    if without_kernels and device not in _told:
+        _told.add(device)
+        _log.warning("the CPU compresses the tensors of GPU %d: %s", device, without_kernels)
 
 
 def _number(flight: Any) -> int:

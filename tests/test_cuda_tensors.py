@@ -6,57 +6,21 @@ The fake does all as late as streams and events allow, so what is not waited for
 
 from __future__ import annotations
 
-import contextlib
-import re
-import shutil
-import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensors
-from ranks import ROOT, World, run_processes, run_ranks
+from gpu import LEGACY, PER_THREAD, Array, Gpu
+from ranks import run_ranks
 from reference import NUMPY
 
 import ringcomm
-from ringcomm import (
-    AbortedError,
-    CommTimeoutError,
-    Communicator,
-    ConfigError,
-    DeviceError,
-    ErrorFeedback,
-    RingcommError,
-    TensorError,
-)
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda"))
-import fake
-from gpu import LEGACY, PER_THREAD, Array, Gpu
-
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake.build(tmp_path_factory.mktemp("cuda") / "libfakecuda.so", ["-O1"])
-
-
-@pytest.fixture
-def gpu(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """Two GPUs. What the library makes on them must be gone at the end of the test."""
-    monkeypatch.setenv("RINGCOMM_LIBCUDA", str(library))
-    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
-    made = Gpu(library)
-    yield made
-    assert made.misuse() is None
-    assert made.leaks("pinned", "events", "modules") == 0
-    made.reset()
+from ringcomm import Communicator, ConfigError, ErrorFeedback, TensorError
 
 
 def on_gpu(gpu: Gpu, values: np.ndarray[Any, Any], dtype: str, stream: int | None = None) -> Array:
@@ -213,7 +177,7 @@ def test_several_in_flight_keep_their_order_and_their_tensors(gpu: Gpu) -> None:
         for array in arrays:
             array.add(1.0)
             works.append(comm.allreduce(array, async_op=True))
-        assert [work.seq for work in works if not work.wait() is None] == list(range(12))
+        assert [work.seq for work in works if work.wait() is not None] == list(range(12))
         for i, array in enumerate(arrays):
             assert bits(array.read()) == bits(np.full(10_000, 2 * (i + 1), np.float32))
         for work in works:
@@ -348,261 +312,89 @@ def test_what_is_larger_than_the_arena(gpu: Gpu, monkeypatch: pytest.MonkeyPatch
     run_ranks(2, body)
 
 
-# ---- failures ----
+# ---- packing on the GPU ----
 
 
-#: Those of the fake that can fail.
-FUNCTIONS = re.findall(r"X\((cu\w+), (\w*),", (ROOT / "csrc/cuda/driver.h").read_text())
-
-
-def test_a_failure_of_any_call_ends_the_communicator_on_every_rank(gpu: Gpu) -> None:
-    """The k-th call of a run fails, whichever that is: no rank hangs, none goes on alone, and
-    nothing is left behind."""
-    assert not one_call_fails(gpu, 1 << 30)
-    calls = sum(gpu.calls(name + version) for name, version in FUNCTIONS)
-    assert calls > 60
-    failed = sum(one_call_fails(gpu, k) for k in range(1, calls + 1))
-    assert failed > calls // 2  # the others give something back, or come when all is over
-
-
-def one_call_fails(gpu: Gpu, k: int) -> bool:
-    """Two ranks, of which the k-th call together fails; whether that made their collectives fail."""
-    gpu.reset()
-    stream = gpu.stream()
-    arrays = [gpu.array(np.ones(2000, np.float32), stream) for _ in range(4)]
-    gpu.fail("*", k)
-
-    def body(comm: Communicator) -> bool:
-        try:
-            for work in [comm.allreduce(a, async_op=True) for a in arrays[comm.rank :: 2]]:
-                work.wait(timeout=20.0)
-            comm.barrier(timeout=20.0)
-        except RingcommError as error:
-            assert not isinstance(error, CommTimeoutError)
-            with contextlib.suppress(RingcommError):
-                comm.abort(str(error))
-            return True
-        return False
-
-    with World(2) as world:
-        fell = world.run(body)
-    assert fell[0] == fell[1], (k, fell)
-    assert gpu.leaks("pinned", "events", "modules") == 0
-    assert gpu.leaks("streams", "contexts") == 2
-    assert gpu.misuse() is None
-    return bool(fell[0])
-
-
-@pytest.mark.parametrize(
-    "name", ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"]
-)
-def test_an_error_of_cuda_is_named_on_every_rank(gpu: Gpu, name: str) -> None:
-    def body(comm: Communicator) -> None:
-        array = gpu.array(np.ones(2000, np.float32), gpu.stream())
-        comm.allreduce(array)
-        array.read()
-        comm.barrier()
-        if comm.rank == 0:
-            gpu.fail(name, 1, 700)
-        comm.barrier()
-        with pytest.raises((DeviceError, AbortedError), match="CUDA_ERROR_ILLEGAL_ADDRESS"):
-            for _ in range(3):
-                comm.allreduce(array)
-                comm.barrier()
-
-    run_ranks(2, body)
-
-
-def test_an_op_that_the_core_refuses_or_fails(gpu: Gpu) -> None:
-    def body(comm: Communicator) -> None:
-        array = gpu.array(np.ones(100, np.float32), gpu.stream())
-        with pytest.raises(TensorError, match="overlap"):
-            comm.alltoall(array, out=array)
-        with pytest.raises(ConfigError, match="rank 7 is not in a world of 2"):
-            comm.broadcast(array, 7)
-        comm.allreduce(array)
-        if comm.rank == 0:
-            with pytest.raises(RingcommError, match=r"allreduce\(f32\[100\]\)"):
-                comm.allreduce(array)
-        else:
-            with pytest.raises(RingcommError):
-                comm.allreduce(gpu.array(np.ones(90, np.float32), gpu.stream()))
-
-    run_ranks(2, body)
-
-
-def test_close_with_flights_under_way(gpu: Gpu) -> None:
-    def body(comm: Communicator) -> None:
-        array = gpu.array(np.ones(10, np.float32), gpu.stream())
-        comm.barrier()
-        if comm.rank == 0:
-            work = comm.recv(array, 1, async_op=True)
-            comm.close()
-            with pytest.raises(RingcommError):
-                work.wait()
-            assert isinstance(work.exception(), RingcommError)
-
-    run_ranks(2, body)
-
-
-# ---- what cannot work ----
-
-
-def test_wrong_memory_and_wrong_streams(gpu: Gpu) -> None:
-    driver = gpu.driver
-
-    def body(comm: Communicator) -> None:
-        array = gpu.array(np.ones(10, np.float32), gpu.stream())
-        comm.allreduce(array)
-
-        def refused(says: str, error: type[RingcommError] = TensorError, **changes: Any) -> None:
-            kept = dict(array.__dict__)
-            array.__dict__.update(changes)
-            with pytest.raises(error, match=says):
-                comm.allreduce(array)
-            array.__dict__.update(kept)
-
-        managed, foreign = driver.fake_cuda_memory(0, 64, 1), driver.fake_cuda_memory(0, 64, 0)
-        refused("managed", address=managed)
-        refused("context", address=foreign)
-        refused("of another GPU", stream=gpu.stream(1))
-        refused("context", stream=driver.fake_cuda_foreign_stream(0))
-        refused("names stream 0", stream=0)
-        refused("host memory", address=np.ones(10).ctypes.data)
-        refused("is not contiguous", more={"strides": (8,)})
-        refused("has a mask", more={"mask": 1})
-        refused("is read-only", more={"data": (array.address, True)})
-        refused("dtype complex64 is not supported", numpy_dtype=np.dtype(np.complex64), dtype="")
-        second = gpu.array(np.ones(10, np.float32), gpu.stream(1), ordinal=1)
-        with pytest.raises(TensorError, match="on GPU 1, and this communicator works for GPU 0"):
-            comm.allreduce(second)
-        with pytest.raises(TensorError, match="one tensor of the call lies on a GPU"):
-            comm.allreduce(array, out=np.ones(10, np.float32))
-        with pytest.raises(TensorError, match="lie on GPUs"):
-            comm.allreduce(array, out=second)
-        with pytest.raises(TensorError, match="give out="):
-            comm.allgather(array)
-        gpu.capture(array.stream, True)
-        with pytest.raises(TensorError, match="captured into a CUDA graph"):
-            comm.allreduce(array)
-        gpu.capture(array.stream, False)
-        comm.allreduce(array)  # after all of this it goes on
-        driver.cuMemFree_v2(ctypes_u64(managed))
-        driver.cuMemFree_v2(ctypes_u64(foreign))
-
-    run_ranks(1, body)
-
-
-def ctypes_u64(value: int) -> Any:
-    import ctypes
-
-    return ctypes.c_uint64(value)
-
-
-def test_an_empty_tensor_needs_no_gpu(gpu: Gpu) -> None:
-    def body(comm: Communicator) -> None:
-        array = Array(gpu, 0, (0, 3), np.dtype(np.float32), LEGACY, 0)
-        assert comm.allreduce(array) is array
-        assert comm._pipe is None
-
-    run_ranks(2, body)
-    assert gpu.calls("cuEventRecord") == 0
-
-
-def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGCOMM_LIBCUDA", "/nowhere/libcuda.so.1")
-    assert not ringcomm.cuda.is_available()
-    assert "/nowhere/libcuda.so.1" in (ringcomm.cuda.why_not() or "")
-    array = types.SimpleNamespace(
-        __cuda_array_interface__={
-            "shape": (3,), "typestr": "<f4", "data": (4096, False), "version": 3, "stream": 1,
-        }
-    )  # fmt: skip
-
-    def body(comm: Communicator) -> None:
-        with pytest.raises(DeviceError, match="a GPU tensor cannot be used here"):
-            comm.allreduce(array)
-        assert comm.allreduce(np.ones(2))[0] == 1
-
-    run_ranks(1, body)
-
-
-@pytest.mark.parametrize(
-    ("variable", "says"),
-    [({"FAKE_CUDA_INIT": "100"}, "no CUDA-capable device"), ({"FAKE_CUDA_DEVICES": "0"}, "GPU")],
-)
-def test_a_driver_without_a_gpu(library: Path, variable: dict[str, str], says: str) -> None:
-    run_processes(
-        1,
-        f"""
-        import ringcomm
-        assert not ringcomm.cuda.is_available()
-        assert ringcomm.cuda.device_count() == 0
-        assert {says!r} in ringcomm.cuda.why_not(), ringcomm.cuda.why_not()
-        """,
-        env={"RINGCOMM_LIBCUDA": str(library), **variable},
-    )
-
-
-# ---- torch, as far as that can be seen without its CUDA build ----
-
-
-def test_torch_tensors_by_pointer_and_current_stream(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(
+    gpu: Gpu, world: int, compression: str
 ) -> None:
-    class Tensor:
-        """What is asked of a torch tensor on a GPU."""
+    def body(comm: Communicator) -> None:
+        for op in ("sum", "avg", "min", "max", "prod"):
+            for count in (1, 257, 9001):
+                values = tensors.elements("f32", count, comm.rank)
+                values[:100] = tensors.special("f32", len(values[:100]), comm.rank)
+                array, host = on_gpu(gpu, values, "f32"), values.copy()
+                comm.allreduce(array, op, compression=compression)
+                comm.allreduce(host, op, compression=compression)
+                assert bits(array.read()) == bits(host), (op, count)
 
-        layout, is_nested = "strided", False
+    before = gpu.calls("cuLaunchKernel")
+    run_ranks(world, body)
+    kernels = gpu.calls("cuLaunchKernel") - before - 4 * world  # each once, when it is loaded
+    assert kernels == (2 * 15 * world if world > 1 else 0)
 
-        def __init__(self, array: Array, contiguous: bool = True) -> None:
-            self.array, self.shape, self.contiguous = array, array.shape, contiguous
-            self.device = types.SimpleNamespace(type="cuda", index=array.ordinal)
-            self.dtype = "torch.float32"
-            self.is_cpu = False
 
-        def detach(self) -> Tensor:
-            return self
-
-        def is_contiguous(self) -> bool:
-            return self.contiguous
-
-        def is_neg(self) -> bool:
-            return False
-
-        resolve_neg = detach
-
-        def contiguous(self) -> Tensor:
-            return self
-
-        def numel(self) -> int:
-            return int(np.prod(self.shape))
-
-        def data_ptr(self) -> int:
-            return self.array.address
-
-    side = gpu.stream()
-    current = {"stream": 0}
-
-    def empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Tensor:
-        return Tensor(gpu.empty(shape, np.float32, side))
-
-    streams = types.SimpleNamespace(
-        current_stream=lambda device: types.SimpleNamespace(cuda_stream=current["stream"])
-    )
-    stand_in = types.SimpleNamespace(Tensor=Tensor, strided="strided", cuda=streams, empty=empty)
-    monkeypatch.setitem(sys.modules, "torch", stand_in)  # type: ignore[arg-type]
+def test_packed_and_unpacked_ranks_go_together(gpu: Gpu) -> None:
+    """One packs on its GPU, one has a GPU without room for it, one a host tensor; out of place, in
+    place, and as parts of one."""
+    values = [tensors.elements("f32", 5000, rank) for rank in range(3)]
+    room = {"fails": 0}  # which of the pipes' allocations on a GPU fails
 
     def body(comm: Communicator) -> None:
-        for stream in (0, side):
-            current["stream"] = stream
-            tensor = Tensor(gpu.array(np.ones(50, np.float32), stream or LEGACY))
-            tensor.array.add(1.0)
-            assert comm.allreduce(tensor) is tensor
-            assert bits(tensor.array.read()) == bits(np.full(50, 2, np.float32))
-            gathered = comm.allgather(tensor)
-            assert bits(gathered.array.read(stream or LEGACY)) == bits(tensor.array.peek())
-        with pytest.raises(TensorError, match="not contiguous, and the result would be written"):
-            comm.allreduce(Tensor(tensor.array, contiguous=False))
+        expected = values[comm.rank].copy()
+        comm.allreduce(expected, "avg", compression="bf16")
+        many = [values[comm.rank][:77].copy(), values[comm.rank][77:1000].copy()]
+        comm.allreduce_many(many, "avg", compression="fp16")
+        stream = gpu.stream()
+        array, out = gpu.array(values[comm.rank], stream), gpu.empty((5000,), "f4", stream)
+        parts = [gpu.array(values[comm.rank][:77], stream),
+                 gpu.array(values[comm.rank][77:1000], stream)]  # fmt: skip
+        comm.barrier()
+        if comm.rank == 2:
+            gpu.fail("cuMemAlloc_v2", room["fails"], 2)
+        comm.barrier()
+        if comm.rank == 2:
+            for _ in range(2):
+                comm.allreduce(values[2].copy(), "avg", compression="bf16")
+            host = [values[2][:77].copy(), values[2][77:1000].copy()]
+            comm.allreduce_many(host, "avg", compression="fp16")
+            return
+        comm.allreduce(array, "avg", compression="bf16", out=out)
+        assert bits(out.read()) == bits(expected)
+        assert bits(array.read()) == bits(values[comm.rank])
+        comm.allreduce(array, "avg", compression="bf16")
+        assert bits(array.read()) == bits(expected)
+        comm.allreduce_many(parts, "avg", compression="fp16")
+        assert [bits(part.read()) for part in parts] == [bits(part) for part in many]
 
-    run_ranks(1, body)
+    for room["fails"] in (1, 2, 3, 4):
+        run_ranks(3, body)
+
+
+def test_a_gpu_that_is_too_old_for_the_kernels_leaves_packing_to_the_cpu(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY", "52")
+    monkeypatch.setattr("ringcomm.pipe._told", set())
+    gpu.reset()
+
+    def body(comm: Communicator) -> None:
+        both(comm, gpu, "f32", 1000, lambda c, x: c.allreduce(x, compression="bf16"))
+
+    for _ in range(2):
+        run_ranks(2, body)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("the CPU compresses the tensors of GPU 0: ")
+    assert gpu.calls("cuLaunchKernel") == 0
+
+
+def test_ranks_that_share_memory(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        for compression in (None, "bf16", "fp16"):
+            call = lambda c, x: c.allreduce(x, "avg", compression=compression)  # noqa: E731, B023
+            both(comm, gpu, "f32", 70_001, call)
+
+    run_ranks(2, body, memory=True)

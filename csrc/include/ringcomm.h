@@ -312,6 +312,10 @@ typedef struct rc_call {
      * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
      */
     double density;
+    /* 1: src and dst hold the codec's 16 bits of each element instead (RC_F32 by RC_CODEC_BF16 or
+     * RC_CODEC_FP16, in an all-reduce, without feedback or shared memory), for an RC_AVG by fp16
+     * those of the element times 1/world_size. Other ranks cannot tell. */
+    int32_t encoded;
 } rc_call;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that
@@ -375,10 +379,12 @@ typedef struct rc_piece {
     uint64_t bytes;
 } rc_piece;
 
-/* arena: bytes of pinned memory to keep, at most; larger flights get memory of their own for their
- * time. comm must be open. */
+/* kernels: ringcomm/kernels.ptx as a string, or NULL. arena: bytes of pinned memory to keep, at
+ * most; larger flights get memory of their own for their time. comm must be open. */
 rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
-                         uint64_t arena, rc_error *error);
+                         const char *kernels, uint64_t arena, rc_error *error);
+/* Why the CPU packs what is compressed, as a sentence; "" if the GPU does. */
+const char *rc_pipe_without_kernels(const rc_pipe *pipe);
 /* As rc_submit, for src and dst on the device. With pieces the call's src and dst are those, and
  * NULL; the same memory is read and written, and what lies between them is 0. count of the call
  * is more than 0. Flights reach the core in the order of their calls. */

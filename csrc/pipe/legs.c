@@ -74,13 +74,19 @@ static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
 
 /* ---- in ---- */
 
+/* Bytes of staging for so many of the tensor. */
+static uint64_t staged(const rc_flight *f, uint64_t bytes)
+{
+    return f->is_packed ? bytes / 2 : bytes;
+}
+
 /* In place in one part, else the source's before the result's. */
 static rc_result take_staging(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    int in_place = f->pieces != NULL || f->call.src == f->call.dst;
-    uint64_t src = flight_reads(f) ? flight_bytes(f, 1) : 0;
-    uint64_t dst = flight_writes(f) ? flight_bytes(f, 0) : 0;
+    int in_place = f->pieces != NULL || f->call.src == f->call.dst || f->is_packed;
+    uint64_t src = flight_reads(f) ? staged(f, flight_bytes(f, 1)) : 0;
+    uint64_t dst = flight_writes(f) ? staged(f, flight_bytes(f, 0)) : 0;
     uint64_t at = (src + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
     uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
     if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
@@ -91,45 +97,82 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
+/* The tensor's pieces, or as one the whole of what it reads or writes. */
+static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole, int *count)
+{
+    const void *at = of_src ? f->call.src : f->call.dst;
+    *whole = (rc_piece){.address = (uintptr_t)at, .bytes = flight_bytes(f, of_src)};
+    *count = f->pieces != NULL ? f->piece_count : 1;
+    return f->pieces != NULL ? f->pieces : whole;
+}
+
 /* The bytes between pieces. */
 static void clear_gaps(rc_flight *f)
 {
     uint64_t at = 0;
     for (int i = 0; i < f->piece_count; i++) {
-        memset(f->src + at, 0, f->pieces[i].offset - at);
+        memset(f->src + staged(f, at), 0, staged(f, f->pieces[i].offset - at));
         at = f->pieces[i].offset + f->pieces[i].bytes;
     }
-    memset(f->src + at, 0, flight_bytes(f, 1) - at);
+    memset(f->src + staged(f, at), 0, staged(f, flight_bytes(f, 1) - at));
+}
+
+static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    cu_address from = piece->address;
+    if (piece->bytes == 0)
+        return RC_OK;
+    if (f->is_packed) {
+        from = p->packed.at + staged(f, piece->offset);
+        RC_TRY(packing_pack(f, piece, from, p->d2h, error));
+    }
+    return DEVICE_CALL(device, error, cuMemcpyDtoHAsync, f->src + staged(f, piece->offset), from,
+                       staged(f, piece->bytes), p->d2h);
 }
 
 static rc_result copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cuda_device *device = p->device;
-    rc_piece whole = {.address = (uintptr_t)f->call.src, .bytes = flight_bytes(f, 1)};
-    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
-    int count = f->pieces != NULL ? f->piece_count : 1;
+    int count;
+    rc_piece whole;
+    const rc_piece *pieces = pieces_of(f, 1, &whole, &count);
     if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT))
         RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->d2h, f->input, 0));
     for (int i = 0; i < count; i++)
-        if (pieces[i].bytes > 0)
-            RC_TRY(DEVICE_CALL(device, error, cuMemcpyDtoHAsync, f->src + pieces[i].offset,
-                               pieces[i].address, pieces[i].bytes, p->d2h));
+        RC_TRY(copy_piece_in(f, &pieces[i], error));
     RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
     if (f->pieces != NULL)
         clear_gaps(f);
     return DEVICE_CALL(device, error, cuEventSynchronize, p->copied);
 }
 
+/* Without room on the GPU the CPU packs; other ranks cannot tell. */
+static rc_result choose_packing(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (!packing_suits(f))
+        return RC_OK;
+    rc_result result = packing_room(p, &p->packed, flight_bytes(f, 1) / 2, error);
+    f->is_packed = result == RC_OK;
+    if (result == RC_NO_MEMORY)
+        error_clear(error);
+    return result == RC_NO_MEMORY ? RC_OK : result;
+}
+
 static rc_result bring_in(rc_flight *f, rc_error *error)
 {
     rc_call call = f->call;
     rc_work *work = NULL;
+    RC_TRY(choose_packing(f, error));
     RC_TRY(take_staging(f, error));
     if (flight_reads(f))
         RC_TRY(copy_in(f, error));
     call.src = f->src;
     call.dst = f->dst;
+    call.encoded = f->is_packed;
     rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
     f->work = work;
     return result;
@@ -197,19 +240,43 @@ void *pipe_run_in(void *arg)
 
 /* ---- out ---- */
 
+static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    cu_address to = f->is_packed ? p->unpacked.at + staged(f, piece->offset) : piece->address;
+    if (piece->bytes == 0)
+        return RC_OK;
+    RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, to, f->dst + staged(f, piece->offset),
+                       staged(f, piece->bytes), p->h2d));
+    return f->is_packed ? packing_unpack(f, piece, to, p->h2d, error) : RC_OK;
+}
+
+/* Room to unpack on the GPU; without, the CPU has unpacked when it returns. */
+static rc_result make_room(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (!f->is_packed)
+        return RC_OK;
+    rc_result result = packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error);
+    if (result != RC_NO_MEMORY)
+        return result;
+    error_clear(error);
+    return packing_unpack_here(f, error);
+}
+
 static rc_result copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cuda_device *device = p->device;
-    rc_piece whole = {.address = (uintptr_t)f->call.dst, .bytes = flight_bytes(f, 0)};
-    const rc_piece *pieces = f->pieces != NULL ? f->pieces : &whole;
-    int count = f->pieces != NULL ? f->piece_count : 1;
+    int count;
+    rc_piece whole;
+    const rc_piece *pieces = pieces_of(f, 0, &whole, &count);
+    RC_TRY(make_room(f, error));
     if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT)) /* who only receives has not waited */
         RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->h2d, f->input, 0));
     for (int i = 0; i < count; i++)
-        if (pieces[i].bytes > 0)
-            RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, pieces[i].address,
-                               f->dst + pieces[i].offset, pieces[i].bytes, p->h2d));
+        RC_TRY(copy_piece_out(f, &pieces[i], error));
     return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
 }
 

@@ -113,7 +113,7 @@ static rc_result start_threads(rc_pipe *p, rc_error *error)
 }
 
 rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
-                         uint64_t arena, rc_error *error)
+                         const char *kernels, uint64_t arena, rc_error *error)
 {
     const cuda_driver *found;
     *out = NULL;
@@ -122,7 +122,8 @@ rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int o
     rc_pipe *p = calloc(1, sizeof *p);
     if (p == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a pipe");
-    rc_result result = device_open(&p->device, found, ordinal, NULL, NULL, 0, error);
+    rc_result result =
+        device_open(&p->device, found, ordinal, kernels, packing_kernels, PACKING_KERNELS, error);
     if (result != RC_OK) {
         free(p);
         return result;
@@ -144,6 +145,11 @@ rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int o
     return RC_OK;
 }
 
+const char *rc_pipe_without_kernels(const rc_pipe *p)
+{
+    return p->device->without_kernels;
+}
+
 static void give_back(rc_pipe *p)
 {
     device_visit visit;
@@ -155,6 +161,8 @@ static void give_back(rc_pipe *p)
         for (int i = 0; i < p->event_count; i++)
             device_event_destroy(p->device, p->events[i]);
         device_event_destroy(p->device, p->copied);
+        device_free(p->device, p->packed.at);
+        device_free(p->device, p->unpacked.at);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
         device_leave(p->device, &visit);
@@ -359,6 +367,7 @@ static rc_flight *make(rc_pipe *p, const rc_call *call, const rc_piece *pieces, 
     error_clear(&f->error);
     f->call.notify = 0; /* the pipe hears of the work in its own way */
     f->call.waits = 0;
+    f->call.encoded = 0;
     f->result = RC_AGAIN;
     f->references = 2; /* the caller's, and the pipe's until it has landed */
     atomic_fetch_add(&p->references, 1);

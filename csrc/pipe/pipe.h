@@ -6,6 +6,10 @@
  *     the flight        submits the work to the core   -->  records "done"       the flight is over
  *                                                           waits for the copy    it has landed
  *
+ * Where the call compresses float32 by 16 bits, a kernel packs before the copy to the host and
+ * another unpacks after the copy back, so that half as much goes over the bus. The core is given
+ * what is packed, as encoded; that other ranks cannot tell (rc_call.encoded).
+ *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
  * them as their works end: one that waits for a peer does not hold up those behind it.
@@ -20,7 +24,8 @@
  * The event that a flight's order hangs on belongs to it until it is freed. Once a flight has
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
- * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads.
+ * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
+ * packing.c the kernels.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -40,6 +45,12 @@ extern int pipe_fault;
 #else
 #define PIPE_HAS(fault) 0
 #endif
+
+/* Memory of the device, for one stream at a time. */
+typedef struct pipe_scratch {
+    cu_address at;
+    uint64_t bytes;
+} pipe_scratch;
 
 /* A list that is used first in, first out. */
 typedef struct flight_queue {
@@ -62,6 +73,7 @@ struct rc_flight {
     cu_event input, done; /* of the pipe's; NULL where there is none */
     pinned_block *staging;
     uint8_t *src, *dst; /* in staging; the same for both in place */
+    int is_packed;      /* the GPU packs: staging has 16 bits for each element */
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
@@ -76,7 +88,8 @@ struct rc_pipe {
     cuda_device *device;
     pinned_arena arena;
     cu_stream d2h, h2d;
-    cu_event copied; /* of thread "in": what it copies is there */
+    cu_event copied;               /* of thread "in": what it copies is there */
+    pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
     pid_t pid;
     pthread_t in, out;
     int threads; /* that run */
@@ -114,6 +127,22 @@ void *pipe_run_out(void *arg);
 /* What the collective reads and writes on this rank. */
 int flight_reads(const rc_flight *f);
 int flight_writes(const rc_flight *f);
+
+/* packing.c */
+extern const char *const packing_kernels[];
+enum { PACKING_KERNELS = 4 };
+/* Whether the GPU packs it. */
+int packing_suits(const rc_flight *f);
+/* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
+rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
+/* Packs the piece to `to`, or unpacks what is there, on the stream. */
+rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
+                       rc_error *error);
+rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, cu_stream stream,
+                         rc_error *error);
+/* What that does, by the CPU, for all of a flight whose result is in staging: it has the elements
+ * there afterwards. */
+rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 
 /* flight.c */
 void flight_retain(rc_flight *f);

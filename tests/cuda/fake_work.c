@@ -197,6 +197,7 @@ static void free_module(cu_module module)
 cu_result cuModuleUnload(cu_module module)
 {
     FAKE_ENTER(cuModuleUnload, FAKE_CONTEXT | FAKE_GIVES_BACK);
+    fake_finish_all(); /* which lets other threads in */
     cu_module *place = &modules;
     while (*place != NULL && *place != module)
         place = &(*place)->next;
@@ -204,7 +205,6 @@ cu_result cuModuleUnload(cu_module module)
         fake_blame("cuModuleUnload of what is no module");
         FAKE_LEAVE(CU_INVALID_HANDLE);
     }
-    fake_finish_all();
     *place = module->next;
     free_module(module);
     FAKE_LEAVE(CU_OK);
