@@ -72,16 +72,6 @@ static void drop_done(engine_done *entry)
     work_release((rc_work *)entry);
 }
 
-/* Of what is encoded the work is that of a tensor of 16-bit floats: the same bits on the wire. Its
- * fingerprint stays that of the call. */
-static void take_encoded(rc_call *call)
-{
-    if (call->codec == RC_CODEC_FP16 && call->op == RC_AVG)
-        call->op = RC_SUM; /* they are shares of it by now */
-    call->dtype = call->codec == RC_CODEC_FP16 ? RC_F16 : RC_BF16;
-    call->codec = RC_CODEC_NONE;
-}
-
 rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
 {
     rc_work *w = calloc(1, sizeof *w);
@@ -94,8 +84,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     w->fingerprint = fingerprint_of(call);
     w->call.op = fingerprint_op(w->fingerprint);
     w->call.density = fingerprint_density(w->fingerprint);
-    if (call->encoded)
-        take_encoded(&w->call);
+    codec_take_encoded(&w->call);
     w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
     w->submitted = clock_ns();
     w->spin = spin_us * CLOCK_US;

@@ -4,6 +4,7 @@
  * all works that are in flight: the engine calls it whenever one of them ends.
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"
@@ -280,6 +281,14 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
     return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
 }
 
+static void pause_for_tests(void)
+{
+#ifdef PIPE_FAULTS
+    while (atomic_load(&pipe_paused))
+        usleep(100);
+#endif
+}
+
 static void bring_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -292,6 +301,7 @@ static void bring_out(rc_flight *f, rc_error *error)
         return;
     }
     flight_over(f, NULL);
+    pause_for_tests();
     if (flight_writes(f) && !PIPE_HAS(PIPE_EARLY_RELEASE) &&
         DEVICE_CALL(p->device, error, cuEventSynchronize, f->done) != RC_OK) {
         fail_all(f, error, p->h2d);

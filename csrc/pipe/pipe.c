@@ -12,6 +12,7 @@
 
 #ifdef PIPE_FAULTS
 int pipe_fault = PIPE_SOUND;
+atomic_int pipe_paused;
 #endif
 
 int pipe_is_forked(const rc_pipe *p)

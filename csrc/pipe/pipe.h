@@ -41,6 +41,7 @@
 enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };
 #ifdef PIPE_FAULTS
 extern int pipe_fault;
+extern atomic_int pipe_paused; /* 1: no flight lands */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
