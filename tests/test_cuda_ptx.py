@@ -20,7 +20,10 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import make_ptx  # noqa: E402
 
-MOST_REGISTERS = 64  # a lane's; with more, too few warps fit to keep memory busy
+#: A lane's. With more, too few warps fit to keep memory busy.
+MOST_REGISTERS = 64
+#: Those whose block waits for itself rather than for memory.
+MOST_REGISTERS_OF = {"ringcomm_pack_topk": 96, "ringcomm_least_topk": 96}
 GPUS = [60, 70, 75, 80, 86, 89, 90, 100, 120]
 
 
@@ -34,7 +37,7 @@ def code() -> str:
 
 def kernels_in_source() -> set[str]:
     """Names, with those that macros make."""
-    text = make_ptx.SOURCE.read_text(encoding="ascii")
+    text = b"".join(make_ptx.sources().values()).decode("ascii")
     names = set(re.findall(r"^KERNEL (ringcomm_\w+)\(", text, re.MULTILINE))
     for macro, format_ in re.findall(r"^(HALF|BLOCK)_KERNELS\((\w+), \w+\)$", text, re.MULTILINE):
         assert macro
@@ -43,13 +46,13 @@ def kernels_in_source() -> set[str]:
 
 
 def test_it_is_of_this_source() -> None:
-    """After a change of kernels.cu: python tools/make_ptx.py; it says what it needs."""
-    assert ptx().startswith(make_ptx.head(make_ptx.SOURCE.read_bytes()))
+    """After a change of csrc/cuda: python tools/make_ptx.py; it says what it needs."""
+    assert ptx().startswith(make_ptx.head(make_ptx.sources()))
 
 
 def test_it_is_what_the_compiler_makes() -> None:
     try:
-        made = make_ptx.make(make_ptx.SOURCE.read_bytes())
+        made = make_ptx.make(make_ptx.sources())
     except make_ptx.MissingError as error:
         pytest.skip(str(error))
     assert ptx() == made
@@ -61,7 +64,7 @@ def test_a_source_with_a_mistake_is_refused() -> None:
     except make_ptx.MissingError as error:
         pytest.skip(str(error))
     with pytest.raises(ValueError, match="nothing_such"):
-        make_ptx.make(b"int x = nothing_such;")
+        make_ptx.make({"kernels.cu": b"int x = nothing_such;"})
 
 
 def test_without_a_compiler_it_says_what_to_install() -> None:
@@ -82,7 +85,7 @@ def test_old_drivers_and_gpus_take_it() -> None:
 def test_it_has_every_kernel_and_needs_nothing_else() -> None:
     entries = set(re.findall(r"^\.visible \.entry (\w+)\(", ptx(), re.MULTILINE))
     assert entries == kernels_in_source()
-    assert len(entries) >= 13
+    assert len(entries) >= 17
     assert not re.search(r"\.extern|\.func|\.global \.|vprintf|\bcall\b", code())
 
 
@@ -98,7 +101,8 @@ def test_no_result_is_left_to_the_gpu() -> None:
 def test_16_bit_floats_are_rounded_as_integers() -> None:
     """Conversions of the GPU's own have another NaN, and bf16 did not exist."""
     conversions = set(re.findall(r"\bcvt[\w.]*f\d+[\w.]*", code()))
-    assert conversions <= {"cvt.rn.f32.s32", "cvt.rn.f32.u32"}
+    whole = {"cvt.rn.f32.s32", "cvt.rn.f32.u32", "cvt.rn.f64.u32", "cvt.rpi.u64.f64"}
+    assert conversions <= whole
 
 
 # ---- the assemblers that are here ----
@@ -127,9 +131,10 @@ def test_assembled_without_spills(gpu: int, tmp_path: Path) -> None:
         if "is not defined for option 'gpu-name'" in told:
             continue
         assert done.returncode == 0, told[-2000:]
-        registers = [int(one) for one in re.findall(r"Used (\d+) registers", told)]
-        assert len(registers) == len(kernels_in_source())
-        assert max(registers) <= MOST_REGISTERS
+        used = re.findall(r"entry function '(\w+)'.*?Used (\d+) registers", told, re.DOTALL)
+        assert {name for name, _ in used} == kernels_in_source()
+        for name, registers in used:
+            assert int(registers) <= MOST_REGISTERS_OF.get(name, MOST_REGISTERS), name
         assert set(re.findall(r"(\d+) bytes (?:stack|spill)", told)) == {"0"}
         return
     pytest.skip(f"no ptxas here that knows sm_{gpu} (pip install nvidia-cuda-nvcc-cu12 has one)")
