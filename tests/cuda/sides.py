@@ -151,9 +151,11 @@ def any_number(random: np.random.Generator, n: int, limit: int) -> Array:
 
 
 def ties(random: np.random.Generator, n: int, limit: int) -> Array:
+    """Halves of a block's scale, which is any bfloat16: times the inverse, some are no halves."""
     halves = random.integers(-2 * limit, 2 * limit + 1, n).astype(F32) / F32(2)
     halves[::64] = limit
-    return halves
+    scales = (F32(1) + random.integers(0, 128, -(-n // 256)).astype(F32) / F32(128)).astype(F32)
+    return halves * np.repeat(scales, 256)[:n]
 
 
 def edges(random: np.random.Generator, n: int, limit: int) -> Array:
