@@ -91,8 +91,10 @@ DEVICE u32 bin_of(const u32 *counts, u32 *k, u32 lane)
 {
     enum { EACH = DIGITS / WARP };
     u32 own = 0, above = 0;
+#pragma unroll 1
     for (u32 i = 0; i < EACH; i++)
         own += counts[lane * EACH + i];
+#pragma unroll 1
     for (u32 from = 1; from < WARP; from++) {
         const u32 other = __shfl_sync(ALL_LANES, own, (int)((lane + from) % WARP));
         above += lane + from < WARP ? other : 0;
@@ -114,6 +116,7 @@ DEVICE place kth_largest(const float *src, const float *residual, u64 n, u32 lea
     __shared__ u32 counts[DIGITS];
     __shared__ u32 found[2];
     u32 known = 0, within = k;
+#pragma unroll 1
     for (int shift = 20; shift >= 0; shift -= 10) {
         for (u32 i = threadIdx.x; i < DIGITS; i += blockDim.x)
             counts[i] = 0;
