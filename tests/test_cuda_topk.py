@@ -173,6 +173,17 @@ def test_samples_of_long_tensors(sides: Sides, density: float) -> None:
         assert 0.5 * density * n < got.kept.sum() < 2 * density * n
 
 
+@pytest.mark.parametrize("exact", [0, 100, 250])
+def test_what_stays_is_not_drawn(sides: Sides, exact: int) -> None:
+    """Not its first element, not its last one; and what is next to it is."""
+    src = ordinary(np.random.default_rng(7), 300, 1)
+    src[exact], src[exact + 49] = 8, 9
+    without = check(sides, Call(src, exact=exact, exact_count=50)).threshold[0]
+    assert without < F32(8).view(U32)
+    src[exact - 1], src[(exact + 50) % 300] = 10, 11
+    assert check(sides, Call(src, exact=exact, exact_count=50)).threshold[0] > without
+
+
 @pytest.mark.parametrize("turn", [0, 1, 2, 77])
 def test_more_than_the_limit(sides: Sides, turn: int) -> None:
     """The largest go, and of equals other ones in each turn."""

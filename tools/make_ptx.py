@@ -5,7 +5,7 @@ write a PTX that drivers before theirs refuse. 12.0's is taken by drivers from 5
 GPU from compute capability 6.0 on.
 
     pip install nvidia-cuda-nvrtc-cu12==12.0.140
-    python tools/make_ptx.py
+    python tools/make_ptx.py            (--check: only compares)
 
 The first line of the file says which sources it was made from, and a test compares.
 """
@@ -36,7 +36,7 @@ class MissingError(Exception):
 
 
 def sources() -> dict[str, bytes]:
-    """The files, by the names that they have for each other; the one that includes the rest first."""
+    """The files, by the names that they have for each other; first the one that has the others."""
     return {path.name: path.read_bytes() for path in (SOURCE, *PARTS)}
 
 
@@ -100,13 +100,19 @@ def make(texts: dict[str, bytes]) -> str:
 
 
 def main() -> int:
-    """Writes the file; returns 1 after a word on what is missing or wrong."""
+    """Writes the file, or with --check compares; returns 1 after a word on what is wrong."""
     try:
-        PTX.write_text(make(sources()), encoding="ascii")
+        made = make(sources())
     except (MissingError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{PTX.relative_to(ROOT)}: {PTX.stat().st_size} bytes")
+    if "--check" in sys.argv[1:]:
+        if PTX.read_text(encoding="ascii") == made:
+            return 0
+        print(f"error: {PTX.relative_to(ROOT)} is another: run tools/make_ptx.py", file=sys.stderr)
+        return 1
+    PTX.write_text(made, encoding="ascii")
+    print(f"{PTX.relative_to(ROOT)}: {len(made)} bytes")
     return 0
 
 
