@@ -190,29 +190,35 @@ DEVICE float __uint_as_float(unsigned bits)
     return x;
 }
 
+/* Every NaN that arithmetic gives is the same one, unlike a processor's. */
+DEVICE float as_of_gpu(float x)
+{
+    return x == x ? x : __uint_as_float(0x7fffffff);
+}
+
 DEVICE float __fmul_rn(float x, float y)
 {
-    return x * y;
+    return as_of_gpu(x * y);
 }
 
 DEVICE float __fadd_rn(float x, float y)
 {
-    return x + y;
+    return as_of_gpu(x + y);
 }
 
 DEVICE float __fsub_rn(float x, float y)
 {
-    return x - y;
+    return as_of_gpu(x - y);
 }
 
 DEVICE float __fdiv_rn(float x, float y)
 {
-    return x / y;
+    return as_of_gpu(x / y);
 }
 
 DEVICE float __fsqrt_rn(float x)
 {
-    return __builtin_sqrtf(x);
+    return as_of_gpu(__builtin_sqrtf(x));
 }
 
 /* Fibres of a part of a warp could not wait for each other. */
