@@ -240,7 +240,7 @@ def source_files() -> list[Path]:
     else:
         found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
         found += ROOT.glob("*.py")
-    kinds = (".c", ".h", ".py", ".pyi", ".cu")
+    kinds = (".c", ".h", ".py", ".pyi", ".cu", ".cuh")
     return sorted({path for path in found if path.suffix in kinds and path.is_file()})
 
 
@@ -248,7 +248,7 @@ def source_files() -> list[Path]:
 def test_every_file_is_short_and_says_what_it_is(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MOST_LINES
-    if path.suffix in (".c", ".h", ".cu"):
+    if path.suffix in (".c", ".h", ".cu", ".cuh"):
         assert re.match(r"/\*.{20}", text, re.DOTALL), "it starts with a comment on what it is"
     else:
         assert ast.get_docstring(ast.parse(text)), "it starts with a docstring"

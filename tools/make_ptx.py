@@ -5,9 +5,9 @@ write a PTX that drivers before theirs refuse. 12.0's is taken by drivers from 5
 GPU from compute capability 6.0 on.
 
     pip install nvidia-cuda-nvrtc-cu12==12.0.140
-    python tools/make_ptx.py
+    python tools/make_ptx.py            (--check: only compares)
 
-The first line of the file says which kernels.cu it was made from, and a test compares.
+The first line of the file says which sources it was made from, and a test compares.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "csrc" / "cuda" / "kernels.cu"
+PARTS = (ROOT / "csrc" / "cuda" / "topk.cuh",)
 PTX = ROOT / "ringcomm" / "kernels.ptx"
 RELEASE = (12, 0)
 INSTALL = "pip install nvidia-cuda-nvrtc-cu12==12.0.140"
@@ -34,9 +35,15 @@ class MissingError(Exception):
     """There is no such compiler here."""
 
 
-def head(source: bytes) -> str:
-    """The first line of what is made from this source."""
-    return f"// csrc/cuda/kernels.cu, sha256 {hashlib.sha256(source).hexdigest()}\n"
+def sources() -> dict[str, bytes]:
+    """The files, by the names that they have for each other; first the one that has the others."""
+    return {path.name: path.read_bytes() for path in (SOURCE, *PARTS)}
+
+
+def head(texts: dict[str, bytes]) -> str:
+    """The first line of what is made from these sources."""
+    digest = hashlib.sha256(b"".join(texts.values())).hexdigest()
+    return f"// {' + '.join(texts)}, sha256 {digest}\n"
 
 
 def compiler() -> ctypes.CDLL:
@@ -69,32 +76,43 @@ def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> str:
     return text.value.decode("ascii")
 
 
-def make(source: bytes) -> str:
-    """The PTX of a source, with its head.
+def make(texts: dict[str, bytes]) -> str:
+    """The PTX of sources as `sources` gives them, with its head.
 
     Raises:
         MissingError: there is no compiler.
-        ValueError: the source does not compile, or not without a warning.
+        ValueError: they do not compile, or not without a warning.
     """
     nvrtc = compiler()
     program = ctypes.c_void_p()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None)
+    (name, text), *parts = texts.items()
+    strings = ctypes.c_char_p * len(parts)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text, name.encode(), len(parts),
+        strings(*(part for _, part in parts)), strings(*(part.encode() for part, _ in parts)),
+    )  # fmt: skip
     options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
     failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
     log = _text(nvrtc, "ProgramLog", program).strip()
     if failed or log:
         raise ValueError(log)
-    return head(source) + UNUSED.sub("", _text(nvrtc, "PTX", program)).rstrip() + "\n"
+    return head(texts) + UNUSED.sub("", _text(nvrtc, "PTX", program)).rstrip() + "\n"
 
 
 def main() -> int:
-    """Writes the file; returns 1 after a word on what is missing or wrong."""
+    """Writes the file, or with --check compares; returns 1 after a word on what is wrong."""
     try:
-        PTX.write_text(make(SOURCE.read_bytes()), encoding="ascii")
+        made = make(sources())
     except (MissingError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{PTX.relative_to(ROOT)}: {PTX.stat().st_size} bytes")
+    if "--check" in sys.argv[1:]:
+        if PTX.read_text(encoding="ascii") == made:
+            return 0
+        print(f"error: {PTX.relative_to(ROOT)} is another: run tools/make_ptx.py", file=sys.stderr)
+        return 1
+    PTX.write_text(made, encoding="ascii")
+    print(f"{PTX.relative_to(ROOT)}: {len(made)} bytes")
     return 0
 
 

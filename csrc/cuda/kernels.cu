@@ -1,15 +1,14 @@
-/* kernels.cu - what a GPU does of a codec: it makes what travels out of a tensor, and the reverse.
- * Reductions stay on the host.
+/* kernels.cu - what a GPU does of a codec: it packs what travels out of a tensor, and unpacks it.
  *
- * Problem. A tensor that was packed here must have the very bits that a kernel set of
- * csrc/kernels would have given it, and no tool of a GPU's maker may be needed to build or to test.
+ * Problem. A tensor that was packed here must have the very bits that a kernel set of csrc/kernels
+ * would have given it, and no tool of a GPU's maker may be needed to build or to test.
  *
- * Design. One source without headers, in what C++ for CUDA and C have in common. tools/make_ptx.py
- * makes ringcomm/kernels.ptx of it, which a driver takes as it is; tests/cuda/emulate.c compiles it
- * as C, with threads that are emulated. Nothing here rounds by an instruction whose result a
- * processor may choose: 16-bit floats are rounded as integers, products are never fused with sums
- * (mul, add and sub below), quotients and roots are those of IEEE 754, subnormals are kept, and no
- * NaN that arithmetic has made is stored or looked at but for being one.
+ * Design. One source (with topk.cuh) without the headers of others, in what C++ for CUDA and C have
+ * in common. tools/make_ptx.py makes ringcomm/kernels.ptx of it, which a driver takes as it is;
+ * tests/cuda/emulate.c compiles it as C. Nothing here rounds by an instruction whose result a
+ * processor may choose: 16-bit floats are rounded as integers, products are never fused with sums,
+ * quotients and roots are those of IEEE 754, subnormals are kept, and no NaN that arithmetic has
+ * made is stored or looked at but for being one.
  *
  * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Pointers
  * have the alignment of their element (wire: 2), and better that of 16. n may be 0. For F = bf16,
@@ -52,7 +51,7 @@ enum format { INT8, INT4, ONEBIT, FP8 };
 #define ALL_LANES 0xffffffffu
 #define INFINITE 0x7f800000u
 #define MAGNITUDE 0x7fffffffu
-#define SMALLEST_NORMAL 1.17549435e-38f /* 2^-126 */
+#define SMALLEST_NORMAL 1.17549435e-38f
 
 /* ---- arithmetic ---- */
 
@@ -107,15 +106,8 @@ DEVICE float from_fp16(u32 half)
     return float_of(sign | (rest < 0x400 ? subnormal : rest < 0x7c00 ? normal : special));
 }
 
-DEVICE u32 to_half(enum half format, float x)
-{
-    return format == BF16 ? to_bf16(x) : to_fp16(x);
-}
-
-DEVICE float from_half(enum half format, u32 half)
-{
-    return format == BF16 ? float_of(half << 16) : from_fp16(half);
-}
+#define to_half(format, x) ((format) == BF16 ? to_bf16(x) : to_fp16(x))
+#define from_half(format, half) ((format) == BF16 ? float_of((half) << 16) : from_fp16(half))
 
 /* ---- elementwise ---- */
 
@@ -599,3 +591,5 @@ BLOCK_KERNELS(int8, INT8)
 BLOCK_KERNELS(int4, INT4)
 BLOCK_KERNELS(onebit, ONEBIT)
 BLOCK_KERNELS(fp8, FP8)
+
+#include "topk.cuh"

@@ -147,6 +147,35 @@ typedef struct __attribute__((aligned(8))) uint2 {
     unsigned x, y;
 } uint2;
 
+DEVICE double __dmul_rn(double x, double y)
+{
+    return x * y;
+}
+
+/* Rounded up. */
+DEVICE unsigned long long __double2ull_ru(double x)
+{
+    const unsigned long long whole = (unsigned long long)x;
+    return whole + ((double)whole < x);
+}
+
+DEVICE int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+
+DEVICE int __clz(int x)
+{
+    return x == 0 ? 32 : __builtin_clz((unsigned)x);
+}
+
+/* Fibres do not interrupt each other. */
+DEVICE unsigned atomicAdd(unsigned *sum, unsigned x)
+{
+    *sum += x;
+    return *sum - x;
+}
+
 DEVICE unsigned __float_as_uint(float x)
 {
     unsigned bits;
@@ -264,6 +293,31 @@ BLOCK(int4)
 BLOCK(onebit)
 BLOCK(fp8)
 
+static void call_sample_topk(void **params)
+{
+    ringcomm_sample_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]), AT(u64, 3),
+                         AT(u64, 4), AT(u64, 5), AT(u64, 6), AT(u64, 7), AT(u64, 8));
+}
+
+static void call_least_topk(void **params)
+{
+    ringcomm_least_topk(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3));
+}
+
+static void call_pack_topk(void **params)
+{
+    ringcomm_pack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]),
+                       pointer(params[3]), pointer(params[4]), AT(u64, 5), AT(u64, 6), AT(u64, 7),
+                       pointer(params[8]), AT(double, 9), AT(u32, 10), AT(u64, 11),
+                       pointer(params[12]));
+}
+
+static void call_unpack_topk(void **params)
+{
+    ringcomm_unpack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]), AT(u64, 3),
+                         AT(u64, 4), AT(u64, 5), pointer(params[6]));
+}
+
 static void call_scale(void **params)
 {
     ringcomm_scale(pointer(params[0]), pointer(params[1]), AT(float, 2), AT(u64, 3));
@@ -278,13 +332,18 @@ static void call_scale(void **params)
 static const struct {
     const char *name;
     void (*run)(void **params);
-} kernels[] = {BOTH(bf16),
-               BOTH(fp16),
-               BOTH(int8),
-               BOTH(int4),
-               BOTH(onebit),
-               BOTH(fp8),
-               {"ringcomm_scale", call_scale}};
+} kernels[] = {
+    BOTH(bf16),
+    BOTH(fp16),
+    BOTH(int8),
+    BOTH(int4),
+    BOTH(onebit),
+    BOTH(fp8),
+    {"ringcomm_sample_topk", call_sample_topk},
+    {"ringcomm_least_topk", call_least_topk},
+    BOTH(topk),
+    {"ringcomm_scale", call_scale},
+};
 
 static void (*find(const char *name))(void **params)
 {
