@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "cuda"))
 
+import emulation  # noqa: E402
 import fake  # noqa: E402
 
 DRIVER = ROOT / "csrc" / "cuda" / "driver.h"
@@ -113,11 +114,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake.build(tmp_path_factory.mktemp("fake") / "libcuda.so.1")
 
 
-def ask(library: Path, program: str, **settings: str) -> str:
+def ask(library: Path, program: str, *arguments: str, **settings: str) -> str:
     """What a program of its own prints, that has the fake as `cuda`."""
     head = f"import ctypes\ncuda = ctypes.CDLL({str(library)!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", head + program], env={**os.environ, **settings},
+        [sys.executable, "-c", head + program, *arguments], env={**os.environ, **settings},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -139,3 +140,67 @@ def test_the_environment_sets_up_the_fake(library: Path) -> None:
     )
     assert set_up.split() == ["3", "0", "0", "999", "3"]
     assert ask(library, COUNT, FAKE_CUDA_INIT="100").split() == ["3", "100", "3", "3", "-1"]
+
+
+# ---- the packaged kernels on the fake ----
+
+LAUNCH = """
+import re, sys
+from pathlib import Path
+import numpy as np
+
+def ok(result):
+    assert result == 0, result
+
+def launch(name, *arguments):
+    function = ctypes.c_void_p()
+    ok(cuda.cuModuleGetFunction(ctypes.byref(function), module, name))
+    places = (ctypes.c_void_p * 24)(*map(ctypes.addressof, arguments))
+    ok(cuda.cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 0, None, places, None))
+
+def memory(nbytes):
+    at = ctypes.c_uint64()
+    ok(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(nbytes)))
+    return at
+
+def misuse():
+    cuda.fake_cuda_misuse.restype = ctypes.c_char_p
+    return cuda.fake_cuda_misuse()
+
+ptx = Path(sys.argv[1]).read_bytes()
+context, module = ctypes.c_void_p(), ctypes.c_void_p()
+ok(cuda.cuInit(0))
+ok(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+ok(cuda.cuCtxSetCurrent(context))
+ok(cuda.cuModuleLoadDataEx(ctypes.byref(module), ptx, 0, None, None))
+
+# With nothing to do, as when a device is opened.
+names = re.findall(rb"\\.entry (\\w+)", ptx)
+assert len(names) >= 13
+for name in names:
+    launch(name, *[ctypes.c_uint64(0)] * 24)
+ok(cuda.cuStreamSynchronize(None))
+
+# To its end and no further.
+values = np.linspace(-3, 3, 1001, dtype=np.float32)
+src, wire = memory(values.nbytes), memory(2 * values.size)
+ok(cuda.fake_cuda_write(src, values.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(4004)))
+launch(b"ringcomm_pack_bf16", wire, src, ctypes.c_float(1), ctypes.c_uint64(values.size))
+ok(cuda.cuStreamSynchronize(None))
+got, bits = np.empty(values.size, np.uint16), values.view(np.uint32)
+ok(cuda.fake_cuda_read(got.ctypes.data_as(ctypes.c_void_p), wire, ctypes.c_size_t(2002)))
+assert (got == (bits + 0x7fff + (bits >> 16 & 1)) >> 16).all()
+ok(cuda.cuMemFree_v2(src))
+assert misuse() is None
+src = memory(2048)
+launch(b"ringcomm_pack_bf16", wire, src, ctypes.c_float(1), ctypes.c_uint64(values.size + 1))
+ok(cuda.cuMemFree_v2(wire))
+print(misuse().decode())
+"""
+
+
+def test_the_packaged_kernels_run_on_the_fake(library: Path, tmp_path: Path) -> None:
+    kernels = emulation.build(tmp_path / "kernels.so")
+    ptx = ROOT / "ringcomm" / "kernels.ptx"
+    said = ask(library, LAUNCH, str(ptx), FAKE_CUDA_KERNELS=str(kernels))
+    assert "written past the end of the 2002 bytes" in said

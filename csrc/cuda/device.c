@@ -25,6 +25,8 @@ static const char *advice(cu_result result)
         return ". The GPU cannot be used by this process any more; restart it";
     if (result == CU_OUT_OF_MEMORY)
         return ". Other tensors or other processes have its memory";
+    if (result == CU_DEVICE_UNAVAILABLE)
+        return ". Another process has it for itself; see its compute mode in nvidia-smi";
     if (result == CU_DEINITIALIZED)
         return ". The process is ending; wait for all works before";
     return "";
@@ -108,9 +110,10 @@ static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
     unsigned options[] = {CU_JIT_ERROR_LOG, CU_JIT_ERROR_LOG_BYTES};
     void *values[] = {log, (void *)(uintptr_t)(sizeof log)};
     cu_result result = d->driver->cuModuleLoadDataEx(&d->module, image, 2, options, values);
+    if (result != CU_OK)
+        d->module = NULL;
     if (!cannot_compile(result))
         return device_result(d, "cuModuleLoadDataEx", result, error);
-    d->module = NULL;
     log[sizeof log - 1] = '\0';
     log[strcspn(log, "\r\n")] = '\0';
     snprintf(d->without_kernels, sizeof d->without_kernels,

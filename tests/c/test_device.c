@@ -175,6 +175,58 @@ static void our_calls_leave_a_capture_alone(void)
     gpu_close(device);
 }
 
+/* What it sends to the GPU comes back scaled, on a stream of its own. */
+static void *send_around(void *of)
+{
+    enum { ROUNDS = 50, COUNT = PAGE / sizeof(float) };
+    cuda_device *device = of;
+    device_visit visit;
+    rc_error error;
+    cu_stream stream = NULL;
+    cu_event event = NULL;
+    cu_address at = 0;
+    uint64_t count = COUNT;
+    float factor = 2,
+          *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *arguments[] = {&at, &count, &factor};
+    error_clear(&error);
+    CHECK_EQ(device_enter(device, &visit, &error), RC_OK);
+    CHECK_EQ(device_stream_create(device, &stream, &error), RC_OK);
+    CHECK_EQ(device_event_create(device, &event, &error), RC_OK);
+    CHECK_EQ(device_alloc(device, &at, PAGE, &error), RC_OK);
+    CHECK_EQ(device_pin(device, page, PAGE, &error), RC_OK);
+    for (int round = 1; round <= ROUNDS; round++) {
+        page[0] = page[COUNT - 1] = (float)round;
+        DEVICE_CALL(device, &error, cuMemcpyHtoDAsync, at, page, PAGE, stream);
+        device_launch(device, GPU_SCALE, 1, 32, stream, arguments, &error);
+        DEVICE_CALL(device, &error, cuMemcpyDtoHAsync, page, at, PAGE, stream);
+        DEVICE_CALL(device, &error, cuEventRecord, event, stream);
+        while (device_event_query(device, event, &error) == RC_AGAIN)
+            DEVICE_CALL(device, &error, cuEventSynchronize, event);
+        CHECK(page[0] == 2 * (float)round && page[COUNT - 1] == 2 * (float)round);
+    }
+    CHECK_EQ(error.code, RC_OK);
+    device_free(device, at);
+    device_unpin(device, page);
+    device_event_destroy(device, event);
+    device_stream_destroy(device, stream);
+    device_leave(device, &visit);
+    munmap(page, PAGE);
+    return NULL;
+}
+
+static void threads_use_a_device_together(void)
+{
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    cuda_device *device = gpu_open(gpu_driver(""), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, send_around, device);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    gpu_close(device);
+}
+
 /* ---- failures ---- */
 
 /* Everything that a device is used for, once. */
@@ -435,6 +487,7 @@ int main(void)
         {"a_kernel_that_is_missing_is_a_failure", a_kernel_that_is_missing_is_a_failure},
         {"entering_leaves_the_thread_as_it_was", entering_leaves_the_thread_as_it_was},
         {"our_calls_leave_a_capture_alone", our_calls_leave_a_capture_alone},
+        {"threads_use_a_device_together", threads_use_a_device_together},
         {"any_call_may_fail", any_call_may_fail},
         {"an_error_for_good_is_remembered", an_error_for_good_is_remembered},
         {"a_driver_that_shuts_down_is_no_failure_of_closing",
