@@ -105,8 +105,7 @@ def check_halves(bench: Bench, whole: bool) -> None:
             wrong[codec] = wrong[codec] or _pack_half(bench, codec, number, src)
         done += n
     for codec, why in wrong.items():
-        tell(f"pack {codec}", "wrong" if why else "ok", _count(done), "" if whole else "a sample",
-             why)  # fmt: skip
+        tell(f"pack {codec}", "wrong" if why else "ok", _count(done), "", why)
     wire = np.arange(1 << 16, dtype=np.uint16)
     for codec, number in HALVES.items():
         want, got = np.zeros(wire.size, np.float32), np.ones(wire.size, np.float32)
@@ -120,7 +119,7 @@ def check_halves(bench: Bench, whole: bool) -> None:
 
 
 def _count(done: int) -> str:
-    return "all 2^32" if done == 1 << 32 else f"{done:,} floats"
+    return "all 2^32" if done == 1 << 32 else f"a sample of {done:,}"
 
 
 def _pack_half(bench: Bench, codec: str, number: int, src: Values) -> str:
@@ -197,8 +196,8 @@ def check_blocks(bench: Bench, whole: bool) -> None:
         if whole and not why:
             cases += 1
             why = check_block(bench, codec, random.standard_normal(1 << 24, np.float32), None, 1.0)
-        tell(f"pack and unpack {codec}", "wrong" if why else "ok", f"{cases} tensors",
-             "" if whole else "a sample", why)  # fmt: skip
+        how = f"{cases} tensors" if whole else f"a sample of {cases} tensors"
+        tell(f"pack and unpack {codec}", "wrong" if why else "ok", how, "", why)
 
 
 def run(options: argparse.Namespace) -> None:
