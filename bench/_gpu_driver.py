@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +172,29 @@ class Driver:
         return time.perf_counter() - began
 
     def launch(
-        self, name: str, arguments: Sequence[Any], *, blocks: int = 64, threads: int = THREADS,
-        stream: int = LEGACY,
-    ) -> None:  # fmt: skip
+        self, name: str, arguments: Sequence[Any], *, blocks: int = 64, stream: int = LEGACY
+    ) -> None:
         """Queues ringcomm_<name>. Arguments: None is NULL, int 64 bits, float a float, or as
         ctypes has them."""
         self.enter()
+        self.prepared(name, arguments, blocks=blocks, stream=stream)()
+
+    def prepared(
+        self, name: str, arguments: Sequence[Any], *, blocks: int = 64, stream: int = LEGACY
+    ) -> Callable[[], None]:
+        """What does that, on a thread that has entered, with as little of Python as can be."""
         function = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(function), self._module,
                   b"ringcomm_" + name.encode())  # fmt: skip
         kept = [_argument(one) for one in arguments]
         places = (ctypes.c_void_p * 24)(*map(ctypes.addressof, kept))
-        self.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0,
-                  ctypes.c_void_p(stream), places, None)  # fmt: skip
+        handle = ctypes.c_void_p(stream)
+
+        def go(kept: Any = kept) -> None:  # places point into it
+            self.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, handle, places,
+                      None)  # fmt: skip
+
+        return go
 
 
 class Array:

@@ -97,10 +97,7 @@ def measure(driver: Driver, memory: Memory, grids: Sequence[int] = GRIDS) -> Non
     for title, kernel, arguments, moved, goal in cases(memory):
         found = {}
         for blocks in grids:
-
-            def call(blocks: int = blocks) -> None:
-                driver.launch(kernel, arguments, blocks=blocks)  # noqa: B023
-
+            call = driver.prepared(kernel, arguments, blocks=blocks)
             found[blocks] = ratio(driver, memory, call, moved)
         taken, _, share = found[grids[0]]
         best = max(found, key=lambda blocks: found[blocks][2])

@@ -19,7 +19,7 @@ from pathlib import Path
 from _gpu_report import Check, read
 from _job import exit_name
 
-GRACE_S = 5.0  # to clean up, from SIGTERM on
+GRACE_S = 10.0  # to clean up, from SIGTERM on
 
 
 @dataclasses.dataclass(frozen=True)
