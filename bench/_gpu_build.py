@@ -48,6 +48,19 @@ def make_core(folder: Path) -> str:
     build_ffi.ffi.emit_c_code(str(generated))
     flags = [*build_ffi.compile_args(), "-fPIC", f'-DRINGCOMM_VERSION="{build_ffi.version()}"',
              f"-I{ROOT}", f"-I{sysconfig.get_paths()['include']}"]  # fmt: skip
+    try:
+        _compile_core(folder, generated, flags)
+    except BuildError as error:
+        if CORE.exists():
+            return f"ringcomm's core is OLD and was not built again: {error}"
+        raise
+    return "built ringcomm's core"
+
+
+def _compile_core(folder: Path, generated: Path, flags: list[str]) -> None:
+    """All files at once, then in place of what was there."""
+    import build_ffi
+
     objects = folder / "core"
     objects.mkdir(exist_ok=True)
 
@@ -64,7 +77,6 @@ def make_core(folder: Path) -> str:
          str(fresh)])  # fmt: skip
     shutil.copyfile(fresh, CORE.with_suffix(".new"))
     CORE.with_suffix(".new").replace(CORE)
-    return f"built ringcomm's core ({len(files)} files)"
 
 
 def make_metadata(folder: Path) -> None:
@@ -77,12 +89,12 @@ def make_metadata(folder: Path) -> None:
     (about / "METADATA").write_text(lines, encoding="utf-8")
 
 
-def make_reference(folder: Path) -> Path:
+def make_reference(folder: Path, optimise: str) -> Path:
     """The core's scalar kernels as a library with the functions of tests/cuda/core.c."""
     csrc, target = ROOT / "csrc", folder / "reference.so"
     sources = [csrc / "kernels" / "scalar.c", *sorted((csrc / "codec").glob("*.c")),
                csrc / "base" / "copy.c", ROOT / "tests" / "cuda" / "core.c"]  # fmt: skip
-    run([*compiler(), "-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC",
+    run([*compiler(), "-std=gnu11", optimise, "-ffp-contract=off", "-fno-math-errno", "-fPIC",
          "-shared", *map(str, sources), "-lm", "-o", str(target)])  # fmt: skip
     return target
 

@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _gpu_driver import Array, Driver  # noqa: E402
+from _gpu_driver import Array, Driver
 
-import ringcomm  # noqa: E402
+import ringcomm
 
 WITH_FEEDBACK = ("int4", "onebit", "topk")
 

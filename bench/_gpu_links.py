@@ -64,7 +64,9 @@ def name_of(mbits: list[float], world: int) -> str:
     return f"{world} ranks, {ports}{mbits[0] / 1000:g} Gbit/s" if mbits else f"{world} ranks"
 
 
-def shaped(world: int, mbits: list[float], pcie: float, calls: int, found: dict[str, float]) -> None:
+def shaped(
+    world: int, mbits: list[float], pcie: float, calls: int, found: dict[str, float]
+) -> None:
     """All checks of one kind of links; times go to found."""
     name = name_of(mbits, world)
     with Site(world, world, mbits) as site:
@@ -76,8 +78,13 @@ def shaped(world: int, mbits: list[float], pcie: float, calls: int, found: dict[
             floor = floor_s(codec, BYTES, world, mbits, pcie)
             goal = GOALS.get(codec, GOAL)
             verdict = at_most(took / floor, goal) if one["same"] else "wrong"
-            tell(f"{name}, {codec}", verdict, f"{took * 1e3:.1f} ms, {took / floor:.3f} x floor",
-                 f"{goal:.2f} x", "" if one["same"] else "of others bits than a host tensor")
+            tell(
+                f"{name}, {codec}",
+                verdict,
+                f"{took * 1e3:.1f} ms, {took / floor:.3f} x floor",
+                f"{goal:.2f} x",
+                "" if one["same"] else "of others bits than a host tensor",
+            )
         if mbits == LINKS[0]:
             _gloo(site, name, calls, found[f"{name}, none"])
 
@@ -114,8 +121,13 @@ def _gloo(site: Site, name: str, calls: int, ours: float) -> None:
         return
     ratio = one["seconds"] / ours
     verdict = at_least(ratio, GLOO_GOAL) if one["right"] else "skipped"
-    tell(f"{name}, none, beside gloo", verdict, f"{ratio:.2f} x its speed", f"{GLOO_GOAL} x",
-         f"gloo takes {one['seconds'] * 1e3:.1f} ms" + ("" if one["right"] else ", and is wrong"))
+    tell(
+        f"{name}, none, beside gloo",
+        verdict,
+        f"{ratio:.2f} x its speed",
+        f"{GLOO_GOAL} x",
+        f"gloo takes {one['seconds'] * 1e3:.1f} ms" + ("" if one["right"] else ", and is wrong"),
+    )
 
 
 def unshaped(options: argparse.Namespace, why: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -60,7 +61,9 @@ def _control(arguments: list[str], env: dict[str, str], said: str) -> None:
         raise RuntimeError(f"{CONTROL}: {(done.stderr or done.stdout).strip()[:200]}")
 
 
-def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str, float]) -> None:
+def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str, float]) -> bool:
+    """Both settings on one kind of links; False if neither worked."""
+    works = False
     name = name_of(mbits, world)
     with Site(world, world, mbits) as site:
         ports = {"NCCL_SOCKET_IFNAME": ",".join(site.interfaces)}
@@ -72,12 +75,14 @@ def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str,
             except (RuntimeError, ValueError) as error:
                 tell(f"{name}, NCCL {kind}", "skipped", why=f"it failed: {error}")
                 continue
+            works = True
             why = f"NCCL {one['version']}" + ("" if one["right"] else ", and is wrong")
             for codec in ("none", "bf16"):
                 time = ours.get(f"{name}, {codec}")
                 why += f"; {one['seconds'] / time:.2f} x ringcomm's {codec}" if time else ""
             tell(f"{name}, NCCL {kind}", "ok" if one["right"] else "skipped",
                  f"{one['seconds'] * 1e3:.1f} ms", why=why)  # fmt: skip
+    return works
 
 
 def run(options: argparse.Namespace) -> None:
@@ -95,8 +100,8 @@ def run(options: argparse.Namespace) -> None:
     ours = json.loads(path.read_text()) if path.exists() else {}
     try:
         with private_mps() as env:
-            for mbits in LINKS:
-                for world in WORLDS:
-                    measure(world, mbits, env, ours)
+            for mbits, world in itertools.product(LINKS, WORLDS):
+                if not measure(world, mbits, env, ours):
+                    break
     except (RuntimeError, NetLabError) as error:
         tell("NCCL's sockets", "skipped", why=str(error))

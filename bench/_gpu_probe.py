@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 from _gpu_driver import ENGINES, L2_BYTES, MAJOR, MINOR, PTX, SM_COUNT, Driver, DriverError
 from _gpu_report import tell
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _kernel_driver() -> str:
     try:
-        text = open("/proc/driver/nvidia/version", encoding="utf-8").read()
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
         found = re.search(r"\b(\d{3}\.[\d.]+)", text)
         return f"driver {found[1]}" if found else ""
     except OSError:

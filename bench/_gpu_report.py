@@ -1,8 +1,8 @@
 """Verdicts of gpu_check.py: how a step tells of a check, and how a run shows them.
 
-A step is a process of its own and writes a line of JSON for each check as it goes; whatever else it
-writes is kept for when it fails. Verdicts: ok; short, a goal of speed is missed; wrong, a result is,
-or a step broke; skipped, with the reason.
+A step is a process of its own and writes a line of JSON for each check as it goes; whatever else
+it writes is kept for when it fails. Verdicts: ok; short, a goal of speed is missed; wrong, a result
+is, or a step broke; skipped, with the reason.
 """
 
 from __future__ import annotations

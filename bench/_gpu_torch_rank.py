@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _gpu_link_rank import own_cores  # noqa: E402
+from _gpu_link_rank import own_cores
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _gpu_link_rank import own_cores  # noqa: E402
+from _gpu_link_rank import own_cores
 
-from ringcomm.torch import HookState, allreduce_hook  # noqa: E402
+from ringcomm.torch import HookState, allreduce_hook
 
 MOST = 1 << 16  # examples of a batch
 

@@ -38,11 +38,11 @@ STEPS = (
     Step("probe", "_gpu_probe", 60),
     Step("exact", "_gpu_exact", 120),
     Step("reduce", "_gpu_reduce", 60),
-    Step("order", "_gpu_order", 60),
+    Step("order", "_gpu_order", 90),
     Step("kernels", "_gpu_kernels", 40),
     Step("links", "_gpu_links", 150),
     Step("train", "_gpu_train", 60),
-    Step("nccl", "_gpu_nccl", 80),
+    Step("nccl", "_gpu_nccl", 100),
 )
 
 
@@ -74,7 +74,7 @@ def prepare(folder: Path, fake: bool) -> dict[str, str]:
         )
     print(f"# {_gpu_build.make_core(folder)}")
     _gpu_build.make_metadata(folder)
-    _gpu_build.make_reference(folder)
+    _gpu_build.make_reference(folder, "-O1" if fake else "-O3")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(folder)])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     return env | (_gpu_build.make_fakes(folder) if fake else {})
