@@ -119,11 +119,9 @@ def check(library: Library, count: int) -> None:
 def run(options: argparse.Namespace) -> None:
     small = options.fake or options.quick
     check(Ours(), 5000 if small else 1 << 22)
-    for why, maker in ((why_no_torch(), Torch), (why_no_cupy(), Cupy)):
-        name = maker.name
-        if options.fake:
-            tell(name, "skipped", why="fake driver")
-        elif why:
-            tell(name, "skipped", why=why)
+    for maker, why_not in ((Torch, why_no_torch), (Cupy, why_no_cupy)):
+        why = "fake driver" if options.fake else why_not()
+        if why:
+            tell(maker.name, "skipped", why=why)
         else:
             check(maker(), 1 << 22)

@@ -19,6 +19,7 @@ from pathlib import Path
 from _gpu_report import Check, read
 from _job import exit_name
 
+LEAST_S = 5.0  # below that a step is not begun
 GRACE_S = 10.0  # to clean up, from SIGTERM on
 
 
@@ -42,7 +43,7 @@ def run_step(
 ) -> list[Check]:  # fmt: skip
     """Runs one step, shows its checks as they come, and returns them."""
     limit = min(step.limit_s, left_s)
-    if limit < 5:
+    if left_s < LEAST_S:
         return _shown([Check(step.name, "all", "skipped", why="no time is left")], show)
     process = subprocess.Popen(
         list(command), env=env, text=True, errors="replace", start_new_session=True,
