@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     from reference import NUMPY
 
     small = options.fake or options.quick
-    cases = [(dtype, None) for dtype in NUMPY if dtype != "bf16" or _has_torch()]
+    cases: list[tuple[str, str | None]] = [(dtype, None) for dtype in NUMPY if dtype != "bf16" or _has_torch()]
     cases += [(dtype, codec) for codec in CODECS for dtype in ("f32", "f64")]
     driver = Driver()
     for world in (2, 3, 4):

@@ -53,7 +53,8 @@ def main() -> None:
     table: Any = torch.tensor([*took[1:], 0.0 if right else 1.0], device=device)
     dist.all_reduce(table)
     if rank == 0:
-        version = torch.cuda.nccl.version() if asked["backend"] == "nccl" else ""
+        nccl: Any = torch.cuda.nccl
+        version = nccl.version() if asked["backend"] == "nccl" else ""
         told = {"seconds": float(table[:-1].median()) / world, "right": float(table[-1]) == 0,
                 "version": ".".join(map(str, version))}  # fmt: skip
         print(json.dumps(told), flush=True)

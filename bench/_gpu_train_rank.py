@@ -78,9 +78,9 @@ class Trainer:
 
     def gradient(self) -> Any:
         """Of the first layer, on the host."""
-        weight = self.model[0].weight
-        assert weight.grad is not None
-        return weight.grad.detach().cpu().numpy().copy()
+        first = next(self.model.parameters())
+        assert first.grad is not None
+        return first.grad.detach().cpu().numpy().copy()
 
 
 def mean(comm: Any, *values: float) -> list[float]:

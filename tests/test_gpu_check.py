@@ -39,17 +39,17 @@ def run(
 
 
 def test_a_run_without_a_gpu(gpu_library: Path, gpu_kernels: Path, tmp_path: Path) -> None:
-    done, verdicts = run(gpu_library, gpu_kernels, tmp_path, "probe,exact,reduce,order")
+    done, verdicts = run(gpu_library, gpu_kernels, tmp_path, "probe,order")
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(verdicts.values()) == {"ok", "skipped"}
     assert verdicts["order, torch"] == verdicts["probe, copies"] == "skipped"
-    for name in ("probe, driver", "exact, pack bf16", "exact, pack and unpack int4",
-                 "reduce, all-reduce, 4 ranks", "order, plain arrays, side stream"):  # fmt: skip
+    for name in ("probe, driver", "probe, PTX", "order, plain arrays, side stream",
+                 "order, plain arrays, graph capture refused"):  # fmt: skip
         assert verdicts[name] == "ok"
 
 
 def test_a_wrong_bit_is_found(gpu_library: Path, tmp_path: Path) -> None:
-    """In kernels.cu: another NaN, in a text of its own."""
+    """A copy of kernels.cu makes another NaN. All else is as it should be."""
     kernels = ROOT / "csrc" / "cuda" / "kernels.cu"
     good = kernels.read_text()
     assert good.count("? 0x7fc0 : rounded") == 1
@@ -65,8 +65,9 @@ def test_a_wrong_bit_is_found(gpu_library: Path, tmp_path: Path) -> None:
     )
     done, verdicts = run(gpu_library, library, tmp_path, "exact")
     assert done.returncode == 1
-    assert verdicts["exact, pack bf16"] == "wrong"
-    assert verdicts["exact, pack fp16"] == "ok"
+    assert verdicts.pop("exact, pack bf16") == "wrong"
+    assert len(verdicts) == 7
+    assert set(verdicts.values()) == {"ok"}
     assert "0x7fc1, not 0x7fc0" in done.stdout
 
 
