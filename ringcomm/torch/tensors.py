@@ -57,8 +57,8 @@ def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
 
 
 def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
-    """The view of a tensor of a dtype of the core: its memory; where the pipe to a GPU does not take
-    it, host memory that stands for it (staging.py)."""
+    """The view of a tensor of a dtype of the core: its memory, or where the pipe to a GPU does not
+    take it, host memory that stands for it (staging.py)."""
     if tensor.device.type == "cpu":
         return view(tensor, writable=writable)
     if is_piped(tensor, writable=writable):
