@@ -53,7 +53,8 @@ class Communicator(Collectives):
     are on one GPU; one call's are all there or all on the host.
 
     Count and dtype are the same on all ranks. ``out``, where given, has the result's count and
-    dtype; results made here are of the tensor's library. ``async_op``, ``timeout``, and the errors raised are those of ``allreduce``.
+    dtype; results made here are of the tensor's library. ``async_op``, ``timeout``, and the errors
+    raised are those of ``allreduce``.
 
     Attributes:
         rank, world_size: this rank's number and the number of ranks.
