@@ -165,7 +165,7 @@ DEVICE void unpack_half(enum half format, float *dst, const u16 *wire, u64 n)
             }
     }
     for (u64 i = 4 * fours + THIS_THREAD; i < n; i += threads)
-        dst[i] = from_half(format, wire[i]);
+        dst[i] = from_half(format, (u32)wire[i]);
 }
 
 #define HALF_KERNELS(name, format)                                                                 \
