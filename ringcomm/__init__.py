@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from importlib import metadata as _metadata
 
+from . import cuda
 from .api import (
     allgather,
     allreduce,
@@ -77,6 +78,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "cuda",
     "default_communicator",
     "gather",
     "init",

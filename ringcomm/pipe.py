@@ -69,6 +69,13 @@ class DeviceWork(Work):
         self._finish()
         return True
 
+    def exception(self) -> RingcommError | None:
+        """As Work.exception; a failure is told before the tensors are let go of."""
+        result = self._poll(0)
+        if self._error is None and result not in (OK, AGAIN):
+            return self._make_error(result)
+        return super().exception()
+
     def call_back(self, callback: Callable[[Work], None]) -> None:
         """Calls back with this Work once ``wait`` would return at once."""
         with self._lock:

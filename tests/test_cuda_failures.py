@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-import sys
 import time
 import types
 from pathlib import Path
@@ -230,65 +229,37 @@ def test_a_driver_without_a_gpu(gpu_library: Path, variable: dict[str, str], say
     )
 
 
-# ---- torch, as far as that can be seen without its CUDA build ----
+# ---- the end of a process ----
 
 
-def test_torch_tensors_by_pointer_and_current_stream(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Tensor:
-        """What is asked of a torch tensor on a GPU."""
-
-        layout, is_nested = "strided", False
-
-        def __init__(self, array: Array, contiguous: bool = True) -> None:
-            self.array, self.shape, self.contiguous = array, array.shape, contiguous
-            self.device = types.SimpleNamespace(type="cuda", index=array.ordinal)
-            self.dtype = "torch.float32"
-            self.is_cpu = False
-
-        def detach(self) -> Tensor:
-            return self
-
-        def is_contiguous(self) -> bool:
-            return self.contiguous
-
-        def is_neg(self) -> bool:
-            return False
-
-        resolve_neg = detach
-
-        def contiguous(self) -> Tensor:
-            return self
-
-        def numel(self) -> int:
-            return int(np.prod(self.shape))
-
-        def data_ptr(self) -> int:
-            return self.array.address
-
-    side = gpu.stream()
-    current = {"stream": 0}
-
-    def empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Tensor:
-        return Tensor(gpu.empty(shape, np.float32, side))
-
-    streams = types.SimpleNamespace(
-        current_stream=lambda device: types.SimpleNamespace(cuda_stream=current["stream"])
+def test_a_process_ends_with_flights_under_way(gpu_library: Path) -> None:
+    """By leaving, and in a forked child; and what is imported opens no driver."""
+    run_processes(
+        1,
+        """
+        import os, sys
+        import numpy as np
+        import ringcomm
+        assert "fakecuda" not in open("/proc/self/maps").read()
+        sys.path.insert(0, "cuda")
+        from gpu import Gpu
+        gpu = Gpu(os.environ["RINGCOMM_LIBCUDA"])
+        comm = ringcomm.init()
+        stream = gpu.stream()
+        array = gpu.array(np.ones(100_000, np.float32), stream)
+        ringcomm.allreduce(array)
+        child = os.fork()
+        if child == 0:
+            try:
+                ringcomm.allreduce(array, comm=comm)
+            except ringcomm.DeviceError:  # the driver does not survive a fork
+                del comm, array
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        for _ in range(10):
+            ringcomm.allreduce(array, async_op=True)
+        """,
+        env={"RINGCOMM_LIBCUDA": str(gpu_library)},
+        timeout=30.0,
     )
-    stand_in = types.SimpleNamespace(Tensor=Tensor, strided="strided", cuda=streams, empty=empty)
-    monkeypatch.setitem(sys.modules, "torch", stand_in)  # type: ignore[arg-type]
-
-    def body(comm: Communicator) -> None:
-        for stream in (0, side):
-            current["stream"] = stream
-            tensor = Tensor(gpu.array(np.ones(50, np.float32), stream or LEGACY))
-            tensor.array.add(1.0)
-            assert comm.allreduce(tensor) is tensor
-            assert bits(tensor.array.read()) == bits(np.full(50, 2, np.float32))
-            gathered = comm.allgather(tensor)
-            assert bits(gathered.array.read(stream or LEGACY)) == bits(tensor.array.peek())
-        with pytest.raises(TensorError, match="not contiguous, and the result would be written"):
-            comm.allreduce(Tensor(tensor.array, contiguous=False))
-
-    run_ranks(1, body)

@@ -284,6 +284,24 @@ def test_a_dropped_work_keeps_its_tensor_until_it_has_landed(gpu: Gpu) -> None:
     assert gpu.leaks("memory") == 0
 
 
+def test_feedback_is_taken_from_the_call_on(gpu: Gpu) -> None:
+    called = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        array, feedback = gpu.array(np.ones(1000, np.float32), gpu.stream()), ErrorFeedback()
+        if comm.rank == 1:
+            assert called.wait(10.0)
+        work = comm.allreduce(array, compression="int4", feedback=feedback, async_op=True)
+        if comm.rank == 0:
+            with pytest.raises(ConfigError, match=r"in use by allreduce\(f32\[1000\]\)"):
+                comm.allreduce(array, compression="int4", feedback=feedback)
+            called.set()
+        work.wait()
+        comm.allreduce(array, compression="int4", feedback=feedback)
+
+    run_ranks(2, body)
+
+
 # ---- memory ----
 
 

@@ -10,7 +10,8 @@
  * quotients and roots are those of IEEE 754, subnormals are kept, and no NaN that arithmetic has
  * made is stored or looked at but for being one.
  *
- * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Pointers
+ * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Blocks
+ * of 256, a few for each multiprocessor, keep memory busy; of topk one for each segment. Pointers
  * have the alignment of their element (wire: 2), and better that of 16. n may be 0. For F = bf16,
  * fp16, as kernel_half:
  *
@@ -164,7 +165,7 @@ DEVICE void unpack_half(enum half format, float *dst, const u16 *wire, u64 n)
             }
     }
     for (u64 i = 4 * fours + THIS_THREAD; i < n; i += threads)
-        dst[i] = from_half(format, wire[i]);
+        dst[i] = from_half(format, (u32)wire[i]);
 }
 
 #define HALF_KERNELS(name, format)                                                                 \
@@ -251,7 +252,7 @@ DEVICE void put(enum order order, float *dst, const float x[SHARE], u32 lane, u3
             dst[element(order, lane, k)] = x[k];
 }
 
-/* c = src * pre + residual, and zeros after it. */
+/* c = src * pre + residual; beyond n a zero, or where all else is poisoned, too, a NaN. */
 DEVICE void contribution(enum order order, float c[SHARE], const float *src, float pre,
                          const float *residual, u32 lane, u32 n)
 {
@@ -264,8 +265,6 @@ DEVICE void contribution(enum order order, float c[SHARE], const float *src, flo
         c[k] = mul(c[k], pre);
         if (residual)
             c[k] = add(c[k], e[k]);
-        if (element(order, lane, k) >= n)
-            c[k] = 0.0f;
     }
 }
 

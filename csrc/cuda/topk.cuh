@@ -22,7 +22,7 @@
  *                        u64 stride, u32 *poisoned)
  *
  * One block has a segment, or the sample. It reads a segment twice, the second time to put what it
- * counted in order; and three times more if there is more than the limit, to find the largest.
+ * counted in order; and four times more if there is more than the limit, to find the largest.
  */
 
 enum { DIGITS = 2048, MOST_WARPS = 8 };

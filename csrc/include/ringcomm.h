@@ -228,7 +228,7 @@ typedef struct rc_comm_stats {
     uint64_t wire_bytes;    /* sent over links, headers included */
     uint64_t shared_bytes;  /* of the payload, put into memory that ranks share */
     double engine_cpu_s;    /* CPU seconds of the progress thread, whole engine */
-    double waiting_s;       /* that threads have spent in rc_work_wait, whole engine */
+    double waiting_s;       /* that threads have spent in rc_work_wait, pipes' too; whole engine */
     int32_t lanes;
 } rc_comm_stats;
 

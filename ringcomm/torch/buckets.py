@@ -81,8 +81,9 @@ class Flight:
         self._lock = threading.Lock()
         self._works: list[Work] = []
         self._open = 1
+        devices: list[Any] = [gradients.device] if gradients.device.type == "cuda" else []
         # Typed as Any: the generic alias cannot be called on every supported torch.
-        self._future: Any = torch.futures.Future()
+        self._future: Any = torch.futures.Future(devices=devices)
         self._landed = state._account.submit(gradients.nbytes, last)
 
     def submit(
@@ -107,13 +108,13 @@ class Flight:
             last = self._open == 0
         if last:
             self._landed()
-            self._future.set_result(self._works)
+            self._future.set_result(None)
 
     def landed(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:
         """After the last submit: the bucket's gradients, once all its works are over."""
 
-        def result(finished: Any) -> torch.Tensor:
-            for work in finished.value():
+        def result(_: Any) -> torch.Tensor:
+            for work in self._works:
                 error = work.exception()
                 if error is not None:
                     if self._state.error is None:

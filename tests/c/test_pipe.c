@@ -10,7 +10,7 @@ static rc_result try(const flights *all, rc_call call, const rc_piece *pieces, i
     rc_result result = rc_pipe_submit(all->pipes[0], &call, pieces, count, stream, &flight, error);
     CHECK((flight != NULL) == (result == RC_OK));
     if (flight != NULL)
-        rc_flight_wait(flight, WORLD_LONG_MS);
+        rc_flight_landed(flight, WORLD_LONG_MS);
     rc_flight_free(flight);
     return result;
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <ucontext.h>
 
-enum { LANES = 32, MOST_THREADS = 256, STACK = 64 << 10 };
+enum { LANES = 32, MOST_THREADS = 256, STACK = 64 << 10, COLOUR = 448 };
 
 /* ---- fibres ---- */
 
@@ -74,13 +74,14 @@ static void go_on(machine *m, unsigned thread)
     setcontext(&f->entry);
 }
 
-static int make_fibre(fibre *f)
+/* Stacks end in different sets of a cache. */
+static int make_fibre(fibre *f, unsigned lane)
 {
-    if (f->stack == NULL && (f->stack = malloc(STACK)) == NULL)
+    if (f->stack == NULL && (f->stack = malloc(STACK + LANES * COLOUR)) == NULL)
         return 0;
     getcontext(&f->entry);
     f->entry.uc_stack.ss_sp = f->stack;
-    f->entry.uc_stack.ss_size = STACK;
+    f->entry.uc_stack.ss_size = STACK + lane * COLOUR;
     f->entry.uc_link = NULL;
     makecontext(&f->entry, live, 0);
     f->entered = 0;
@@ -399,7 +400,7 @@ static void make_fibres(machine *m, unsigned threads)
 {
     for (unsigned i = 0; i < threads; i++)
         if (m->fibres[i].stack == NULL || m->fibres[i].waits != TO_BE_STARTED)
-            if (!make_fibre(&m->fibres[i]))
+            if (!make_fibre(&m->fibres[i], i % LANES))
                 abort();
 }
 
