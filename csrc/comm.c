@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "coll/quantised.h"
 
-enum { BUFFERS_KEPT = 64 };
+enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
 /* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
  * ones in flight, who polls takes time from who has something to do. */
@@ -417,9 +417,11 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .frames = &c->frames,
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
+                        .one_host = config->one_host,
                         .algorithm = config->algorithm};
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
-    pool_init(&c->buffers, config->segment_bytes, BUFFERS_KEPT);
+    uint32_t kept = BYTES_KEPT / config->segment_bytes;
+    pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);

@@ -41,9 +41,9 @@ class Config:
     """Measure the rails while the ranks are joined, for up to 0.3 s, where two ranks have more than
     one; otherwise the first collectives find out. Same on all ranks."""
 
-    segment_bytes: int = 256 << 10
-    """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. Same on all
-    ranks."""
+    segment_bytes: int = 0
+    """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. 0: 1 MiB if all
+    ranks share a host, else 256 KiB. Same on all ranks."""
 
     timeout: float = 300.0
     """Seconds until a collective that has not completed fails, unless the call says otherwise."""
@@ -98,7 +98,8 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         _check(self, "lanes", 1, 16)
-        _check(self, "segment_bytes", 4096, 4 * _MIB)
+        if self.segment_bytes != 0:
+            _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
         if self.algorithm not in ALGORITHMS:

@@ -16,6 +16,8 @@ from .config import ALGORITHMS, Config
 
 _SPIN_US = 50  # two scheduler delays, which are what a spin saves
 _CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
+_SEGMENT = 256 << 10
+_ONE_HOST_SEGMENT = 1 << 20
 
 
 def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
@@ -25,7 +27,9 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.rank = mesh.rank
     settings.world_size = mesh.world_size
     settings.epoch = epoch
-    settings.segment_bytes = config.segment_bytes
+    default_segment = _ONE_HOST_SEGMENT if mesh.single_host else _SEGMENT
+    settings.segment_bytes = config.segment_bytes or default_segment
+    settings.one_host = mesh.single_host
     settings.heartbeat_ms = int(config.heartbeat * 1000)
     settings.peer_timeout_ms = int(config.peer_timeout * 1000)
     settings.algorithm = ALGORITHMS[config.algorithm]

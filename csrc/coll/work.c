@@ -12,6 +12,12 @@
 #include "merge.h"
 #include "quantised.h"
 
+/* 1 if contributions are sent as they lie in src, which the join of them overwrites. */
+static int sends_from_src(const rc_work *w)
+{
+    return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
+}
+
 /* ---- frames ---- */
 
 out_frame *work_env_frame(work_env *env)
@@ -25,6 +31,8 @@ out_frame *work_env_frame(work_env *env)
     return frame;
 }
 
+static void left_from_src(rc_work *w, uint32_t segment);
+
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
@@ -36,6 +44,8 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
+    else if (sends_from_src(w))
+        left_from_src(w, frame->header.segment);
     frame->next = *env->frames;
     *env->frames = frame;
 }
@@ -222,9 +232,9 @@ static rc_result make_room(rc_work *w)
         return RC_OK;
     if (plan_merges(p))
         return merge_init(w);
-    int own_too = p->algorithm == RC_ONE_SHOT;
+    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                     p->world_size - 1 + own_too);
+                     others + (sends_from_src(w) ? others : own));
 }
 
 /* ---- sending ---- */
@@ -266,26 +276,34 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
     return RC_OK;
 }
 
-/* Everything to everyone. Its own contribution, too, is kept as it is sent: a rank may be done, and
- * have overwritten src, before all others have got it. */
+/* What is encoded is kept as it is sent. */
+static rc_result keep_contribution(rc_work *w, uint32_t chunk, uint32_t segment,
+                                   pool_buffer **buffer)
+{
+    if ((*buffer = pool_take(w->env->buffers)) == NULL)
+        return RC_NO_MEMORY;
+    codec_encode(&w->codec, (*buffer)->data, work_src(w, chunk, segment),
+                 plan_segment_elems(&w->plan, chunk, segment));
+    join_keep(&w->join, segment, w->plan.rank, *buffer);
+    return RC_OK;
+}
+
+/* Everything to everyone. What is not encoded is sent from src, and joined when it has left. */
 static rc_result start_one_shot(rc_work *w)
 {
     const plan *p = &w->plan;
     uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
     for (uint32_t segment = 0; segment < plan_segments(p, first); segment++) {
-        pool_buffer *buffer = pool_take(w->env->buffers);
-        if (buffer == NULL)
-            return RC_NO_MEMORY;
-        codec_encode(&w->codec, buffer->data, work_src(w, first, segment),
-                     plan_segment_elems(p, first, segment));
-        join_keep(&w->join, segment, p->rank, buffer);
+        pool_buffer *buffer = NULL;
+        if (!sends_from_src(w))
+            RC_TRY(keep_contribution(w, first, segment, &buffer));
         for (uint32_t distance = 1; distance < n; distance++) {
             uint32_t peer = ((uint32_t)p->rank + distance) % n;
             out_frame *frame = work_frame(w, first + peer, segment, 0);
             if (frame == NULL)
                 return RC_NO_MEMORY;
-            frame->payload = buffer->data;
-            frame->buffer = pool_share(buffer);
+            frame->payload = buffer != NULL ? buffer->data : work_src(w, first, segment);
+            frame->buffer = buffer != NULL ? pool_share(buffer) : NULL;
             link_queue(w->env->links[peer], frame);
         }
     }
@@ -410,6 +428,8 @@ rc_result work_start(rc_work *w, work_env *env)
     rc_algorithm algorithm = plan_choose(&w->call, env->world_size, work_wire_bytes(&w->call, env),
                                          work_wanted(&w->call, env));
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size, segment_limit(w));
+    if (env->one_host && w->quantised == NULL)
+        plan_cut_coarsely(&w->plan, segment_limit(w));
     w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
@@ -554,6 +574,13 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     if (encoded)
         codec_store(&w->codec, dst, out, n);
     return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
+}
+
+/* A contribution has left for one of the others, or never will, because the work fails. */
+static void left_from_src(rc_work *w, uint32_t segment)
+{
+    if (join_left(&w->join, segment))
+        (void)join_segment(w, (uint32_t)w->plan.rank, segment); /* without memory of its own */
 }
 
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
