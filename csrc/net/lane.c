@@ -338,11 +338,21 @@ static void ready(engine_source *source, uint32_t events)
         receive(ln);
 }
 
+static int look(engine_source *source)
+{
+    lane *ln = (lane *)source;
+    uint64_t before = ln->received_bytes;
+    if (ln->deaf)
+        return 0;
+    receive(ln);
+    return ln->received_bytes != before || ln->source.fd < 0 || ln->deaf;
+}
+
 /* ---- life ---- */
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready};
+    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
     ln->max_length = max_length;
     ln->epoch = epoch;
     ln->last_rx = ln->last_tx = clock_ns();
