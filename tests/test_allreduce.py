@@ -337,6 +337,22 @@ def test_segments_and_lanes_do_not_change_a_sum() -> None:
     assert len(results) == 1
 
 
+def test_ranks_of_one_host_cut_coarsely() -> None:
+    """1 MiB is a frame for each of the two chunks and hops there, 8 among hosts; a limit counts."""
+
+    def frames(ranks: World) -> int:
+        before = [comm.stats()["lanes"][0]["sent_frames"] for comm in ranks.comms]
+        ranks.run(lambda c: c.allreduce(elements("f32", 1 << 18, c.rank)))
+        after = [comm.stats()["lanes"][0]["sent_frames"] for comm in ranks.comms]
+        return max(b - a for a, b in zip(before, after, strict=True))
+
+    quiet = Config(timeout=60.0, heartbeat=20.0, peer_timeout=60.0)
+    with World(2, config=quiet) as ranks:
+        assert frames(ranks) == 2
+    with World(2, config=dataclasses.replace(quiet, segment_bytes=128 << 10)) as ranks:
+        assert 8 <= frames(ranks) < 16  # with what is said of credit
+
+
 def test_every_lane_and_rail_carries_a_share() -> None:
     """Striping is real: no lane of a large transfer is left idle."""
     with World(2, lanes=2, rails=2, config=Config(segment_bytes=65536, timeout=30.0)) as ranks:

@@ -10,13 +10,8 @@
 #include "../plan/fingerprint.h"
 #include "feedback.h"
 #include "merge.h"
+#include "one_shot.h"
 #include "quantised.h"
-
-/* 1 if contributions are sent as they lie in src, which the join of them overwrites. */
-static int sends_from_src(const rc_work *w)
-{
-    return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
-}
 
 /* ---- frames ---- */
 
@@ -44,7 +39,7 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
-    else if (sends_from_src(w))
+    else if (one_shot_sends_src(w))
         left_from_src(w, frame->header.segment);
     frame->next = *env->frames;
     *env->frames = frame;
@@ -234,7 +229,7 @@ static rc_result make_room(rc_work *w)
         return merge_init(w);
     int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                     others + (sends_from_src(w) ? others : own));
+                     others + (one_shot_sends_src(w) ? others : own));
 }
 
 /* ---- sending ---- */
@@ -276,40 +271,6 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
     return RC_OK;
 }
 
-/* What is encoded is kept as it is sent. */
-static rc_result keep_contribution(rc_work *w, uint32_t chunk, uint32_t segment,
-                                   pool_buffer **buffer)
-{
-    if ((*buffer = pool_take(w->env->buffers)) == NULL)
-        return RC_NO_MEMORY;
-    codec_encode(&w->codec, (*buffer)->data, work_src(w, chunk, segment),
-                 plan_segment_elems(&w->plan, chunk, segment));
-    join_keep(&w->join, segment, w->plan.rank, *buffer);
-    return RC_OK;
-}
-
-/* Everything to everyone. What is not encoded is sent from src, and joined when it has left. */
-static rc_result start_one_shot(rc_work *w)
-{
-    const plan *p = &w->plan;
-    uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
-    for (uint32_t segment = 0; segment < plan_segments(p, first); segment++) {
-        pool_buffer *buffer = NULL;
-        if (!sends_from_src(w))
-            RC_TRY(keep_contribution(w, first, segment, &buffer));
-        for (uint32_t distance = 1; distance < n; distance++) {
-            uint32_t peer = ((uint32_t)p->rank + distance) % n;
-            out_frame *frame = work_frame(w, first + peer, segment, 0);
-            if (frame == NULL)
-                return RC_NO_MEMORY;
-            frame->payload = buffer != NULL ? buffer->data : work_src(w, first, segment);
-            frame->buffer = buffer != NULL ? pool_share(buffer) : NULL;
-            link_queue(w->env->links[peer], frame);
-        }
-    }
-    return RC_OK;
-}
-
 static rc_result start_chunks(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -337,7 +298,7 @@ static rc_result start_leaving(rc_work *w)
 static rc_result start_frames(rc_work *w)
 {
     switch (w->plan.algorithm) {
-    case RC_ONE_SHOT: return start_one_shot(w);
+    case RC_ONE_SHOT: return one_shot_start(w);
     case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
     case RC_HALVING: return start_leaving(w);
     default: return start_chunks(w);

@@ -168,8 +168,8 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded; /* 1: the ranks on this machine outnumber its cores; then only brief works are
-                        polled for, and each look lets others run */
+    int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
+                         polled for, and each look lets others run */
     int32_t one_host; /* 1: all ranks share a host, so links are as fast as its memory, and what
                          costs is the handling of frames; same on all ranks */
 } rc_comm_config;

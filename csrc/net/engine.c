@@ -388,25 +388,15 @@ static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t de
     return count;
 }
 
-/* Where all that can come comes from one descriptor, that is polled itself. A poll of the set takes
- * the lock under which the kernel enters there what arrives, so it slows down who sends. Under the
- * engine's lock, and only for as long as nobody wants that. 1: something had come. */
-static int poll_only_source(rc_engine *e, uint64_t start, uint64_t spin)
+/* 1 if something had come from the only descriptor. Under the engine's lock. */
+static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
-    engine_source *only = e->sources;
-    int may_spin = spin != 0 && !e->crowded && e->spin_rest == 0;
-    if (!may_spin || only == NULL || only->next != NULL || only->events != EPOLLIN)
+    if (spin == 0 || e->crowded || e->spin_rest != 0 || !polled_has_one_source(e))
         return 0;
-    do {
-        if (only->look(only)) {
-            judge_spin(e, 1);
-            return 1;
-        }
-        if (atomic_load(&e->callers) > 0 || atomic_load(&e->submitted))
-            return 0;
-    } while (clock_ns() < start + spin);
-    judge_spin(e, 0);
-    return 0;
+    int caught = polled_look(e, start + spin);
+    if (caught >= 0)
+        judge_spin(e, caught);
+    return caught > 0;
 }
 
 /* epoll_wait, after a spin if one is likely to succeed. Memory is polled before every sleep: what
@@ -453,7 +443,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
     int looks = timeout != 0 && polled.count == 0;
     int count = 0, interrupted = 0;
-    if (!looks || !poll_only_source(e, now, spin)) {
+    if (!looks || !spin_on_only_source(e, now, spin)) {
         e->sleeping = 1;
         engine_unlock(e);
         count = wait_for_events(e, events, timeout, spin, &polled);

@@ -36,7 +36,7 @@ typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
     void (*ready)(struct engine_source *source, uint32_t events);
-    int (*look)(struct engine_source *source); /* takes what has come; 1: something had */
+    int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
     struct engine_source *next, *prev;
 } engine_source;
 

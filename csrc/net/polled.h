@@ -1,4 +1,5 @@
-/* polled.h - the members in whose memory the driver looks while it waits. Part of engine.c.
+/* polled.h - what the driver looks at while it waits, besides the epoll set: members' memory, and a
+ * descriptor that is the only one. Part of engine.c.
  *
  * Invariants. The list is made under the lock and used without it: members stay until the driver is
  * back (engine_quiesce). Those for which there is no room doze all along, and are not roused again:
@@ -7,6 +8,9 @@
 #ifndef RINGCOMM_POLLED_H
 #define RINGCOMM_POLLED_H
 
+#include <sys/epoll.h>
+
+#include "../base/clock.h"
 #include "engine.h"
 
 enum { MOST_POLLED = 16 };
@@ -40,6 +44,28 @@ static inline int polled_stirred(const polled_members *polled)
     for (int i = 0; i < polled->count; i++)
         if (polled->member[i]->stirred(polled->member[i]))
             return 1;
+    return 0;
+}
+
+/* 1 if all that can come comes from one descriptor, which can be asked itself. */
+static inline int polled_has_one_source(const rc_engine *e)
+{
+    const engine_source *only = e->sources;
+    return only != NULL && only->next == NULL && only->events == EPOLLIN && only->look != NULL;
+}
+
+/* Asks it until something has come (1) or the deadline (0), or somebody wants the lock (-1). A poll
+ * of the epoll set takes the lock under which the kernel enters there what arrives, and so slows
+ * down who sends. Under the engine's lock. */
+static inline int polled_look(rc_engine *e, uint64_t deadline)
+{
+    engine_source *only = e->sources;
+    do {
+        if (only->look(only))
+            return 1;
+        if (atomic_load(&e->callers) > 0 || atomic_load(&e->submitted))
+            return -1;
+    } while (clock_ns() < deadline);
     return 0;
 }
 
