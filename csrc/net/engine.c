@@ -12,6 +12,7 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "polled.h"
+#include "sender.h"
 
 enum {
     EVENTS_PER_PASS = 64,
@@ -163,6 +164,7 @@ void rc_engine_free(rc_engine *e)
     wake(e);
     engine_unlock(e);
     pthread_join(e->thread, NULL);
+    sender_stop(e->sender);
     close_fds(e);
     engine_done *entry;
     while ((entry = engine_pop_done(e, 0)) != NULL)
@@ -193,6 +195,7 @@ void rc_engine_after_fork(rc_engine *e)
     for (engine_source *source = e->sources; source != NULL; source = source->next)
         if (source->fd >= 0)
             close(source->fd);
+    sender_after_fork(e->sender);
     close(e->epoll_fd);
     close(e->wake_fd);
 }
@@ -431,6 +434,8 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     e->sleep_until = due < until ? due : until;
     int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
     e->sleeping = 1;
+    if (sender_has_news(e->sender)) /* after that: it would not have known whom to wake */
+        timeout = 0;
     engine_unlock(e);
     int count = wait_for_events(e, events, timeout, spin, &polled);
     int interrupted = count < 0 && errno == EINTR;
@@ -444,6 +449,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
         else if (source->fd >= 0)
             source->ready(source, events[i].events);
     }
+    sender_settle(e->sender);
     pump_members(e);
     let_callers_in(e);
     e->driver = ENGINE_REST;
@@ -485,6 +491,12 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
     e->waited += e->last_waiter - start;
     hand_over(e);
     return finished(arg);
+}
+
+void engine_rouse(rc_engine *e)
+{
+    if (e->sleeping)
+        wake(e);
 }
 
 void engine_changed(rc_engine *e)
@@ -576,5 +588,5 @@ double engine_cpu_seconds(rc_engine *e)
     struct timespec used;
     if (pthread_getcpuclockid(e->thread, &clock) != 0 || clock_gettime(clock, &used) != 0)
         return 0.0;
-    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
+    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9 + sender_cpu_seconds(e->sender);
 }

@@ -78,7 +78,7 @@ static void frames_through_a_narrow_socket(void)
     drive(f, has_sent, LONG_MS);
     CHECK_EQ(f->sent, FRAMES);
     CHECK(f->rooms > 0);
-    CHECK_EQ(f->ln.sent_bytes, total);
+    CHECK_EQ(f->ln.out.sent_bytes, total);
     CHECK_EQ(f->ln.sent_frames, FRAMES);
     CHECK_EQ(f->ln.out_bytes, 0);
     lane_close(&f->ln);
@@ -100,7 +100,7 @@ static void detach_leaves_the_stream_well_formed(void)
         uint32_t first = (uint32_t)(LENGTH - trial * 7919);
         for (int i = 0; i < 3; i++)
             lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, first));
-        CHECK(f->ln.out_sent > 0);
+        CHECK(f->ln.out.sent > 0);
         int whole = f->sent;
         lane_detach(&f->ln);
         CHECK_EQ(f->sent, 3); /* all given back */
