@@ -487,7 +487,7 @@ rc_result comm_start(rc_comm *c)
     c->engine->crowded |= c->config.crowded;
     c->last_tick = clock_ns();
     if (c->config.threads > 1)
-        c->sender = sender_of(c->engine); /* without it all goes on, slower */
+        c->sender = sender_get(c->engine); /* without it all goes on, slower */
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)

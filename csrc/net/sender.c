@@ -42,7 +42,7 @@ static int start_thread(sender *s)
     return !failed;
 }
 
-sender *sender_of(rc_engine *e)
+sender *sender_get(rc_engine *e)
 {
     if (e->sender != NULL)
         return e->sender;

@@ -36,7 +36,7 @@ typedef struct sender {
 } sender;
 
 /* The engine's sender, started if there is none. Under the engine's lock. NULL if that fails. */
-sender *sender_of(rc_engine *e);
+sender *sender_get(rc_engine *e);
 /* Ends it; takes NULL. Nothing may be handed over any more. */
 void sender_stop(sender *s);
 /* In a forked child, where its thread is not: closes its descriptors. Takes NULL. */
