@@ -5,11 +5,11 @@
 
 Two ranks over the loopback, each with a communicator of one thread and one of two (`threads`),
 used by turns; nobody waits inside the library, so that its threads do all the work. Where the ranks
-fill the cores a second thread has none to run on. So a machine of more but slower cores is emulated:
-each engine thread may use only a part of a core (--cores; 0: no limit), by a control group of its
-own (needs root and the cpu controller of cgroup v1). What that cannot show: on the loopback the
-sending side also does the kernel's receiving, which falls to interrupts where there is a network
-card.
+fill the cores a second thread has none to run on, so a machine of more but slower cores is
+emulated: each engine thread may use only a part of a core (--cores; 0: no limit), by a control
+group of its own (needs root and the cpu controller of cgroup v1). What that cannot show: on the
+loopback the sending side also does the kernel's receiving, which falls to interrupts where there is
+a network card.
 
 Ratios are taken within a round. Exit code 1 if a result was wrong, 2 if a rank failed.
 """
