@@ -17,7 +17,7 @@ All this is the ring. The other algorithms, and the choice between them, get the
 1 << 20 in every world, with the lanes and rails in turns, and again through shared memory; doubling
 and halving also some in all worlds up to 16.
 
-With a second thread (threads=2), which takes works of over 1 MiB, a few of 530,003 beside small ones.
+With a second thread, which takes works of over 1 MiB, a few of 530,003 elements beside small ones.
 
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
