@@ -171,8 +171,7 @@ typedef struct rc_comm_config {
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
     int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
                          polled for, and each look lets others run */
-    uint32_t threads; /* 2: what long works send is sent by another thread of the engine; 0, 1: not
-                       */
+    uint32_t threads; /* 2: another thread of the engine sends what long works send; 0, 1: none */
 } rc_comm_config;
 
 /* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row
