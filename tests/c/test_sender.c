@@ -193,6 +193,32 @@ static void one_sender_for_several_lanes(void)
     close_fixture(f[0]);
 }
 
+/* One of several lanes, with the sender, takes what it sends in the next millisecond. */
+static void room_for_what_leaves_soon(void)
+{
+    static uint8_t payload[MAX_LENGTH];
+    fixture *f = open_with_sender(0, 0);
+    CHECK(lane_has_room(&f->ln));
+    push(f, 0, payload, MAX_LENGTH);
+    CHECK_EQ(f->ln.handed, 1);
+    CHECK(!lane_has_room(&f->ln)); /* its rate is not known */
+    f->ln.rate = MAX_LENGTH * 0.9 / (double)CLOCK_MS;
+    CHECK(!lane_has_room(&f->ln));
+    f->ln.rate = MAX_LENGTH * 1.1 / (double)CLOCK_MS;
+    CHECK(lane_has_room(&f->ln));
+    f->ln.rate = 1e3;
+    for (int i = 1; i < 20; i++)
+        push(f, i, payload, MAX_LENGTH);
+    CHECK(!lane_has_room(&f->ln)); /* half a megabyte is enough for any */
+    uint64_t deadline = clock_ns() + LONG_MS * CLOCK_MS;
+    while (!f->ln.out.full && clock_ns() < deadline)
+        drive(f, never, 1);
+    CHECK(f->ln.out.full);
+    CHECK(f->sent > 0);
+    CHECK(!lane_has_room(&f->ln));
+    close_fixture(f);
+}
+
 /* ---- taking it back ---- */
 
 /* At any moment of its work, with memory that is gone right after. */
@@ -354,6 +380,7 @@ int main(void)
         {"only_long_works_are_worth_it", only_long_works_are_worth_it},
         {"sends_while_nobody_drives", sends_while_nobody_drives},
         {"one_sender_for_several_lanes", one_sender_for_several_lanes},
+        {"room_for_what_leaves_soon", room_for_what_leaves_soon},
         {"detach_at_any_moment", detach_at_any_moment},
         {"detach_with_a_half_sent_frame", detach_with_a_half_sent_frame},
         {"close_at_any_moment", close_at_any_moment},
