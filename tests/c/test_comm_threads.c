@@ -7,14 +7,14 @@
 #include "../../csrc/base/clock.h"
 #include "world.h"
 
-enum { BULK = 600000 }; /* floats: a work long enough for a sender by itself */
+enum { BULK = 300000 }; /* floats: a work long enough for a sender by itself */
 
 static float data[4][BULK];
 static uint64_t seed = 5150u;
 
 static void run_kinds(world_options options, int rounds)
 {
-    static const uint64_t counts[] = {0, 1, 257, 5000, 70001};
+    static const uint64_t counts[] = {0, 1, 257, 5000, 20011};
     options.threads = 2;
     world *w = world_open(options);
     for (int round = 0; round < rounds; round++)
@@ -67,7 +67,7 @@ static void long_works_by_themselves(void)
         w->comms[rank]->sender->least = 32 << 10;
         engine_unlock(w->engines[rank]);
     }
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 10; round++) {
         uint64_t count = round % 2 ? 100 : BULK;
         for (uint64_t i = 0; i < count; i++)
             for (int rank = 0; rank < 2; rank++)
@@ -100,7 +100,7 @@ static void *abort_later(void *arg)
 
 static void abort_at_any_moment(void)
 {
-    for (int trial = 0; trial < 25; trial++) {
+    for (int trial = 0; trial < 12; trial++) {
         world *w = world_open((world_options){
             .size = 2, .engines = 1, .lanes = 1 + trial % 2, .tcp = trial % 3 == 0, .threads = 2});
         float *own[2] = {calloc(BULK, sizeof(float)), calloc(BULK, sizeof(float))};
@@ -125,7 +125,7 @@ static void abort_at_any_moment(void)
 
 static void freed_at_any_moment(void)
 {
-    for (int trial = 0; trial < 25; trial++) {
+    for (int trial = 0; trial < 12; trial++) {
         world *w = world_open((world_options){.size = 2, .engines = 1, .threads = 2});
         rc_work *works[2] = {submit_bulk(w, 0, BULK), submit_bulk(w, 1, BULK)};
         usleep((unsigned)draw_below(&seed, 2000));
