@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "coll/quantised.h"
+#include "net/sender.h"
 
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
@@ -474,6 +475,7 @@ rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
+    l->sender = c->sender;
     if (ln->lane_count > 1)
         lane_stripe(l);
     return RC_OK;
@@ -486,6 +488,8 @@ rc_result comm_start(rc_comm *c)
     c->state = COMM_RUNNING;
     c->engine->crowded |= c->config.crowded;
     c->last_tick = clock_ns();
+    if (c->config.threads > 1)
+        c->sender = sender_get(c->engine); /* without it all goes on, slower */
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)

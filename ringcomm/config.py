@@ -74,6 +74,10 @@ class Config:
     on this machine outnumber its cores, only what they share in memory is polled, and each look
     lets another rank run. -1: 50, and 500 where they do."""
 
+    threads: int = 0
+    """Threads that carry the traffic: 1, or 2, of which one sends what collectives over 1 MiB send.
+    0: 2 where each rank on this machine has two cores and its ports are faster than one thread."""
+
     kernel_set: str = ""
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
     that this CPU supports."""
@@ -107,6 +111,7 @@ class Config:
         if not isinstance(self.tune_table, str) or "\0" in self.tune_table:
             raise ConfigError(f"tune_table={self.tune_table!r}: give a file's path, or off")
         _check(self, "spin_us", -1, 10000)
+        _check(self, "threads", 0, 2)
         _check(self, "timeout", 0.001, 1e6)
         _check(self, "connect_timeout", 0.1, 1e6)
         _check(self, "heartbeat", 0.05, 3600)

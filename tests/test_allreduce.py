@@ -17,6 +17,8 @@ All this is the ring. The other algorithms, and the choice between them, get the
 1 << 20 in every world, with the lanes and rails in turns, and again through shared memory; doubling
 and halving also some in all worlds up to 16.
 
+With a second thread, which takes works of over 1 MiB, a few of 530,003 elements beside small ones.
+
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
 """
@@ -217,6 +219,17 @@ def test_a_million(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) 
     with open_world(world, lanes, rails) as ranks:
         for case in todo:  # one at a time: eight ranks' windows of 16 would fill the memory
             assert_right(ranks, [case])
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "halving"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_by_two_threads(world: int, algorithm: str) -> None:
+    """Small works by the driver and large ones with the sender, mixed, give the same bits."""
+    config = Config(timeout=30.0, algorithm=algorithm, threads=2)
+    todo = cases(world, (100, 530_003), ("f32", "f16"), algorithm)
+    with World(world, lanes=world - 1, config=config, engines="own") as ranks:
+        assert {comm.stats()["threads"] for comm in ranks.comms} == {2}
+        assert_right(ranks, [case for case in todo if case.op in ("sum", "avg")])
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)

@@ -8,6 +8,7 @@
 #ifndef RINGCOMM_POLLED_H
 #define RINGCOMM_POLLED_H
 
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include "../base/clock.h"
@@ -45,6 +46,29 @@ static inline int polled_stirred(const polled_members *polled)
         if (polled->member[i]->stirred(polled->member[i]))
             return 1;
     return 0;
+}
+
+/* epoll_wait for at most so many events, again and again until there is something or the deadline.
+ * Looking at memory costs next to nothing, looking at descriptors a system call: where there is
+ * memory to look at, it is looked at more often. Where ranks outnumber cores, each look lets
+ * another rank run, which may be the one that is waited for. */
+static inline int polled_events(const rc_engine *e, struct epoll_event *events, int most,
+                                uint64_t deadline, const polled_members *polled)
+{
+    enum { LOOKS = 32 };
+    int count;
+    do {
+        for (int i = 0; i < LOOKS && polled->count > 0; i++) {
+            if (polled_stirred(polled))
+                return epoll_wait(e->epoll_fd, events, most, 0);
+            if (e->crowded)
+                sched_yield();
+        }
+        count = epoll_wait(e->epoll_fd, events, most, 0);
+        if (count == 0 && e->crowded)
+            sched_yield();
+    } while (count == 0 && clock_ns() < deadline);
+    return count;
 }
 
 /* 1 if all that can come comes from one descriptor, which can be asked itself. */
