@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> None:
     from reference import NUMPY
 
     small = options.fake or options.quick
-    cases: list[tuple[str, str | None]] = [(dtype, None) for dtype in NUMPY if dtype != "bf16" or _has_torch()]
+    plain = [dtype for dtype in NUMPY if dtype != "bf16" or _has_torch()]
+    cases: list[tuple[str, str | None]] = [(dtype, None) for dtype in plain]
     cases += [(dtype, codec) for codec in CODECS for dtype in ("f32", "f64")]
     driver = Driver()
     for world in (2, 3, 4):
