@@ -52,13 +52,17 @@ def private_mps() -> Iterator[dict[str, str]]:
 
 
 def _control(arguments: list[str], env: dict[str, str], said: str) -> None:
-    try:
-        done = subprocess.run([CONTROL, *arguments], env={**os.environ, **env}, input=said,
-                              capture_output=True, text=True, timeout=15, check=False)  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"{CONTROL}: {error}") from None
-    if done.returncode:
-        raise RuntimeError(f"{CONTROL}: {(done.stderr or done.stdout).strip()[:200]}")
+    """Runs the command. What it says goes to a file, for a daemon would keep a pipe open."""
+    with tempfile.TemporaryFile("w+") as answer:
+        try:
+            done = subprocess.run([CONTROL, *arguments], env={**os.environ, **env}, input=said,
+                                  stdout=answer, stderr=answer, text=True, timeout=15,
+                                  check=False)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RuntimeError(f"{CONTROL}: {error}") from None
+        answer.seek(0)
+        if done.returncode:
+            raise RuntimeError(f"{CONTROL}: {answer.read().strip()[:200]}")
 
 
 def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str, float]) -> bool:
