@@ -26,7 +26,7 @@ def sample_sizes(n: int, density: float) -> tuple[int, int]:
 def check_topk(bench: Bench, src: Values, residual: Values, density: float, cap: int) -> str:
     """One tensor; what differs, in words."""
     n, stride, segments = src.size, ELEMENT_BYTES * cap, -(-src.size // SEGMENT)
-    blank = [np.zeros(2, U32), np.full(segments * stride, FENCE, U8), np.zeros(segments, U32),
+    blank: list[Values] = [np.zeros(2, U32), np.full(segments * stride, FENCE, U8), np.zeros(segments, U32),
              np.zeros(n, F32)]  # fmt: skip
     names = ("threshold", "wire", "kept", "left")
     threshold, wire, kept, left = want = [array.copy() for array in blank]
