@@ -182,6 +182,31 @@ def test_use_without_init(nursery: Nursery) -> None:
         job.finish()
 
 
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("no state", "ConfigError", "ddp.register_comm_hook(HookState(...), allreduce_hook)"),
+        ("sparse", "TensorError", "make the layer with sparse=False"),
+        ("meta", "TensorError", "device 'meta' is not supported"),
+        ("shapes", "RuntimeError", ""),  # of which DDP speaks
+        ("unchecked shapes", "RuntimeError", "MismatchError"),
+        ("codecs", "RuntimeError", "MismatchError"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_on_every_rank(
+    nursery: Nursery, what: str, kind: str, text: str
+) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.refused, what=what)
+        for event in job.expect_all("refused"):
+            assert event["kind"] == kind, event
+            assert text in event["text"]
+            if text == "MismatchError":
+                assert "rank 0 called" in event["text"]
+                assert "rank 1 called" in event["text"]
+        job.finish(quietly=False)
+
+
 def test_a_state_is_checked_and_survives_copies_without_its_communicator() -> None:
     """torch.save of a wrapped model takes the hook's state along."""
     kind = pytest.importorskip("ringcomm.torch").HookState

@@ -114,11 +114,10 @@ class Flight:
 
         def result(finished: Any) -> torch.Tensor:
             for work in finished.value():
-                error = work.exception()
-                if error is not None:
-                    if self._state.error is None:
-                        self._state.error = error
-                    raise error
+                if self._state.error is None:
+                    self._state.error = work.exception()
+            if self._state.error is not None:
+                raise self._state.error
             if parts is not None:
                 parts.unpack()
                 if parts.is_poisoned():

@@ -29,7 +29,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from ..api import default_communicator
 from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
@@ -232,10 +232,10 @@ class HookState:
 
     def _begin_bucket(self) -> None:
         """Before any work of a bucket: what is due once in a step."""
-        if self.error is not None:
-            raise self.error
         if self._step.running:
             return
+        if self.error is not None:
+            raise self.error
         self._step.settle()
         self._step.running = True
         if self.scaler is not None:
@@ -336,15 +336,41 @@ def _read_state(state: object) -> tuple[int, Mapping[str, Any] | None]:
     return steps, residuals
 
 
+def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
+    if gradients.layout != torch.strided:
+        raise TensorError(
+            f"the hook takes dense gradients, and these are {gradients.layout}: make the layer "
+            "with sparse=False, or train without a hook on backend 'ringcomm', which takes both"
+        )
+    device = bucket.parameters()[0].device
+    if device != gradients.device:
+        raise TensorError(
+            f"the model is on {device}, and was on {gradients.device} when it was wrapped in DDP; "
+            "move it first, then wrap it"
+        )
+
+
 def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
-    Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in
-    backward: as the ringcomm error itself if a later bucket meets it, else, for want of a way
-    through DDP, as a RuntimeError with its text. ``state.error`` is the error itself either way.
+    Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises at
+    the end of backward: for want of a way through DDP as a RuntimeError with its text.
+    ``state.error`` is the error itself, which every later backward raises.
+
+    Raises ConfigError for another state than a HookState, and TensorError for gradients that are
+    sparse, or on another device than their parameters, in backward and on every rank.
     """
-    state._begin_bucket()
+    if not isinstance(state, HookState):
+        raise ConfigError(
+            f"allreduce_hook was registered with {state!r} as its state; use "
+            "ddp.register_comm_hook(HookState(...), allreduce_hook)"
+        )
     gradients, last = bucket.buffer(), bucket.is_last()
+    _require_dense(gradients, bucket)
+    state._begin_bucket()
+    if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
+        state._end_bucket(last)
+        return Flight(state, gradients, last).landed(None)
     codec = state._codec_of(gradients)
     flight = Flight(state, gradients, last)
     parts = None

@@ -320,3 +320,36 @@ def unprepared(rank: Rank) -> None:
     x = _batch(rank, 0, torch.float32)
     rank.attempt("failed", lambda: ddp(x, True).sum().backward())
     dist.destroy_process_group()
+
+
+class _Looks(nn.Module):
+    """A layer whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WIDTH, WIDTH, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.long().clamp(0, WIDTH - 1))
+
+
+def refused(rank: Rank, what: str) -> None:
+    """A backward of a model, or with a hook, that cannot work."""
+    _start(rank)
+    width = WIDTH + (8 * rank.number if "shapes" in what else 0)
+    model = _Looks() if what == "sparse" else nn.Linear(WIDTH, width)
+    x = torch.ones(4, WIDTH)
+    if what == "meta":
+        model, x = model.to("meta"), x.to("meta")
+    codec = "fp16" if what == "codecs" and rank.number else "bf16"
+    state = None if what == "no state" else HookState(codec)
+
+    def train() -> None:
+        checked = what not in ("meta", "unchecked shapes")
+        ddp = DistributedDataParallel(model, init_sync=checked)
+        ddp.register_comm_hook(state, allreduce_hook)
+        ddp(x).sum().backward()
+
+    rank.attempt("refused", train)
+    ringcomm.shutdown()
+    os._exit(0)
