@@ -43,6 +43,11 @@ def _codec(compression: str | None) -> Codec:
     return codec
 
 
+def default_of(group: Any) -> Communicator:
+    """The communicator of a process group of backend "ringcomm", else ringcomm's default one."""
+    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
+
+
 class HookState:
     """What the hook needs to know and to remember, and what it has measured.
 
@@ -118,8 +123,7 @@ class HookState:
     def comm(self) -> Communicator:
         """The communicator in use."""
         if self._comm is None:
-            group = dist.group.WORLD
-            self._comm = group.comm if isinstance(group, RingcommGroup) else default_communicator()
+            self._comm = default_of(dist.group.WORLD)
         return self._comm
 
     # ---- codec and feedback ----
@@ -164,7 +168,11 @@ class HookState:
         """An ErrorFeedback for each large parameter."""
         for parameter, name in self._names.values():
             if self._is_large(parameter):
-                self.feedback[name].require_size(parameter.numel())
+                self.feedback[name].require_size(self._kept_of(parameter))
+
+    def _kept_of(self, parameter: torch.Tensor) -> int:
+        """Of how many of its elements this rank keeps residuals."""
+        return parameter.numel()
 
     @property
     def _keeps(self) -> bool:
@@ -251,6 +259,28 @@ class HookState:
             self._step.running = False
             self.steps += 1
 
+    def _launch(
+        self, bucket: GradBucket, gradients: torch.Tensor, last: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Submits a bucket; its gradients, once they are means."""
+        codec = self._codec_of(gradients)
+        flight = Flight(self, gradients, last)
+        parts = None
+        if self._is_cut(codec, gradients):
+            parts = Parts(self, bucket)
+            for tensor, feedback in parts.large:
+                flight.submit(tensor, codec.name, feedback)
+            if parts.rest is not None:
+                flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
+        else:
+            flight.submit(gradients, codec.name, False)
+        self._end_bucket(last)
+        return flight.landed(parts)
+
+    def _is_cut(self, codec: Codec, gradients: torch.Tensor) -> bool:
+        """Whether large parameters travel by themselves."""
+        return codec.quantises or (self._keeps and gradients.dtype in COMPRESSIBLE)
+
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""
         if gradients.dtype not in COMPRESSIBLE:
@@ -290,8 +320,8 @@ class HookState:
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]
-            None, feedback=False, threshold=state["threshold"], force=state["force"],
+        HookState.__init__(
+            self, None, feedback=False, threshold=state["threshold"], force=state["force"],
             warmup_steps=state["warmup_steps"],
         )  # fmt: skip
         self.steps = state["steps"]
@@ -371,16 +401,4 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
         state._end_bucket(last)
         return Flight(state, gradients, last).landed(None)
-    codec = state._codec_of(gradients)
-    flight = Flight(state, gradients, last)
-    parts = None
-    if codec.quantises or (state._keeps and gradients.dtype in COMPRESSIBLE):
-        parts = Parts(state, bucket)
-        for tensor, feedback in parts.large:
-            flight.submit(tensor, codec.name, feedback)
-        if parts.rest is not None:
-            flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
-    else:
-        flight.submit(gradients, codec.name, False)
-    state._end_bucket(last)
-    return flight.landed(parts)
+    return state._launch(bucket, gradients, last)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import ringcomm
-from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
 
 WIDTH = 48
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -46,6 +46,14 @@ def _start(rank: Rank) -> ringcomm.Communicator:
     return comm
 
 
+def _state(compression: str | None, local: int = 0, **settings: Any) -> HookState:
+    """A hook's state; local: so many ranks in succession are a host, joined by gloo."""
+    if not local:
+        return HookState(compression, **settings)
+    group, _ = dist.new_subgroups(local)
+    return HierarchicalState(compression, local_group=group, **settings)
+
+
 def _wrap(model: nn.Module, state: HookState, **options: Any) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model, **{**SMALL_BUCKETS, **options})
     ddp.register_comm_hook(state, allreduce_hook)
@@ -70,7 +78,7 @@ def _everyones(gradients: torch.Tensor) -> list[torch.Tensor]:
     return parts
 
 
-def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
+def means(rank: Rank, compression: str | None, dtype: str, mode: str, local: int = 0) -> None:
     """Four steps, each compared with the mean of what every rank computes by itself.
 
     Reports the worst difference in units of the mean of the magnitudes (less than 2**-24 counts as
@@ -80,7 +88,7 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
     kind = getattr(torch, dtype)
     alone, model = Net().to(kind), Net().to(kind)
     model.load_state_dict(alone.state_dict())
-    state = HookState(compression)
+    state = _state(compression, local)
     options = {mode: True} if mode in ("find_unused_parameters", "static_graph") else {}
     ddp = _wrap(model, state, **options)
     worst, equal, buckets = 0.0, True, []
@@ -107,7 +115,7 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
     _end()
 
 
-def feeds_back(rank: Rank, compression: str, mode: str) -> None:
+def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:
     """Six steps with error feedback, a checkpoint and a new DDP object after the third.
 
     Reports, over the large parameters, the most that the sum of all gradients lacks, and how far
@@ -122,7 +130,7 @@ def feeds_back(rank: Rank, compression: str, mode: str) -> None:
     equal, buckets, saved = True, [], {}
     for step in range(6):
         if step % 3 == 0:
-            state = HookState(compression, model=model, feedback=True, threshold=4096)
+            state = _state(compression, local, model=model, feedback=True, threshold=4096)
             state.load_state_dict(saved)
             ddp = _wrap(model, state, **options)
         state.reset()
@@ -141,7 +149,7 @@ def feeds_back(rank: Rank, compression: str, mode: str) -> None:
         equal = equal and all(torch.equal(part, got) for part in _everyones(got))
         buckets.append(state.report()["buckets"])
         out = out + got.double()
-        exact = exact + sum(part.double() for part in _everyones(_gradients(alone))) / 2
+        exact = exact + sum(part.double() for part in _everyones(_gradients(alone))) / rank.world_size
         saved = state.state_dict()
     tensors = saved["feedback"]["tensors"]
     left, large = [], []
@@ -221,11 +229,11 @@ def overlap(rank: Rank) -> None:
     _end()
 
 
-def lost(rank: Rank, how: str) -> None:
+def lost(rank: Rank, how: str, local: int = 0) -> None:
     """Rank 1 goes, in this manner, in the midst of its third backward."""
     comm = _start(rank)
     model = Net()
-    state = HookState("bf16")
+    state = _state("bf16", local)
     ddp = _wrap(model, state)
     step = 0
 
@@ -250,7 +258,7 @@ def lost(rank: Rank, how: str) -> None:
     rank.emit("state", kind=type(state.error).__name__, rank=state.error.rank)
     x = _batch(rank, 0, torch.float32)
     rank.attempt("again", lambda: ddp(x, True).sum().backward())
-    rank.attempt("direct", comm.barrier)
+    rank.attempt("direct", (state.comm if local else comm).barrier)
     ringcomm.shutdown()
     os._exit(0)  # gloo would wait for the one that is gone
 
