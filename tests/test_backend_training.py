@@ -19,6 +19,8 @@ from faults.job import Job, Nursery, nursery_of
 
 pytestmark = pytest.mark.torch
 
+WEIGHTLESS = 2 * parallel.WIDTH + 1
+"""Of what a rank keeps, at the end: the buffers, which are its own."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 
@@ -62,6 +64,14 @@ def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, 
 
 def test_ddp_on_three_ranks(nursery: Nursery, tmp_path: Path) -> None:
     check(run(nursery, 3, parallel.ddp, tmp_path, mode="plain"), exact=False)
+
+
+def test_ddp_on_two_hosts_of_two_ranks(nursery: Nursery, tmp_path: Path) -> None:
+    """By HierarchicalState, gloo inside the hosts, beside plain DDP on gloo."""
+    kept = run(nursery, 4, parallel.ddp, tmp_path, mode="hosts")
+    check(kept, exact=False)
+    assert all(torch.equal(a[:-WEIGHTLESS], kept["ringcomm"][0][:-WEIGHTLESS])
+               for a in kept["ringcomm"])  # fmt: skip
 
 
 @pytest.mark.skipif(

@@ -44,9 +44,7 @@ def test_gradients_are_means(
 
 
 @pytest.mark.parametrize(("mode", "compression"), [("plain", "onebit"), ("static_graph", "int8")])
-def test_what_gradients_lack_is_kept_by_name(
-    nursery: Nursery, mode: str, compression: str
-) -> None:
+def test_what_gradients_lack_is_kept_by_name(nursery: Nursery, mode: str, compression: str) -> None:
     """Though buckets change, and the run is taken up again."""
     with Job(nursery, 4, LOOPBACK) as job:
         job.start(training.feeds_back, compression=compression, mode=mode, local=2)
@@ -73,3 +71,29 @@ def test_a_rank_that_goes_is_known_on_its_host_and_the_others(nursery: Nursery, 
             assert "rank 1" in failed["text"], failed
             assert failed["at"] - since < PROMPT, failed
         job.finish([0, 2, 3], quietly=False)
+
+
+def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.hierarchy)
+        for name, text in (
+            ("unequal", "hosts have 1 or 3 ranks"),
+            ("overlap", "hosts have 2 or 4 ranks"),
+            ("stranger", "rank 2 is not in the group that it gave"),
+            ("other model", "'aside.weight' has 4096 elements there and 2304 here"),
+            ("copy", "a copy of a HierarchicalState has no connections"),
+        ):
+            for event in job.expect_all(name):
+                assert event["kind"] == "ConfigError", event
+                assert text in event["text"], event
+        for event in job.expect_all("report"):
+            report, (step,) = event["report"], event["report"]["steps"]
+            assert report["payload_bytes"] == step["payload_bytes"] == 4 * event["elements"]
+            half = (event["elements"] - event["small"]) // 2  # crosses at one bit and a scale
+            assert half / 8 + event["small"] <= step["wire_bytes"] < half / 6 + event["small"] + 99
+            assert step["hidden_s"] <= step["compute_s"]
+        for event in job.expect_all("saved"):
+            assert event["kept"], "a dropped step changed residuals"
+            assert event["flat"], "HookState saves something else"
+            assert event["back"]
+        job.finish(quietly=False)

@@ -149,7 +149,7 @@ def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:
         equal = equal and all(torch.equal(part, got) for part in _everyones(got))
         buckets.append(state.report()["buckets"])
         out = out + got.double()
-        exact = exact + sum(part.double() for part in _everyones(_gradients(alone))) / rank.world_size
+        exact = exact + torch.stack(_everyones(_gradients(alone))).double().mean(0)
         saved = state.state_dict()
     tensors = saved["feedback"]["tensors"]
     left, large = [], []
@@ -361,3 +361,57 @@ def refused(rank: Rank, what: str) -> None:
     rank.attempt("refused", train)
     ringcomm.shutdown()
     os._exit(0)
+
+
+def hierarchy(rank: Rank) -> None:
+    """What a HierarchicalState refuses, counts, keeps of a step that is dropped, and saves."""
+    comm = _start(rank)
+    three, all_ranks = dist.new_group([0, 1, 2]), dist.group.WORLD
+    lone = dist.new_group([3])
+    pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    wrong = {
+        "unequal": three if rank.number < 3 else lone,
+        "overlap": all_ranks if rank.number < 2 else pairs[1],
+        "stranger": pairs[0],
+    }
+    for name, group in wrong.items():
+        rank.attempt(name, lambda group=group: HierarchicalState("bf16", local_group=group))
+    model = Net()
+    state = HierarchicalState(
+        "onebit", comm, local_group=pairs[rank.number // 2], model=model, threshold=4096
+    )
+    ddp = _wrap(model, state)
+    for step in range(3):
+        state.reset()
+        ddp(_batch(rank, step, torch.float32), True).square().sum().backward()
+    elements = sum(p.numel() for p in model.parameters())
+    rank.emit("report", elements=elements, small=7 * WIDTH, report=state.report())
+    before = state.state_dict()
+    x = _batch(rank, 3, torch.float32)
+    if rank.number == 3:
+        x[0, 0] = float("nan")
+    ddp(x, True).square().sum().backward()
+    kept = _same(before, state.state_dict())
+    flat = HookState("onebit", comm, model=model, threshold=4096)
+    flat.load_state_dict(before)
+    alike = _same(before, flat.state_dict())
+    state.load_state_dict(flat.state_dict())
+    rank.emit("saved", kept=kept, flat=alike, back=_same(before, state.state_dict()))
+    stranger = HookState("onebit", comm, model=nn.Linear(64, 64), threshold=4096).state_dict()
+    stranger["feedback"]["tensors"]["aside.weight"] = stranger["feedback"]["tensors"].pop("weight")
+    rank.attempt("other model", lambda: state.load_state_dict(stranger))
+    again = pickle.loads(pickle.dumps(state))
+    ddp = _wrap(Net(), again)
+    rank.attempt("copy", lambda: ddp(x, True).sum().backward())
+    state.close()
+    _end()
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two states hold the same residuals, up to what a restart rounds."""
+    parts, others = (state["feedback"]["tensors"] for state in (one, other))
+    return parts.keys() == others.keys() and all(
+        part["worker"].any() and torch.allclose(part[kind], others[name][kind], 1e-6, 1e-7)
+        for name, part in parts.items()
+        for kind in ("worker", "owner")
+    )
