@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class HierarchicalState(HookState):
     """A HookState for several ranks per host, joined inside it by a process group of torch.
 
-        local, _ = dist.new_subgroups(8)                           # the ranks of this host
+        local, _ = dist.new_subgroups(8, backend="nccl")           # the ranks of this host
         state = HierarchicalState("int8", local_group=local, model=model)
         ddp.register_comm_hook(state, allreduce_hook)
 
