@@ -86,10 +86,11 @@ class Grid:
             self.row.send(np.zeros(1, np.uint8), place, tag=_WATCH, async_op=True)
 
     def fail(self, error: BaseException) -> None:
-        """Fails row and column, on all their ranks."""
+        """Fails row and column, on all their ranks, with the first cause as the reason."""
+        reason = f"{type(error).__name__}: {error}".rpartition(" aborted: ")[2]
         for comm in (self.row, self.column):
             with contextlib.suppress(RingcommError):  # it has failed or is closed
-                comm.abort(f"{type(error).__name__}: {error}")
+                comm.abort(reason)
 
     def named(self, comm: Communicator, error: RingcommError) -> RingcommError:
         """The error of row or column with the ranks' numbers in the job."""
@@ -98,7 +99,8 @@ class Grid:
             return error
         listed = ", ".join(map(str, names))
         return type(error)(
-            f"rank {names[error.rank]}: among ranks {listed}, counted from 0: {error}",
+            f"in the group of ranks {listed}, its rank {error.rank} being rank "
+            f"{names[error.rank]}: {error}",
             rank=names[error.rank], host=error.host, rail=error.rail, lane=error.lane,
             seq=error.seq, elapsed=error.elapsed,
         )  # fmt: skip
