@@ -74,6 +74,7 @@ class HierarchicalState(HookState):
     ) -> None:
         self._grid: Grid | None = _grid(comm, local_group)
         self._lock = threading.Lock()
+        self._failed = threading.Event()
         self._trips: list[Trip] = []
         self._courier = Courier()
         super().__init__(
@@ -135,6 +136,7 @@ class HierarchicalState(HookState):
             if first:
                 self.error = error
             trips = list(self._trips)
+        self._failed.set()
         if first:
             self.grid.fail(error)
         for trip in trips:
@@ -201,6 +203,7 @@ class HierarchicalState(HookState):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._grid = None
         self._lock = threading.Lock()
+        self._failed = threading.Event()
         self._trips = []
         self._courier = Courier()
         super().__setstate__(state)

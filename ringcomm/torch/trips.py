@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Renamed in 2.13.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_PATIENCE = 1.0  # seconds that close() waits for a step in progress
+_PATIENCE = 1.0  # seconds, for what is about to happen if it does at all
 
 
 class Rows:
@@ -202,6 +202,7 @@ class Trip:
     def fail(self, error: BaseException) -> None:
         """The trip ends here, and the step on all ranks."""
         if not isinstance(error, RingcommError):
+            self._state._failed.wait(_PATIENCE)  # the watch knows who it was
             error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
         self._state._fail(self._grid.named(self._grid.column, error))
         self.end()
