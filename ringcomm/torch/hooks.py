@@ -35,6 +35,7 @@ from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
 from .optimizers import AdamWatch
+from .tensors import require_dense
 
 
 def _codec(compression: str | None) -> Codec:
@@ -372,6 +373,7 @@ def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
             f"the hook takes dense gradients, and these are {gradients.layout}: make the layer "
             "with sparse=False, or train without a hook on backend 'ringcomm', which takes both"
         )
+    require_dense(gradients)
     device = bucket.parameters()[0].device
     if device != gradients.device:
         raise TensorError(
