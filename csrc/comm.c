@@ -239,8 +239,8 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
     else
         c->inbox_head = w;
     c->inbox_tail = w;
-    pthread_mutex_unlock(&c->engine->inbox_lock);
     *out = w;
+    pthread_mutex_unlock(&c->engine->inbox_lock);
     engine_submit(c->engine, call->waits);
     return RC_OK;
 }

@@ -5,7 +5,8 @@ kernels.h for the elementwise rules), so that it and the core can only agree by 
 
     chunk c of an all-reduce lies at [c * size, (c + 1) * size), size = count/N rounded up to 256
     its sum starts at rank c and goes round the ring: ((x_c + x_c+1) + x_c+2) + ... + x_c-1
-    16-bit wires: each hop widens to f32, adds, and rounds once to nearest even
+    16-bit wires: a contribution is what its rank would send; each hop widens to f32, adds, and
+    rounds once to nearest even
     direct and one-shot add in order of rank, and round each contribution once
     doubling adds neighbours, then neighbouring pairs, ...: (x_0 + x_1) + (x_2 + x_3); where N is no
     power of two, first pairs from the front until one is left
@@ -118,8 +119,7 @@ class Wire:
     def reduce(self, wire: Array, x: Array, last: bool) -> Array:
         """What the next rank makes of it with its own x."""
         if self.half is not None:
-            mine = as_f32(x, self.dtype) * self.before
-            total = combine(self.op, self._decode(wire), mine)
+            total = combine(self.op, self._decode(wire), self._decode(self.pack(x)))
             return self._encode(total * self.after if last else total)
         total = combine(self.op, wire, x)
         if not last or self.op != "avg" or not self.finishes:
@@ -141,8 +141,8 @@ class Wire:
             return np.where(np.isnan(total), NUMPY[self.dtype]("nan"), total)
         return divided(total, self.n) if self.op == "avg" else total
 
-    def join(self, inputs: Sequence[Array], travels: bool) -> Array:
-        """All ranks' inputs in order of rank; travels: the result is sent on by one rank."""
+    def join(self, inputs: Sequence[Array]) -> Array:
+        """All ranks' inputs in order of rank."""
         if self.half is None:
             total = inputs[0]
             for position, x in enumerate(inputs[1:], start=2):
@@ -155,11 +155,7 @@ class Wire:
             total = values[0]
             for value in values[1:]:
                 total = combine(self.op, total, value)
-            total = total * self.after
-            if travels or self._bits_stay:
-                return self.unpack(self._encode(total))
-            total = total.astype(NUMPY[self.dtype])
-            return np.where(np.isnan(total), NUMPY[self.dtype]("nan"), total)
+            return self.unpack(self._encode(total * self.after))
 
     def unpack(self, wire: Array) -> Array:
         """What every rank stores of the result."""
@@ -280,7 +276,7 @@ def reduced(inputs: Sequence[Array], wire: Wire, algorithm: str) -> Array:
         return doubling(inputs, wire)
     if algorithm in ("direct", "one_shot") and n > 1:
         with np.errstate(all="ignore"):
-            return wire.join(inputs, travels=algorithm == "direct")
+            return wire.join(inputs)
     parts = []
     for c, (start, stop) in enumerate(chunk_bounds(len(inputs[0]), n)):
         part = [x[start:stop] for x in inputs]
@@ -297,7 +293,7 @@ def among_hosts(inputs: Sequence[Array], dtype: str, op: str, codec: str, local:
     if within.before != 1.0:
         across.before = np.float32(1.0)  # it is in the values by now
     with np.errstate(all="ignore"):
-        hosts = [within.join(inputs[h : h + local], travels=False) for h in range(0, n, local)]
+        hosts = [within.join(inputs[h : h + local]) for h in range(0, n, local)]
     parts = []
     for start, stop in chunk_bounds(len(inputs[0]), local):
         algorithm = choose((stop - start) * wire_bytes(dtype, codec), len(hosts))

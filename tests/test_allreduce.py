@@ -325,6 +325,27 @@ def test_kernel_sets_agree(dtypes: tuple[str, ...]) -> None:
             assert_right(ranks, cases(3, (257, 5003), dtypes, algorithm))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_travelling_by_16_bits_is_being_a_tensor_of_16_bits(world: int) -> None:
+    """Whatever the algorithm: what encodes a tensor may be anything that rounds alike."""
+    torch = pytest.importorskip("torch")
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+    def body(comm: Communicator) -> None:
+        x = torch.from_numpy(elements("f32", 20_011, comm.rank))
+        for (codec, dtype), op in itertools.product(dtypes.items(), OPS):
+            travelled = comm.allreduce(x.clone(), op, compression=codec)
+            before = 1.0 / comm.world_size if (op, codec) == ("avg", "fp16") else 1.0
+            small = (x * before).to(dtype)
+            comm.allreduce(small, "sum" if before != 1.0 else op)
+            assert bits(travelled.numpy()) == bits(small.float().numpy()), (codec, op)
+
+    for algorithm, memory in itertools.product(("ring", *OTHERS), (0, world)):
+        with World(world, config=Config(timeout=30.0, algorithm=algorithm), memory=memory) as ranks:
+            ranks.run(body)
+
+
 def test_segments_and_lanes_do_not_change_a_sum() -> None:
     """The order of a sum depends on the element's index and the world size alone."""
     results = set()

@@ -67,6 +67,13 @@ def test_init_twice(alone: Communicator) -> None:
     assert ringcomm.allreduce(np.ones(2)).tolist() == [1, 1]
 
 
+class NullCommunicator:
+    """Raises as mpi4py's COMM_NULL does; importing that would start MPI in this process."""
+
+    def Get_rank(self) -> int:  # noqa: N802
+        raise RuntimeError("MPI_ERR_COMM: invalid communicator")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -76,6 +83,7 @@ def test_init_twice(alone: Communicator) -> None:
         ({"rank": 0, "world_size": 2, "init_method": "udp://x"}, "tcp://host:port"),
         ({"mpi": object()}, "mpi= takes an mpi4py communicator"),
         ({"mpi": object(), "rank": 0}, "mpi= already says who is who"),
+        ({"mpi": NullCommunicator()}, "that this process belongs to: MPI_ERR_COMM"),
         ({"config": Config(kernel_set="mmx")}, "kernel_set='mmx': this CPU and build have scalar"),
     ],
 )

@@ -494,6 +494,7 @@ def test_few_bits_learn_and_keep_what_is_left(tmp_path: Path) -> None:
         ("--data stdlib-text:much --model gpt-mini", "give megabytes"),
         ("--data folder:/no/such/place", "give the path"),
         ("--data synthetic:3x32,10", "as in synthetic:3x32x32,10"),
+        ("--data synthetic:3x9999x9999,100", "GB of memory, for ten images of each class"),
         ("--data synthetic:3x10x10,4 --model vit-mini --batch 0", "1 or more"),
         ("--data synthetic:3x9x9,4 --model vit-mini", "multiples of 2"),
         ("--batch 63 --accumulate 2", "multiple of 2 (62, 64)"),

@@ -113,6 +113,18 @@ void codec_encode(const codec *c, void *wire, const void *src, size_t n)
     }
 }
 
+/* A rank's contribution to a block as the others see it: what came, or this rank's own. */
+static void decode_contribution(const codec *c, float *x, const uint16_t *wire, const void *src,
+                                size_t start, size_t count)
+{
+    uint16_t own[BLOCK];
+    if (wire == NULL) {
+        c->half->encode(own, as_f32(c, src, start, count, x), c->pre, count);
+        wire = own - start;
+    }
+    c->half->decode(x, wire + start, count);
+}
+
 /* out = E(D(wire) op x), for any op but a sum; at most BLOCK elements. */
 static void reduce_block(const codec *c, uint16_t *out, const uint16_t *wire, const float *x,
                          size_t count)
@@ -126,10 +138,11 @@ static void reduce_block(const codec *c, uint16_t *out, const uint16_t *wire, co
 static void reduce_widened(const codec *c, uint16_t *out, const uint16_t *wire, const void *src,
                            size_t n)
 {
-    float room[BLOCK];
+    float x[BLOCK];
     for (size_t start = 0; start < n; start += BLOCK) {
         size_t count = block_at(start, n);
-        reduce_block(c, out + start, wire + start, as_f32(c, src, start, count, room), count);
+        decode_contribution(c, x, NULL, src, start, count);
+        reduce_block(c, out + start, wire + start, x, count);
     }
 }
 
@@ -229,36 +242,37 @@ static void join_plain(const codec *c, uint8_t *out, const void *const wires[], 
     }
 }
 
-/* A rank's contribution to a block, as f32. */
-static void decode_contribution(const codec *c, float *x, const uint16_t *wire, const void *src,
-                                size_t start, size_t count)
+void codec_store(const codec *c, void *dst, const void *wire, size_t n)
 {
-    uint16_t own[BLOCK];
-    if (wire == NULL) {
-        c->half->encode(own, as_f32(c, src, start, count, x), c->pre, count);
-        wire = own - start;
+    if (codec_stores_plain(c)) {
+        if (dst != wire)
+            copy_bytes(dst, wire, n * c->elem_bytes);
+        return;
     }
-    c->half->decode(x, wire + start, count);
+    float room[BLOCK];
+    for (size_t start = 0; start < n; start += BLOCK) {
+        size_t count = block_at(start, n);
+        const uint16_t *from = (const uint16_t *)wire + start;
+        if (c->dtype == RC_F32) {
+            c->half->decode((float *)dst + start, from, count);
+        } else {
+            c->half->decode(room, from, count);
+            c->kernels->f32_to_f64((double *)dst + start, room, count);
+        }
+    }
 }
 
-/* Puts a joined block where it belongs, as elements or encoded. */
-static void put_joined(const codec *c, uint8_t *out, int encoded, float *acc, size_t start,
+/* Puts a joined block where it belongs, encoded or as what its encoding means. */
+static void put_joined(const codec *c, uint8_t *out, int encoded, const float *acc, size_t start,
                        size_t count)
 {
+    uint16_t wire[BLOCK];
     if (encoded || is_half_tensor(c)) {
         c->half->encode((uint16_t *)(void *)out + start, acc, c->post, count);
         return;
     }
-    if (c->post != 1.0F)
-        c->kernels->scale[RC_F32](acc, acc, c->post, count);
-    if (c->dtype == RC_F64) {
-        double *to = (double *)(void *)out + start;
-        c->kernels->f32_to_f64(to, acc, count);
-        make_nans_equal(c, to, count);
-    } else {
-        make_nans_equal(c, acc, count);
-        memcpy(out + start * sizeof *acc, acc, count * sizeof *acc);
-    }
+    c->half->encode(wire, acc, c->post, count);
+    codec_store(c, out + start * c->elem_bytes, wire, count);
 }
 
 void codec_join(const codec *c, void *out, int encoded, const void *const wires[], int world_size,
@@ -277,25 +291,5 @@ void codec_join(const codec *c, void *out, int encoded, const void *const wires[
             c->kernels->reduce[RC_F32][c->op](acc, acc, x, count);
         }
         put_joined(c, out, encoded, acc, start, count);
-    }
-}
-
-void codec_store(const codec *c, void *dst, const void *wire, size_t n)
-{
-    if (codec_stores_plain(c)) {
-        if (dst != wire)
-            copy_bytes(dst, wire, n * c->elem_bytes);
-        return;
-    }
-    float room[BLOCK];
-    for (size_t start = 0; start < n; start += BLOCK) {
-        size_t count = block_at(start, n);
-        const uint16_t *from = (const uint16_t *)wire + start;
-        if (c->dtype == RC_F32) {
-            c->half->decode((float *)dst + start, from, count);
-        } else {
-            c->half->decode(room, from, count);
-            c->kernels->f32_to_f64((double *)dst + start, room, count);
-        }
     }
 }

@@ -2,25 +2,26 @@
  *
  * A codec ties together what a call asks for (dtype, op, compression) with the kernels that do it.
  * The wire holds either the tensor's own bits ("plain") or 16-bit floats. Sums of 16-bit floats
- * are made in f32 and rounded once per hop:
+ * are made in f32 and rounded once per hop. What a rank contributes is always what it would send,
+ * so that a tensor may as well have been encoded elsewhere before (x = D(E(src * pre))):
  *
  *   first hop   wire = E(src * pre)
- *   reduce hop  wire = E(D(wire) op src * pre)          in f32
- *   last hop    wire = E((D(wire) op src * pre) * post) in f32, by the chunk's owner
- *   store       dst  = D(wire)                          also by the owner, of its own encoding
+ *   reduce hop  wire = E(D(wire) op x)          in f32
+ *   last hop    wire = E((D(wire) op x) * post) in f32, by the chunk's owner
+ *   store       dst  = D(wire)                  also by the owner, of its own encoding
  *
  * Where all ranks' contributions meet in one place, they are joined there in order of rank:
  *
  *   contribution   wire = E(src * pre)                of every rank, this one too
- *   join           (D(wire 0) op D(wire 1) op ...) * post, in f32: stored, or encoded for the
- * others
+ *   join           wire = E((D(wire 0) op D(wire 1) op ...) * post), in f32; stored, too
  *
  * Where ranks exchange sums, both make the next one from the same encodings:
  *
  *   combine        wire = E(D(wire a) op D(wire b))       in f32, * post before E if it is the last
  *
- * Every NaN that a join or the last combine leaves in an f32 or f64 tensor is the same one (NAN of
- * math.h).
+ * So a tensor that travels by 16 bits has the result that a tensor of these 16 bits would have,
+ * whatever the plan. Every NaN that a join or the last combine of plain f32 or f64 leaves is the
+ * same one (NAN of math.h).
  *
  * An average is a sum times 1/world_size: by `pre` on every rank for fp16, whose range the sum
  * could leave, by `post` at the owner for everything else. Integers are divided by the owner.
@@ -67,8 +68,8 @@ void codec_reduce(const codec *c, void *out, const void *wire, const void *src, 
  * of all. */
 void codec_combine(const codec *c, void *out, const void *first, const void *second, size_t n,
                    int last);
-/* out = the contributions of all ranks, joined: as elements of the tensor, or (encoded) as they
- * travel. wires[rank]: as it came; NULL for this rank's own, which is made from src. out may be
+/* out = the contributions of all ranks, joined: as elements of the tensor, or (encoded) as a result
+ * travels. wires[rank]: as it came; NULL for this rank's own, which is made from src. out may be
  * src. */
 void codec_join(const codec *c, void *out, int encoded, const void *const wires[], int world_size,
                 const void *src, size_t n);

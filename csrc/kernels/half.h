@@ -42,9 +42,17 @@ static void HALF(decode)(float *dst, const uint16_t *src, size_t n)
     }
 }
 
+/* What others would have got of x. */
+static inline vec HALF(contribution)(vec x, vec pre)
+{
+    uint16_t wire[LANES];
+    STORE(wire, vec_mul(x, pre));
+    return LOAD(wire);
+}
+
 static inline vec HALF(fused)(vec acc, vec x, vec pre, vec post)
 {
-    return vec_mul(vec_add(acc, vec_mul(x, pre)), post);
+    return vec_mul(vec_add(acc, HALF(contribution)(x, pre)), post);
 }
 
 static void HALF(add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,

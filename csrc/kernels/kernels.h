@@ -37,10 +37,10 @@ typedef struct kernel_half {
     void (*encode)(uint16_t *dst, const float *src, float factor, size_t n);
     /* dst = D(src), exact */
     void (*decode)(float *dst, const uint16_t *src, size_t n);
-    /* dst = E((D(acc) + x * pre) * post), every step rounded in f32 */
+    /* dst = E((D(acc) + D(E(x * pre))) * post), every step rounded in f32 */
     void (*add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,
                 size_t n);
-    /* the same with a 16-bit x: dst = E((D(acc) + D(x) * pre) * post) */
+    /* the same with a 16-bit x: dst = E((D(acc) + D(E(D(x) * pre))) * post) */
     void (*add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float pre, float post,
                      size_t n);
 } kernel_half;

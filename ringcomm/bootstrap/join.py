@@ -81,6 +81,10 @@ def _mpi_identity(mpi: Any) -> Identity:
         rank, world_size = int(mpi.Get_rank()), int(mpi.Get_size())
     except (AttributeError, TypeError):
         raise ConfigError("mpi= takes an mpi4py communicator, such as MPI.COMM_WORLD") from None
+    except RuntimeError as error:  # what mpi4py's own exception is, as for COMM_NULL
+        raise ConfigError(
+            f"mpi= takes a communicator that this process belongs to: {error}"
+        ) from error
     return _identity(rank, world_size, "mpi4py", "mpi4py")
 
 

@@ -29,6 +29,7 @@ _HELD_OUT = 0.2
 _TEXT_HELD_OUT = 0.05
 _TEXT_DEFAULT_MB = 4.0
 _SYNTHETIC_BYTES = 256_000_000
+_SYNTHETIC_MOST_BYTES = 4_000_000_000
 
 
 class Data(ABC):
@@ -205,6 +206,13 @@ def _synthetic(argument: str) -> Data:
         )
     count = min(4096, _SYNTHETIC_BYTES // (4 * shape[0] * shape[1] * shape[2]))
     count = max(count, 10 * classes)
+    needed = 4 * (count + classes) * shape[0] * shape[1] * shape[2]
+    if needed > _SYNTHETIC_MOST_BYTES:
+        raise ConfigError(
+            f"--data synthetic:{argument} would take {needed / 1e9:.0f} GB of memory, for ten "
+            f"images of each class; ask for smaller images or fewer classes, up to "
+            f"{_SYNTHETIC_MOST_BYTES / 1e9:.0f} GB"
+        )
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % classes
     patterns = torch.randn((classes, *shape), generator=generator)

@@ -77,8 +77,8 @@ static inline void trace(const rc_call *call, int rank, int world_size, uint64_t
 }
 
 /* An all-reduce that adds in order of rank. */
-static inline void expect_join(const rc_call *call, rc_algorithm algorithm, int world_size,
-                               const uint8_t *const *sources, uint8_t *dst)
+static inline void expect_join(const rc_call *call, int world_size, const uint8_t *const *sources,
+                               uint8_t *dst)
 {
     size_t elem = dtype_bytes(call->dtype);
     arithmetic a = {call->dtype, call->op, call->codec, world_size};
@@ -86,7 +86,7 @@ static inline void expect_join(const rc_call *call, rc_algorithm algorithm, int 
         const void *elements[COLLECTIVE_MAX_WORLD];
         for (int rank = 0; rank < world_size; rank++)
             elements[rank] = sources[rank] + i * elem;
-        ref_join(&a, dst + i * elem, elements, algorithm == RC_DIRECT);
+        ref_join(&a, dst + i * elem, elements);
     }
 }
 
@@ -165,7 +165,7 @@ static inline void expect_result(const rc_call *call, rc_algorithm algorithm, in
         return;
     }
     if (call->collective == RC_ALLREDUCE && algorithm != RC_RING && world_size > 1) {
-        expect_join(call, algorithm, world_size, sources, dst);
+        expect_join(call, world_size, sources, dst);
         return;
     }
     size_t elem = dtype_bytes(call->dtype);

@@ -208,9 +208,10 @@ static inline void ref_reduce(const arithmetic *a, void *wire, const void *src, 
         ref_reduce_plain(a, wire, src, last);
         return;
     }
-    float sum = (float)half_value(half, *(uint16_t *)wire);
-    float mine = as_float(a->dtype, src);
-    sum = float_op(a->op, sum, mine * scale_first(a));
+    uint16_t mine;
+    ref_encode(a, &mine, src);
+    float sum =
+        float_op(a->op, (float)half_value(half, *(uint16_t *)wire), (float)half_value(half, mine));
     if (last)
         sum = sum * scale_last(a);
     *(uint16_t *)wire = half_bits(half, (double)sum);
@@ -243,9 +244,8 @@ static inline void ref_store(const arithmetic *a, void *dst, const void *wire)
         *(double *)dst = half_value(half, *(const uint16_t *)wire);
 }
 
-/* All ranks' elements in order of rank; travels: the sum is sent on, and so encoded. */
-static inline void ref_join(const arithmetic *a, void *dst, const void *const *elements,
-                            int travels)
+/* All ranks' elements in order of rank. */
+static inline void ref_join(const arithmetic *a, void *dst, const void *const *elements)
 {
     const half_format *half = wire_half(a->dtype, a->codec);
     uint64_t wire = 0;
@@ -266,12 +266,7 @@ static inline void ref_join(const arithmetic *a, void *dst, const void *const *e
     if (isnan(sum))
         sum = NAN;
     wire = half_bits(half, (double)sum);
-    if (travels || dtype_bytes(a->dtype) == 2)
-        ref_store(a, dst, &wire);
-    else if (a->dtype == RC_F32)
-        *(float *)dst = sum;
-    else
-        *(double *)dst = (double)sum;
+    ref_store(a, dst, &wire);
 }
 
 /* ---- operands ---- */

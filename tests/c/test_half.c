@@ -181,6 +181,12 @@ static void known_encodings(void)
 
 /* ---- every shape ---- */
 
+/* What a value is once it has travelled. */
+static float contribution(const format *f, float x)
+{
+    return (float)decode_reference(f, encode_reference(f, x));
+}
+
 static void half_case(const kernel_set *set, const format *f, size_t n, size_t offset, float factor,
                       float post)
 {
@@ -212,7 +218,8 @@ static void half_case(const kernel_set *set, const format *f, size_t n, size_t o
         memcpy(acc, saved, n * sizeof *acc);
         half->add(dst, acc, x, factor, post, n);
         for (size_t i = 0; i < n; i++) {
-            const float sum = (float)decode_reference(f, saved[i]) + x[i] * factor;
+            const float term = contribution(f, x[i] * factor);
+            const float sum = (float)decode_reference(f, saved[i]) + term;
             wrong += dst[i] != encode_reference(f, sum * post);
         }
     }
@@ -222,9 +229,9 @@ static void half_case(const kernel_set *set, const format *f, size_t n, size_t o
         memcpy(decoded, other, n * sizeof *other); /* dst may be other itself */
         half->add_half(dst, acc, other, factor, post, n);
         for (size_t i = 0; i < n; i++) {
-            const uint16_t term = ((const uint16_t *)decoded)[i];
-            const float sum =
-                (float)decode_reference(f, saved[i]) + (float)decode_reference(f, term) * factor;
+            const uint16_t bits = ((const uint16_t *)decoded)[i];
+            const float term = contribution(f, (float)decode_reference(f, bits) * factor);
+            const float sum = (float)decode_reference(f, saved[i]) + term;
             wrong += dst[i] != encode_reference(f, sum * post);
         }
     }
