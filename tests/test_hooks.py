@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import pickle
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ if importlib.util.find_spec("torch") is None:
 from faults import training
 from faults.job import Job, Nursery, nursery_of
 from ranks import World
+from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm import ConfigError, NotInitializedError
 
@@ -28,6 +30,10 @@ PROMPT = 1.0
 #: Twice the rounding error of a number: once when it is sent, once when the mean is.
 BF16, FP16 = 2 * 2**-8, 2 * 2**-11
 
+UNCHECKED = pytest.mark.skipif(
+    "init_sync" not in inspect.signature(DistributedDataParallel).parameters,
+    reason="this PyTorch's DDP compares models in any case",
+)
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -79,9 +85,7 @@ def test_gradients_are_means(
         ("static_graph", "int8"),
     ],
 )
-def test_what_gradients_lack_is_kept_by_name(
-    nursery: Nursery, mode: str, compression: str
-) -> None:
+def test_what_gradients_lack_is_kept_by_name(nursery: Nursery, mode: str, compression: str) -> None:
     """Also when the buckets change, a parameter goes unused, and the run is taken up again."""
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(training.feeds_back, compression=compression, mode=mode)
@@ -187,9 +191,9 @@ def test_use_without_init(nursery: Nursery) -> None:
     [
         ("no state", "ConfigError", "ddp.register_comm_hook(HookState(...), allreduce_hook)"),
         ("sparse", "TensorError", "make the layer with sparse=False"),
-        ("meta", "TensorError", "device 'meta' is not supported"),
+        pytest.param("meta", "TensorError", "device 'meta' is not supported", marks=UNCHECKED),
         ("shapes", "RuntimeError", ""),  # of which DDP speaks
-        ("unchecked shapes", "RuntimeError", "MismatchError"),
+        pytest.param("unchecked shapes", "RuntimeError", "MismatchError", marks=UNCHECKED),
         ("codecs", "RuntimeError", "MismatchError"),
     ],
 )
