@@ -4,7 +4,7 @@ weights after fifty steps as on gloo."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from faults import parallel
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 
 pytestmark = pytest.mark.torch
 
@@ -25,9 +25,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.parallel") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 def run(

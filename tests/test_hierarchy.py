@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 
 pytestmark = pytest.mark.torch
 
@@ -23,9 +22,8 @@ SUMS = 4 * 2**-24
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.training") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import pickle
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 from ranks import World
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,9 +37,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.training") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 # ---- means ----

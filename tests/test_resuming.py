@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn"))):
 
 import torch
 from faults import resuming
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 
 pytestmark = pytest.mark.torch
 
@@ -36,9 +35,8 @@ residuals are dropped."""
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.resuming", "sklearn.datasets") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 def losses(nursery: Nursery, folder: Path, *more: str, dies_in: int | None = None) -> list[float]:
