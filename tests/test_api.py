@@ -425,7 +425,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         process.send_signal(signal.SIGINT)
         said, when = process.stdout.readline().split()
         assert said == "interrupted"
-        assert float(when) - sent < 1.0
+        assert float(when) - sent < 3.0  # not when the wait would have ended
         _, errors = process.communicate(timeout=15)
         assert (process.returncode, errors) == (0, "")
     finally:

@@ -18,15 +18,13 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import groups
-from faults.job import Job, Nursery, clean_environment, free_port
+from faults.job import PROMPT, Job, Nursery, clean_environment, free_port
 
 from ringcomm import ConfigError
 
 pytestmark = pytest.mark.torch
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
-PROMPT = 1.0
-"""Seconds within which a loss is known, and a group left."""
 
 
 @pytest.fixture(scope="module")

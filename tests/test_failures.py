@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 from faults import deadlines, deaths, mismatches
-from faults.job import Job, Nursery, nursery_of
-
-PROMPT = 1.0
-"""Seconds within which every rank must know."""
+from faults.job import PROMPT, Job, Nursery, nursery_of
 
 
 @pytest.fixture(scope="module", params=["memory", "links"])

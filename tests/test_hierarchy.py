@@ -10,13 +10,11 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import Job, Nursery
+from faults.job import PROMPT, Job, Nursery
 
 pytestmark = pytest.mark.torch
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-PROMPT = 1.5
-"""Seconds within which every rank must know of a loss."""
 SUMS = 4 * 2**-24
 """What the order of four float32 summands can make, of their mean magnitude."""
 

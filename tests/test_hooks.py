@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import Job, Nursery
+from faults.job import PROMPT, Job, Nursery
 from ranks import World
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,8 +23,6 @@ from ringcomm import ConfigError, NotInitializedError
 
 pytestmark = pytest.mark.torch
 
-PROMPT = 1.0
-"""Seconds within which every rank must know of a loss."""
 
 #: Twice the rounding error of a number: once when it is sent, once when the mean is.
 BF16, FP16 = 2 * 2**-8, 2 * 2**-11

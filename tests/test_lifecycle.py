@@ -11,10 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from faults import deadlines, endings, forks
-from faults.job import Job, Nursery, free_port, nursery_of
-
-PROMPT = 1.0
-"""Seconds within which every rank must know, and within which everything closes."""
+from faults.job import PROMPT, Job, Nursery, free_port, nursery_of
 
 
 @pytest.fixture(scope="module")

@@ -531,7 +531,8 @@ static void null_is_harmless(void)
     rc_comm_abort(w->comms[0], NULL);
     rc_call call = small_call(RC_BARRIER, NULL, 0);
     expect_failure(submit(w->comms[1], &call), RC_ABORTED, "no reason given");
-    CHECK_EQ(rc_comm_close(w->comms[1], -5), RC_OK);
+    rc_result closed = rc_comm_close(w->comms[1], -5); /* at once, whether or not it is all out */
+    CHECK(closed == RC_OK || closed == RC_TIMEOUT);
     world_close(w);
 }
 

@@ -27,6 +27,9 @@ from typing import IO, Any
 TESTS = Path(__file__).parents[1]
 PATIENCE = 20.0
 """Seconds for what is not under test, such as start-up, on a busy machine."""
+PROMPT = 3.0
+"""Seconds within which every rank must know of a loss, and within which everything closes, on a
+busy machine: far below the 12 after which silence alone would tell."""
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI",
               "PMIX", "SLURM_", "RINGCOMM_", "MPI", "PRTE_", "PYTHONWARNINGS")  # fmt: skip
