@@ -61,7 +61,7 @@ static int config_ok(const rc_comm_config *config)
            config->rank < config->world_size && config->segment_bytes >= 4096 &&
            config->segment_bytes % 4096 == 0 && config->segment_bytes <= 4U << 20 &&
            config->heartbeat_ms > 0 && config->peer_timeout_ms > 0 &&
-           (unsigned)config->algorithm < RC_ALGORITHM_COUNT;
+           (unsigned)config->algorithm < RC_ALGORITHM_COUNT && config->threads <= 2;
 }
 
 rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config)
@@ -187,8 +187,9 @@ void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
         const peer_link *ln = &comm->link_storage[rank];
         out->lanes += ln->lane_count;
         for (int i = 0; i < ln->lane_count; i++)
-            out->wire_bytes += ln->lanes[i]->sent_bytes;
+            out->wire_bytes += ln->lanes[i]->out.sent_bytes;
     }
+    out->threads = comm->sender != NULL ? 2 : 1;
     out->engine_cpu_s = engine_cpu_seconds(comm->engine);
     out->waiting_s = clock_seconds(0, comm->engine->waited);
     engine_unlock(comm->engine);
@@ -199,7 +200,7 @@ static rc_lane_stats lane_stats(const lane *l)
     rc_lane_stats stats = {.peer = l->peer,
                            .rail = l->rail,
                            .lane = l->index,
-                           .sent_bytes = l->sent_bytes,
+                           .sent_bytes = l->out.sent_bytes,
                            .received_bytes = l->received_bytes,
                            .sent_frames = l->sent_frames,
                            .received_frames = l->received_frames,

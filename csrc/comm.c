@@ -10,8 +10,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "coll/quantised.h"
+#include "net/sender.h"
 
-enum { BUFFERS_KEPT = 64 };
+enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
 /* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
  * ones in flight, who polls takes time from who has something to do. */
@@ -417,9 +418,11 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .frames = &c->frames,
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
+                        .one_host = config->one_host,
                         .algorithm = config->algorithm};
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
-    pool_init(&c->buffers, config->segment_bytes, BUFFERS_KEPT);
+    uint32_t kept = BYTES_KEPT / config->segment_bytes;
+    pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);
@@ -472,6 +475,7 @@ rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)
 {
     RC_TRY(lane_open(l, l->source.fd, c->config.segment_bytes, c->config.epoch));
+    l->sender = c->sender;
     if (ln->lane_count > 1)
         lane_stripe(l);
     return RC_OK;
@@ -484,6 +488,8 @@ rc_result comm_start(rc_comm *c)
     c->state = COMM_RUNNING;
     c->engine->crowded |= c->config.crowded;
     c->last_tick = clock_ns();
+    if (c->config.threads > 1)
+        c->sender = sender_get(c->engine); /* without it all goes on, slower */
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)

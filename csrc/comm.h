@@ -37,6 +37,7 @@ struct rc_comm {
     rc_engine *engine;
     rc_comm_config config;
     work_env env;
+    struct sender *sender; /* of long works' frames, or NULL */
     pool buffers;
     out_frame *frames;
     peer_link *link_storage; /* world_size of them, this rank's own unused */

@@ -464,7 +464,6 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
     ln->consumed_told = ln->consumed;
     if (frame->header.type == FRAME_DATA)
         c->payload_bytes += frame->header.length;
-    frame_encode(frame->header_bytes, &frame->header, frame->payload);
     return 1;
 }
 

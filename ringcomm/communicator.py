@@ -146,11 +146,12 @@ class Communicator(Collectives):
         Returns:
             works (completed), payload_bytes (sent, after compression), wire_bytes (sent over
             links, with headers), shared_bytes (of the payload, put into the memory that ranks of
-            one host share), engine_cpu_s (CPU seconds of the progress thread) and waiting_s (that
+            one host share), engine_cpu_s (CPU seconds of the engine's threads) and waiting_s (that
             threads have spent waiting for collectives), both of all communicators of this process;
-            lanes: a list of peer, rail, lane, sent_bytes, received_bytes, sent_frames,
-            received_frames, rate (bytes per second as measured, 0.0 if not), retransmits (of TCP
-            segments), rtt_s (TCP's smoothed round trip) and share (of this rank's sent bytes);
+            threads (that carry the traffic: 1 or 2); lanes: a list of peer, rail, lane, sent_bytes,
+            received_bytes, sent_frames, received_frames, rate (bytes per second as measured, 0.0 if
+            not), retransmits (of TCP segments), rtt_s (TCP's smoothed round trip) and share (of
+            this rank's sent bytes);
             rails: the sums over the lanes of each, as rail, interface, sent_bytes, received_bytes,
             retransmits, share.
         """

@@ -41,9 +41,9 @@ class Config:
     """Measure the rails while the ranks are joined, for up to 0.3 s, where two ranks have more than
     one; otherwise the first collectives find out. Same on all ranks."""
 
-    segment_bytes: int = 256 << 10
-    """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. Same on all
-    ranks."""
+    segment_bytes: int = 0
+    """Largest payload of one frame in bytes, a multiple of 4096, 4 KiB to 4 MiB. 0: 1 MiB if all
+    ranks share a host, else 256 KiB. Same on all ranks."""
 
     timeout: float = 300.0
     """Seconds until a collective that has not completed fails, unless the call says otherwise."""
@@ -74,6 +74,10 @@ class Config:
     on this machine outnumber its cores, only what they share in memory is polled, and each look
     lets another rank run. -1: 50, and 500 where they do."""
 
+    threads: int = 0
+    """Threads that carry the traffic: 1, or 2, of which one sends what collectives over 1 MiB send.
+    0: 2 where each rank on this machine has two cores and its ports are faster than one thread."""
+
     kernel_set: str = ""
     """Instruction set of the elementwise kernels (scalar, avx2, avx512, neon). Empty: the fastest
     that this CPU supports."""
@@ -98,7 +102,8 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         _check(self, "lanes", 1, 16)
-        _check(self, "segment_bytes", 4096, 4 * _MIB)
+        if self.segment_bytes != 0:
+            _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
         if self.algorithm not in ALGORITHMS:
@@ -106,6 +111,7 @@ class Config:
         if not isinstance(self.tune_table, str) or "\0" in self.tune_table:
             raise ConfigError(f"tune_table={self.tune_table!r}: give a file's path, or off")
         _check(self, "spin_us", -1, 10000)
+        _check(self, "threads", 0, 2)
         _check(self, "timeout", 0.001, 1e6)
         _check(self, "connect_timeout", 0.1, 1e6)
         _check(self, "heartbeat", 0.05, 3600)

@@ -8,7 +8,8 @@ from typing import Any
 from ._native import ffi, lib
 from .bootstrap.mesh import RailInfo
 
-_TOTALS = ("works", "payload_bytes", "wire_bytes", "shared_bytes", "engine_cpu_s", "waiting_s")
+_TOTALS = ("works", "payload_bytes", "wire_bytes", "shared_bytes", "engine_cpu_s", "waiting_s",
+           "threads")
 _OF_A_LANE = ("peer", "rail", "lane", "sent_bytes", "received_bytes", "sent_frames",
               "received_frames", "rate", "retransmits", "rtt_s")  # fmt: skip
 _OF_A_RAIL = ("sent_bytes", "received_bytes", "retransmits", "share")

@@ -16,6 +16,9 @@ from .config import ALGORITHMS, Config
 
 _SPIN_US = 50  # two scheduler delays, which are what a spin saves
 _CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
+_SEGMENT = 256 << 10
+_ONE_HOST_SEGMENT = 1 << 20
+_ONE_THREAD = 1.5e9  # bytes per second that one thread carries each way (docs/PERFORMANCE.md)
 
 
 def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
@@ -25,12 +28,16 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.rank = mesh.rank
     settings.world_size = mesh.world_size
     settings.epoch = epoch
-    settings.segment_bytes = config.segment_bytes
+    default_segment = _ONE_HOST_SEGMENT if mesh.single_host else _SEGMENT
+    settings.segment_bytes = config.segment_bytes or default_segment
+    settings.one_host = mesh.single_host
     settings.heartbeat_ms = int(config.heartbeat * 1000)
     settings.peer_timeout_ms = int(config.peer_timeout * 1000)
     settings.algorithm = ALGORITHMS[config.algorithm]
-    crowded = mesh.ranks_on_machine > len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    crowded = mesh.ranks_on_machine > cores
     settings.crowded = crowded
+    settings.threads = config.threads or choose_threads(mesh, cores)
     default = _CROWDED_SPIN_US if crowded else _SPIN_US
     settings.spin_us = default if config.spin_us < 0 else config.spin_us
     out = ffi.new("rc_comm **")
@@ -50,6 +57,16 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
         lib.rc_comm_free(out[0])
         raise
     return out[0]
+
+
+def choose_threads(mesh: Mesh, cores: int) -> int:
+    """2 where the ports, as far as their speed is known, outrun one thread, and each rank on this
+    machine can have two of its cores; the ranks of a host share its ports."""
+    to_peer: dict[int, float] = {}
+    for lane in mesh.lanes:
+        to_peer[lane.peer] = to_peer.get(lane.peer, 0.0) + lane.bytes_per_s
+    fastest = max(to_peer.values(), default=0.0) / mesh.local_world_size
+    return 2 if fastest > _ONE_THREAD and cores >= 2 * mesh.ranks_on_machine else 1
 
 
 def check(result: int, what: str) -> None:

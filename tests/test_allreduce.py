@@ -17,6 +17,8 @@ All this is the ring. The other algorithms, and the choice between them, get the
 1 << 20 in every world, with the lanes and rails in turns, and again through shared memory; doubling
 and halving also some in all worlds up to 16.
 
+With a second thread, which takes works of over 1 MiB, a few of 530,003 elements beside small ones.
+
 The cases of one (world, lanes, rails) share their communicators, so hundreds of collectives follow
 each other without a barrier. bfloat16 needs a library that has it and stands apart.
 """
@@ -219,6 +221,17 @@ def test_a_million(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) 
             assert_right(ranks, [case])
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "halving"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_by_two_threads(world: int, algorithm: str) -> None:
+    """Small works by the driver and large ones with the sender, mixed, give the same bits."""
+    config = Config(timeout=30.0, algorithm=algorithm, threads=2)
+    todo = cases(world, (100, 530_003), ("f32", "f16"), algorithm)
+    with World(world, lanes=world - 1, config=config, engines="own") as ranks:
+        assert {comm.stats()["threads"] for comm in ranks.comms} == {2}
+        assert_right(ranks, [case for case in todo if case.op in ("sum", "avg")])
+
+
 @pytest.mark.parametrize("dtypes", FAMILIES)
 @pytest.mark.parametrize("algorithm", [*OTHERS, "auto"])
 @pytest.mark.parametrize("world", WORLDS)
@@ -356,6 +369,22 @@ def test_segments_and_lanes_do_not_change_a_sum() -> None:
                 ranks.run(lambda c: bits(c.allreduce(elements("f32", 300_007, c.rank), "avg")))
             )
     assert len(results) == 1
+
+
+def test_ranks_of_one_host_cut_coarsely() -> None:
+    """1 MiB is a frame for each of the two chunks and hops there, 8 among hosts; a limit counts."""
+
+    def frames(ranks: World) -> int:
+        before = [comm.stats()["lanes"][0]["sent_frames"] for comm in ranks.comms]
+        ranks.run(lambda c: c.allreduce(elements("f32", 1 << 18, c.rank)))
+        after = [comm.stats()["lanes"][0]["sent_frames"] for comm in ranks.comms]
+        return max(b - a for a, b in zip(before, after, strict=True))
+
+    quiet = Config(timeout=60.0, heartbeat=20.0, peer_timeout=60.0)
+    with World(2, config=quiet) as ranks:
+        assert frames(ranks) == 2
+    with World(2, config=dataclasses.replace(quiet, segment_bytes=128 << 10)) as ranks:
+        assert 8 <= frames(ranks) < 16  # with what is said of credit
 
 
 def test_every_lane_and_rail_carries_a_share() -> None:

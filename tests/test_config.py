@@ -48,6 +48,7 @@ def test_sequences_become_tuples() -> None:
         ({"congestion": "reno"}, "congestion='reno'"),
         ({"algorithm": "tree"}, "algorithm='tree': give one of auto, ring, direct, one_shot, d"),
         ({"spin_us": -2}, "spin_us=-2: give a whole number from -1"),
+        ({"threads": 3}, "threads=3: give a whole number from 0 to 2"),
         ({"insecure": "no"}, "insecure='no': give True or False"),
     ],
 )
@@ -71,6 +72,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "shared_memory": ("0", False),
     "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
+    "threads": ("2", 2),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),
     "insecure": ("yes", True),
@@ -135,5 +137,5 @@ def test_the_variable_is_not_blamed_for_an_argument() -> None:
 
 def test_shared_fields_are_what_the_wire_depends_on() -> None:
     assert Config(lanes=2).shared_fields() == {
-        "lanes": 2, "probe": True, "segment_bytes": 256 << 10, "algorithm": "auto"
+        "lanes": 2, "probe": True, "segment_bytes": 0, "algorithm": "auto"
     }  # fmt: skip

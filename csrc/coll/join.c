@@ -44,6 +44,11 @@ int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer)
     return --j->missing[segment] == 0;
 }
 
+int join_left(join *j, uint32_t segment)
+{
+    return --j->missing[segment] == 0;
+}
+
 const void *const *join_wires(join *j, uint32_t segment)
 {
     pool_buffer **kept = of_segment(j, segment);

@@ -10,6 +10,7 @@
 #include "../plan/fingerprint.h"
 #include "feedback.h"
 #include "merge.h"
+#include "one_shot.h"
 #include "quantised.h"
 
 /* ---- frames ---- */
@@ -25,6 +26,8 @@ out_frame *work_env_frame(work_env *env)
     return frame;
 }
 
+static void left_from_src(rc_work *w, uint32_t segment);
+
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
@@ -36,6 +39,8 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
+    else if (one_shot_sends_src(w))
+        left_from_src(w, frame->header.segment);
     frame->next = *env->frames;
     *env->frames = frame;
 }
@@ -223,9 +228,9 @@ static rc_result make_room(rc_work *w)
         return RC_OK;
     if (plan_merges(p))
         return merge_init(w);
-    int own_too = p->algorithm == RC_ONE_SHOT;
+    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                     p->world_size - 1 + own_too);
+                     others + (one_shot_sends_src(w) ? others : own));
 }
 
 /* ---- sending ---- */
@@ -267,32 +272,6 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
     return RC_OK;
 }
 
-/* Everything to everyone. Its own contribution, too, is kept as it is sent: a rank may be done, and
- * have overwritten src, before all others have got it. */
-static rc_result start_one_shot(rc_work *w)
-{
-    const plan *p = &w->plan;
-    uint32_t n = (uint32_t)p->world_size, first = (uint32_t)p->rank * n;
-    for (uint32_t segment = 0; segment < plan_segments(p, first); segment++) {
-        pool_buffer *buffer = pool_take(w->env->buffers);
-        if (buffer == NULL)
-            return RC_NO_MEMORY;
-        codec_encode(&w->codec, buffer->data, work_src(w, first, segment),
-                     plan_segment_elems(p, first, segment));
-        join_keep(&w->join, segment, p->rank, buffer);
-        for (uint32_t distance = 1; distance < n; distance++) {
-            uint32_t peer = ((uint32_t)p->rank + distance) % n;
-            out_frame *frame = work_frame(w, first + peer, segment, 0);
-            if (frame == NULL)
-                return RC_NO_MEMORY;
-            frame->payload = buffer->data;
-            frame->buffer = pool_share(buffer);
-            link_queue(w->env->links[peer], frame);
-        }
-    }
-    return RC_OK;
-}
-
 static rc_result start_chunks(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -320,7 +299,7 @@ static rc_result start_leaving(rc_work *w)
 static rc_result start_frames(rc_work *w)
 {
     switch (w->plan.algorithm) {
-    case RC_ONE_SHOT: return start_one_shot(w);
+    case RC_ONE_SHOT: return one_shot_start(w);
     case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
     case RC_HALVING: return start_leaving(w);
     default: return start_chunks(w);
@@ -411,6 +390,8 @@ rc_result work_start(rc_work *w, work_env *env)
     rc_algorithm algorithm = plan_choose(&w->call, env->world_size, work_wire_bytes(&w->call, env),
                                          work_wanted(&w->call, env));
     plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size, segment_limit(w));
+    if (env->one_host && w->quantised == NULL)
+        plan_cut_coarsely(&w->plan, segment_limit(w));
     w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
     w->sends_left = plan_sends(&w->plan, -1);
     RC_TRY(make_bits(w));
@@ -555,6 +536,13 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     if (encoded)
         codec_store(&w->codec, dst, out, n);
     return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
+}
+
+/* A contribution has left for one of the others, or never will, because the work fails. */
+static void left_from_src(rc_work *w, uint32_t segment)
+{
+    if (join_left(&w->join, segment))
+        (void)join_segment(w, (uint32_t)w->plan.rank, segment); /* without memory of its own */
 }
 
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)

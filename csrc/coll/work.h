@@ -48,6 +48,7 @@ typedef struct work_env {
     int contributors; /* ranks whose values are in a result: among hosts more than world_size */
     uint32_t epoch;
     uint32_t segment_bytes;
+    int one_host; /* all ranks share one */
     rc_algorithm algorithm;
     plan_table table;   /* for RC_AUTO */
     peer_link **links;  /* by rank; NULL for this rank */

@@ -7,7 +7,8 @@
  *
  * Threads. An rc_engine owns one progress thread and drives every communicator made on it. Every
  * function may be called from any thread, unless its comment says otherwise. A thread inside
- * rc_work_wait drives the engine itself; the progress thread does so when nobody waits.
+ * rc_work_wait drives the engine itself; the progress thread does so when nobody waits. A second
+ * thread sends, where a communicator asks for it (rc_comm_config.threads).
  *
  * Order. All ranks must submit the same collectives on a communicator in the same order. Each
  * frame carries the call's fingerprint, so a difference is RC_MISMATCH on both sides, not a hang.
@@ -169,8 +170,11 @@ typedef struct rc_comm_config {
     uint32_t peer_timeout_ms; /* a peer silent this long is lost */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
-    int32_t crowded; /* 1: the ranks on this machine outnumber its cores; then only brief works are
-                        polled for, and each look lets others run */
+    int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
+                         polled for, and each look lets others run */
+    int32_t one_host; /* 1: all ranks share a host, so links are as fast as its memory, and what
+                         costs is the handling of frames; same on all ranks */
+    uint32_t threads; /* 2: another thread of the engine sends what long works send; 0, 1: none */
 } rc_comm_config;
 
 /* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row
@@ -227,9 +231,10 @@ typedef struct rc_comm_stats {
     uint64_t payload_bytes; /* payload sent, after compression */
     uint64_t wire_bytes;    /* sent over links, headers included */
     uint64_t shared_bytes;  /* of the payload, put into memory that ranks share */
-    double engine_cpu_s;    /* CPU seconds of the progress thread, whole engine */
+    double engine_cpu_s;    /* CPU seconds of the engine's own threads */
     double waiting_s;       /* that threads have spent in rc_work_wait, pipes' too; whole engine */
     int32_t lanes;
+    int32_t threads; /* that carry this communicator's traffic: 1 or 2 */
 } rc_comm_stats;
 
 void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out);

@@ -2,7 +2,6 @@
 #include "engine.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -12,6 +11,7 @@
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "polled.h"
+#include "sender.h"
 
 enum {
     EVENTS_PER_PASS = 64,
@@ -163,6 +163,7 @@ void rc_engine_free(rc_engine *e)
     wake(e);
     engine_unlock(e);
     pthread_join(e->thread, NULL);
+    sender_stop(e->sender);
     close_fds(e);
     engine_done *entry;
     while ((entry = engine_pop_done(e, 0)) != NULL)
@@ -193,6 +194,7 @@ void rc_engine_after_fork(rc_engine *e)
     for (engine_source *source = e->sources; source != NULL; source = source->next)
         if (source->fd >= 0)
             close(source->fd);
+    sender_after_fork(e->sender);
     close(e->epoll_fd);
     close(e->wake_fd);
 }
@@ -366,26 +368,16 @@ static void judge_spin(rc_engine *e, int caught)
     e->spin_rest = caught ? 0 : (1 << e->spin_misses) - 1;
 }
 
-/* Polls for so many ns. Looking at memory costs next to nothing, looking at descriptors a system
- * call: where there is memory to look at, it is looked at more often. Where ranks outnumber cores,
- * each look lets another rank run, which may be the one that is waited for. */
-static int poll_for_events(rc_engine *e, struct epoll_event *events, uint64_t deadline,
-                           const polled_members *polled)
+/* 1 if something had come from the only descriptor. Under the engine's lock. */
+static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
-    enum { LOOKS = 32 };
-    int count;
-    do {
-        for (int i = 0; i < LOOKS && polled->count > 0; i++) {
-            if (polled_stirred(polled))
-                return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
-            if (e->crowded)
-                sched_yield();
-        }
-        count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
-        if (count == 0 && e->crowded)
-            sched_yield();
-    } while (count == 0 && clock_ns() < deadline);
-    return count;
+    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL ||
+        !polled_has_one_source(e))
+        return 0;
+    int caught = polled_look(e, start + spin);
+    if (caught >= 0)
+        judge_spin(e, caught);
+    return caught > 0;
 }
 
 /* epoll_wait, after a spin if one is likely to succeed. Memory is polled before every sleep: what
@@ -400,7 +392,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     if (timeout == 0)
         return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
     if (may_spin && (in_memory || e->spin_rest == 0)) {
-        int count = poll_for_events(e, events, start + spin, polled);
+        int count = polled_events(e, events, EVENTS_PER_PASS, start + spin, polled);
         int caught = count != 0 || polled_stirred(polled);
         if (!in_memory)
             judge_spin(e, caught);
@@ -430,12 +422,18 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
     int timeout = e->news || more || polled.others_stirred ? 0 : epoll_timeout(now, e->sleep_until);
-    e->sleeping = 1;
-    engine_unlock(e);
-    int count = wait_for_events(e, events, timeout, spin, &polled);
-    int interrupted = count < 0 && errno == EINTR;
-    engine_lock(e);
-    e->sleeping = 0;
+    int looks = timeout != 0 && polled.count == 0;
+    int count = 0, interrupted = 0;
+    if (!looks || !spin_on_only_source(e, now, spin)) {
+        e->sleeping = 1;
+        if (sender_has_news(e->sender)) /* after that: it would not have known whom to wake */
+            timeout = 0;
+        engine_unlock(e);
+        count = wait_for_events(e, events, timeout, spin, &polled);
+        interrupted = count < 0 && errno == EINTR;
+        engine_lock(e);
+        e->sleeping = 0;
+    }
     drain_submissions(e);
     for (int i = 0; i < count; i++) {
         engine_source *source = events[i].data.ptr;
@@ -444,6 +442,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
         else if (source->fd >= 0)
             source->ready(source, events[i].events);
     }
+    sender_settle(e->sender);
     pump_members(e);
     let_callers_in(e);
     e->driver = ENGINE_REST;
@@ -485,6 +484,12 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
     e->waited += e->last_waiter - start;
     hand_over(e);
     return finished(arg);
+}
+
+void engine_rouse(rc_engine *e)
+{
+    if (e->sleeping)
+        wake(e);
 }
 
 void engine_changed(rc_engine *e)
@@ -576,5 +581,5 @@ double engine_cpu_seconds(rc_engine *e)
     struct timespec used;
     if (pthread_getcpuclockid(e->thread, &clock) != 0 || clock_gettime(clock, &used) != 0)
         return 0.0;
-    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
+    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9 + sender_cpu_seconds(e->sender);
 }

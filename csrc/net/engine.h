@@ -14,7 +14,8 @@
  *     wake the driver               its work
  *
  * Everything a member owns (links, lanes, works) is touched under the lock only, except by members
- * of rc_engine marked otherwise. The engine knows descriptors and members, not what they mean.
+ * of rc_engine marked otherwise, and what is handed over to the second thread, if there is one
+ * (sender.h). The engine knows descriptors and members, not what they mean.
  *
  * Invariants. Handlers run under the lock and never wait. A descriptor's events may be reported
  * once more after engine_remove; engine_quiesce waits until that cannot happen.
@@ -36,6 +37,7 @@ typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
     void (*ready)(struct engine_source *source, uint32_t events);
+    int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
     struct engine_source *next, *prev;
 } engine_source;
 
@@ -74,20 +76,21 @@ struct rc_engine {
     int epoll_fd;
     int wake_fd;
     enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
-    int sleeping; /* the driver is inside epoll_wait, without the lock */
-    int news;     /* a work finished since the driver last looked */
-    int yielding; /* the progress thread was asked to step aside */
-    int waiters;  /* threads inside engine_drive */
-    int active;   /* works in flight; kept by the members */
-    int lengthy;  /* of them too long for polling where ranks outnumber cores; kept likewise */
+    atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
+    int news;            /* a work finished since the driver last looked */
+    int yielding;        /* the progress thread was asked to step aside */
+    int waiters;         /* threads inside engine_drive */
+    int active;          /* works in flight; kept by the members */
+    int lengthy; /* of them too long for polling where ranks outnumber cores; kept likewise */
     int stopping;
-    uint64_t passes;      /* rounds of events handled */
-    uint64_t waited;      /* ns that threads have spent inside engine_drive */
-    uint64_t last_waiter; /* when the last waiter left */
-    uint64_t sleep_until; /* of the driver */
-    int spin_misses;      /* vain spins in a row */
-    int spin_rest;        /* waits to go without a spin */
-    int crowded;          /* ranks outnumber cores: only brief works are polled for, yielding */
+    uint64_t passes;       /* rounds of events handled */
+    uint64_t waited;       /* ns that threads have spent inside engine_drive */
+    uint64_t last_waiter;  /* when the last waiter left */
+    uint64_t sleep_until;  /* of the driver */
+    int spin_misses;       /* vain spins in a row */
+    int spin_rest;         /* waits to go without a spin */
+    int crowded;           /* ranks outnumber cores: only brief works are polled for, yielding */
+    struct sender *sender; /* a second thread (sender.h), or NULL */
     engine_source *sources;
     engine_member *members;
     const kernel_set *kernels;
@@ -138,6 +141,8 @@ void engine_submit(rc_engine *e, int waits);
  * them, which saves the two scheduler delays of a sleep where each rank has a core of its own. */
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
                  uint64_t spin);
+/* Ends the sleep of the driver, if it sleeps. Without the lock. */
+void engine_rouse(rc_engine *e);
 /* Tell threads in engine_drive to look again. Under the lock. */
 void engine_changed(rc_engine *e);
 
@@ -147,7 +152,7 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
 
 void engine_interrupt_done(rc_engine *e);
 
-/* CPU seconds of the progress thread. */
+/* CPU seconds of the engine's own threads. */
 double engine_cpu_seconds(rc_engine *e);
 
 #endif

@@ -16,10 +16,14 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "sender.h"
 
 enum {
-    FRAMES_PER_SEND = 16,
-    READ_BUDGET = 1 << 20 /* bytes read before other lanes get their turn */
+    READ_BUDGET = 1 << 20, /* bytes read before other lanes get their turn */
+    /* What may be in the outbox of one of several lanes while the sender has it, so that it need
+     * not wait for the driver after each frame: at most so much, and what the lane sends in 1 ms.
+     */
+    MOST_AHEAD = 512 << 10
 };
 
 static void fail(lane *ln, rc_result code, int number, const char *what)
@@ -34,45 +38,13 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
 
 /* ---- sending ---- */
 
-static size_t frame_bytes(const out_frame *frame)
+/* The frames that are in the socket as a whole. */
+static void give_back(lane *ln)
 {
-    return FRAME_HEADER_BYTES + (size_t)frame->header.length;
-}
-
-/* The unsent bytes of the first frames in the list, as iov. */
-static int gather(const lane *ln, struct iovec *iov, size_t *total)
-{
-    int count = 0;
-    size_t skip = ln->out_sent;
-    *total = 0;
-    for (out_frame *f = ln->out_head; f != NULL && count + 2 <= 2 * FRAMES_PER_SEND; f = f->next) {
-        if (skip < FRAME_HEADER_BYTES) {
-            iov[count++] = (struct iovec){f->header_bytes + skip, FRAME_HEADER_BYTES - skip};
-            *total += FRAME_HEADER_BYTES - skip;
-            skip = FRAME_HEADER_BYTES;
-        }
-        size_t done = skip - FRAME_HEADER_BYTES;
-        if (f->header.length > done) {
-            iov[count++] = (struct iovec){(void *)(f->payload + done), f->header.length - done};
-            *total += f->header.length - done;
-        }
-        skip = 0;
-    }
-    return count;
-}
-
-static void advance(lane *ln, size_t bytes)
-{
-    ln->sent_bytes += bytes;
-    ln->out_sent += bytes;
-    while (ln->out_head != NULL && ln->out_sent >= frame_bytes(ln->out_head)) {
-        out_frame *frame = ln->out_head;
-        ln->out_sent -= frame_bytes(frame);
+    out_frame *frame;
+    while ((frame = queue_pop(&ln->out.back)) != NULL) {
         ln->out_bytes -= frame_bytes(frame);
         ln->sent_frames++;
-        ln->out_head = frame->next;
-        if (ln->out_head == NULL)
-            ln->out_tail = NULL;
         ln->handler->sent(ln, frame);
     }
 }
@@ -82,78 +54,128 @@ static void watch(lane *ln, int writable)
     engine_watch(ln->engine, &ln->source, (uint32_t)EPOLLIN | (writable ? (uint32_t)EPOLLOUT : 0U));
 }
 
-static void release_list(lane *ln, out_frame *frame)
+/* Takes the outbox back for good. */
+static void leave_sender(lane *ln)
 {
-    while (frame != NULL) {
-        out_frame *next = frame->next;
+    if (ln->handed)
+        sender_take_back(ln->sender, &ln->out);
+    if (ln->sender != NULL)
+        sender_forget(ln->sender, &ln->out);
+    ln->handed = 0;
+    ln->sender = NULL;
+}
+
+/* Empties the outbox, but for the frame `rest`, or NULL. */
+static void drop_unsent(lane *ln, out_frame *rest)
+{
+    frame_queue dropped = ln->out.list;
+    out_frame *frame;
+    ln->out.list = (frame_queue){rest, rest};
+    if (rest == NULL)
+        ln->out.sent = 0;
+    ln->out_bytes = rest != NULL ? frame_bytes(rest) : 0;
+    ln->pushed = ln->out.sent_bytes + ln->out_bytes - ln->out.sent;
+    while ((frame = queue_pop(&dropped)) != NULL)
         ln->handler->sent(ln, frame);
-        frame = next;
-    }
 }
 
 /* The peer takes nothing more. It may have left in order, with its goodbye still to be read; so it
  * is the reading side that judges. */
 static void fall_mute(lane *ln)
 {
-    out_frame *list = ln->out_head;
     ln->mute = 1;
-    ln->out_head = ln->out_tail = NULL;
-    ln->out_sent = ln->out_bytes = 0;
+    leave_sender(ln);
+    give_back(ln);
     watch(ln, 0);
-    release_list(ln, list);
+    drop_unsent(ln, NULL);
 }
 
-/* Sends until the list is empty or the socket is full. */
+/* Sends until the list is empty, the socket full, or a frame given back has led to a hand-over. */
 static void flush(lane *ln)
 {
-    while (ln->out_head != NULL && ln->source.fd >= 0) {
-        struct iovec iov[2 * FRAMES_PER_SEND];
-        size_t total;
-        struct msghdr message = {.msg_iov = iov};
-        message.msg_iovlen = (size_t)gather(ln, iov, &total);
-        ssize_t sent = sendmsg(ln->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+    while (ln->out.list.head != NULL && ln->source.fd >= 0 && !ln->handed) {
+        outbox_batch batch;
+        outbox_gather(&ln->out, &batch, SIZE_MAX);
+        ssize_t sent = outbox_send(&ln->out, ln->source.fd, &batch);
+        if (sent < 0) {
             fall_mute(ln);
             return;
         }
-        if (sent > 0) {
-            ln->last_tx = clock_ns();
-            advance(ln, (size_t)sent);
-        }
-        if (sent < (ssize_t)total) {
+        outbox_advance(&ln->out, (size_t)sent);
+        outbox_reclaim(&ln->out);
+        if (sent < (ssize_t)batch.bytes)
             watch(ln, 1);
+        give_back(ln);
+        if (sent < (ssize_t)batch.bytes)
             return;
-        }
     }
+    if (!ln->handed)
+        watch(ln, 0);
+}
+
+/* What the sender has done with the outbox. */
+static void settle(outbox *box, int returned)
+{
+    lane *ln = (lane *)((char *)box - offsetof(lane, out));
+    if (returned)
+        ln->handed = 0;
+    if (returned && box->broken)
+        fall_mute(ln);
+    else
+        give_back(ln);
+    if (ln->source.fd >= 0 && !ln->deaf)
+        ln->handler->room(ln);
+}
+
+/* 1 if the outbox is the sender's, or has become so for this frame. */
+static int hand_over(lane *ln, const out_frame *frame)
+{
+    if (ln->handed || ln->sender == NULL || !sender_wants(ln->sender, frame))
+        return ln->handed;
     watch(ln, 0);
+    ln->out.settle = settle;
+    ln->handed = sender_hand_over(ln->sender, &ln->out, ln->source.fd);
+    if (!ln->handed)
+        watch(ln, ln->out.list.head != NULL);
+    return ln->handed;
 }
 
 void lane_push(lane *ln, out_frame *frame)
 {
-    int idle = ln->out_head == NULL;
-    frame->next = NULL;
     if (ln->mute || ln->source.fd < 0) {
         ln->handler->sent(ln, frame);
         return;
     }
-    if (idle)
-        ln->out_head = frame;
-    else
-        ln->out_tail->next = frame;
-    ln->out_tail = frame;
     ln->out_bytes += frame_bytes(frame);
+    ln->pushed += frame_bytes(frame);
+    if (hand_over(ln, frame)) {
+        sender_push(ln->sender, &ln->out, frame);
+        return;
+    }
+    int idle = ln->out.list.head == NULL;
+    frame_seal(frame);
+    queue_push(&ln->out.list, frame);
     if (idle)
         flush(ln);
 }
 
+int lane_has_room(const lane *ln)
+{
+    if (!ln->handed)
+        return ln->out.list.head == NULL;
+    double ahead = ln->rate * (double)CLOCK_MS;
+    return ln->out_bytes == 0 || (!atomic_load(&ln->out.full) && ln->out_bytes < MOST_AHEAD &&
+                                  (double)ln->out_bytes < ahead);
+}
+
+/* What is sent meanwhile counts twice rather than not at all. */
 uint64_t lane_unacked(const lane *ln)
 {
     int queued = 0;
+    uint64_t unsent = ln->pushed - atomic_load(&ln->out.sent_bytes);
     if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
         queued = 0;
-    return (uint64_t)queued + ln->out_bytes - ln->out_sent;
+    return (uint64_t)queued + unsent;
 }
 
 void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
@@ -323,9 +345,9 @@ static void discard(lane *ln)
 static void ready(engine_source *source, uint32_t events)
 {
     lane *ln = (lane *)source;
-    if (events & EPOLLOUT) {
+    if ((events & EPOLLOUT) && !ln->handed) {
         flush(ln);
-        if (ln->source.fd >= 0 && ln->out_head == NULL && !ln->deaf)
+        if (ln->source.fd >= 0 && !ln->handed && ln->out.list.head == NULL && !ln->deaf)
             ln->handler->room(ln);
     }
     if (ln->source.fd < 0)
@@ -338,14 +360,24 @@ static void ready(engine_source *source, uint32_t events)
         receive(ln);
 }
 
+static int look(engine_source *source)
+{
+    lane *ln = (lane *)source;
+    uint64_t before = ln->received_bytes;
+    if (ln->deaf)
+        return 0;
+    receive(ln);
+    return ln->received_bytes != before || ln->source.fd < 0 || ln->deaf;
+}
+
 /* ---- life ---- */
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready};
+    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
     ln->max_length = max_length;
     ln->epoch = epoch;
-    ln->last_rx = ln->last_tx = clock_ns();
+    ln->last_rx = ln->out.last_tx = clock_ns();
     error_clear(&ln->error);
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
@@ -370,7 +402,7 @@ static out_frame *copy_rest(const lane *ln, const out_frame *frame)
     copy->owner = NULL;
     copy->encode_src = NULL;
     copy->payload = copy->text;
-    size_t done = ln->out_sent > FRAME_HEADER_BYTES ? ln->out_sent - FRAME_HEADER_BYTES : 0;
+    size_t done = ln->out.sent > FRAME_HEADER_BYTES ? ln->out.sent - FRAME_HEADER_BYTES : 0;
     if (frame->header.length > done)
         memcpy(copy->text + done, frame->payload + done, frame->header.length - done);
     return copy;
@@ -378,15 +410,12 @@ static out_frame *copy_rest(const lane *ln, const out_frame *frame)
 
 void lane_detach(lane *ln)
 {
-    out_frame *list = ln->out_head, *rest = NULL;
-    int half_sent = list != NULL && ln->out_sent > 0;
-    if (half_sent)
-        rest = copy_rest(ln, list);
-    ln->out_head = ln->out_tail = rest;
-    ln->out_bytes = rest != NULL ? frame_bytes(rest) : 0;
-    if (rest == NULL)
-        ln->out_sent = 0;
-    release_list(ln, list);
+    leave_sender(ln);
+    give_back(ln);
+    const out_frame *head = ln->out.list.head;
+    int half_sent = head != NULL && ln->out.sent > 0;
+    out_frame *rest = half_sent ? copy_rest(ln, head) : NULL;
+    drop_unsent(ln, rest);
     ln->deaf = 1;
     watch(ln, rest != NULL);
     if (half_sent && rest == NULL)
@@ -395,9 +424,8 @@ void lane_detach(lane *ln)
 
 void lane_close(lane *ln)
 {
-    out_frame *list = ln->out_head;
-    ln->out_head = ln->out_tail = NULL;
-    ln->out_sent = ln->out_bytes = 0;
-    release_list(ln, list);
+    leave_sender(ln);
+    give_back(ln);
+    drop_unsent(ln, NULL);
     engine_remove(ln->engine, &ln->source);
 }

@@ -4,7 +4,7 @@
  * (lane_push); what arrives is announced to the lane's handler when its header is known, so that
  * the handler says where the payload shall go, and again when the payload is there and checked.
  *
- *      link queue --> out list --> sendmsg                    readv --> rbuf --> header
+ *      link queue --> outbox --> sendmsg                      readv --> rbuf --> header
  *                     (several frames a call)                    \---> payload, straight into place
  *
  * A read takes the rest of the payload in progress and, behind it, the start of the next frame into
@@ -12,30 +12,17 @@
  *
  * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
  * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
- * Threading: under the engine's lock. Ownership: a frame's payload is borrowed until its release.
+ * Threading: under the engine's lock, but for the outbox while it is handed to the sender
+ * (sender.h). Ownership: a frame's payload is borrowed until its release.
  */
 #ifndef RINGCOMM_LANE_H
 #define RINGCOMM_LANE_H
 
-#include "../base/pool.h"
 #include "engine.h"
-#include "frame.h"
 #include "meter.h"
+#include "outbox.h"
 
 enum { LANE_RBUF_BYTES = 8192 };
-
-/* A frame on its way out. */
-typedef struct out_frame {
-    struct out_frame *next;
-    frame_header header;
-    uint8_t header_bytes[FRAME_HEADER_BYTES];
-    const uint8_t *payload; /* header.length bytes */
-    pool_buffer *buffer;    /* holds the payload, or NULL */
-    void *owner;            /* the work it belongs to, NULL for control frames */
-    const void *encode_src; /* not yet encoded: elements to encode into a buffer */
-    uint64_t encode_count;
-    uint8_t text[]; /* payload of control frames */
-} out_frame;
 
 typedef struct lane lane;
 
@@ -51,7 +38,7 @@ typedef struct lane_handler {
     rc_result (*begin)(lane *ln, const frame_header *h, rx_place *place);
     rc_result (*end)(lane *ln, const frame_header *h, rx_place *place);
     void (*sent)(lane *ln, out_frame *frame); /* the frame is in the socket: release it */
-    void (*room)(lane *ln);                   /* all pushed frames are sent */
+    void (*room)(lane *ln);                   /* pushed frames are sent: more may be */
     void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
 } lane_handler;
 
@@ -65,9 +52,11 @@ struct lane {
     int peer;
     rc_error error; /* first failure */
 
-    out_frame *out_head, *out_tail;
-    size_t out_sent;    /* bytes of out_head already in the socket */
-    uint64_t out_bytes; /* in the list, sent ones of out_head included */
+    outbox out;
+    uint64_t out_bytes;    /* of frames that were pushed and not given back, sent ones included */
+    uint64_t pushed;       /* bytes given to the socket once all that is in the outbox is sent */
+    struct sender *sender; /* that large frames are handed to, or NULL */
+    int handed;            /* the outbox is the sender's now */
 
     uint8_t rbuf[LANE_RBUF_BYTES];
     size_t rbuf_start, rbuf_end;
@@ -83,8 +72,8 @@ struct lane {
     rx_place rx_place;
     uint8_t rx_text[FRAME_TEXT_BYTES]; /* payload of control frames */
 
-    uint64_t last_rx, last_tx; /* ns */
-    uint64_t sent_bytes, received_bytes, sent_frames, received_frames;
+    uint64_t last_rx; /* ns */
+    uint64_t received_bytes, sent_frames, received_frames;
 
     int striped;         /* it has siblings */
     double rate;         /* at which the peer receives, bytes per ns; 0: not known */
@@ -105,6 +94,9 @@ void lane_stripe(lane *ln);
 void lane_set_rate(lane *ln, double rate);
 /* Puts a frame behind the others and sends what the socket takes. */
 void lane_push(lane *ln, out_frame *frame);
+/* 1 if the next of several lanes' frames may be pushed here: more would wait where no sibling can
+ * have it. */
+int lane_has_room(const lane *ln);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
 /* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.

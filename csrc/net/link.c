@@ -17,27 +17,6 @@ enum {
 /* By how much a lane that is tried again may have become faster. */
 static const double HOPE = 1.5;
 
-void queue_push(frame_queue *q, out_frame *frame)
-{
-    frame->next = NULL;
-    if (q->tail != NULL)
-        q->tail->next = frame;
-    else
-        q->head = frame;
-    q->tail = frame;
-}
-
-out_frame *queue_pop(frame_queue *q)
-{
-    out_frame *frame = q->head;
-    if (frame != NULL) {
-        q->head = frame->next;
-        if (q->head == NULL)
-            q->tail = NULL;
-    }
-    return frame;
-}
-
 /* ---- credit ---- */
 
 static int is_called(const peer_link *ln, const frame_header *h)
@@ -223,7 +202,7 @@ static lane *idle_helper(peer_link *ln, uint64_t bytes, const rates *r)
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
         double rate = rate_of(l, r), busy = l->free_at - now;
-        if (l->source.fd < 0 || l->out_head != NULL || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
+        if (l->source.fd < 0 || !lane_has_room(l) || busy > NEARLY_IDLE_MS * (double)CLOCK_MS)
             continue;
         if (busy + (double)bytes / rate < (all_bytes - busy * rate) / (all_rates - rate))
             return l;
@@ -240,7 +219,7 @@ static lane *choose(peer_link *ln, uint64_t bytes)
     }
     rates r = rates_of(ln);
     lane *best = earliest_finish(ln, bytes, &r);
-    if (best != NULL && best->out_head != NULL)
+    if (best != NULL && !lane_has_room(best))
         best = r.all_known ? idle_helper(ln, bytes, &r) : NULL;
     if (best == NULL)
         return NULL;

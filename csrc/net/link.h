@@ -29,13 +29,6 @@
 
 enum { LINK_CREDIT_SEGMENTS = 8, LINK_MAX_LANES = 256 };
 
-typedef struct frame_queue {
-    out_frame *head, *tail;
-} frame_queue;
-
-void queue_push(frame_queue *q, out_frame *frame);
-out_frame *queue_pop(frame_queue *q);
-
 struct early_frame; /* the communicator's */
 
 /* Frames kept for later, in order of seq. */
@@ -48,7 +41,8 @@ typedef struct peer_link {
     void *owner;
     lane **lanes;
     int lane_count;
-    /* Makes header bytes, CRC and encoded payload just before the frame leaves; 0 on failure. */
+    /* Makes the rest of the header and the encoded payload just before the frame leaves; 0 on
+     * failure. */
     int (*prepare)(struct peer_link *ln, out_frame *frame);
 
     frame_queue queue;

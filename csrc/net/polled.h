@@ -1,4 +1,5 @@
-/* polled.h - the members in whose memory the driver looks while it waits. Part of engine.c.
+/* polled.h - what the driver looks at while it waits, besides the epoll set: members' memory, and a
+ * descriptor that is the only one. Part of engine.c.
  *
  * Invariants. The list is made under the lock and used without it: members stay until the driver is
  * back (engine_quiesce). Those for which there is no room doze all along, and are not roused again:
@@ -7,6 +8,10 @@
 #ifndef RINGCOMM_POLLED_H
 #define RINGCOMM_POLLED_H
 
+#include <sched.h>
+#include <sys/epoll.h>
+
+#include "../base/clock.h"
 #include "engine.h"
 
 enum { MOST_POLLED = 16 };
@@ -40,6 +45,51 @@ static inline int polled_stirred(const polled_members *polled)
     for (int i = 0; i < polled->count; i++)
         if (polled->member[i]->stirred(polled->member[i]))
             return 1;
+    return 0;
+}
+
+/* epoll_wait for at most so many events, again and again until there is something or the deadline.
+ * Looking at memory costs next to nothing, looking at descriptors a system call: where there is
+ * memory to look at, it is looked at more often. Where ranks outnumber cores, each look lets
+ * another rank run, which may be the one that is waited for. */
+static inline int polled_events(const rc_engine *e, struct epoll_event *events, int most,
+                                uint64_t deadline, const polled_members *polled)
+{
+    enum { LOOKS = 32 };
+    int count;
+    do {
+        for (int i = 0; i < LOOKS && polled->count > 0; i++) {
+            if (polled_stirred(polled))
+                return epoll_wait(e->epoll_fd, events, most, 0);
+            if (e->crowded)
+                sched_yield();
+        }
+        count = epoll_wait(e->epoll_fd, events, most, 0);
+        if (count == 0 && e->crowded)
+            sched_yield();
+    } while (count == 0 && clock_ns() < deadline);
+    return count;
+}
+
+/* 1 if all that can come comes from one descriptor, which can be asked itself. */
+static inline int polled_has_one_source(const rc_engine *e)
+{
+    const engine_source *only = e->sources;
+    return only != NULL && only->next == NULL && only->events == EPOLLIN && only->look != NULL;
+}
+
+/* Asks it until something has come (1) or the deadline (0), or somebody wants the lock (-1). A poll
+ * of the epoll set takes the lock under which the kernel enters there what arrives, and so slows
+ * down who sends. Under the engine's lock. */
+static inline int polled_look(rc_engine *e, uint64_t deadline)
+{
+    engine_source *only = e->sources;
+    do {
+        if (only->look(only))
+            return 1;
+        if (atomic_load(&e->callers) > 0 || atomic_load(&e->submitted))
+            return -1;
+    } while (clock_ns() < deadline);
     return 0;
 }
 

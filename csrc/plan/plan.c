@@ -7,6 +7,7 @@
  * (bench/peers.py --all --rows ports prints what is reached). Segments below the least cost more in
  * frames than they win. */
 enum { WANTED_SEGMENTS = 16, LEAST_SEGMENT_ELEMS = 16384 };
+enum { COARSE_WANTED_SEGMENTS = 4, COARSE_LEAST_SEGMENT_ELEMS = 131072 };
 
 static uint64_t round_up(uint64_t value, uint64_t unit)
 {
@@ -18,12 +19,16 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static uint64_t choose_segment(uint64_t chunk_elems, uint64_t most)
+static uint64_t choose_segment(uint64_t chunk_elems, uint64_t wanted, uint64_t least, uint64_t most)
 {
-    uint64_t elems = round_up((chunk_elems + WANTED_SEGMENTS - 1) / WANTED_SEGMENTS, PLAN_ALIGN);
-    if (elems < LEAST_SEGMENT_ELEMS)
-        elems = LEAST_SEGMENT_ELEMS;
-    return smaller(elems, most);
+    uint64_t elems = round_up((chunk_elems + wanted - 1) / wanted, PLAN_ALIGN);
+    return smaller(elems < least ? least : elems, most);
+}
+
+void plan_cut_coarsely(plan *p, uint64_t segment_elems)
+{
+    p->segment_elems = choose_segment(p->chunk_elems, COARSE_WANTED_SEGMENTS,
+                                      COARSE_LEAST_SEGMENT_ELEMS, segment_elems);
 }
 
 /* Of an all-reduce. */
@@ -75,7 +80,8 @@ void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, i
         p->total_elems = call->count;
         break;
     }
-    p->segment_elems = choose_segment(p->chunk_elems, segment_elems);
+    p->segment_elems =
+        choose_segment(p->chunk_elems, WANTED_SEGMENTS, LEAST_SEGMENT_ELEMS, segment_elems);
 }
 
 uint32_t plan_part(const plan *p, uint32_t chunk)

@@ -92,6 +92,9 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
  * would else be one single segment and not pipeline. */
 void plan_init(plan *p, const rc_call *call, rc_algorithm algorithm, int rank, int world_size,
                uint64_t segment_elems);
+/* Cuts the chunks of such a plan into fewer segments, for ranks of one host: no wire is idle there
+ * while a segment is handled, and what is won is handling. */
+void plan_cut_coarsely(plan *p, uint64_t segment_elems);
 
 /* The largest segments a call should be cut into, given what the link allows, all in elements: of a
  * chain of ranks (broadcast, reduce) those with which the cost model passes it on fastest. */

@@ -37,6 +37,92 @@ static void vain_spins_become_rare(void)
     rc_engine_free(e);
 }
 
+/* ---- a descriptor that is the only one ---- */
+
+static atomic_int looks;
+
+static int takes_by_itself(engine_source *source)
+{
+    counter *c = (counter *)source;
+    uint64_t value;
+    looks++;
+    if (read(source->fd, &value, sizeof value) != sizeof value)
+        return 0;
+    c->calls++;
+    return 1;
+}
+
+static void the_only_source_is_asked_itself(void)
+{
+    rc_engine *e = open_engine();
+    counter c, other;
+    add_counter(e, &c);
+    c.source.look = takes_by_itself;
+    CHECK(!drive(e, never, NULL, 30)); /* without a spin */
+    CHECK_EQ(looks, 0);
+    engine_lock(e);
+    CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS)); /* in vain */
+    CHECK(looks > 1);
+    CHECK(e->spin_misses >= 1);
+    e->spin_rest = 0;
+    c.source.ready = NULL;
+    CHECK(poke(&c));
+    CHECK(engine_drive(e, was_called, &c, clock_ns() + LONG_MS * CLOCK_MS, LONG_MS * CLOCK_MS));
+    CHECK_EQ(e->spin_misses, 0);
+    engine_unlock(e);
+    c.source.ready = count_event;
+    add_counter(e, &other);
+    looks = 0;
+    engine_lock(e);
+    CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS));
+    engine_unlock(e);
+    CHECK_EQ(looks, 0);
+    remove_counter(e, &other);
+    remove_counter(e, &c);
+    rc_engine_free(e);
+}
+
+static int taken;
+
+static void *takes_the_lock(void *arg)
+{
+    rc_engine *e = arg;
+    while (looks == 0)
+        sched_yield();
+    engine_lock(e);
+    taken = 1;
+    engine_changed(e);
+    engine_unlock(e);
+    return NULL;
+}
+
+static int lock_was_taken(const void *arg)
+{
+    (void)arg;
+    return taken;
+}
+
+/* Such a spin holds the lock, but only for as long as nobody wants it. */
+static void who_wants_the_lock_ends_that(void)
+{
+    rc_engine *e = open_engine();
+    counter c;
+    add_counter(e, &c);
+    c.source.look = takes_by_itself;
+    CHECK(!drive(e, never, NULL, 30));
+    looks = 0;
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, takes_the_lock, e), 0);
+    uint64_t start = clock_ns(), limit = LONG_MS * CLOCK_MS;
+    engine_lock(e);
+    CHECK(engine_drive(e, lock_was_taken, NULL, start + limit, 100 * CLOCK_MS));
+    engine_unlock(e);
+    pthread_join(thread, NULL);
+    CHECK(clock_ns() - start < limit / 2);
+    remove_counter(e, &c);
+    rc_engine_free(e);
+}
+
 /* ---- what is waited for in memory ---- */
 
 typedef struct memory {
@@ -146,6 +232,8 @@ int main(void)
     static const check_test tests[] = {
         {"spins_catch_events", spins_catch_events},
         {"vain_spins_become_rare", vain_spins_become_rare},
+        {"the_only_source_is_asked_itself", the_only_source_is_asked_itself},
+        {"who_wants_the_lock_ends_that", who_wants_the_lock_ends_that},
         {"memory_is_polled_before_every_sleep", memory_is_polled_before_every_sleep},
         {"who_has_more_to_do_does_not_doze", who_has_more_to_do_does_not_doze},
     };

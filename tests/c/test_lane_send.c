@@ -1,57 +1,9 @@
 /* test_lane_send.c - what goes out on a lane: through a narrow socket, to a peer that is gone, half
  * sent when the communicator fails.
  */
-#include "lane_fixture.h"
+#include "lane_stream.h"
 
 /* ---- sending ---- */
-
-static out_frame *new_frame(frame_type type, uint64_t seq, const uint8_t *payload, uint32_t length)
-{
-    out_frame *frame = calloc(1, sizeof *frame);
-    frame->header =
-        (frame_header){.type = (uint8_t)type, .epoch = EPOCH, .seq = seq, .length = length};
-    frame->payload = payload;
-    frame_encode(frame->header_bytes, &frame->header, payload);
-    return frame;
-}
-
-typedef struct reader {
-    int fd;
-    size_t n, most, slowly; /* slowly: bytes per read; 0: as many as come */
-    uint8_t *bytes;
-} reader;
-
-static void *read_all(void *arg)
-{
-    reader *r = arg;
-    for (;;) {
-        size_t want = r->slowly > 0 && r->slowly < r->most - r->n ? r->slowly : r->most - r->n;
-        ssize_t got = want > 0 ? recv(r->fd, r->bytes + r->n, want, 0) : 0;
-        if (got <= 0)
-            return NULL;
-        r->n += (size_t)got;
-    }
-}
-
-/* The stream must be whole frames, numbered 0, 1, ... */
-static int check_stream(const uint8_t *bytes, size_t n)
-{
-    size_t at = 0;
-    int frames = 0;
-    while (at + FRAME_HEADER_BYTES <= n) {
-        frame_header h;
-        uint32_t crc;
-        if (!CHECK_EQ(frame_decode(bytes + at, EPOCH, MAX_LENGTH, &h, &crc, NULL), RC_OK) ||
-            !CHECK(at + FRAME_HEADER_BYTES + h.length <= n) ||
-            !CHECK(frame_check(bytes + at, bytes + at + FRAME_HEADER_BYTES, h.length, crc)))
-            return frames;
-        CHECK_EQ(h.seq, frames);
-        frames++;
-        at += FRAME_HEADER_BYTES + h.length;
-    }
-    CHECK_EQ(at, n);
-    return frames;
-}
 
 static void frames_through_a_narrow_socket(void)
 {
@@ -78,7 +30,7 @@ static void frames_through_a_narrow_socket(void)
     drive(f, has_sent, LONG_MS);
     CHECK_EQ(f->sent, FRAMES);
     CHECK(f->rooms > 0);
-    CHECK_EQ(f->ln.sent_bytes, total);
+    CHECK_EQ(f->ln.out.sent_bytes, total);
     CHECK_EQ(f->ln.sent_frames, FRAMES);
     CHECK_EQ(f->ln.out_bytes, 0);
     lane_close(&f->ln);
@@ -100,7 +52,7 @@ static void detach_leaves_the_stream_well_formed(void)
         uint32_t first = (uint32_t)(LENGTH - trial * 7919);
         for (int i = 0; i < 3; i++)
             lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, first));
-        CHECK(f->ln.out_sent > 0);
+        CHECK(f->ln.out.sent > 0);
         int whole = f->sent;
         lane_detach(&f->ln);
         CHECK_EQ(f->sent, 3); /* all given back */

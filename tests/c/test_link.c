@@ -438,7 +438,7 @@ static void frames_wait_for_the_better_lane(void)
     f->lanes[0]->rate = 1.0;
     f->lanes[1]->rate = 1e-6;
     send_frames(f, 10, 20000);
-    CHECK(f->lanes[0]->out_head != NULL);
+    CHECK(f->lanes[0]->out.list.head != NULL);
     CHECK_EQ(f->lanes[1]->sent_frames, 0);
     CHECK(length_of(&f->link.queue) >= 8);
     CHECK_EQ(f->prepared + length_of(&f->link.queue), 10);

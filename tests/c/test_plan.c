@@ -33,6 +33,8 @@ static int is_p2p(int collective)
     return collective == RC_SEND || collective == RC_RECV;
 }
 
+static int coarse; /* the plans of each_world */
+
 /* Runs check for every world, rank's root, count and segment limit of one collective. */
 static void each_world(int collective, void (*check)(const plan *plans, uint64_t count))
 {
@@ -43,9 +45,12 @@ static void each_world(int collective, void (*check)(const plan *plans, uint64_t
                     for (size_t s = 0; s < CHECK_COUNT(segment_limits); s++) {
                         plan plans[MAX_WORLD];
                         rc_call call = call_of(collective, counts[c], root);
-                        for (int rank = 0; rank < n; rank++)
+                        for (int rank = 0; rank < n; rank++) {
                             plan_init(&plans[rank], &call, (rc_algorithm)a, rank, n,
                                       segment_limits[s]);
+                            if (coarse)
+                                plan_cut_coarsely(&plans[rank], segment_limits[s]);
+                        }
                         check(plans, call.count);
                     }
 }
@@ -98,6 +103,31 @@ static void tiles_of(const plan *plans, uint64_t count)
 static void segments_tile_chunks(void)
 {
     each_collective(tiles_of);
+}
+
+static void coarse_segments_tile_chunks(void)
+{
+    coarse = 1;
+    each_collective(tiles_of);
+    coarse = 0;
+}
+
+static void coarse_segments_are_few(void)
+{
+    static const struct {
+        uint64_t count, most, expected;
+    } cases[] = {{2048, 1 << 18, 1},
+                 {1 << 18, 1 << 18, 1}, /* chunks of the least that is cut */
+                 {(1 << 18) + 512, 1 << 18, 2},
+                 {1 << 20, 1 << 18, 4},
+                 {1 << 22, 1 << 18, 8}}; /* by the limit */
+    for (size_t i = 0; i < CHECK_COUNT(cases); i++) {
+        plan p;
+        rc_call call = call_of(RC_ALLREDUCE, cases[i].count, 0);
+        plan_init(&p, &call, RC_RING, 0, 2, cases[i].most);
+        plan_cut_coarsely(&p, cases[i].most);
+        CHECK_EQ(plan_segments(&p, 0), cases[i].expected);
+    }
 }
 
 static void segments_stay_within_the_limit(void)
@@ -379,6 +409,8 @@ int main(void)
 {
     static const check_test tests[] = {
         {"segments_tile_chunks", segments_tile_chunks},
+        {"coarse_segments_tile_chunks", coarse_segments_tile_chunks},
+        {"coarse_segments_are_few", coarse_segments_are_few},
         {"segments_stay_within_the_limit", segments_stay_within_the_limit},
         {"chunks_lie_where_the_call_says", chunks_lie_where_the_call_says},
         {"all_ranks_see_the_same_paths", all_ranks_see_the_same_paths},

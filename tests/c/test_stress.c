@@ -1,8 +1,8 @@
 /* test_stress.c - everything at once: several communicators on one engine per rank, a thread for
- * each rank of each, mixed collectives of random sizes several at a time, threads that look at
- * counters and collect finished works, and ends that come at any moment: an abort, a close with
- * works in flight, or neither. Every result must be right, and every failure must name who ended
- * it.
+ * each rank of each, with and without a sender, mixed collectives of random sizes several at a
+ * time, threads that look at counters and collect finished works, and ends that come at any moment:
+ * an abort, a close with works in flight, or neither. Every result must be right, and every failure
+ * must name who ended it.
  *
  * environment: STRESS_SECONDS, how long (default 1), and STRESS_SEED.
  */
@@ -217,6 +217,7 @@ static void open_group(group *g, rc_engine *const *engines)
     world w = {.options = {.size = RANKS,
                            .lanes = 1 + (int)draw_below(&seed, 2),
                            .tcp = (int)draw_below(&seed, 2),
+                           .threads = 1 + (uint32_t)draw_below(&seed, 2),
                            .segment_bytes = 4096},
                .size = RANKS};
     for (int rank = 0; rank < RANKS; rank++) {
@@ -227,7 +228,7 @@ static void open_group(group *g, rc_engine *const *engines)
         for (int b = a + 1; b < RANKS; b++)
             world_join(&w, a, b);
     for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(rc_comm_start(w.comms[rank]), RC_OK);
+        world_start(w.comms[rank]);
         g->comms[rank] = w.comms[rank];
     }
     g->seed = draw(&seed);

@@ -1,0 +1,329 @@
+/* sender.c - see sender.h. */
+#include "sender.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    /* Shorter frames are not worth the two hand-overs. */
+    LEAST_BYTES = 32 << 10,
+    /* Sent at a time: what is sealed is then still in cache, and other lanes get their turn. */
+    BYTES_PER_SEND = 256 << 10,
+    EVENTS_PER_WAIT = 32
+};
+
+static void *run(void *arg);
+
+/* ---- life ---- */
+
+static void destroy(sender *s)
+{
+    if (s->epoll_fd >= 0)
+        close(s->epoll_fd);
+    if (s->wake_fd >= 0)
+        close(s->wake_fd);
+    pthread_cond_destroy(&s->rested);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* It takes no signals: they belong to the program's own threads. */
+static int start_thread(sender *s)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = pthread_create(&s->thread, NULL, run, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return !failed;
+}
+
+sender *sender_get(rc_engine *e)
+{
+    if (e->sender != NULL)
+        return e->sender;
+    sender *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return NULL;
+    s->engine = e;
+    s->least = LEAST_BYTES;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->rested, NULL);
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = s->wake_fd};
+    if (s->epoll_fd < 0 || s->wake_fd < 0 ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &event) != 0 || !start_thread(s)) {
+        destroy(s);
+        return NULL;
+    }
+    e->sender = s;
+    return s;
+}
+
+static void wake(const sender *s)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(s->wake_fd, &one, sizeof one); /* full means awake already */
+    (void)ignored;
+}
+
+void sender_stop(sender *s)
+{
+    if (s == NULL)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = 1;
+    pthread_mutex_unlock(&s->lock);
+    wake(s);
+    pthread_join(s->thread, NULL);
+    destroy(s);
+}
+
+void sender_after_fork(sender *s)
+{
+    if (s == NULL)
+        return;
+    close(s->epoll_fd);
+    close(s->wake_fd);
+}
+
+double sender_cpu_seconds(sender *s)
+{
+    clockid_t clock;
+    struct timespec used;
+    if (s == NULL || pthread_getcpuclockid(s->thread, &clock) != 0 ||
+        clock_gettime(clock, &used) != 0)
+        return 0.0;
+    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
+}
+
+/* ---- the list of what is handed over; under the lock ---- */
+
+static void put_last(sender *s, outbox *box)
+{
+    box->next = NULL;
+    box->prev = s->last;
+    if (s->last != NULL)
+        s->last->next = box;
+    else
+        s->first = box;
+    s->last = box;
+}
+
+static void take_out(sender *s, outbox *box)
+{
+    if (box->prev != NULL)
+        box->prev->next = box->next;
+    else
+        s->first = box->next;
+    if (box->next != NULL)
+        box->next->prev = box->prev;
+    else
+        s->last = box->prev;
+}
+
+static void set_state(outbox *box, outbox_state state)
+{
+    box->state = state;
+    atomic_store(&box->full, state == OUTBOX_FULL);
+}
+
+/* The one that waits longest. */
+static outbox *find_ready(const sender *s, int *some_full)
+{
+    outbox *found = NULL;
+    *some_full = 0;
+    for (outbox *box = s->first; box != NULL; box = box->next) {
+        *some_full |= box->state == OUTBOX_FULL;
+        if (found == NULL && box->state == OUTBOX_READY && !box->wanted)
+            found = box;
+    }
+    return found;
+}
+
+/* ---- the driver's side ---- */
+
+int sender_wants(const sender *s, const out_frame *frame)
+{
+    if (s->least == 0)
+        return 1;
+    return s->engine->lengthy > 0 && frame->header.length >= s->least;
+}
+
+/* Edge-triggered and once for all: it is reported when a full socket has room again, to no thread
+ * but the sender, and costs nothing in between. */
+static int watch(const sender *s, outbox *box)
+{
+    struct epoll_event event = {.events = (uint32_t)EPOLLOUT | (uint32_t)EPOLLET,
+                                .data.fd = box->fd};
+    return box->known || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, box->fd, &event) == 0;
+}
+
+int sender_hand_over(sender *s, outbox *box, int fd)
+{
+    pthread_mutex_lock(&s->lock);
+    box->fd = fd;
+    box->known = watch(s, box);
+    if (box->known) {
+        set_state(box, OUTBOX_EMPTY);
+        put_last(s, box);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return box->known;
+}
+
+void sender_push(sender *s, outbox *box, out_frame *frame)
+{
+    pthread_mutex_lock(&s->lock);
+    queue_push(&box->list, frame);
+    if (box->state == OUTBOX_EMPTY && !box->broken)
+        set_state(box, OUTBOX_READY);
+    int rouse = s->asleep && box->state == OUTBOX_READY;
+    if (rouse)
+        s->asleep = 0;
+    pthread_mutex_unlock(&s->lock);
+    if (rouse)
+        wake(s);
+}
+
+void sender_take_back(sender *s, outbox *box)
+{
+    pthread_mutex_lock(&s->lock);
+    box->wanted = 1;
+    while (box->state == OUTBOX_SENDING)
+        pthread_cond_wait(&s->rested, &s->lock);
+    box->wanted = box->news = 0;
+    outbox_reclaim(box);
+    take_out(s, box);
+    set_state(box, OUTBOX_DRIVERS);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sender_forget(sender *s, outbox *box)
+{
+    if (box->known)
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, box->fd, NULL);
+    box->known = 0;
+}
+
+int sender_has_news(const sender *s)
+{
+    return s != NULL && atomic_load(&s->news);
+}
+
+static outbox *next_with_news(sender *s, int *returned)
+{
+    pthread_mutex_lock(&s->lock);
+    outbox *box = s->first;
+    while (box != NULL && !box->news)
+        box = box->next;
+    *returned = box != NULL && box->state == OUTBOX_EMPTY;
+    if (box != NULL) {
+        box->news = 0;
+        outbox_reclaim(box);
+    }
+    if (*returned) {
+        take_out(s, box);
+        set_state(box, OUTBOX_DRIVERS);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return box;
+}
+
+void sender_settle(sender *s)
+{
+    int returned;
+    outbox *box;
+    if (s == NULL || !atomic_exchange(&s->news, 0))
+        return;
+    while ((box = next_with_news(s, &returned)) != NULL)
+        box->settle(box, returned);
+}
+
+/* ---- the sender's side ---- */
+
+static void tell_driver(sender *s)
+{
+    if (!atomic_exchange(&s->news, 1))
+        engine_rouse(s->engine);
+}
+
+/* One system call. Under the lock, which it lets go meanwhile. */
+static void send_some(sender *s, outbox *box)
+{
+    outbox_batch batch;
+    outbox_gather(box, &batch, BYTES_PER_SEND);
+    set_state(box, OUTBOX_SENDING);
+    take_out(s, box);
+    put_last(s, box);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < batch.count; i++)
+        frame_seal(batch.frames[i]);
+    ssize_t sent = outbox_send(box, box->fd, &batch);
+    pthread_mutex_lock(&s->lock);
+    if (sent > 0)
+        outbox_advance(box, (size_t)sent);
+    box->broken = sent < 0;
+    if (box->broken || box->list.head == NULL)
+        set_state(box, OUTBOX_EMPTY);
+    else
+        set_state(box, (size_t)sent < batch.bytes ? OUTBOX_FULL : OUTBOX_READY);
+    box->news |= box->broken || box->gone.head != NULL;
+    if (box->wanted)
+        pthread_cond_broadcast(&s->rested);
+    if (!box->news)
+        return;
+    pthread_mutex_unlock(&s->lock);
+    tell_driver(s);
+    pthread_mutex_lock(&s->lock);
+}
+
+/* A descriptor may be closed by now, or even another's: then this is a try too many. */
+static void has_room(const sender *s, int fd)
+{
+    outbox *box = s->first;
+    while (box != NULL && box->fd != fd)
+        box = box->next;
+    if (box != NULL && box->state == OUTBOX_FULL)
+        set_state(box, OUTBOX_READY);
+}
+
+/* Looks for sockets that have room again, with block until there is one or something else to do.
+ * Under the lock, which it lets go meanwhile. */
+static void look(sender *s, int block)
+{
+    struct epoll_event events[EVENTS_PER_WAIT];
+    s->asleep = block;
+    pthread_mutex_unlock(&s->lock);
+    int count = epoll_wait(s->epoll_fd, events, EVENTS_PER_WAIT, block ? -1 : 0);
+    pthread_mutex_lock(&s->lock);
+    s->asleep = 0;
+    for (int i = 0; i < count; i++) {
+        uint64_t ignored;
+        if (events[i].data.fd != s->wake_fd)
+            has_room(s, events[i].data.fd);
+        else if (read(s->wake_fd, &ignored, sizeof ignored) < 0)
+            continue; /* nothing there: cleared already */
+    }
+}
+
+static void *run(void *arg)
+{
+    sender *s = arg;
+    pthread_mutex_lock(&s->lock);
+    while (!s->stopping) {
+        int some_full;
+        outbox *box = find_ready(s, &some_full);
+        if (box != NULL)
+            send_some(s, box);
+        if (box == NULL || some_full)
+            look(s, box == NULL);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
