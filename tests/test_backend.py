@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import groups
-from faults.job import PROMPT, Job, Nursery, clean_environment, free_port, nursery_of
+from faults.job import PROMPT, Job, Nursery, clean_environment, free_port
 
 from ringcomm import ConfigError
 
@@ -29,9 +28,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.groups") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -4,7 +4,7 @@ weights after fifty steps as on gloo."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from faults import parallel
-from faults.job import Job, Nursery, nursery_of
+from faults.job import Job, Nursery
 
 pytestmark = pytest.mark.torch
 
+WEIGHTLESS = 2 * parallel.WIDTH + 1
+"""Of what a rank keeps, at the end: the buffers, which are its own."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.parallel") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 def run(
@@ -62,6 +63,14 @@ def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, 
 
 def test_ddp_on_three_ranks(nursery: Nursery, tmp_path: Path) -> None:
     check(run(nursery, 3, parallel.ddp, tmp_path, mode="plain"), exact=False)
+
+
+def test_ddp_on_two_hosts_of_two_ranks(nursery: Nursery, tmp_path: Path) -> None:
+    """By HierarchicalState, gloo inside the hosts, beside plain DDP on gloo."""
+    kept = run(nursery, 4, parallel.ddp, tmp_path, mode="hosts")
+    check(kept, exact=False)
+    assert all(torch.equal(a[:-WEIGHTLESS], kept["ringcomm"][0][:-WEIGHTLESS])
+               for a in kept["ringcomm"])  # fmt: skip
 
 
 @pytest.mark.skipif(

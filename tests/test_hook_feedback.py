@@ -21,7 +21,8 @@ from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
-from ringcomm.torch import HookState
+from ringcomm.torch import HookState, buckets
+from ringcomm.torch.staging import staged
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -201,6 +202,22 @@ def test_a_gentle_codec_delivers_what_is_left(codec: str, restarts: bool) -> Non
         assert not state.feedback["embed"].worker.any()
 
     run_ranks(2, body)
+
+
+def test_gradients_on_a_device_go_by_a_copy_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a GPU do: here the copy is of host memory, too."""
+
+    def body(comm: Communicator) -> list[torch.Tensor]:
+        model = Net()
+        state = HookState("onebit", comm, model=model, threshold=THRESHOLD)
+        steps = [reduce(state, model, gradients_of(model, comm.rank, s), 1 + s) for s in range(3)]
+        return [got[name] for got in steps for name in sorted(got)]
+
+    plain = run_ranks(2, body)
+    monkeypatch.setattr(buckets, "memory_of", staged)
+    copied = run_ranks(2, body)
+    for one, other in zip(plain, copied, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 # ---- what is refused ----

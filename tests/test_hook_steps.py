@@ -16,14 +16,14 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
-from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, Bucket, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import run_ranks
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from ringcomm import Communicator, ConfigError, ErrorFeedback
-from ringcomm.torch import HookState
+from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
+from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.optimizers import is_plain_adam
 
@@ -210,6 +210,40 @@ def test_onebit_under_adam_is_warned_of_once(
         assert len(watching) == before
 
     run_ranks(1, body)
+
+
+# ---- failures ----
+
+
+def test_a_failed_step_ends_in_order_and_the_next_one_raises_the_error() -> None:
+    """DDP must see all buckets of a step, or it speaks of unused parameters in the next."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = state_of(comm, model, "bf16")
+        every = [(p, torch.ones(p.shape)) for _, p in trained(model)]
+        buckets = [
+            Bucket([p], [g], last) for (p, g), last in zip(every, (False, True), strict=False)
+        ]
+        if comm.rank == 1:
+            comm.abort("had enough")
+        for bucket in buckets:
+            future = allreduce_hook(state, bucket)  # type: ignore[arg-type]
+            with pytest.raises(RuntimeError, match=r"AbortedError: .*had enough"):
+                future.wait()
+        assert isinstance(state.error, AbortedError)
+        for _ in range(2):
+            with pytest.raises(AbortedError, match="had enough"):
+                allreduce_hook(state, buckets[0])  # type: ignore[arg-type]
+
+    run_ranks(2, body)
+
+
+def test_a_model_that_was_moved_since() -> None:
+    parameter = nn.Parameter(torch.ones(3, device="meta"))
+    bucket = Bucket([parameter], [torch.ones(3)])
+    with pytest.raises(TensorError, match="is on meta, and was on cpu when it was wrapped in DDP"):
+        allreduce_hook(HookState(), bucket)  # type: ignore[arg-type]
 
 
 # ---- over the backend "ringcomm" ----

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import pickle
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import PROMPT, Job, Nursery, nursery_of
+from faults.job import PROMPT, Job, Nursery
 from ranks import World
+from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm import ConfigError, NotInitializedError
 
@@ -26,13 +27,16 @@ pytestmark = pytest.mark.torch
 #: Twice the rounding error of a number: once when it is sent, once when the mean is.
 BF16, FP16 = 2 * 2**-8, 2 * 2**-11
 
+UNCHECKED = pytest.mark.skipif(
+    "init_sync" not in inspect.signature(DistributedDataParallel).parameters,
+    reason="this PyTorch's DDP compares models in any case",
+)
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.training") as made:
-        yield made
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
 
 
 # ---- means ----
@@ -77,9 +81,7 @@ def test_gradients_are_means(
         ("static_graph", "int8"),
     ],
 )
-def test_what_gradients_lack_is_kept_by_name(
-    nursery: Nursery, mode: str, compression: str
-) -> None:
+def test_what_gradients_lack_is_kept_by_name(nursery: Nursery, mode: str, compression: str) -> None:
     """Also when the buckets change, a parameter goes unused, and the run is taken up again."""
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(training.feeds_back, compression=compression, mode=mode)
@@ -178,6 +180,31 @@ def test_use_without_init(nursery: Nursery) -> None:
             assert event["kind"] == "NotInitializedError", event
             assert "ringcomm.init()" in event["text"]
         job.finish()
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("no state", "ConfigError", "ddp.register_comm_hook(HookState(...), allreduce_hook)"),
+        ("sparse", "TensorError", "make the layer with sparse=False"),
+        pytest.param("meta", "TensorError", "device 'meta' is not supported", marks=UNCHECKED),
+        ("shapes", "RuntimeError", ""),  # of which DDP speaks
+        pytest.param("unchecked shapes", "RuntimeError", "MismatchError", marks=UNCHECKED),
+        ("codecs", "RuntimeError", "MismatchError"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_on_every_rank(
+    nursery: Nursery, what: str, kind: str, text: str
+) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(training.refused, what=what)
+        for event in job.expect_all("refused"):
+            assert event["kind"] == kind, event
+            assert text in event["text"]
+            if text == "MismatchError":
+                assert "rank 0 called" in event["text"]
+                assert "rank 1 called" in event["text"]
+        job.finish(quietly=False)
 
 
 def test_a_state_is_checked_and_survives_copies_without_its_communicator() -> None:

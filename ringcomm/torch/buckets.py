@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .._native import lib
 from ..feedback import ErrorFeedback
 from ..work import Work
+from .tensors import memory_of
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -81,9 +83,10 @@ class Flight:
         self._lock = threading.Lock()
         self._works: list[Work] = []
         self._open = 1
-        devices: list[Any] = [gradients.device] if gradients.device.type == "cuda" else []
+        device = gradients.device
         # Typed as Any: the generic alias cannot be called on every supported torch.
-        self._future: Any = torch.futures.Future(devices=devices)
+        make: Any = torch.futures.Future
+        self._future = make(devices=[device]) if device.type == "cuda" else make()
         self._landed = state._account.submit(gradients.nbytes, last)
 
     def submit(
@@ -95,9 +98,10 @@ class Flight:
             self._open += 1
         if feedback is not False:
             self._state._step.used.append(feedback)
-        self._state.comm.allreduce(
-            tensor, "avg", compression=compression, feedback=feedback, async_op=True,
-            on_done=self._over,
+        found = memory_of(tensor, writable=True)
+        self._state.comm._run(
+            lib.RC_ALLREDUCE, found, found, found.count, op="avg", compression=compression,
+            feedback=feedback, async_op=True, on_done=self._over,
         )  # fmt: skip
 
     def _over(self, work: Work | None) -> None:
@@ -115,11 +119,10 @@ class Flight:
 
         def result(_: Any) -> torch.Tensor:
             for work in self._works:
-                error = work.exception()
-                if error is not None:
-                    if self._state.error is None:
-                        self._state.error = error
-                    raise error
+                if self._state.error is None:
+                    self._state.error = work.exception()
+            if self._state.error is not None:
+                raise self._state.error
             if parts is not None:
                 parts.unpack()
                 if parts.is_poisoned():

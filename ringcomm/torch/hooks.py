@@ -29,18 +29,24 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from ..api import default_communicator
 from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
 from .optimizers import AdamWatch
+from .tensors import require_dense
 
 
 def _codec(compression: str | None) -> Codec:
     codec = parse(compression)
     refuse_composed(codec, "the hook")
     return codec
+
+
+def default_of(group: Any) -> Communicator:
+    """The communicator of a process group of backend "ringcomm", else ringcomm's default one."""
+    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
 
 
 class HookState:
@@ -118,8 +124,7 @@ class HookState:
     def comm(self) -> Communicator:
         """The communicator in use."""
         if self._comm is None:
-            group = dist.group.WORLD
-            self._comm = group.comm if isinstance(group, RingcommGroup) else default_communicator()
+            self._comm = default_of(dist.group.WORLD)
         return self._comm
 
     # ---- codec and feedback ----
@@ -164,7 +169,11 @@ class HookState:
         """An ErrorFeedback for each large parameter."""
         for parameter, name in self._names.values():
             if self._is_large(parameter):
-                self.feedback[name].require_size(parameter.numel())
+                self.feedback[name].require_size(self._kept_of(parameter))
+
+    def _kept_of(self, parameter: torch.Tensor) -> int:
+        """Of how many of its elements this rank keeps residuals."""
+        return parameter.numel()
 
     @property
     def _keeps(self) -> bool:
@@ -232,10 +241,10 @@ class HookState:
 
     def _begin_bucket(self) -> None:
         """Before any work of a bucket: what is due once in a step."""
-        if self.error is not None:
-            raise self.error
         if self._step.running:
             return
+        if self.error is not None:
+            raise self.error
         self._step.settle()
         self._step.running = True
         if self.scaler is not None:
@@ -250,6 +259,28 @@ class HookState:
         if last:
             self._step.running = False
             self.steps += 1
+
+    def _launch(
+        self, bucket: GradBucket, gradients: torch.Tensor, last: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Submits a bucket; its gradients, once they are means."""
+        codec = self._codec_of(gradients)
+        flight = Flight(self, gradients, last)
+        parts = None
+        if self._is_cut(codec, gradients):
+            parts = Parts(self, bucket)
+            for tensor, feedback in parts.large:
+                flight.submit(tensor, codec.name, feedback)
+            if parts.rest is not None:
+                flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
+        else:
+            flight.submit(gradients, codec.name, False)
+        self._end_bucket(last)
+        return flight.landed(parts)
+
+    def _is_cut(self, codec: Codec, gradients: torch.Tensor) -> bool:
+        """Whether large parameters travel by themselves."""
+        return codec.quantises or (self._keeps and gradients.dtype in COMPRESSIBLE)
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""
@@ -290,8 +321,8 @@ class HookState:
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]
-            None, feedback=False, threshold=state["threshold"], force=state["force"],
+        HookState.__init__(
+            self, None, feedback=False, threshold=state["threshold"], force=state["force"],
             warmup_steps=state["warmup_steps"],
         )  # fmt: skip
         self.steps = state["steps"]
@@ -336,25 +367,40 @@ def _read_state(state: object) -> tuple[int, Mapping[str, Any] | None]:
     return steps, residuals
 
 
+def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
+    if gradients.layout != torch.strided:
+        raise TensorError(
+            f"the hook takes dense gradients, and these are {gradients.layout}: make the layer "
+            "with sparse=False, or train without a hook on backend 'ringcomm', which takes both"
+        )
+    require_dense(gradients)
+    device = bucket.parameters()[0].device
+    if device != gradients.device:
+        raise TensorError(
+            f"the model is on {device}, and was on {gradients.device} when it was wrapped in DDP; "
+            "move it first, then wrap it"
+        )
+
+
 def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks of ``state.comm``.
 
-    Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises in
-    backward: as the ringcomm error itself if a later bucket meets it, else, for want of a way
-    through DDP, as a RuntimeError with its text. ``state.error`` is the error itself either way.
+    Register with ``ddp.register_comm_hook(HookState(...), allreduce_hook)``. A failure raises at
+    the end of backward: for want of a way through DDP as a RuntimeError with its text.
+    ``state.error`` is the error itself, which every later backward raises.
+
+    Raises ConfigError for another state than a HookState, and TensorError for gradients that are
+    sparse, or on another device than their parameters, in backward and on every rank.
     """
-    state._begin_bucket()
+    if not isinstance(state, HookState):
+        raise ConfigError(
+            f"allreduce_hook was registered with {state!r} as its state; use "
+            "ddp.register_comm_hook(HookState(...), allreduce_hook)"
+        )
     gradients, last = bucket.buffer(), bucket.is_last()
-    codec = state._codec_of(gradients)
-    flight = Flight(state, gradients, last)
-    parts = None
-    if codec.quantises or (state._keeps and gradients.dtype in COMPRESSIBLE):
-        parts = Parts(state, bucket)
-        for tensor, feedback in parts.large:
-            flight.submit(tensor, codec.name, feedback)
-        if parts.rest is not None:
-            flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
-    else:
-        flight.submit(gradients, codec.name, False)
-    state._end_bucket(last)
-    return flight.landed(parts)
+    _require_dense(gradients, bucket)
+    state._begin_bucket()
+    if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
+        state._end_bucket(last)
+        return Flight(state, gradients, last).landed(None)
+    return state._launch(bucket, gradients, last)

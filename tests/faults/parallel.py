@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-import ringcomm.torch  # noqa: F401
+import ringcomm.torch
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -90,8 +90,12 @@ def _keep(rank: Rank, folder: str, backend: str, values: torch.Tensor) -> None:
 def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
     """Fifty steps of DDP in one of its modes."""
     with _job(backend):
-        options = {mode: True} if mode not in ("plain", "no_sync", "join", "zero") else {}
+        options = {mode: True} if mode not in ("plain", "no_sync", "join", "zero", "hosts") else {}
         model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
+        if mode == "hosts" and backend == "ringcomm":
+            hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
+            state = ringcomm.torch.HierarchicalState(local_group=hosts[rank.number // 2])
+            model.register_comm_hook(state, ringcomm.torch.allreduce_hook)
         make: Any = torch.optim.SGD
         if mode == "zero":
             optimizer: Any = ZeroRedundancyOptimizer(

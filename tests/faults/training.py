@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import ringcomm
-from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
 
 WIDTH = 48
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -46,6 +46,14 @@ def _start(rank: Rank) -> ringcomm.Communicator:
     return comm
 
 
+def _state(compression: str | None, local: int = 0, **settings: Any) -> HookState:
+    """A hook's state; local: so many ranks in succession are a host, joined by gloo."""
+    if not local:
+        return HookState(compression, **settings)
+    group, _ = dist.new_subgroups(local)
+    return HierarchicalState(compression, local_group=group, **settings)
+
+
 def _wrap(model: nn.Module, state: HookState, **options: Any) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model, **{**SMALL_BUCKETS, **options})
     ddp.register_comm_hook(state, allreduce_hook)
@@ -70,7 +78,7 @@ def _everyones(gradients: torch.Tensor) -> list[torch.Tensor]:
     return parts
 
 
-def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
+def means(rank: Rank, compression: str | None, dtype: str, mode: str, local: int = 0) -> None:
     """Four steps, each compared with the mean of what every rank computes by itself.
 
     Reports the worst difference in units of the mean of the magnitudes (less than 2**-24 counts as
@@ -80,7 +88,7 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
     kind = getattr(torch, dtype)
     alone, model = Net().to(kind), Net().to(kind)
     model.load_state_dict(alone.state_dict())
-    state = HookState(compression)
+    state = _state(compression, local)
     options = {mode: True} if mode in ("find_unused_parameters", "static_graph") else {}
     ddp = _wrap(model, state, **options)
     worst, equal, buckets = 0.0, True, []
@@ -107,7 +115,7 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str) -> None:
     _end()
 
 
-def feeds_back(rank: Rank, compression: str, mode: str) -> None:
+def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:
     """Six steps with error feedback, a checkpoint and a new DDP object after the third.
 
     Reports, over the large parameters, the most that the sum of all gradients lacks, and how far
@@ -122,7 +130,7 @@ def feeds_back(rank: Rank, compression: str, mode: str) -> None:
     equal, buckets, saved = True, [], {}
     for step in range(6):
         if step % 3 == 0:
-            state = HookState(compression, model=model, feedback=True, threshold=4096)
+            state = _state(compression, local, model=model, feedback=True, threshold=4096)
             state.load_state_dict(saved)
             ddp = _wrap(model, state, **options)
         state.reset()
@@ -141,7 +149,7 @@ def feeds_back(rank: Rank, compression: str, mode: str) -> None:
         equal = equal and all(torch.equal(part, got) for part in _everyones(got))
         buckets.append(state.report()["buckets"])
         out = out + got.double()
-        exact = exact + sum(part.double() for part in _everyones(_gradients(alone))) / 2
+        exact = exact + torch.stack(_everyones(_gradients(alone))).double().mean(0)
         saved = state.state_dict()
     tensors = saved["feedback"]["tensors"]
     left, large = [], []
@@ -221,11 +229,11 @@ def overlap(rank: Rank) -> None:
     _end()
 
 
-def lost(rank: Rank, how: str) -> None:
+def lost(rank: Rank, how: str, local: int = 0) -> None:
     """Rank 1 goes, in this manner, in the midst of its third backward."""
     comm = _start(rank)
     model = Net()
-    state = HookState("bf16")
+    state = _state("bf16", local)
     ddp = _wrap(model, state)
     step = 0
 
@@ -250,7 +258,7 @@ def lost(rank: Rank, how: str) -> None:
     rank.emit("state", kind=type(state.error).__name__, rank=state.error.rank)
     x = _batch(rank, 0, torch.float32)
     rank.attempt("again", lambda: ddp(x, True).sum().backward())
-    rank.attempt("direct", comm.barrier)
+    rank.attempt("direct", (state.comm if local else comm).barrier)
     ringcomm.shutdown()
     os._exit(0)  # gloo would wait for the one that is gone
 
@@ -320,3 +328,90 @@ def unprepared(rank: Rank) -> None:
     x = _batch(rank, 0, torch.float32)
     rank.attempt("failed", lambda: ddp(x, True).sum().backward())
     dist.destroy_process_group()
+
+
+class _Looks(nn.Module):
+    """A layer whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WIDTH, WIDTH, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.long().clamp(0, WIDTH - 1))
+
+
+def refused(rank: Rank, what: str) -> None:
+    """A backward of a model, or with a hook, that cannot work."""
+    _start(rank)
+    width = WIDTH + (8 * rank.number if "shapes" in what else 0)
+    model = _Looks() if what == "sparse" else nn.Linear(WIDTH, width)
+    x = torch.ones(4, WIDTH)
+    if what == "meta":
+        model, x = model.to("meta"), x.to("meta")
+    codec = "fp16" if what == "codecs" and rank.number else "bf16"
+    state = None if what == "no state" else HookState(codec)
+
+    def train() -> None:
+        unchecked = what in ("meta", "unchecked shapes")
+        ddp = DistributedDataParallel(model, **({"init_sync": False} if unchecked else {}))
+        ddp.register_comm_hook(state, allreduce_hook)
+        ddp(x).sum().backward()
+
+    rank.attempt("refused", train)
+    ringcomm.shutdown()
+    os._exit(0)
+
+
+def hierarchy(rank: Rank) -> None:
+    """What a HierarchicalState refuses, counts, keeps of a step that is dropped, and saves."""
+    comm = _start(rank)
+    three, all_ranks = dist.new_group([0, 1, 2]), dist.group.WORLD
+    lone = dist.new_group([3])
+    pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    wrong = {
+        "unequal": three if rank.number < 3 else lone,
+        "overlap": all_ranks if rank.number < 2 else pairs[1],
+        "stranger": pairs[0],
+    }
+    for name, group in wrong.items():
+        rank.attempt(name, lambda group=group: HierarchicalState("bf16", local_group=group))
+    model = Net()
+    state = HierarchicalState(
+        "onebit", comm, local_group=pairs[rank.number // 2], model=model, threshold=4096
+    )
+    ddp = _wrap(model, state)
+    for step in range(3):
+        state.reset()
+        ddp(_batch(rank, step, torch.float32), True).square().sum().backward()
+    elements = sum(p.numel() for p in model.parameters())
+    rank.emit("report", elements=elements, small=7 * WIDTH, report=state.report())
+    before = state.state_dict()
+    x = _batch(rank, 3, torch.float32)
+    if rank.number == 3:
+        x[0, 0] = float("nan")
+    ddp(x, True).square().sum().backward()
+    kept = _same(before, state.state_dict())
+    flat = HookState("onebit", comm, model=model, threshold=4096)
+    flat.load_state_dict(before)
+    alike = _same(before, flat.state_dict())
+    state.load_state_dict(flat.state_dict())
+    rank.emit("saved", kept=kept, flat=alike, back=_same(before, state.state_dict()))
+    stranger = HookState("onebit", comm, model=nn.Linear(64, 64), threshold=4096).state_dict()
+    stranger["feedback"]["tensors"]["aside.weight"] = stranger["feedback"]["tensors"].pop("weight")
+    rank.attempt("other model", lambda: state.load_state_dict(stranger))
+    again = pickle.loads(pickle.dumps(state))
+    ddp = _wrap(Net(), again)
+    rank.attempt("copy", lambda: ddp(x, True).sum().backward())
+    state.close()
+    _end()
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two states hold the same residuals, up to what a restart rounds."""
+    parts, others = (state["feedback"]["tensors"] for state in (one, other))
+    return parts.keys() == others.keys() and all(
+        part["worker"].any() and torch.allclose(part[kind], others[name][kind], 1e-6, 1e-7)
+        for name, part in parts.items()
+        for kind in ("worker", "owner")
+    )

@@ -1,0 +1,142 @@
+"""The ranks of a job as a grid: a row for each host, a column for each place on a host.
+
+    place       0    1
+    host a      0    1      row     ranks of one host, in a torch process group of their own
+    host b      2    3      column  ranks of equal place, one on each host
+
+Rows watch over a step. What goes wrong for one rank reaches its column, as that communicator fails,
+and its row, as this rank's share of the watch fails; each of these tells its own row and column. So
+all ranks know at once, also those that wait in a process group that would not have told them.
+
+Invariants: every rank is in one row and one column; all rows are equally long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from ..communicator import Communicator
+from ..errors import ConfigError, RingcommError
+from ..work import Work
+
+_WATCH = 1  # the tag of what says that a rank is through with a step
+
+
+class Grid:
+    """This rank's row and column. Making it is a collective.
+
+    Args:
+        comm: the communicator of all ranks.
+        local_group: the process group of this host's ranks.
+
+    Attributes:
+        row, column: communicators of their own.
+        places: length of a row.
+        place: this rank's place in its row.
+        group: ``local_group``.
+
+    Raises ConfigError, on all ranks alike, if the local groups are no such grid.
+    """
+
+    def __init__(self, comm: Communicator, local_group: Any) -> None:
+        members = _members(local_group)
+        self.group = local_group
+        self.places = len(members)
+        me = dist.get_rank()
+        self.place = members.index(me) if me in members else -1
+        first = members[0] if members else -1
+        _require_grid(comm.allgather(np.array([first, self.place, self.places], np.int64)))
+        numbers = comm.allgather(np.array([me], np.int64)).reshape(-1)
+        self.row = _split(comm, first, self.place)
+        self.column = _split(comm, self.place, first)
+        self._names = {
+            id(self.row): list(members),
+            id(self.column): [int(n) for n in self._of_column(comm, numbers)],
+        }
+        self._others = [place for place in range(self.places) if place != self.place]
+
+    def _of_column(self, comm: Communicator, numbers: Any) -> Any:
+        mine = np.array([numbers[comm.rank]], np.int64)
+        return self.column.allgather(mine).reshape(-1)
+
+    def watch(self, on_failure: Callable[[RingcommError], None]) -> None:
+        """Calls back, from ringcomm's callback thread, if another rank of the row fails before it
+        is through with this step."""
+
+        def look(work: Work) -> None:
+            error = work.exception()
+            if error is not None:
+                on_failure(self.named(self.row, error))
+
+        for place in self._others:
+            token = np.zeros(1, np.uint8)
+            try:
+                self.row.recv(token, place, tag=_WATCH, async_op=True).call_back(look)
+            except RingcommError as error:
+                on_failure(self.named(self.row, error))
+
+    def pass_on(self) -> None:
+        """Tells the row that this rank is through with the step."""
+        for place in self._others:
+            self.row.send(np.zeros(1, np.uint8), place, tag=_WATCH, async_op=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Fails row and column, on all their ranks, with the first cause as the reason."""
+        reason = f"{type(error).__name__}: {error}".rpartition(" aborted: ")[2]
+        for comm in (self.row, self.column):
+            with contextlib.suppress(RingcommError):  # it has failed or is closed
+                comm.abort(reason)
+
+    def named(self, comm: Communicator, error: RingcommError) -> RingcommError:
+        """The error of row or column with the ranks' numbers in the job."""
+        names = self._names[id(comm)]
+        if error.rank is None or not 0 <= error.rank < len(names):
+            return error
+        listed = ", ".join(map(str, names))
+        return type(error)(
+            f"in the group of ranks {listed}, its rank {error.rank} being rank "
+            f"{names[error.rank]}: {error}",
+            rank=names[error.rank], host=error.host, rail=error.rail, lane=error.lane,
+            seq=error.seq, elapsed=error.elapsed,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Leaves both."""
+        self.row.close()
+        self.column.close()
+
+
+def _members(group: Any) -> list[int]:
+    if not isinstance(group, dist.ProcessGroup):
+        return []
+    return list(dist.get_process_group_ranks(group))
+
+
+def _split(comm: Communicator, color: int, key: int) -> Communicator:
+    made = comm.split(color, key)
+    assert made is not None
+    return made
+
+
+def _require_grid(rows: Any) -> None:
+    """Of every rank the first rank, its own place and the size of its local group."""
+    fix = ("give each rank the process group of its host's ranks, as "
+           "dist.new_subgroups(ranks_per_host)[0] makes them")  # fmt: skip
+    if any(place < 0 for _, place, _ in rows):
+        bad = [rank for rank, (_, place, _) in enumerate(rows) if place < 0]
+        raise ConfigError(f"local_group: rank {bad[0]} is not in the group that it gave; {fix}")
+    sizes = sorted({int(size) for _, _, size in rows})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"local_group: hosts have {' or '.join(map(str, sizes))} ranks; HierarchicalState "
+            "needs the same number on each"
+        )
+    seen = {(int(first), int(place)) for first, place, _ in rows}
+    whole = {(first, place) for first, _ in seen for place in range(sizes[0])}
+    if len(seen) < len(rows) or seen != whole:
+        raise ConfigError(f"local_group: the ranks' groups overlap or leave ranks out; {fix}")

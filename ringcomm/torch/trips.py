@@ -1,0 +1,265 @@
+"""A bucket's way through a host, to the others and back, for HierarchicalState.
+
+    bucket ─ pack ─ reduce-scatter ─ [all-reduce of a shard by ringcomm] ─ all-gather ─ unpack
+             rows    in the host       across hosts, any codec              in the host
+
+A bucket is packed into a row for each rank of the host: of each part that travels by itself
+(buckets.py) every row has an equal share. So a rank has the same elements of a parameter in
+whatever bucket DDP puts it.
+
+Invariants: backward's thread packs and starts the reduce-scatters; the courier's does all that
+waits. A local group sees all ranks start the same collectives in the same order: all
+reduce-scatters of a step, then all all-gathers, both in the order of buckets. A Trip's Future is
+completed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..codecs import Codec
+from ..errors import RingcommError
+from ..feedback import ErrorFeedback
+from .buckets import Parts
+
+if TYPE_CHECKING:
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+    from .hierarchy import HierarchicalState
+
+# Renamed in 2.13.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_PATIENCE = 1.0  # seconds, for what is about to happen if it does at all
+
+
+class Rows:
+    """A bucket's parts, cut into one row for each rank of a host.
+
+    Args:
+        parts: tensors of one dimension.
+
+    Attributes:
+        table: a row for each place; as made, of the parts divided by the number of places.
+        spans: where each part lies in a row.
+    """
+
+    def __init__(self, parts: list[torch.Tensor], places: int) -> None:
+        widths = [-(-part.numel() // places) for part in parts]
+        ends = np.cumsum(widths).tolist()
+        self.spans = [(end - width, end) for width, end in zip(widths, ends, strict=True)]
+        self._parts = parts
+        if len(parts) == 1 and parts[0].numel() == places * widths[0]:
+            self.table = parts[0].view(places, widths[0]).div_(places)
+            self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+            return
+        self.table = parts[0].new_zeros(places, sum(widths))
+        self._pieces = list(self._cut(places))
+        for there, here in self._pieces:
+            torch.div(here, places, out=there)
+
+    def _cut(self, places: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(there in the table, here in the bucket) of what lies densely in both."""
+        for part, (start, end) in zip(self._parts, self.spans, strict=True):
+            width = end - start
+            full = part.numel() // width if width else 0
+            left = part.numel() - full * width
+            yield self.table[:full, start:end], part[: full * width].view(full, width)
+            if left:
+                yield self.table[full, start : start + left], part[full * width :]
+
+    def unpack(self) -> None:
+        """The table's values to where they came from."""
+        for there, here in self._pieces:
+            here.copy_(there)
+
+
+class Trip:
+    """A bucket on its way, and the Future of its gradients.
+
+    Attributes:
+        last: it ends its step.
+        is_over: the Future is completed.
+    """
+
+    def __init__(
+        self, state: HierarchicalState, bucket: GradBucket, codec: Codec, last: bool
+    ) -> None:
+        self._state = state
+        self._grid = state.grid
+        self._buffer = bucket.buffer()
+        self.last = last
+        self.is_over = False
+        self._landed = state._account.submit(self._buffer.nbytes, last)
+        device = self._buffer.device
+        self._cuda = device if device.type == "cuda" else None
+        over: Any = torch.futures.Future(devices=[device] if self._cuda else [])
+        self._over, self.future = over, over.then(self._result)
+        self._settle = threading.Lock()
+        self._pack(bucket, codec)
+        self._shard = self._rows.table.new_empty(self._rows.table.shape[1])
+        self._host = self._shard
+        self._arrival = _reduce_scatter(
+            self._shard, self._rows.table.view(-1), group=self._grid.group, async_op=True
+        )
+        self._works: list[Any] = []
+
+    def _pack(self, bucket: GradBucket, codec: Codec) -> None:
+        state, small = self._state, "bf16" if codec.quantises else codec.name
+        self._parts: Parts | None = None
+        how: list[tuple[torch.Tensor, str, ErrorFeedback | Literal[False]]]
+        if state._is_cut(codec, self._buffer):
+            self._parts = Parts(state, bucket)
+            how = [(tensor, codec.name, feedback) for tensor, feedback in self._parts.large]
+            if self._parts.rest is not None:
+                how.append((self._parts.rest, small, False))
+        else:
+            how = [(self._buffer, codec.name, False)]
+        self._how = [(compression, feedback) for _, compression, feedback in how]
+        state._step.used += [feedback for _, feedback in self._how if feedback is not False]
+        self._rows = Rows([tensor for tensor, _, _ in how], self._grid.places)
+
+    # ---- in the courier's thread ----
+
+    def cross(self, stream: Any) -> None:
+        """Once the host's sum is there, sends this rank's shard to the other hosts."""
+        with self._on(stream):
+            self._arrival.wait()
+            if self._cuda is not None:
+                self._host = torch.empty_like(self._shard, device="cpu", pin_memory=True)
+                self._host.copy_(self._shard, non_blocking=True)
+                stream.synchronize()
+        for (start, end), (compression, feedback) in zip(self._rows.spans, self._how, strict=True):
+            self._works.append(
+                self._grid.column.allreduce(
+                    self._host[start:end], "avg", compression=compression, feedback=feedback,
+                    async_op=True,
+                )
+            )  # fmt: skip
+
+    def come_home(self, stream: Any) -> None:
+        """Once the shard is back, brings all shards of the host together."""
+        for work in self._works:
+            work.wait()
+        with self._on(stream):
+            if self._cuda is not None:
+                self._shard.copy_(self._host, non_blocking=True)
+            table = self._rows.table.view(-1)
+            _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
+            self._rows.unpack()
+            if self._parts is not None:
+                self._parts.unpack()
+                if self._is_poisoned():
+                    self._state._step.poisoned = True
+
+    def _is_poisoned(self) -> bool:
+        """Whether a result is not finite: of codecs with few bits a whole share is NaN then."""
+        assert self._parts is not None
+        for index, (start, end) in enumerate(self._rows.spans):
+            first = min(start + 1, end) if index < len(self._parts.large) else end
+            if not bool(self._rows.table[:, start:first].isfinite().all()):
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        if self._cuda is None:
+            yield
+        else:
+            with torch.cuda.stream(stream):
+                yield
+
+    # ---- its end ----
+
+    def end(self, stream: Any = None) -> None:
+        """Completes the Future, once; whether well or not, the state knows."""
+        with self._settle:
+            if self.is_over:
+                return
+            self.is_over = True
+        self._landed()
+        with self._on(stream) if stream is not None else contextlib.nullcontext():
+            self._over.set_result(None)
+        self._state._forget(self)
+
+    def stream(self) -> Any:
+        """One for the copies of this device; None without."""
+        return None if self._cuda is None else torch.cuda.Stream(self._cuda)  # type: ignore[no-untyped-call]
+
+    def _result(self, _: Any) -> torch.Tensor:
+        if self._state.error is not None:
+            raise self._state.error
+        return self._buffer
+
+    def fail(self, error: BaseException) -> None:
+        """The trip ends here, and the step on all ranks."""
+        if not isinstance(error, RingcommError):
+            self._state._failed.wait(_PATIENCE)  # the watch knows who it was
+            error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
+        self._state._fail(self._grid.named(self._grid.column, error))
+        self.end()
+
+    def pass_on(self) -> None:
+        """The step is over on this rank, but for its last Future."""
+        self._grid.pass_on()
+
+
+class Courier:
+    """The thread that goes along with trips: it waits, so that backward need not."""
+
+    def __init__(self) -> None:
+        self._trips: queue.SimpleQueue[Trip | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, trip: Trip) -> None:
+        """A trip that has begun, in the order of buckets."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_go_along, args=(self._trips,), name="ringcomm courier", daemon=True
+            )
+            self._thread.start()
+        self._trips.put(trip)
+
+    def end(self) -> None:
+        """No more trips will come."""
+        self._trips.put(None)
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+
+def _go_along(trips: queue.SimpleQueue[Trip | None]) -> None:
+    """Step for step: out with all buckets as they come, then home with all in the same order."""
+    step: list[Trip] = []
+    stream: Any = None
+    while (trip := trips.get()) is not None:
+        if not step and stream is None:
+            stream = trip.stream()
+        step.append(trip)
+        try:
+            if not trip.is_over:
+                trip.cross(stream)
+            if trip.last:
+                _bring_home(step, stream)
+        except BaseException as error:
+            trip.fail(error)
+        if trip.last:
+            step = []
+        del trip
+
+
+def _bring_home(step: list[Trip], stream: Any) -> None:
+    for trip in step:
+        if trip.is_over:  # the step has failed
+            return
+        trip.come_home(stream)
+        if trip.last:
+            trip.pass_on()
+        trip.end(stream)

@@ -1,0 +1,37 @@
+"""Ranks of the reference trainer, of which one may be killed in the midst of a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch._dynamo  # noqa: F401 (which DDP imports when it is first used)
+from faults.rank import Rank
+
+from ringcomm.train.distributed import join
+from ringcomm.train.engine import Engine
+from ringcomm.train.loop import train
+from ringcomm.train.options import parse
+
+
+def run(rank: Rank, arguments: list[str], dies_in: int | None = None) -> None:
+    """The trainer; rank 1 dies by SIGKILL when it is about to go backward in that step."""
+    step = Engine.train_step
+
+    def train_step(engine: Engine, number: int, *rest: Any) -> Any:
+        if number == dies_in and rank.number == 1:
+            engine.model.register_full_backward_hook(
+                lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            )
+        return step(engine, number, *rest)
+
+    Engine.train_step = train_step  # type: ignore[method-assign]
+    options = parse(arguments)
+
+    def whole() -> None:
+        with join(options) as world:
+            train(options, world)
+
+    rank.attempt("over", whole)
+    os._exit(0)

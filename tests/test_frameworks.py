@@ -1,0 +1,57 @@
+"""Lightning and Accelerate train the reference model on backend "ringcomm" and with its hook, as
+the README says: the same weights as on gloo, to the bit."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+if not all(map(importlib.util.find_spec, ("torch", "sklearn", "pytorch_lightning", "accelerate"))):
+    pytest.skip("not installed: pip install '.[torch,frameworks]'", allow_module_level=True)
+
+import torch
+from faults import frameworks
+from faults.job import Job, Nursery, nursery_of
+
+pytestmark = pytest.mark.torch
+
+TORCHRUN = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "TORCHELASTIC_RUN_ID": "test",
+            "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("faults.frameworks", *frameworks.PRELOADED) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("trains", "ways"),
+    [
+        (frameworks.by_lightning, ("backend", "hook", "start")),
+        (frameworks.by_accelerate, ("backend", "hook")),
+    ],
+)
+def test_weights_are_gloos(
+    nursery: Nursery, tmp_path: Path, trains: Callable[..., None], ways: tuple[str, ...]
+) -> None:
+    kept = {}
+    for way in ("gloo", *ways):
+        with Job(nursery, 2, TORCHRUN) as job:
+            job.start(trains, way=way, folder=str(tmp_path))
+            for event in job.expect_all("trained"):
+                assert event["backend"] == ("gloo" if way == "gloo" else "ringcomm")
+            job.finish(quietly=False)
+        kept[way] = [torch.load(tmp_path / f"{way}-{rank}.pt") for rank in range(2)]
+    expected = kept["gloo"][0]
+    assert not torch.equal(expected, frameworks.fresh_weights())
+    for way, ranks in kept.items():
+        for weights in ranks:
+            if way == "start":  # which the README has with bf16
+                assert torch.equal(weights, ranks[0])
+                torch.testing.assert_close(weights, expected, rtol=0.02, atol=2e-3)
+            else:
+                assert torch.equal(weights, expected), way

@@ -1,0 +1,95 @@
+"""The hook with several ranks per host: two hosts of two ranks each, joined inside by gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from faults import training
+from faults.job import PROMPT, Job, Nursery
+
+pytestmark = pytest.mark.torch
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+SUMS = 4 * 2**-24
+"""What the order of four float32 summands can make, of their mean magnitude."""
+
+
+@pytest.fixture(scope="module")
+def nursery(torch_nursery: Nursery) -> Nursery:
+    return torch_nursery
+
+
+@pytest.mark.parametrize(
+    ("mode", "compression", "allowed"),
+    [("plain", None, SUMS), ("no_sync", "bf16", 4 * 2**-8), ("find_unused_parameters", None, SUMS)],
+)
+def test_gradients_are_means(
+    nursery: Nursery, mode: str, compression: str | None, allowed: float
+) -> None:
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.means, compression=compression, dtype="float32", mode=mode, local=2)
+        for event in job.expect_all("means"):
+            assert event["equal"], "the ranks' gradients differ"
+            assert event["worst"] <= allowed, event
+        job.finish(quietly=False)
+
+
+@pytest.mark.parametrize(("mode", "compression"), [("plain", "onebit"), ("static_graph", "int8")])
+def test_what_gradients_lack_is_kept_by_name(nursery: Nursery, mode: str, compression: str) -> None:
+    """Though buckets change, and the run is taken up again."""
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.feeds_back, compression=compression, mode=mode, local=2)
+        for event in job.expect_all("feeds_back"):
+            assert event["names"] == ["aside.weight", *(f"row.{i}.weight" for i in range(6))]
+            assert event["equal"], "the ranks' gradients differ"
+            assert event["lacks"] > 1e-3, event
+            assert event["worst"] < 1e-5, event
+            assert event["buckets"][2] > event["buckets"][0], "the buckets were not rebuilt"
+        job.finish(quietly=False)
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_rank_that_goes_is_known_on_its_host_and_the_others(nursery: Nursery, how: str) -> None:
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.lost, how=how, local=2)
+        since = job.expect(1, "going")["at"]
+        if how == "raises":
+            since = job.wait_exit(1).at
+        for rank in (0, 2, 3):
+            failed, state = job.expect(rank, "failed"), job.expect(rank, "state")
+            assert failed["kind"] == "RuntimeError", failed
+            assert state["kind"] in ("PeerLostError", "AbortedError"), state
+            assert "rank 1" in failed["text"], failed
+            assert failed["at"] - since < PROMPT, failed
+        job.finish([0, 2, 3], quietly=False)
+
+
+def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
+    with Job(nursery, 4, LOOPBACK) as job:
+        job.start(training.hierarchy)
+        for name, text in (
+            ("unequal", "hosts have 1 or 3 ranks"),
+            ("overlap", "hosts have 2 or 4 ranks"),
+            ("stranger", "rank 2 is not in the group that it gave"),
+            ("other model", "'aside.weight' has 4096 elements there and 2304 here"),
+            ("copy", "a copy of a HierarchicalState has no connections"),
+        ):
+            for event in job.expect_all(name):
+                assert event["kind"] == "ConfigError", event
+                assert text in event["text"], event
+        for event in job.expect_all("report"):
+            report, (step,) = event["report"], event["report"]["steps"]
+            assert report["payload_bytes"] == step["payload_bytes"] == 4 * event["elements"]
+            half = (event["elements"] - event["small"]) // 2  # crosses at one bit and a scale
+            assert half / 8 + event["small"] <= step["wire_bytes"] < half / 6 + event["small"] + 99
+            assert step["hidden_s"] <= step["compute_s"]
+        for event in job.expect_all("saved"):
+            assert event["kept"], "a dropped step changed residuals"
+            assert event["flat"], "HookState saves something else"
+            assert event["back"]
+        job.finish(quietly=False)
