@@ -26,8 +26,10 @@ def sample_sizes(n: int, density: float) -> tuple[int, int]:
 def check_topk(bench: Bench, src: Values, residual: Values, density: float, cap: int) -> str:
     """One tensor; what differs, in words."""
     n, stride, segments = src.size, ELEMENT_BYTES * cap, -(-src.size // SEGMENT)
-    blank: list[Values] = [np.zeros(2, U32), np.full(segments * stride, FENCE, U8), np.zeros(segments, U32),
-             np.zeros(n, F32)]  # fmt: skip
+    blank: list[Values] = [
+        np.zeros(2, U32), np.full(segments * stride, FENCE, U8), np.zeros(segments, U32),
+        np.zeros(n, F32),
+    ]  # fmt: skip
     names = ("threshold", "wire", "kept", "left")
     threshold, wire, kept, left = want = [array.copy() for array in blank]
     sizes = map(ctypes.c_size_t, (n, SEGMENT, stride))
