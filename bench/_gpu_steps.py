@@ -100,9 +100,10 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _keep(step: Step, said: list[str]) -> None:
-    """What it wrote besides, in $OUT."""
+    """What it wrote besides, to the end of $OUT/gpu_check.log."""
     folder = os.environ.get("OUT")
     if folder and said:
         with contextlib.suppress(OSError):
-            text = "\n".join(said[-2000:]) + "\n"
-            Path(folder, f"{step.name}.log").write_text(text, encoding="utf-8")
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with Path(folder, "gpu_check.log").open("a", encoding="utf-8") as log:
+                log.write("\n".join([f"# {step.name}", *said[-2000:], ""]))

@@ -4,9 +4,10 @@
     bench/gpu_check.sh --steps exact,kernels
     bench/gpu_check.sh --fake                   # what can be had of it without a GPU
 
-A line for each check as it is made, a table last, and gpu_check.json with what steps wrote in $OUT
-if that is set. Neither torch nor CuPy is needed but for what is about them. Nothing on the GPU or
-the machine is changed: namespaces and an MPS daemon of its own are removed at the end.
+A line for each check as it is made, a table last; gpu_check.json, and what steps wrote besides in
+gpu_check.log, in $OUT if that is set. Neither torch nor CuPy is needed but for what is about them.
+Nothing on the GPU or the machine is changed: namespaces and an MPS daemon of its own are removed at
+the end.
 
 Exit code 1 if something was wrong, 0 otherwise (short is a goal of speed that is missed), 2 if
 nothing could be checked.

@@ -88,7 +88,10 @@ def test_without_a_driver_nothing_else_is_begun(tmp_path: Path) -> None:
         ("import time; time.sleep(60)", "the rest", "wrong", "not over after 2 s"),
     ],
 )
-def test_a_step_that_breaks(program: str, name: str, verdict: str, why: str) -> None:
+def test_a_step_that_breaks(
+    program: str, name: str, verdict: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
     told = '{"name": "first", "verdict": "ok", "measured": "1 s", "goal": "", "why": ""}'
     began = time.monotonic()
     shown: list[Check] = []
@@ -98,6 +101,9 @@ def test_a_step_that_breaks(program: str, name: str, verdict: str, why: str) -> 
     )  # fmt: skip
     assert time.monotonic() - began < 20
     assert checks == shown == [Check("s", "first", "ok", "1 s"), Check("s", name, verdict, why=why)]
+    said = tmp_path / "out" / "gpu_check.log"
+    assert said.exists() == ("print" in program)
+    assert not said.exists() or said.read_text() == "# s\noh\n"
 
 
 def test_no_time_is_left() -> None:
