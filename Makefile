@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
-C_FILES := $(shell find csrc tests/c bench -name '*.[ch]' 2>/dev/null)
+C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*.cu*' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
 .PHONY: demo test test-c test-torch asan ubsan tsan bench micro peers build lint format compile_commands clean help

@@ -58,6 +58,6 @@ ffi.set_source(
     include_dirs=["."],
     define_macros=[("RINGCOMM_VERSION", f'"{version()}"')],
     extra_compile_args=compile_args(),
-    extra_link_args=["-pthread", "-Wl,-z,relro,-z,now"],
+    extra_link_args=["-pthread", "-ldl", "-Wl,-z,relro,-z,now"],
     py_limited_api=True,
 )

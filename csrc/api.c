@@ -369,6 +369,17 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
     return RC_OK;
 }
 
+static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_error *error)
+{
+    int fits = call->dtype == RC_F32 && call->collective == RC_ALLREDUCE &&
+               (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
+    if (call->encoded && (!fits || call->feedback != NULL || comm->shared.hosts > 0))
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "what is encoded already goes into all-reduces of f32 tensors by bf16 or "
+                         "fp16 only, without error feedback or shared memory");
+    return RC_OK;
+}
+
 /* Takes the feedback for the work, if it is free and fits the call. */
 static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
@@ -402,6 +413,7 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
         dtype >= RC_DTYPE_COUNT || codec >= RC_CODEC_COUNT)
         return error_set(error, RC_INVALID_ARGUMENT, "an unknown collective, op, dtype or codec");
     RC_TRY(check_codec(call, error));
+    RC_TRY(check_encoded(comm, call, error));
     int any = collective == RC_RECV && call->root == RC_ANY_SOURCE && comm->env.world_size > 1;
     if (!any && (call->root < 0 || call->root >= comm->env.world_size))
         return error_set(error, RC_INVALID_ARGUMENT, "rank %d is not in a world of %d", call->root,
@@ -423,9 +435,8 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
     return RC_OK;
 }
 
-rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error)
+rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error)
 {
-    *out = NULL;
     if (error != NULL)
         error_clear(error);
     if (is_forked(comm->engine))
@@ -435,7 +446,13 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     if (comm->state == COMM_NEW || comm->state == COMM_CLOSED)
         return error_set(error, RC_INVALID_STATE, "the communicator is %s",
                          comm->state == COMM_NEW ? "not started" : "closed");
-    RC_TRY(check_call(comm, call, error));
+    return check_call(comm, call, error);
+}
+
+rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error)
+{
+    *out = NULL;
+    RC_TRY(rc_check(comm, call, error));
     RC_TRY(claim_feedback(comm, call, error));
     rc_result result = comm_submit(comm, call, out);
     if (result == RC_OK)

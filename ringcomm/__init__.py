@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from importlib import metadata as _metadata
 
+from . import cuda
 from .api import (
     allgather,
     allreduce,
@@ -39,6 +40,7 @@ from .errors import (
     BootstrapError,
     CommTimeoutError,
     ConfigError,
+    DeviceError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
@@ -59,6 +61,7 @@ __all__ = [
     "Communicator",
     "Config",
     "ConfigError",
+    "DeviceError",
     "ErrorFeedback",
     "FeedbackStore",
     "MismatchError",
@@ -75,6 +78,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "cuda",
     "default_communicator",
     "gather",
     "init",

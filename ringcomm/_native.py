@@ -20,6 +20,7 @@ from .errors import (
     AbortedError,
     CommTimeoutError,
     ConfigError,
+    DeviceError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
@@ -48,6 +49,7 @@ _CLASSES: dict[int, type[RingcommError]] = {
     6: PeerLostError,
     7: ProtocolError,
     10: AbortedError,
+    12: DeviceError,
 }
 
 

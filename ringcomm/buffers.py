@@ -1,4 +1,4 @@
-"""What a tensor is: any object with memory that the core can read or write.
+"""What a tensor in host memory is: any object with memory that the core can read or write.
 
 Takes numpy arrays, torch CPU tensors and anything with ``__array_interface__``, DLPack or the
 buffer protocol. torch is only looked for among the modules that the caller has imported already.
@@ -23,11 +23,13 @@ from .errors import TensorError
 DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7}
 #: dtype name -> bytes of an element
 ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
-_NUMPY_NAMES = {
+#: name in numpy and torch -> dtype name
+NUMPY_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
     "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64",
 }  # fmt: skip
-_SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
 class View:
@@ -114,15 +116,15 @@ def _kind(obj: Any) -> str:
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     if tensor.device.type != "cpu":
         raise TensorError(
-            f"a tensor on device '{tensor.device}' is not supported by this build; "
-            "pass tensor.cpu() and copy the result back"
+            f"a tensor on device '{tensor.device}' is not supported; pass tensor.cpu() and copy "
+            "the result back"
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
-    dtype = _NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
-        raise TensorError(f"dtype {tensor.dtype} is not supported; use {_SUPPORTED}")
+        raise TensorError(f"dtype {tensor.dtype} is not supported; use {SUPPORTED}")
     dense = tensor.detach()
     finish = None
     if not dense.is_contiguous() or dense.is_neg():
@@ -152,10 +154,10 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
 def _as_array(obj: Any) -> np.ndarray[Any, Any]:
     if isinstance(obj, np.ndarray):
         return obj
-    if hasattr(obj, "__cuda_array_interface__"):
+    if _on_gpu(obj):
         raise TensorError(
-            f"{_kind(obj)} lies in GPU memory, which this build does not support; copy it to the "
-            "host first"
+            f"{_kind(obj)} lies in GPU memory, and says so by DLPack alone; give what "
+            "torch.from_dlpack or cupy.from_dlpack makes of it, which copies nothing"
         )
     try:
         if isinstance(obj, np.generic):
@@ -174,15 +176,22 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
         ) from None
 
 
+def _on_gpu(obj: Any) -> bool:
+    """As DLPack has it; of objects that have no other way."""
+    if hasattr(obj, "__array_interface__") or not hasattr(obj, "__dlpack_device__"):
+        return False
+    return int(obj.__dlpack_device__()[0]) in _DLPACK_CUDA
+
+
 @functools.cache
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    return _NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
+    return NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
 
 
 def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     dtype = _dtype_name(array.dtype)
     if dtype is None:
-        raise TensorError(f"dtype {array.dtype.str} is not supported; use native {_SUPPORTED}")
+        raise TensorError(f"dtype {array.dtype.str} is not supported; use native {SUPPORTED}")
     if writable and not array.flags.writeable:
         raise TensorError(
             f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"

@@ -85,5 +85,9 @@ class AbortedError(RingcommError):
     """The communicator was aborted, here or by another rank."""
 
 
+class DeviceError(RingcommError):
+    """A GPU or its driver failed, or there is none that can be used; the message has the reason."""
+
+
 class ProtocolError(RingcommError):
     """A peer sent bytes that no correct peer sends, or a frame arrived damaged."""

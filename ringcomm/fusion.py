@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ._native import ffi, lib
-from .buffers import ITEM_BYTES, View, view
+from .buffers import ITEM_BYTES, View
 from .calls import Feedback, require_compressible, require_feedback
 from .codecs import Codec, parse, refuse_composed
+from .devices import DeviceView, PackedView, common_device, view
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from .residuals import Residuals
 from .work import Work
 
 if TYPE_CHECKING:
-    from .communicator import Communicator
+    from .collectives import Collectives
 
 SMALL_BYTES = 256 << 10  # tensors below this travel together
 MOST_BYTES = 16 << 20  # in one buffer
@@ -67,7 +68,7 @@ class Works:
 
 
 def allreduce_many(
-    comm: Communicator,
+    comm: Collectives,
     tensors: Iterable[Any],
     op: str,
     compression: str | None,
@@ -78,6 +79,7 @@ def allreduce_many(
     """Communicator.allreduce_many."""
     given = list(tensors)
     views = [view(tensor, writable=True) for tensor in given]
+    common_device(views)
     _require_distinct(views)
     codec = parse(compression)
     refuse_composed(codec, "allreduce_many")
@@ -152,6 +154,8 @@ def _pack(batch: list[View], align: int) -> View:
     ``align`` elements, with zeros before it, so that none shares a codec's block with another."""
     if len(batch) == 1:
         return batch[0]
+    if isinstance(batch[0], DeviceView):
+        return PackedView([one for one in batch if isinstance(one, DeviceView)], align)
     item = ITEM_BYTES[batch[0].dtype]
     step = align * item
     offsets, total = [], 0

@@ -166,8 +166,9 @@ class Residuals:
         """Raises ConfigError while a collective in flight uses it."""
         with self.taken():
             pass
-        if self._handle and lib.rc_feedback_busy(self._handle):
-            work = self._work()
+        work = self._work()
+        held = work is not None and work.holds_feedback
+        if held or (self._handle and lib.rc_feedback_busy(self._handle)):
             which = "a collective" if work is None else f"{work.name} #{work.seq}"
             raise ConfigError(f"{self.name} is in use by {which}, which is still in flight; wait "
                               "for it first, or give each tensor its own")  # fmt: skip
@@ -215,7 +216,7 @@ class Residuals:
         return self._handle
 
     def hold(self, work: Any) -> None:
-        """A work (``name``, ``seq``), which keeps it alive, uses it from now on."""
+        """A work, which keeps it alive, uses it from now on."""
         self._work = weakref.ref(work)
         self.padding = None
 

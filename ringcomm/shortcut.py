@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._native import OK, ffi, lib
-from .buffers import view
 from .calls import make_call
+from .devices import view
 from .work import SLICE_MS, Work
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class Shortcut:
         call.count = count
         call.src = call.dst = address
         slot = ffi.new(_SLOT)
+        if comm._pipe is not None:
+            comm._pipe.drain()
         try:
             with comm._lock:
                 handle = comm._handle
@@ -124,6 +126,8 @@ class Shortcut:
         call.src = call.dst = address
         call.waits = 0
         work = Work(comm, f"{name[: name.index('[')]}[{count}])", (), tensor)
+        if comm._pipe is not None:
+            comm._pipe.drain()
         with comm._lock:
             handle = comm._handle
             try:  # held before the core has it: an interrupt must not lose what it has borrowed

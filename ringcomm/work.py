@@ -127,6 +127,11 @@ class Work:
             callback(self)
 
     @property
+    def holds_feedback(self) -> bool:
+        """Whether the core is still going to have its feedback, beside what it has."""
+        return False
+
+    @property
     def root(self) -> int:
         """The root of a rooted collective, or the other rank of a send or receive: of one from any
         source the sender, -1 until that is known."""
@@ -180,7 +185,7 @@ class Work:
 
     def _make_error(self, result: int) -> RingcommError:
         error = ffi.new("rc_error *")
-        lib.rc_work_error(self._slot[0], error)
+        self._fetch_error(error)
         rank = None if error.rank < 0 else int(error.rank)
         host = self._comm.host_of(rank)
         place = f"rank {self._comm.rank} ({self._comm.host_of(self._comm.rank)})"
@@ -195,6 +200,9 @@ class Work:
             seq=self.seq,
             elapsed=float(error.elapsed_s),
         )
+
+    def _fetch_error(self, error: Any) -> None:
+        lib.rc_work_error(self._slot[0], error)
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._error else "done"

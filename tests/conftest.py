@@ -9,14 +9,19 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.job import Nursery, nursery_of
 
 from ringcomm import Config, _native
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda"))
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -68,3 +73,41 @@ def nothing_left() -> Iterator[None]:
             return
         time.sleep(0.05)
     pytest.fail(f"left open: {sorted(leaked)}; engines running: {len(running)}")
+
+
+# ---- a GPU that is none ----
+
+
+@pytest.fixture(scope="session")
+def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake CUDA driver."""
+    import fake
+
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no compiler")
+    return fake.build(tmp_path_factory.mktemp("cuda") / "libfakecuda.so", ["-O1"])
+
+
+@pytest.fixture(scope="session")
+def gpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the fake driver runs of csrc/cuda/kernels.cu."""
+    import emulation
+
+    return emulation.build(tmp_path_factory.mktemp("kernels") / "libkernels.so")
+
+
+@pytest.fixture
+def gpu(
+    gpu_library: Path, gpu_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Two GPUs (tests/cuda/gpu.py). What the library makes on them must be gone after the test."""
+    from gpu import Gpu
+
+    monkeypatch.setenv("RINGCOMM_LIBCUDA", str(gpu_library))
+    monkeypatch.setenv("FAKE_CUDA_KERNELS", str(gpu_kernels))
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    made = Gpu(gpu_library)
+    yield made
+    assert made.misuse() is None
+    assert made.leaks("pinned", "events", "modules") == 0
+    made.reset()

@@ -27,6 +27,7 @@ from ringcomm import (
     Communicator,
     Config,
     ConfigError,
+    DeviceError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
@@ -446,6 +447,7 @@ FAMILY: dict[type[RingcommError], type[Exception]] = {
     PeerLostError: ConnectionError,
     CommTimeoutError: TimeoutError,
     AbortedError: RuntimeError,
+    DeviceError: RuntimeError,
     ProtocolError: RuntimeError,
 }
 

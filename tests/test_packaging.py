@@ -34,7 +34,7 @@ def source_copy(folder: Path) -> Path:
              "CHANGELOG.md", "Makefile"]  # fmt: skip
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
-    names += ["ringcomm/py.typed"]
+    names += ["ringcomm/py.typed", "ringcomm/kernels.ptx"]
     for name in names:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +59,7 @@ def test_one_wheel_serves_all_pythons(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "ringcomm/_core.abi3.so" in names
     assert "ringcomm/py.typed" in names
+    assert "ringcomm/kernels.ptx" in names
     packages = {name.rsplit("/", 1)[0] for name in names if name.startswith("ringcomm/")}
     here = {str(p.parent.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("__init__.py")}
     assert here <= packages

@@ -20,6 +20,7 @@ const char *rc_result_name(rc_result result)
     case RC_NO_MEMORY: return "out of memory";
     case RC_ABORTED: return "aborted";
     case RC_INTERNAL: return "internal error";
+    case RC_DEVICE: return "GPU error";
     }
     return "unknown result";
 }

@@ -39,6 +39,16 @@ static const kernel_half *wire_format(const kernel_set *kernels, const rc_call *
     return NULL;
 }
 
+void codec_take_encoded(rc_call *call)
+{
+    if (!call->encoded)
+        return;
+    if (call->codec == RC_CODEC_FP16 && call->op == RC_AVG)
+        call->op = RC_SUM; /* they are shares of it by now */
+    call->dtype = call->codec == RC_CODEC_FP16 ? RC_F16 : RC_BF16;
+    call->codec = RC_CODEC_NONE;
+}
+
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size)
 {
     *c = (codec){.kernels = kernels,

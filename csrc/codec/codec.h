@@ -48,6 +48,9 @@ typedef struct codec {
     size_t wire_bytes; /* of one element */
 } codec;
 
+/* Makes a call of what is encoded already that of a tensor of 16-bit floats, which has the same
+ * bits on the wire; others are left as they are. */
+void codec_take_encoded(rc_call *call);
 /* dtype and codec must go together (codec_supports). */
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);
 /* Leaves what an average has to do last to another codec: this one's result goes on. */

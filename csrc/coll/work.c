@@ -89,6 +89,7 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     w->fingerprint = fingerprint_of(call);
     w->call.op = fingerprint_op(w->fingerprint);
     w->call.density = fingerprint_density(w->fingerprint);
+    codec_take_encoded(&w->call);
     w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
     w->submitted = clock_ns();
     w->spin = spin_us * CLOCK_US;

@@ -48,7 +48,8 @@ typedef enum rc_result {
     RC_SYSTEM = 8,           /* a system call failed; see sys_errno */
     RC_NO_MEMORY = 9,
     RC_ABORTED = 10, /* rc_comm_abort here or on another rank */
-    RC_INTERNAL = 11
+    RC_INTERNAL = 11,
+    RC_DEVICE = 12 /* a GPU or its driver failed, or there is none */
 } rc_result;
 
 /* Everything known about a failure. rank, rail and lane are -1 where they do not apply. */
@@ -231,7 +232,7 @@ typedef struct rc_comm_stats {
     uint64_t wire_bytes;    /* sent over links, headers included */
     uint64_t shared_bytes;  /* of the payload, put into memory that ranks share */
     double engine_cpu_s;    /* CPU seconds of the engine's own threads */
-    double waiting_s;       /* that threads have spent in rc_work_wait, whole engine */
+    double waiting_s;       /* that threads have spent in rc_work_wait, pipes' too; whole engine */
     int32_t lanes;
     int32_t threads; /* that carry this communicator's traffic: 1 or 2 */
 } rc_comm_stats;
@@ -316,11 +317,17 @@ typedef struct rc_call {
      * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
      */
     double density;
+    /* 1: src and dst hold the codec's 16 bits of each element instead (RC_F32 by RC_CODEC_BF16 or
+     * RC_CODEC_FP16, in an all-reduce, without feedback or shared memory), for an RC_AVG by fp16
+     * those of the element times 1/world_size. Other ranks cannot tell. */
+    int32_t encoded;
 } rc_call;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that
  * nothing was submitted; error (may be NULL) then holds the reason. */
 rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error);
+/* What rc_submit would refuse the call for; RC_OK: nothing. Submits nothing. */
+rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error);
 /* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
@@ -343,6 +350,85 @@ void rc_work_free(rc_work *work);
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
 /* Makes the current or next rc_engine_take_done return at once. */
 void rc_engine_interrupt(rc_engine *engine);
+
+/* ---- tensors on a GPU ---- */
+
+/* The GPUs of this machine, as CUDA counts them. driver: the library ("libcuda.so.1", or a path),
+ * which is opened once and stays. RC_DEVICE where there is none to use; error then says why. */
+rc_result rc_cuda_devices(const char *driver, int *count, rc_error *error);
+/* The number of the GPU that memory lies on; -1: it is host memory. */
+rc_result rc_cuda_locate(const char *driver, uint64_t address, int *ordinal, rc_error *error);
+
+/* What brings the tensors of one GPU to a communicator and back. The core works on copies of them
+ * in pinned host memory, by the path that all tensors take, so results have the same bits.
+ *
+ * A collective of such tensors is a flight. It follows what its stream had to do when it was
+ * submitted. It is over when its result is on its way to the tensors, and a stream that
+ * rc_flight_order was called with goes on behind it. It has landed when that is done: until then
+ * its tensors are borrowed.
+ *
+ * A CUDA call that fails ends the communicator, on all ranks, as rc_comm_abort does. */
+typedef struct rc_pipe rc_pipe;
+typedef struct rc_flight rc_flight;
+
+/* A stream of CUDA: its handle (a CUstream or cudaStream_t), where 0 and 1 are the legacy default
+ * stream and 2 is that of the calling thread; or none, for tensors that nothing is left to do to.
+ */
+enum { RC_NO_STREAM = -1 };
+
+/* Part of a tensor that does not lie in one piece: bytes at an address of the device, which are
+ * those from offset on of the tensor. */
+typedef struct rc_piece {
+    uint64_t address;
+    uint64_t offset;
+    uint64_t bytes;
+} rc_piece;
+
+/* kernels: ringcomm/kernels.ptx as a string, or NULL. arena: bytes of pinned memory to keep, at
+ * most; larger flights get memory of their own for their time. comm must be open. */
+rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
+                         const char *kernels, uint64_t arena, rc_error *error);
+/* Why the CPU packs what is compressed, as a sentence; "" if the GPU does. */
+const char *rc_pipe_without_kernels(const rc_pipe *pipe);
+/* As rc_submit, for src and dst on the device. With pieces the call's src and dst are those, and
+ * NULL; the same memory is read and written, and what lies between them is 0. count of the call
+ * is more than 0. Flights reach the core in the order of their calls. */
+rc_result rc_pipe_submit(rc_pipe *pipe, const rc_call *call, const rc_piece *pieces, int count,
+                         int64_t stream, rc_flight **out, rc_error *error);
+/* Waits until all flights submitted so far have reached the core, so that an rc_submit comes after
+ * them. RC_AGAIN after timeout_ms. */
+rc_result rc_pipe_drain(rc_pipe *pipe, int timeout_ms);
+/* Copies between host and device, in the order of the stream; over when it returns. */
+rc_result rc_pipe_copy(rc_pipe *pipe, void *host, uint64_t address, uint64_t bytes, int64_t stream,
+                       int to_host, rc_error *error);
+/* The stream that brings results to the device. What is recorded there follows all that is over. */
+uint64_t rc_pipe_stream(const rc_pipe *pipe);
+/* Ends all flights and gives everything back but the flights. After rc_comm_close, before
+ * rc_comm_free. */
+void rc_pipe_stop(rc_pipe *pipe);
+/* Frees a pipe that was stopped, once its last flight is freed. In a forked child nothing. */
+void rc_pipe_free(rc_pipe *pipe);
+/* Waits for the next flight that is over (where that was asked for), or has landed: *landed. Free
+ * it. RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no more. */
+rc_result rc_pipe_take(rc_pipe *pipe, int timeout_ms, rc_flight **out, int *landed);
+
+/* As rc_work_wait: RC_OK when it is over. */
+rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);
+/* As rc_flight_wait, for the landing. */
+rc_result rc_flight_landed(rc_flight *flight, int timeout_ms);
+/* Makes the stream go on behind a flight that is over. */
+rc_result rc_flight_order(rc_flight *flight, int64_t stream, rc_error *error);
+/* From here on rc_pipe_take brings it when it is over, too; also where it is, unless it has landed.
+ */
+void rc_flight_notify(rc_flight *flight);
+/* As rc_work_error, _seq, _root and _elapsed; before it has reached the core: none, 0, that of the
+ * call, 0. */
+void rc_flight_error(rc_flight *flight, rc_error *out);
+uint64_t rc_flight_seq(rc_flight *flight);
+int rc_flight_root(rc_flight *flight);
+double rc_flight_elapsed(rc_flight *flight);
+/* Lets go of it; one still in flight goes on. */
+void rc_flight_free(rc_flight *flight);
 
 /* -- end declarations -- */
 

@@ -111,7 +111,7 @@ void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error
     text[size] = '\0';
     uint32_t code = (uint32_t)get(payload, 4);
     error_clear(error);
-    error_set(error, code > RC_AGAIN && code <= RC_INTERNAL ? (rc_result)code : RC_ABORTED, "%s",
+    error_set(error, code > RC_AGAIN && code <= RC_DEVICE ? (rc_result)code : RC_ABORTED, "%s",
               text);
     error->rank = (int32_t)get(payload + 4, 4);
     error->seq = get(payload + 8, 8);

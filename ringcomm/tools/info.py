@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
-from .. import __version__, _native
+from .. import __version__, _native, cuda
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
 from ..bootstrap.tuned import default_folder, default_tables
 from ..config import TUNE_TABLE_OFF, Config
@@ -17,11 +16,11 @@ from ..errors import ConfigError
 
 def cuda_state() -> tuple[bool, str]:
     """Whether GPU tensors can be used, and why (not)."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False, "libcuda.so.1 is not on this machine"
-    return False, "this version reduces tensors in host memory only"
+    reason = cuda.why_not()
+    if reason is not None:
+        return False, reason
+    count = cuda.device_count()
+    return True, f"{count} GPU" + ("s" if count > 1 else "")
 
 
 def _state(port: Interface) -> str:

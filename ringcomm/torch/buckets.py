@@ -112,13 +112,13 @@ class Flight:
             last = self._open == 0
         if last:
             self._landed()
-            self._future.set_result(self._works)
+            self._future.set_result(None)
 
     def landed(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:
         """After the last submit: the bucket's gradients, once all its works are over."""
 
-        def result(finished: Any) -> torch.Tensor:
-            for work in finished.value():
+        def result(_: Any) -> torch.Tensor:
+            for work in self._works:
                 if self._state.error is None:
                     self._state.error = work.exception()
             if self._state.error is not None:

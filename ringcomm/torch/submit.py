@@ -16,8 +16,10 @@ import torch
 
 from ..buffers import View
 from ..communicator import Communicator
+from ..devices import DeviceView
 from . import detail, profiling
 from .options import Options
+from .staging import staged
 from .works import RingWork, seconds_of
 
 Tensors = list[torch.Tensor]
@@ -51,6 +53,16 @@ def one(tensors: Any, what: str) -> torch.Tensor:
 def root_of(opts: Any) -> int:
     """torch passes an options object, or in older interfaces the rank itself."""
     return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
+
+
+def alike(call: Call) -> Call:
+    """The call, both of whose tensors go the same way: by the pipe, or staged."""
+    src, dst = call.src, call.dst
+    if src is None or dst is None or isinstance(src, DeviceView) == isinstance(dst, DeviceView):
+        return call
+    if isinstance(src, DeviceView):
+        return dataclasses.replace(call, src=staged(src.owner, writable=False))
+    return dataclasses.replace(call, dst=staged(dst.owner, writable=True, reads=False))
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -102,7 +114,7 @@ class Submitter:
                 call.collective, call.src, call.dst, call.count, op=call.op, root=call.root,
                 tag=call.tag, compression=call.compression, async_op=not alone, timeout=timeout,
             )
-            for call in calls
+            for call in map(alike, calls)
         ]  # fmt: skip
         work = RingWork(() if alone else parts, tensors, after)
         if at_once:

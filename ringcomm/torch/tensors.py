@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..buffers import View, view
+from .. import cuda
+from ..buffers import View
+from ..devices import view
 from ..errors import TensorError
 from .staging import staged
 
@@ -55,11 +57,19 @@ def moved(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
 
 
 def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
-    """The view of a tensor of a dtype of the core: its memory, or host memory that stands for it
-    (staging.py)."""
-    if tensor.device.type != "cpu":
-        return staged(tensor, writable=writable, reads=reads)
-    return view(tensor, writable=writable)
+    """The view of a tensor of a dtype of the core: its memory, or where the pipe to a GPU does not
+    take it, host memory that stands for it (staging.py)."""
+    if tensor.device.type == "cpu":
+        return view(tensor, writable=writable)
+    if is_piped(tensor, writable=writable):
+        return view(tensor, writable=writable)
+    return staged(tensor, writable=writable, reads=reads)
+
+
+def is_piped(tensor: torch.Tensor, *, writable: bool) -> bool:
+    """Whether the tensor goes by the pipe to its GPU."""
+    dense = tensor.is_contiguous() and not tensor.is_neg()
+    return tensor.device.type == "cuda" and (dense or not writable) and cuda.is_available()
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

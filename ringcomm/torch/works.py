@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from .. import pipe
 from .._native import CALLBACK_THREAD
 from ..errors import RingcommError
 
@@ -28,6 +29,7 @@ _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa:
 # gone. So the latest are kept here, the finished ones without their tensors.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _kept: collections.deque[RingWork] = collections.deque(maxlen=4096)
+_CALLERS = (CALLBACK_THREAD, pipe.CALLBACK_THREAD)
 _NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
 
 
@@ -67,6 +69,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._tensors = tensors
         self._after = after
         self._over = not parts and after is None
+        # The result is on its way to a GPU: each stream that waits has to be told.
+        self._orders = any(isinstance(part, pipe.DeviceWork) for part in parts)
         self._error: BaseException | None = None
         self._future: Any = None
         self._recorded = False
@@ -82,13 +86,13 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     def wait(self, timeout: datetime.timedelta = _NEVER) -> bool:
         """Waits until the result is there. Raises the ringcomm error if it failed, and
         CommTimeoutError (a RuntimeError) where it is in flight after the timeout; it goes on."""
-        if not self._over:
+        if not self._over or self._orders:
             seconds = seconds_of(timeout)
             deadline = None if seconds is None else time.monotonic() + seconds
             for part in self._parts:
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
-        if self._recorded and threading.current_thread().name != CALLBACK_THREAD:
+        if self._recorded and threading.current_thread().name not in _CALLERS:
             with contextlib.suppress(RuntimeError):  # the error is raised below
                 self._future.wait()  # ends the profiler's range
         if self._error is not None:
@@ -130,8 +134,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            devices = {t.device for t in self._tensors if t.device.type == "cuda"}
-            over: Any = torch.futures.Future(devices=sorted(devices, key=str))
+            over: Any = torch.futures.Future(devices=_devices(self._tensors))
             self._future = over.then(self._outcome)
         self._watch(over)
         return self._future
@@ -162,6 +165,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             part.call_back(one_over)
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
+        if self._orders:  # the current stream is that of the Future's callbacks
+            with contextlib.suppress(RingcommError):  # raised below
+                for part in self._parts:
+                    part.wait()
         self._settle()
         if self._error is not None:
             raise self._error
@@ -176,10 +183,17 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             if self._error is None and self._after is not None:
                 try:
                     self._after()
+                    for device in _devices(self._tensors):  # for whichever stream comes next
+                        torch.cuda.current_stream(device).synchronize()
                 except Exception as error:  # the tensor was changed in flight
                     self._error = error
             self._after = None
             self._over = True
+
+
+def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The GPUs that they lie on."""
+    return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
 
 
 def together(works: Sequence[RingWork]) -> RingWork:

@@ -174,6 +174,7 @@ static void refused(world *w, rc_call call, const char *text)
     if (!CHECK(strstr(error.message, text) != NULL))
         fprintf(stderr, "the error is: %s\n", error.message);
     CHECK_EQ(rc_submit(w->comms[0], &call, &work, NULL), RC_INVALID_ARGUMENT);
+    CHECK_EQ(rc_check(w->comms[0], &call, &error), RC_INVALID_ARGUMENT);
 }
 
 static void bad_calls_are_refused(void)
@@ -204,6 +205,11 @@ static void bad_calls_are_refused(void)
     c.codec = RC_CODEC_BF16;
     c.dtype = RC_I32;
     refused(w, c, "f32 and f64");
+    REFUSED(encoded, 1, "encoded already");
+    c.codec = RC_CODEC_FP16;
+    CHECK_EQ(rc_check(w->comms[0], &c, NULL), RC_OK);
+    c.collective = RC_BROADCAST;
+    refused(w, c, "encoded already");
     c = small_call(RC_BARRIER, NULL, 1);
     refused(w, c, "barrier");
 #undef REFUSED

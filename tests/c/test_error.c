@@ -7,7 +7,7 @@
 
 static void every_result_has_its_own_name(void)
 {
-    for (int a = RC_OK; a <= RC_INTERNAL; a++) {
+    for (int a = RC_OK; a <= RC_DEVICE; a++) {
         CHECK(strlen(rc_result_name((rc_result)a)) > 0);
         CHECK(strcmp(rc_result_name((rc_result)a), "unknown result") != 0);
         for (int b = RC_OK; b < a; b++)

@@ -214,7 +214,7 @@ static void abort_code_is_always_a_failure(void)
         payload[0] = (uint8_t)code;
         payload[1] = (uint8_t)(code >> 8);
         frame_abort_decode(payload, sizeof payload, &back);
-        CHECK_EQ(back.code, code > RC_AGAIN && code <= RC_INTERNAL ? code : RC_ABORTED);
+        CHECK_EQ(back.code, code > RC_AGAIN && code <= RC_DEVICE ? code : RC_ABORTED);
     }
 }
 

@@ -1,0 +1,229 @@
+/* pinned.c - slabs, the blocks in them, and memory for what fits in none. See pinned.h. */
+#include "pinned.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+
+enum { LEAST_SLAB = 4 << 20 };
+
+typedef struct pinned_slab {
+    struct pinned_slab *next;
+    uint8_t *data;
+    size_t bytes;
+    pinned_block *first;
+    int alone; /* of one block, which is larger than there was room for */
+} pinned_slab;
+
+void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap)
+{
+    pthread_condattr_t attributes;
+    *arena = (pinned_arena){.device = device, .cap = cap};
+    pthread_mutex_init(&arena->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&arena->returned, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* ---- slabs ---- */
+
+static void slab_free(pinned_arena *arena, pinned_slab *slab)
+{
+    for (pinned_block *block = slab->first, *next; block != NULL; block = next) {
+        next = block->next;
+        free(block);
+    }
+    if (slab->data != NULL) {
+        device_unpin(arena->device, slab->data);
+        munmap(slab->data, slab->bytes);
+    }
+    free(slab);
+}
+
+static rc_result slab_make(pinned_arena *arena, size_t bytes, pinned_slab **out, rc_error *error)
+{
+    pinned_slab *slab = calloc(1, sizeof *slab);
+    pinned_block *block = calloc(1, sizeof *block);
+    uint8_t *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    rc_result result = RC_NO_MEMORY;
+    if (slab == NULL || block == NULL || data == MAP_FAILED) {
+        error_set(error, RC_NO_MEMORY, "no memory for %zu bytes that a GPU copies to", bytes);
+    } else {
+        madvise(data, bytes, MADV_HUGEPAGE); /* fewer pages to pin; a kernel without is fine */
+        result = device_pin(arena->device, data, bytes, error);
+    }
+    if (result != RC_OK) {
+        if (data != MAP_FAILED)
+            munmap(data, bytes);
+        free(block);
+        free(slab);
+        return result;
+    }
+    *block = (pinned_block){.data = data, .bytes = bytes, .slab = slab};
+    *slab = (pinned_slab){.data = data, .bytes = bytes, .first = block};
+    *out = slab;
+    return RC_OK;
+}
+
+void pinned_destroy(pinned_arena *arena)
+{
+    for (pinned_slab *slab = arena->slabs, *next; slab != NULL; slab = next) {
+        next = slab->next;
+        slab_free(arena, slab);
+    }
+    pthread_mutex_destroy(&arena->lock);
+    pthread_cond_destroy(&arena->returned);
+}
+
+/* The size of the next slab, in which a block of so many bytes fits; 0 where the cap forbids it. */
+static size_t next_slab(const pinned_arena *arena, size_t bytes)
+{
+    size_t size = LEAST_SLAB, room = arena->cap - arena->pinned;
+    while (size < bytes || size < arena->pinned)
+        size *= 2;
+    while (size > room && size / 2 >= bytes)
+        size /= 2;
+    return size <= room ? size : 0;
+}
+
+/* ---- blocks ---- */
+
+/* Cuts off what the block does not need; without memory for that it stays longer. */
+static void split(pinned_block *block, size_t bytes)
+{
+    pinned_block *rest = block->bytes > bytes ? calloc(1, sizeof *rest) : NULL;
+    if (rest == NULL)
+        return;
+    *rest = (pinned_block){.data = block->data + bytes,
+                           .bytes = block->bytes - bytes,
+                           .slab = block->slab,
+                           .next = block->next,
+                           .prev = block};
+    if (rest->next != NULL)
+        rest->next->prev = rest;
+    block->next = rest;
+    block->bytes = bytes;
+}
+
+static void absorb_next(pinned_block *block)
+{
+    pinned_block *next = block->next;
+    block->bytes += next->bytes;
+    block->next = next->next;
+    if (block->next != NULL)
+        block->next->prev = block;
+    free(next);
+}
+
+static pinned_block *find(pinned_arena *arena, size_t bytes)
+{
+    for (pinned_slab *slab = arena->slabs; slab != NULL; slab = slab->next)
+        for (pinned_block *block = slab->first; block != NULL && !slab->alone; block = block->next)
+            if (!block->taken && block->bytes >= bytes) {
+                split(block, bytes);
+                return block;
+            }
+    return NULL;
+}
+
+static rc_result add_slab(pinned_arena *arena, size_t bytes, int alone, rc_error *error)
+{
+    pinned_slab *slab;
+    RC_TRY(slab_make(arena, bytes, &slab, error));
+    slab->alone = alone;
+    slab->next = arena->slabs;
+    arena->slabs = slab;
+    if (!alone)
+        arena->pinned += bytes;
+    return RC_OK;
+}
+
+/* Waits until a block comes back, or for that long. 0: none came. */
+static int wait_for_return(pinned_arena *arena, int patience_ms)
+{
+    uint64_t seen = arena->returns, deadline = clock_ns() + (uint64_t)patience_ms * CLOCK_MS;
+    struct timespec until = {(time_t)(deadline / CLOCK_S), (long)(deadline % CLOCK_S)};
+    while (arena->returns == seen && clock_ns() < deadline)
+        pthread_cond_timedwait(&arena->returned, &arena->lock, &until);
+    return arena->returns != seen;
+}
+
+/* Unpins slabs that nobody uses, to make room for a larger one. 0: there are none. */
+static int shed(pinned_arena *arena)
+{
+    int count = 0;
+    for (pinned_slab **at = &arena->slabs; *at != NULL;) {
+        pinned_slab *slab = *at;
+        if (slab->first->taken || slab->first->bytes < slab->bytes) {
+            at = &slab->next;
+            continue;
+        }
+        *at = slab->next;
+        arena->pinned -= slab->bytes;
+        slab_free(arena, slab);
+        count++;
+    }
+    return count;
+}
+
+static rc_result take(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
+                      rc_error *error)
+{
+    while ((*out = find(arena, bytes)) == NULL) {
+        size_t size = next_slab(arena, bytes);
+        if (size > 0) {
+            RC_TRY(add_slab(arena, size, 0, error));
+        } else if (bytes <= arena->cap && shed(arena)) {
+            continue;
+        } else if (bytes > arena->cap || !wait_for_return(arena, patience_ms)) {
+            RC_TRY(add_slab(arena, bytes, 1, error));
+            *out = arena->slabs->first;
+            return RC_OK;
+        }
+    }
+    return RC_OK;
+}
+
+rc_result pinned_take(pinned_arena *arena, size_t bytes, int patience_ms, pinned_block **out,
+                      rc_error *error)
+{
+    size_t whole = (bytes + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
+    pthread_mutex_lock(&arena->lock);
+    rc_result result = take(arena, whole, patience_ms, out, error);
+    if (result == RC_OK)
+        (*out)->taken = 1;
+    pthread_mutex_unlock(&arena->lock);
+    return result;
+}
+
+static void free_alone(pinned_arena *arena, pinned_slab *slab)
+{
+    pinned_slab **at = &arena->slabs;
+    while (*at != slab)
+        at = &(*at)->next;
+    *at = slab->next;
+    slab_free(arena, slab);
+}
+
+void pinned_give(pinned_arena *arena, pinned_block *block)
+{
+    if (block == NULL)
+        return;
+    pthread_mutex_lock(&arena->lock);
+    block->taken = 0;
+    if (block->slab->alone) {
+        free_alone(arena, block->slab);
+    } else {
+        if (block->next != NULL && !block->next->taken)
+            absorb_next(block);
+        if (block->prev != NULL && !block->prev->taken)
+            absorb_next(block->prev);
+    }
+    arena->returns++;
+    pthread_cond_broadcast(&arena->returned);
+    pthread_mutex_unlock(&arena->lock);
+}

@@ -1,0 +1,369 @@
+/* legs.c - the two threads of a pipe: "in" brings tensors to the core, "out" brings results back.
+ *
+ * "out" drives the engine while it waits, as any thread does that waits for a work, and looks at
+ * all works that are in flight: the engine calls it whenever one of them ends.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "pipe.h"
+
+/* How long a flight waits for room in the arena. Without a limit it could be for a rank that waits
+ * for this one; a send or receive, which others may wait for at any time, does not wait. */
+enum { PATIENCE_MS = 100 };
+
+static int is_message(const rc_flight *f)
+{
+    return f->call.collective == RC_SEND || f->call.collective == RC_RECV;
+}
+
+int flight_reads(const rc_flight *f)
+{
+    int at_root = f->pipe->comm->env.rank == f->call.root;
+    switch (f->call.collective) {
+    case RC_BROADCAST:
+    case RC_SCATTER: return at_root;
+    case RC_BARRIER:
+    case RC_RECV: return 0;
+    default: return 1;
+    }
+}
+
+int flight_writes(const rc_flight *f)
+{
+    int at_root = f->pipe->comm->env.rank == f->call.root;
+    switch (f->call.collective) {
+    case RC_REDUCE:
+    case RC_GATHER: return at_root;
+    case RC_BROADCAST: return !at_root;
+    case RC_BARRIER:
+    case RC_SEND: return 0;
+    default: return 1;
+    }
+}
+
+/* ---- the ends of a flight ---- */
+
+static void release(rc_flight *f)
+{
+    pinned_give(&f->pipe->arena, f->staging);
+    f->staging = NULL;
+}
+
+/* Ends it with an error. The stream may still have copies of it. */
+static void fail(rc_flight *f, rc_error *error, cu_stream stream)
+{
+    rc_pipe *p = f->pipe;
+    rc_error ignored;
+    error_clear(&ignored);
+    if (f->staging != NULL)
+        (void)DEVICE_CALL(p->device, &ignored, cuStreamSynchronize, stream);
+    release(f);
+    flight_over(f, error);
+    flight_land(f);
+}
+
+/* The same where the communicator does not know of the error: no rank shall wait for this one. */
+static void fail_all(rc_flight *f, rc_error *error, cu_stream stream)
+{
+    rc_comm_abort(f->pipe->comm, error->message);
+    error->rank = f->pipe->comm->env.rank;
+    fail(f, error, stream);
+}
+
+/* ---- in ---- */
+
+/* Bytes of staging for so many of the tensor. */
+static uint64_t staged(const rc_flight *f, uint64_t bytes)
+{
+    return f->is_packed ? bytes / 2 : bytes;
+}
+
+/* In place in one part, else the source's before the result's. */
+static rc_result take_staging(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    int in_place = f->pieces != NULL || f->call.src == f->call.dst || f->is_packed;
+    uint64_t src = flight_reads(f) ? staged(f, flight_bytes(f, 1)) : 0;
+    uint64_t dst = flight_writes(f) ? staged(f, flight_bytes(f, 0)) : 0;
+    uint64_t at = (src + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
+    uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
+    if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
+        return RC_OK;
+    RC_TRY(pinned_take(&p->arena, bytes, is_message(f) ? 0 : PATIENCE_MS, &f->staging, error));
+    f->src = f->staging->data;
+    f->dst = in_place ? f->src : f->src + at;
+    return RC_OK;
+}
+
+/* The tensor's pieces, or as one the whole of what it reads or writes. */
+static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole, int *count)
+{
+    const void *at = of_src ? f->call.src : f->call.dst;
+    *whole = (rc_piece){.address = (uintptr_t)at, .bytes = flight_bytes(f, of_src)};
+    *count = f->pieces != NULL ? f->piece_count : 1;
+    return f->pieces != NULL ? f->pieces : whole;
+}
+
+/* The bytes between pieces. */
+static void clear_gaps(rc_flight *f)
+{
+    uint64_t at = 0;
+    for (int i = 0; i < f->piece_count; i++) {
+        memset(f->src + staged(f, at), 0, staged(f, f->pieces[i].offset - at));
+        at = f->pieces[i].offset + f->pieces[i].bytes;
+    }
+    memset(f->src + staged(f, at), 0, staged(f, flight_bytes(f, 1) - at));
+}
+
+static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    cu_address from = piece->address;
+    if (piece->bytes == 0)
+        return RC_OK;
+    if (f->is_packed) {
+        from = p->packed.at + staged(f, piece->offset);
+        RC_TRY(packing_pack(f, piece, from, p->d2h, error));
+    }
+    return DEVICE_CALL(device, error, cuMemcpyDtoHAsync, f->src + staged(f, piece->offset), from,
+                       staged(f, piece->bytes), p->d2h);
+}
+
+static rc_result copy_in(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    int count;
+    rc_piece whole;
+    const rc_piece *pieces = pieces_of(f, 1, &whole, &count);
+    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT))
+        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->d2h, f->input, 0));
+    for (int i = 0; i < count; i++)
+        RC_TRY(copy_piece_in(f, &pieces[i], error));
+    RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
+    if (f->pieces != NULL)
+        clear_gaps(f);
+    return DEVICE_CALL(device, error, cuEventSynchronize, p->copied);
+}
+
+/* Without room on the GPU the CPU packs; other ranks cannot tell. */
+static rc_result choose_packing(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (!packing_suits(f))
+        return RC_OK;
+    rc_result result = packing_room(p, &p->packed, flight_bytes(f, 1) / 2, error);
+    f->is_packed = result == RC_OK;
+    if (result == RC_NO_MEMORY)
+        error_clear(error);
+    return result == RC_NO_MEMORY ? RC_OK : result;
+}
+
+static rc_result bring_in(rc_flight *f, rc_error *error)
+{
+    rc_call call = f->call;
+    rc_work *work = NULL;
+    RC_TRY(choose_packing(f, error));
+    RC_TRY(take_staging(f, error));
+    if (flight_reads(f))
+        RC_TRY(copy_in(f, error));
+    call.src = f->src;
+    call.dst = f->dst;
+    call.encoded = f->is_packed;
+    rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
+    f->work = work;
+    return result;
+}
+
+/* The next flight, or NULL when there will be no more. */
+static rc_flight *next_entering(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    while (p->entering.head == NULL && (!p->closing || p->visitors > 0))
+        pipe_wait(p, clock_ns() + CLOCK_S);
+    rc_flight *f = p->entering.head;
+    if (f != NULL)
+        queue_remove(&p->entering, f);
+    p->in_ended = f == NULL;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return f;
+}
+
+static void reach_core(rc_flight *f, int flies)
+{
+    rc_pipe *p = f->pipe;
+    pthread_mutex_lock(&p->lock);
+    if (flies)
+        queue_append(&p->flying, f);
+    p->underway--;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
+static void call_out(rc_flight *f)
+{
+    rc_engine *engine = f->pipe->comm->engine;
+    if (rc_work_wait(f->work, 0) == RC_AGAIN)
+        return;
+    engine_lock(engine);
+    engine_changed(engine);
+    engine_unlock(engine);
+}
+
+void *pipe_run_in(void *arg)
+{
+    rc_pipe *p = arg;
+    rc_error unbound, error;
+    error_clear(&unbound);
+    device_bind_thread(p->device, &unbound);
+    for (rc_flight *f; (f = next_entering(p)) != NULL;) {
+        error = unbound;
+        if (p->closing)
+            error_set(&error, RC_INVALID_STATE, "the communicator was closed");
+        if (error.code == RC_OK && bring_in(f, &error) == RC_OK) {
+            flight_retain(f); /* it may land at any time from here on */
+            reach_core(f, 1);
+            call_out(f);
+            rc_flight_free(f);
+            continue;
+        }
+        reach_core(f, 0);
+        fail_all(f, &error, p->d2h);
+    }
+    return NULL;
+}
+
+/* ---- out ---- */
+
+static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    cu_address to = f->is_packed ? p->unpacked.at + staged(f, piece->offset) : piece->address;
+    if (piece->bytes == 0)
+        return RC_OK;
+    RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, to, f->dst + staged(f, piece->offset),
+                       staged(f, piece->bytes), p->h2d));
+    return f->is_packed ? packing_unpack(f, piece, to, p->h2d, error) : RC_OK;
+}
+
+/* Room to unpack on the GPU; without, the CPU has unpacked when it returns. */
+static rc_result make_room(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (!f->is_packed)
+        return RC_OK;
+    rc_result result = packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error);
+    if (result != RC_NO_MEMORY)
+        return result;
+    error_clear(error);
+    return packing_unpack_here(f, error);
+}
+
+static rc_result copy_out(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    int count;
+    rc_piece whole;
+    const rc_piece *pieces = pieces_of(f, 0, &whole, &count);
+    RC_TRY(make_room(f, error));
+    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT)) /* who only receives has not waited */
+        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->h2d, f->input, 0));
+    for (int i = 0; i < count; i++)
+        RC_TRY(copy_piece_out(f, &pieces[i], error));
+    return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
+}
+
+static void pause_for_tests(void)
+{
+#ifdef PIPE_FAULTS
+    while (atomic_load(&pipe_paused))
+        usleep(100);
+#endif
+}
+
+static void bring_out(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (error->code == RC_OK && flight_writes(f) && copy_out(f, error) != RC_OK) {
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    if (error->code != RC_OK) { /* the device is not to be had on this thread */
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    flight_over(f, NULL);
+    pause_for_tests();
+    if (flight_writes(f) && !PIPE_HAS(PIPE_EARLY_RELEASE) &&
+        DEVICE_CALL(p->device, error, cuEventSynchronize, f->done) != RC_OK) {
+        fail_all(f, error, p->h2d);
+        return;
+    }
+    release(f);
+    flight_land(f);
+}
+
+static rc_flight *ended(rc_pipe *p)
+{
+    rc_flight *f = p->flying.head;
+    while (f != NULL && rc_work_wait(f->work, 0) == RC_AGAIN)
+        f = f->next;
+    return f;
+}
+
+static int any_ended(const void *arg)
+{
+    rc_pipe *p = (rc_pipe *)(uintptr_t)arg;
+    pthread_mutex_lock(&p->lock);
+    rc_flight *f = ended(p);
+    pthread_mutex_unlock(&p->lock);
+    return f != NULL;
+}
+
+/* The next flight whose work has ended, or NULL when there will be no more. */
+static rc_flight *next_ended(rc_pipe *p)
+{
+    rc_engine *engine = p->comm->engine;
+    uint64_t spin = p->comm->config.spin_us * CLOCK_US;
+    for (;;) {
+        pthread_mutex_lock(&p->lock);
+        while (p->flying.head == NULL && !p->in_ended)
+            pipe_wait(p, clock_ns() + CLOCK_S);
+        rc_flight *f = ended(p);
+        if (f != NULL)
+            queue_remove(&p->flying, f);
+        int none_left = f == NULL && p->flying.head == NULL;
+        pthread_mutex_unlock(&p->lock);
+        if (f != NULL || none_left)
+            return f;
+        engine_lock(engine);
+        engine_drive(engine, any_ended, p, clock_ns() + CLOCK_S, spin);
+        engine_unlock(engine);
+    }
+}
+
+void *pipe_run_out(void *arg)
+{
+    rc_pipe *p = arg;
+    rc_error unbound, error;
+    error_clear(&unbound);
+    device_bind_thread(p->device, &unbound);
+    for (rc_flight *f; (f = next_ended(p)) != NULL;) {
+        error = unbound;
+        if (rc_work_wait(f->work, 0) == RC_OK) {
+            bring_out(f, &error);
+            continue;
+        }
+        rc_work_error(f->work, &error);
+        fail(f, &error, p->h2d);
+    }
+    return NULL;
+}

@@ -1,0 +1,98 @@
+/* packing.c - what the GPU does of a 16-bit codec, by csrc/cuda/kernels.cu, and without room for it
+ * the CPU.
+ */
+#include <string.h>
+
+#include "../base/error.h"
+#include "pipe.h"
+
+enum {
+    THREADS = 256,
+    MOST_BLOCKS = 1024,
+    ELEMENTS_OF_BLOCK = 8 * THREADS,
+    LEAST_SCRATCH = 1 << 20
+};
+enum { PACK_BF16, PACK_FP16, UNPACK_BF16, UNPACK_FP16 };
+
+const char *const packing_kernels[] = {
+    [PACK_BF16] = "ringcomm_pack_bf16",
+    [PACK_FP16] = "ringcomm_pack_fp16",
+    [UNPACK_BF16] = "ringcomm_unpack_bf16",
+    [UNPACK_FP16] = "ringcomm_unpack_fp16",
+};
+
+/* Of whole elements; other addresses are for copies only. */
+static int is_aligned(const rc_flight *f)
+{
+    uint64_t all = (uintptr_t)f->call.src | (uintptr_t)f->call.dst;
+    for (int i = 0; i < f->piece_count; i++)
+        all |= f->pieces[i].address | f->pieces[i].offset | f->pieces[i].bytes;
+    return all % sizeof(float) == 0;
+}
+
+/* A world of one, and ranks that share memory, have nothing encoded on the way. */
+int packing_suits(const rc_flight *f)
+{
+    const rc_call *call = &f->call;
+    const rc_comm *comm = f->pipe->comm;
+    return f->pipe->device->kernels != NULL && call->collective == RC_ALLREDUCE &&
+           call->dtype == RC_F32 && call->feedback == NULL && comm->shared.hosts == 0 &&
+           comm->env.world_size > 1 && is_aligned(f) &&
+           (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
+}
+
+rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error)
+{
+    uint64_t size = LEAST_SCRATCH;
+    if (scratch->bytes >= bytes)
+        return RC_OK;
+    while (size < bytes)
+        size *= 2;
+    device_free(p->device, scratch->at);
+    *scratch = (pipe_scratch){0};
+    RC_TRY(device_alloc(p->device, &scratch->at, size, error));
+    scratch->bytes = size;
+    return RC_OK;
+}
+
+static unsigned blocks_for(uint64_t elements)
+{
+    uint64_t blocks = (elements + ELEMENTS_OF_BLOCK - 1) / ELEMENTS_OF_BLOCK;
+    return blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
+}
+
+rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
+                       rc_error *error)
+{
+    int is_fp16 = f->call.codec == RC_CODEC_FP16;
+    int n = f->pipe->comm->env.contributors;
+    float before = is_fp16 && f->call.op == RC_AVG ? (float)(1.0 / n) : 1.0F;
+    uint64_t from = piece->address, elements = piece->bytes / sizeof(float);
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&to, &from, &before, &elements};
+    return device_launch(f->pipe->device, is_fp16 ? PACK_FP16 : PACK_BF16, blocks_for(elements),
+                         THREADS, stream, parameters, error);
+}
+
+rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, cu_stream stream,
+                         rc_error *error)
+{
+    int is_fp16 = f->call.codec == RC_CODEC_FP16;
+    uint64_t to = piece->address, elements = piece->bytes / sizeof(float);
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&to, &from, &elements};
+    return device_launch(f->pipe->device, is_fp16 ? UNPACK_FP16 : UNPACK_BF16, blocks_for(elements),
+                         THREADS, stream, parameters, error);
+}
+
+rc_result packing_unpack_here(rc_flight *f, rc_error *error)
+{
+    const kernel_set *kernels = f->pipe->comm->engine->kernels;
+    const kernel_half *half = f->call.codec == RC_CODEC_FP16 ? &kernels->fp16 : &kernels->bf16;
+    pinned_block *wider;
+    RC_TRY(pinned_take(&f->pipe->arena, flight_bytes(f, 0), 0, &wider, error));
+    half->decode((float *)(void *)wider->data, (const uint16_t *)(void *)f->dst, f->call.count);
+    pinned_give(&f->pipe->arena, f->staging);
+    f->staging = wider;
+    f->src = f->dst = wider->data;
+    f->is_packed = 0;
+    return RC_OK;
+}

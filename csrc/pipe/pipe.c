@@ -1,0 +1,458 @@
+/* pipe.c - the life of a pipe, and the caller's part of a flight: checks, an event, a place in the
+ * queue. See pipe.h.
+ */
+#include "pipe.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+
+#ifdef PIPE_FAULTS
+int pipe_fault = PIPE_SOUND;
+atomic_int pipe_paused;
+#endif
+
+int pipe_is_forked(const rc_pipe *p)
+{
+    return p->pid != getpid();
+}
+
+cu_stream pipe_stream(int64_t handle)
+{
+    return handle == 0 ? CU_LEGACY_STREAM : (cu_stream)(uintptr_t)handle;
+}
+
+void pipe_wait(rc_pipe *p, uint64_t until)
+{
+    struct timespec at = {(time_t)(until / CLOCK_S), (long)(until % CLOCK_S)};
+    pthread_cond_timedwait(&p->changed, &p->lock, &at);
+}
+
+/* ---- queues ---- */
+
+void queue_append(flight_queue *queue, rc_flight *flight)
+{
+    flight->next = NULL;
+    flight->prev = queue->tail;
+    if (queue->tail != NULL)
+        queue->tail->next = flight;
+    else
+        queue->head = flight;
+    queue->tail = flight;
+}
+
+void queue_remove(flight_queue *queue, rc_flight *flight)
+{
+    if (flight->prev != NULL)
+        flight->prev->next = flight->next;
+    else
+        queue->head = flight->next;
+    if (flight->next != NULL)
+        flight->next->prev = flight->prev;
+    else
+        queue->tail = flight->prev;
+}
+
+/* ---- what the driver says ---- */
+
+rc_result rc_cuda_devices(const char *driver, int *count, rc_error *error)
+{
+    const cuda_driver *found;
+    *count = 0;
+    error_clear(error);
+    RC_TRY(cuda_driver_open(driver, &found, error));
+    *count = found->devices;
+    return RC_OK;
+}
+
+rc_result rc_cuda_locate(const char *driver, uint64_t address, int *ordinal, rc_error *error)
+{
+    const cuda_driver *found;
+    *ordinal = -1;
+    error_clear(error);
+    RC_TRY(cuda_driver_open(driver, &found, error));
+    return cuda_driver_locate(found, address, ordinal, error);
+}
+
+/* ---- life ---- */
+
+static void init_lock(rc_pipe *p)
+{
+    pthread_condattr_t attributes;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static rc_result make_streams(rc_pipe *p, rc_error *error)
+{
+    device_visit visit;
+    RC_TRY(device_enter(p->device, &visit, error));
+    rc_result result = device_stream_create(p->device, &p->d2h, error);
+    if (result == RC_OK)
+        result = device_stream_create(p->device, &p->h2d, error);
+    if (result == RC_OK)
+        result = device_event_create(p->device, &p->copied, error);
+    device_leave(p->device, &visit);
+    return result;
+}
+
+static rc_result start_threads(rc_pipe *p, rc_error *error)
+{
+    if (pthread_create(&p->in, NULL, pipe_run_in, p) == 0)
+        p->threads = 1;
+    if (p->threads == 1 && pthread_create(&p->out, NULL, pipe_run_out, p) == 0)
+        p->threads = 2;
+    if (p->threads < 2)
+        return error_set(error, RC_SYSTEM, "no thread to move tensors of a GPU");
+    return RC_OK;
+}
+
+rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
+                         const char *kernels, uint64_t arena, rc_error *error)
+{
+    const cuda_driver *found;
+    *out = NULL;
+    error_clear(error);
+    RC_TRY(cuda_driver_open(driver, &found, error));
+    rc_pipe *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return error_set(error, RC_NO_MEMORY, "no memory for a pipe");
+    rc_result result =
+        device_open(&p->device, found, ordinal, kernels, packing_kernels, PACKING_KERNELS, error);
+    if (result != RC_OK) {
+        free(p);
+        return result;
+    }
+    p->comm = comm;
+    p->pid = getpid();
+    p->references = 1;
+    init_lock(p);
+    pinned_init(&p->arena, p->device, arena);
+    result = make_streams(p, error);
+    if (result == RC_OK)
+        result = start_threads(p, error);
+    if (result != RC_OK) {
+        rc_pipe_stop(p);
+        rc_pipe_free(p);
+        return result;
+    }
+    *out = p;
+    return RC_OK;
+}
+
+const char *rc_pipe_without_kernels(const rc_pipe *p)
+{
+    return p->device->without_kernels;
+}
+
+static void give_back(rc_pipe *p)
+{
+    device_visit visit;
+    int entered = 0;
+    for (int attempts = 2; attempts > 0 && !entered; attempts--)
+        entered = device_enter(p->device, &visit, NULL) == RC_OK;
+    if (entered) {
+        pinned_destroy(&p->arena);
+        for (int i = 0; i < p->event_count; i++)
+            device_event_destroy(p->device, p->events[i]);
+        device_event_destroy(p->device, p->copied);
+        device_free(p->device, p->packed.at);
+        device_free(p->device, p->unpacked.at);
+        device_stream_destroy(p->device, p->d2h);
+        device_stream_destroy(p->device, p->h2d);
+        device_leave(p->device, &visit);
+    }
+    device_close(p->device);
+}
+
+void rc_pipe_stop(rc_pipe *p)
+{
+    if (pipe_is_forked(p))
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->closing = 1;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    if (p->threads > 0)
+        pthread_join(p->in, NULL);
+    if (p->threads > 1)
+        pthread_join(p->out, NULL);
+    pthread_mutex_lock(&p->lock);
+    while (p->visitors > 0)
+        pipe_wait(p, clock_ns() + CLOCK_S);
+    p->stopped = 1;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    give_back(p);
+}
+
+void pipe_release(rc_pipe *p)
+{
+    if (atomic_fetch_sub(&p->references, 1) > 1)
+        return;
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->changed);
+    free(p->events);
+    free(p->idle_events);
+    free(p);
+}
+
+void rc_pipe_free(rc_pipe *p)
+{
+    if (p == NULL || pipe_is_forked(p))
+        return;
+    for (flight_notice *notice; (notice = p->notices) != NULL;) {
+        p->notices = notice->next;
+        rc_flight_free(notice->flight);
+    }
+    pipe_release(p);
+}
+
+/* ---- events ---- */
+
+static int grow(cu_event **events, int count)
+{
+    cu_event *more = realloc(*events, sizeof *more * (size_t)count);
+    if (more != NULL)
+        *events = more;
+    return more != NULL;
+}
+
+static rc_result add_event(rc_pipe *p, rc_error *error)
+{
+    cu_event made;
+    if (!grow(&p->events, p->event_count + 1) || !grow(&p->idle_events, p->event_count + 1))
+        return error_set(error, RC_NO_MEMORY, "no memory for an event");
+    RC_TRY(device_event_create(p->device, &made, error));
+    p->events[p->event_count++] = p->idle_events[p->idle_count++] = made;
+    return RC_OK;
+}
+
+static rc_result take_event(rc_pipe *p, cu_event *out, rc_error *error)
+{
+    rc_result result = RC_OK;
+    pthread_mutex_lock(&p->lock);
+    if (p->idle_count == 0)
+        result = add_event(p, error);
+    if (result == RC_OK)
+        *out = p->idle_events[--p->idle_count];
+    pthread_mutex_unlock(&p->lock);
+    return result;
+}
+
+/* ---- submission ---- */
+
+/* Between these two a caller's thread may use what rc_pipe_stop gives back. 0: it is too late. */
+static int enter_pipe(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    int open = !p->closing;
+    p->visitors += open;
+    pthread_mutex_unlock(&p->lock);
+    return open;
+}
+
+static void leave_pipe(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->visitors--;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static uint64_t parts(const rc_flight *f, int of_src)
+{
+    uint64_t n = (uint64_t)f->pipe->comm->env.world_size;
+    switch (f->call.collective) {
+    case RC_ALLGATHER:
+    case RC_GATHER: return of_src ? 1 : n;
+    case RC_REDUCE_SCATTER:
+    case RC_SCATTER: return of_src ? n : 1;
+    case RC_ALLTOALL: return n;
+    default: return 1;
+    }
+}
+
+uint64_t flight_bytes(const rc_flight *f, int of_src)
+{
+    return f->call.count * rc_dtype_size(f->call.dtype) * parts(f, of_src);
+}
+
+static rc_result check_pieces(const rc_flight *f, rc_error *error)
+{
+    uint64_t end = 0, total = flight_bytes(f, 1);
+    for (int i = 0; i < f->piece_count; i++) {
+        const rc_piece *piece = &f->pieces[i];
+        if (piece->offset < end || piece->offset > total || piece->bytes > total - piece->offset)
+            return error_set(error, RC_INVALID_ARGUMENT, "piece %d is out of order or range", i);
+        end = piece->offset + piece->bytes;
+        if (piece->bytes > 0)
+            RC_TRY(device_check_pointer(f->pipe->device, piece->address, piece->bytes, error));
+    }
+    return RC_OK;
+}
+
+static rc_result check_memory(const rc_flight *f, rc_error *error)
+{
+    cuda_device *device = f->pipe->device;
+    if (f->pieces != NULL)
+        return check_pieces(f, error);
+    if (flight_reads(f))
+        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.src, flight_bytes(f, 1),
+                                    error));
+    if (flight_writes(f) && !(flight_reads(f) && f->call.src == f->call.dst))
+        RC_TRY(device_check_pointer(device, (cu_address)(uintptr_t)f->call.dst, flight_bytes(f, 0),
+                                    error));
+    return RC_OK;
+}
+
+/* What a mistake of the caller's would fail for, before anything has happened. */
+static rc_result check(rc_flight *f, int64_t stream, rc_error *error)
+{
+    rc_call call = f->call;
+    if (f->pieces != NULL)
+        call.src = call.dst = f->pieces;
+    RC_TRY(rc_check(f->pipe->comm, &call, error));
+    if (call.count == 0)
+        return error_set(error, RC_INVALID_ARGUMENT, "a flight has elements");
+    if (stream != RC_NO_STREAM)
+        RC_TRY(device_check_stream(f->pipe->device, pipe_stream(stream), error));
+    return check_memory(f, error);
+}
+
+/* An event behind all that the stream has to do so far. */
+static rc_result mark(rc_flight *f, int64_t stream, rc_error *error)
+{
+    cuda_device *device = f->pipe->device;
+    if (flight_writes(f))
+        RC_TRY(take_event(f->pipe, &f->done, error));
+    if (stream == RC_NO_STREAM)
+        return RC_OK;
+    RC_TRY(take_event(f->pipe, &f->input, error));
+    return DEVICE_CALL(device, error, cuEventRecord, f->input, pipe_stream(stream));
+}
+
+static rc_result prepare(rc_flight *f, int64_t stream, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    device_visit visit;
+    rc_result result = device_enter(p->device, &visit, error);
+    if (result == RC_OK)
+        result = check(f, stream, error);
+    if (result == RC_OK)
+        result = mark(f, stream, error);
+    device_leave(p->device, &visit);
+    if (result == RC_DEVICE || result == RC_NO_MEMORY) /* the other ranks have called it */
+        rc_comm_abort(p->comm, error->message);
+    return result;
+}
+
+static rc_flight *make(rc_pipe *p, const rc_call *call, const rc_piece *pieces, int count)
+{
+    rc_flight *f = calloc(1, sizeof *f);
+    if (f == NULL)
+        return NULL;
+    *f = (rc_flight){.pipe = p, .call = *call, .piece_count = count, .notify = call->notify};
+    if (count > 0 && (f->pieces = malloc(sizeof *pieces * (size_t)count)) == NULL) {
+        free(f);
+        return NULL;
+    }
+    if (count > 0)
+        memcpy(f->pieces, pieces, sizeof *pieces * (size_t)count);
+    error_clear(&f->error);
+    f->call.notify = 0; /* the pipe hears of the work in its own way */
+    f->call.waits = 0;
+    f->call.encoded = 0;
+    f->result = RC_AGAIN;
+    f->references = 2; /* the caller's, and the pipe's until it has landed */
+    atomic_fetch_add(&p->references, 1);
+    return f;
+}
+
+static void take_off(rc_flight *f)
+{
+    rc_pipe *p = f->pipe;
+    pthread_mutex_lock(&p->lock);
+    queue_append(&p->entering, f);
+    p->underway++;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+rc_result rc_pipe_submit(rc_pipe *p, const rc_call *call, const rc_piece *pieces, int count,
+                         int64_t stream, rc_flight **out, rc_error *error)
+{
+    *out = NULL;
+    error_clear(error);
+    if (pipe_is_forked(p))
+        return error_set(error, RC_INVALID_STATE, "a forked child cannot use its parent's pipe");
+    rc_flight *f = make(p, call, pieces, count);
+    if (f == NULL)
+        return error_set(error, RC_NO_MEMORY, "no memory for a flight");
+    int open = enter_pipe(p);
+    rc_result result = open ? prepare(f, stream, error)
+                            : error_set(error, RC_INVALID_STATE, "the communicator is closed");
+    if (result == RC_OK) {
+        *out = f;
+        take_off(f);
+    } else {
+        rc_flight_free(f);
+        rc_flight_free(f);
+    }
+    if (open)
+        leave_pipe(p);
+    return result;
+}
+
+static rc_result copy(rc_pipe *p, void *host, cu_address address, uint64_t bytes, cu_stream stream,
+                      int to_host, rc_error *error)
+{
+    cuda_device *device = p->device;
+    RC_TRY(device_check_stream(device, stream, error));
+    RC_TRY(device_check_pointer(device, address, bytes, error));
+    if (to_host)
+        RC_TRY(DEVICE_CALL(device, error, cuMemcpyDtoHAsync, host, address, bytes, stream));
+    else
+        RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, address, host, bytes, stream));
+    return DEVICE_CALL(device, error, cuStreamSynchronize, stream);
+}
+
+rc_result rc_pipe_copy(rc_pipe *p, void *host, uint64_t address, uint64_t bytes, int64_t stream,
+                       int to_host, rc_error *error)
+{
+    device_visit visit;
+    error_clear(error);
+    if (pipe_is_forked(p) || !enter_pipe(p))
+        return error_set(error, RC_INVALID_STATE, "the communicator is closed, or a parent's");
+    rc_result result = device_enter(p->device, &visit, error);
+    if (result == RC_OK)
+        result = copy(p, host, address, bytes, pipe_stream(stream == RC_NO_STREAM ? 0 : stream),
+                      to_host, error);
+    device_leave(p->device, &visit);
+    leave_pipe(p);
+    return result;
+}
+
+uint64_t rc_pipe_stream(const rc_pipe *p)
+{
+    return (uintptr_t)p->h2d;
+}
+
+rc_result rc_pipe_drain(rc_pipe *p, int timeout_ms)
+{
+    if (pipe_is_forked(p))
+        return RC_INVALID_STATE;
+    uint64_t until = clock_ns() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * CLOCK_MS;
+    pthread_mutex_lock(&p->lock);
+    while (p->underway > 0 && clock_ns() < until)
+        pipe_wait(p, until);
+    rc_result result = p->underway > 0 ? RC_AGAIN : RC_OK;
+    pthread_mutex_unlock(&p->lock);
+    return result;
+}

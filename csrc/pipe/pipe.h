@@ -1,0 +1,155 @@
+/* pipe.h - the way of a GPU's tensors to the core and back, above the public functions.
+ *
+ *     caller            thread "in"                         thread "out"
+ *     records an        d2h stream: waits for the event,    waits for the work (and so drives the
+ *     event, queues --> copies to pinned memory             engine); h2d stream: copies back,
+ *     the flight        submits the work to the core   -->  records "done"       the flight is over
+ *                                                           waits for the copy    it has landed
+ *
+ * Where the call compresses float32 by 16 bits, a kernel packs before the copy to the host and
+ * another unpacks after the copy back, so that half as much goes over the bus. The core is given
+ * what is packed, as encoded; that other ranks cannot tell (rc_call.encoded).
+ *
+ * The core sees pinned host memory, so what it does and what comes out is what it is for any
+ * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
+ * them as their works end: one that waits for a peer does not hold up those behind it.
+ *
+ * Our streams only ever wait for events that are recorded, never for the network. So nothing that
+ * the process does with CUDA can wait for a peer, and a wait on the host is for the network alone.
+ *
+ * Errors. A call of CUDA that fails ends the communicator, so that no rank waits for what will not
+ * come. What the flight held is given back when its stream has done with it.
+ *
+ * Invariants. Staging is given back, and a flight lands, only when no copy can touch it any more.
+ * The event that a flight's order hangs on belongs to it until it is freed. Once a flight has
+ * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
+ *
+ * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
+ * packing.c the kernels.
+ */
+#ifndef RINGCOMM_PIPE_H
+#define RINGCOMM_PIPE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "../comm.h"
+#include "../cuda/pinned.h"
+
+/* What a test may leave out, to see that it would be noticed. Only in builds for tests. */
+enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };
+#ifdef PIPE_FAULTS
+extern int pipe_fault;
+extern atomic_int pipe_paused; /* 1: no flight lands */
+#define PIPE_HAS(fault) (pipe_fault == (fault))
+#else
+#define PIPE_HAS(fault) 0
+#endif
+
+/* Memory of the device, for one stream at a time. */
+typedef struct pipe_scratch {
+    cu_address at;
+    uint64_t bytes;
+} pipe_scratch;
+
+/* A list that is used first in, first out. */
+typedef struct flight_queue {
+    rc_flight *head, *tail;
+} flight_queue;
+
+/* In the queue of what rc_pipe_take brings. */
+typedef struct flight_notice {
+    struct flight_notice *next;
+    rc_flight *flight;
+    int landed;
+} flight_notice;
+
+struct rc_flight {
+    rc_flight *next, *prev; /* in entering or in flying */
+    rc_pipe *pipe;
+    rc_call call;     /* as the caller made it: src and dst on the device */
+    rc_piece *pieces; /* NULL if each is one */
+    int piece_count;
+    cu_event input, done; /* of the pipe's; NULL where there is none */
+    pinned_block *staging;
+    uint8_t *src, *dst; /* in staging; the same for both in place */
+    int is_packed;      /* the GPU packs: staging has 16 bits for each element */
+    _Atomic(rc_work *) work;
+    rc_error error;    /* written before result */
+    atomic_int result; /* RC_AGAIN until it is over */
+    atomic_int landed;
+    atomic_int references;
+    int notify, told; /* that it is over; under the pipe's lock */
+    flight_notice over_notice, landed_notice;
+};
+
+struct rc_pipe {
+    rc_comm *comm;
+    cuda_device *device;
+    pinned_arena arena;
+    cu_stream d2h, h2d;
+    cu_event copied;               /* of thread "in": what it copies is there */
+    pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
+    pid_t pid;
+    pthread_t in, out;
+    int threads; /* that run */
+    atomic_int references;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* of all that is below */
+    flight_queue entering;  /* called, and not yet with "in" */
+    int underway;           /* flights that "in" has, or that are entering */
+    flight_queue flying;    /* in the core */
+    int closing;            /* "in" takes no more to the core */
+    int in_ended, stopped;
+    int visitors; /* callers inside CUDA */
+    flight_notice *notices, *last_notice;
+    cu_event *events; /* all that were made, and those that no flight has */
+    cu_event *idle_events;
+    int event_count, idle_count;
+};
+
+int pipe_is_forked(const rc_pipe *p);
+void pipe_release(rc_pipe *p);
+/* A handle as the public functions take it. */
+cu_stream pipe_stream(int64_t handle);
+/* Under the pipe's lock: waits for a change, at most until the time (clock_ns). */
+void pipe_wait(rc_pipe *p, uint64_t until);
+/* Of the source, or of the result. */
+uint64_t flight_bytes(const rc_flight *f, int of_src);
+
+void queue_append(flight_queue *queue, rc_flight *flight);
+void queue_remove(flight_queue *queue, rc_flight *flight);
+
+/* legs.c: the threads, with the pipe as argument. */
+void *pipe_run_in(void *arg);
+void *pipe_run_out(void *arg);
+/* What the collective reads and writes on this rank. */
+int flight_reads(const rc_flight *f);
+int flight_writes(const rc_flight *f);
+
+/* packing.c */
+extern const char *const packing_kernels[];
+enum { PACKING_KERNELS = 4 };
+/* Whether the GPU packs it. */
+int packing_suits(const rc_flight *f);
+/* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
+rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
+/* Packs the piece to `to`, or unpacks what is there, on the stream. */
+rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
+                       rc_error *error);
+rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, cu_stream stream,
+                         rc_error *error);
+/* What that does, by the CPU, for all of a flight whose result is in staging: it has the elements
+ * there afterwards. */
+rc_result packing_unpack_here(rc_flight *f, rc_error *error);
+
+/* flight.c */
+void flight_retain(rc_flight *f);
+/* Ends it, for those that wait; error is NULL for a success. */
+void flight_over(rc_flight *f, const rc_error *error);
+/* Nobody but the holders of references uses it from now on. Drops the pipe's reference. */
+void flight_land(rc_flight *f);
+
+#endif

@@ -1,0 +1,320 @@
+"""The collectives of a communicator: what its methods take and return.
+
+Each method finds the memory of its tensors, checks that they fit each other, and says which call of
+the core it is; the Communicator runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from ._native import lib
+from .buffers import View
+from .calls import Feedback, check_tag
+from .config import Config
+from .devices import view
+from .errors import TensorError
+from .fusion import allreduce_many
+from .residuals import Residuals
+from .shortcut import Shortcut
+from .work import Work
+
+
+class Collectives:
+    """What a Communicator does for its callers."""
+
+    rank: int
+    world_size: int
+    config: Config
+    _shortcut: Shortcut
+
+    def _run(
+        self,
+        collective: int,
+        src: View | None,
+        dst: View | None,
+        count: int,
+        *,
+        op: str = "sum",
+        compression: str | None = None,
+        feedback: Feedback = None,
+        root: int | None = 0,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: float | None = None,
+        result: Any = None,
+        on_done: Callable[[Work], None] | None = None,
+    ) -> Any:
+        raise NotImplementedError
+
+    def allreduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        compression: str | None = None,
+        feedback: Feedback = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        on_done: Callable[[Work], None] | None = None,
+    ) -> Any:
+        """Reduces a tensor over all ranks; every rank gets the same bits.
+
+        Args:
+            tensor: any shape and supported dtype, the same on all ranks. Overwritten with the
+                result unless ``out`` is given.
+            op: sum, avg, min, max or prod. avg is the sum times 1/world_size; integers are
+                divided and truncated towards zero. 16-bit floats are summed in float32 and rounded
+                at each hop.
+            compression: how the elements of a float32 or float64 tensor travel. None: as they are.
+                "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
+                and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
+                there are two ranks, once); a value that is not finite makes the whole result NaN.
+                "onebit-deepspeed": DeepSpeed's formula to the bit; for avg, not for async_op.
+            feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
+                rounded away is sent with the next call. "int4" and both "onebit" need one, or False
+                to go without. It is left as it was if the result is not finite.
+            out: where to put the result: same size and dtype as ``tensor``.
+            async_op: return a Work at once.
+            timeout: seconds until the collective fails; default ``config.timeout``.
+            on_done: of the method alone, with async_op: called with the Work once it is over, from
+                the one thread that makes all such calls: it must not wait for other works. What it
+                raises is logged.
+
+        Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
+        on behind it. "bf16" and "fp16" are then packed there.
+
+        Returns:
+            The tensor that holds the result, or the Work.
+
+        Raises:
+            TensorError, ConfigError: an argument cannot work; nothing was sent.
+            NotInitializedError: the communicator is closed, or a forked child's parent's.
+            MismatchError, PeerLostError, CommTimeoutError, AbortedError: it failed.
+            DeviceError: the tensor is on a GPU, and its driver failed or is not to be had.
+        """
+        in_place = out is None and timeout is None and not async_op and on_done is None
+        if in_place and feedback is None and self._shortcut.allreduce(tensor, op, compression):
+            return tensor
+        src = view(tensor, writable=out is None)
+        dst = src if out is None else self._out(out, src, src.count)
+        return self._run(
+            lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
+            feedback=feedback, async_op=async_op, timeout=timeout, on_done=on_done,
+        )  # fmt: skip
+
+    def allreduce_many(
+        self,
+        tensors: Iterable[Any],
+        op: str = "sum",
+        *,
+        compression: str | None = None,
+        feedback: Sequence[Residuals] | Literal[False] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces several tensors in place, the small ones (below 256 KiB) of a dtype together.
+
+        For many small tensors that is many times faster than one call for each. The order of a sum
+        may differ from that of ``allreduce`` of one tensor; it is the same on all ranks.
+
+        Args:
+            tensors: the same number, dtypes and counts in the same order on all ranks.
+            feedback: as many ErrorFeedbacks as tensors, which then travel by themselves; or False.
+
+        Returns:
+            The tensors as a list; with ``async_op`` an object with ``wait``, ``done`` and
+            ``exception``, as a Work has them. The other arguments, and the errors raised, are those
+            of ``allreduce``.
+        """
+        return allreduce_many(self, tensors, op, compression, feedback, async_op, timeout)
+
+    def broadcast(
+        self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
+        Work). On root it is only read."""
+        dst = view(tensor, writable=self.rank != root)
+        return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces to root by ``op`` as allreduce does, in place there unless ``out`` is given;
+        elsewhere the tensor is only read, and returned as it is."""
+        here = self.rank == root
+        src = view(tensor, writable=here and out is None)
+        dst = None
+        if here:
+            dst = src if out is None else self._out(out, src, src.count)
+        return self._run(lib.RC_REDUCE, src, dst, src.count, op=op, root=root, async_op=async_op,
+                         timeout=timeout, result=None if here else tensor)  # fmt: skip
+
+    def allgather(
+        self,
+        tensor: Any,
+        *,
+        compression: str | None = None,
+        feedback: Feedback = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Returns all ranks' tensors, which are only read, stacked in order of rank: shape
+        (world_size, *tensor.shape). With ``compression`` every rank, the sender too, has what
+        travelled; ``feedback``, of the tensor's size, adds what that lacked to the next."""
+        src = view(tensor, writable=False)
+        dst = self._result(out, src, (self.world_size, *src.shape))
+        return self._run(
+            lib.RC_ALLGATHER, src, dst, src.count, compression=compression, feedback=feedback,
+            async_op=async_op, timeout=timeout,
+        )  # fmt: skip
+
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """As allgather, but on root alone; None on the other ranks."""
+        src = view(tensor, writable=False)
+        here = self.rank == root
+        dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
+        return self._run(lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op,
+                         timeout=timeout)  # fmt: skip
+
+    def scatter(
+        self,
+        tensor: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives rank i the i-th of root's rows.
+
+        Args:
+            tensor: on root: shape (world_size, *s). Elsewhere: None with ``out`` given, or a
+                tensor of root's shape and dtype, of which only these two are used.
+            out: receives shape s; made where it is not given.
+
+        Returns:
+            Shape s, on root too.
+        """
+        if tensor is None:
+            if self.rank == root or out is None:
+                raise TensorError("scatter: give root's tensor, and on the other ranks out=")
+            dst = view(out, writable=True)
+            return self._run(lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op,
+                             timeout=timeout)  # fmt: skip
+        src = view(tensor, writable=False)
+        rows = self._rows("scatter", src, exactly_one=True)
+        dst = self._result(out, src, rows[1:])
+        return self._run(lib.RC_SCATTER, src if self.rank == root else None, dst, dst.count,
+                         root=root, async_op=async_op, timeout=timeout)  # fmt: skip
+
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        compression: str | None = None,
+        feedback: Feedback = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces over all ranks and gives rank i the i-th of world_size equal parts.
+
+        Args:
+            tensor: its first dimension is a multiple of world_size. Only read.
+            op, compression, feedback: as for allreduce; the feedback is of the tensor's size. The
+                result is not rounded again. A value that is not finite makes NaN of the part that
+                it belongs to and of that of the rank which had it; the other ranks do not know.
+
+        Returns:
+            Shape (tensor.shape[0] / world_size, *tensor.shape[1:]).
+        """
+        src = view(tensor, writable=False)
+        rows = self._rows("reduce_scatter", src)
+        dst = self._result(out, src, rows)
+        return self._run(
+            lib.RC_REDUCE_SCATTER, src, dst, dst.count, op=op, compression=compression,
+            feedback=feedback, async_op=async_op, timeout=timeout,
+        )  # fmt: skip
+
+    def alltoall(
+        self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Sends the i-th of world_size equal parts to rank i; returns the parts received, in order
+        of rank, in the shape of ``tensor``, whose first dimension is a multiple of world_size."""
+        src = view(tensor, writable=False)
+        self._rows("alltoall", src)
+        dst = self._result(out, src, src.shape)
+        return self._run(lib.RC_ALLTOALL, src, dst, src.count // self.world_size,
+                         async_op=async_op, timeout=timeout)  # fmt: skip
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Returns None, or the Work is over, when every rank has called it."""
+        return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
+
+    def send(
+        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Sends a tensor to another rank, dst, where a ``recv`` of the same tag (0 to 2^31 - 1)
+        takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
+        when it may be changed, which can be before it is received."""
+        src = view(tensor, writable=False)
+        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=check_tag(tag),
+                         async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
+
+    def recv(
+        self, tensor: Any, src: int | None, *, tag: int = 0, async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:  # fmt: skip
+        """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
+        tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
+        which the Work's ``root`` tells."""
+        dst = view(tensor, writable=True)
+        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, tag=check_tag(tag),
+                         async_op=async_op, timeout=timeout)  # fmt: skip
+
+    # ---- helpers ----
+
+    def _rows(self, name: str, src: View, exactly_one: bool = False) -> tuple[int, ...]:
+        """Shape of one of world_size equal parts along the first dimension."""
+        n = self.world_size
+        if not src.shape or src.shape[0] % n or (exactly_one and src.shape[0] != n):
+            wanted = f"be {n}" if exactly_one else f"divide by {n}"
+            raise TensorError(f"{name}: the first dimension must {wanted} (the world size), and "
+                              f"the tensor's shape is {src.shape}")  # fmt: skip
+        return (src.shape[0] // n, *src.shape[1:])
+
+    def _out(self, out: Any, src: View, count: int) -> View:
+        dst = view(out, writable=True)
+        if dst.count != count or dst.dtype != src.dtype:
+            raise TensorError(f"out is {dst.dtype}[{dst.count}], the result is "
+                              f"{src.dtype}[{count}]")  # fmt: skip
+        return dst
+
+    def _result(self, out: Any, src: View, shape: tuple[int, ...]) -> View:
+        made = src.new(shape) if out is None else out
+        count = 1
+        for size in shape:
+            count *= size
+        return self._out(made, src, count)

@@ -1,0 +1,225 @@
+"""What a tensor on a GPU is: torch's CUDA tensors, and anything with __cuda_array_interface__.
+
+``view`` is the one way to any tensor's memory, on a GPU or not. torch and CuPy are only looked for
+among the modules that the caller has imported already.
+
+Invariants: a DeviceView keeps its object alive and never touches its elements: that is for the
+GPU's streams. No CUDA call is made for a tensor without elements. What is not contiguous and
+receives a result is refused: a copy back would have to follow the result on every stream.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import buffers, cuda
+from .buffers import NUMPY_NAMES, SUPPORTED, View
+from .errors import TensorError
+
+#: Of a tensor whose library does not say what is left to do to it: the stream that all others wait
+#: for.
+_LEGACY_STREAM = 1
+
+
+class DeviceView(View):
+    """A tensor on a GPU. ``address`` is one of the device.
+
+    Attributes:
+        device: the GPU's number; -1 for a tensor without elements.
+    """
+
+    __slots__ = ("_current", "device")
+
+    def __init__(
+        self,
+        owner: Any,
+        keep: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        device: int,
+        current: Callable[[], int],
+        make: Callable[[tuple[int, ...]], Any],
+    ) -> None:
+        count = 1
+        for size in shape:
+            count *= size
+        super().__init__(owner, keep, address, dtype, shape, count, make)
+        self.device = device
+        self._current = current
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that this thread's calls follow now: that of ``cuda.stream``, or
+        the current one of the tensor's library; cuda.NO_STREAM: there is nothing to follow."""
+        chosen = cuda.chosen_stream()
+        return self._current() if chosen is None else chosen
+
+
+class PackedView(DeviceView):
+    """Several tensors of a GPU as one: at multiples of ``align`` elements, and zeros between them.
+
+    Attributes:
+        pieces: (byte offset, tensor), in order.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, parts: Sequence[DeviceView], align: int) -> None:
+        item = buffers.ITEM_BYTES[parts[0].dtype]
+        self.pieces: list[tuple[int, DeviceView]] = []
+        total = 0
+        for part in parts:
+            self.pieces.append((total * item, part))
+            total += -(-part.count // align) * align
+        some = next((part for part in parts if part.count), parts[0])
+        super().__init__(
+            [part.owner for part in parts], parts, 0, some.dtype, (total,), some.device,
+            some._current, some.new,
+        )  # fmt: skip
+
+
+def view(obj: Any, *, writable: bool) -> View:
+    """The memory of a tensor, wherever it lies: a DeviceView on a GPU, else as buffers.view.
+
+    Raises:
+        TensorError: as buffers.view; on a GPU, too, for one that is not contiguous and would
+            receive a result.
+        DeviceError: it is on a GPU, and no driver is to be had.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        if obj.device.type != "cuda":
+            return buffers.view(obj, writable=writable)
+        return _torch_view(torch, obj, writable)
+    if isinstance(obj, np.ndarray) or not hasattr(obj, "__cuda_array_interface__"):
+        return buffers.view(obj, writable=writable)
+    return _array_view(obj, writable)
+
+
+def common_device(views: Sequence[View]) -> DeviceView | None:
+    """A view of a GPU tensor with elements, of views that all lie on one GPU; None where all lie on
+    the host. Raises TensorError for a mixture."""
+    found = [view for view in views if isinstance(view, DeviceView)]
+    if not found:
+        return None
+    if len(found) < len(views):
+        raise TensorError("one tensor of the call lies on a GPU and another in host memory")
+    devices = sorted({view.device for view in found if view.count})
+    if len(devices) > 1:
+        raise TensorError(f"the call's tensors lie on GPUs {devices}; all must be on one")
+    return next((view for view in found if view.count), found[0])
+
+
+def _kind(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+def _not_dense(what: str) -> TensorError:
+    return TensorError(
+        f"{what} on a GPU is not contiguous, and the result would be written to it; pass a "
+        "contiguous copy, or out="
+    )
+
+
+# ---- torch ----
+
+
+def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
+    dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise TensorError(f"dtype {tensor.dtype} is not supported; use {SUPPORTED}")
+    dense = tensor.detach()
+    if not dense.is_contiguous() or dense.is_neg():
+        if writable:
+            raise _not_dense("a tensor")
+        dense = dense.resolve_neg().contiguous()
+    device = tensor.device
+    if tensor.numel():
+        cuda.require()
+
+    def make(shape: tuple[int, ...]) -> Any:
+        return torch.empty(shape, dtype=tensor.dtype, device=device)
+
+    def current() -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    return DeviceView(
+        tensor, dense, int(dense.data_ptr()), dtype, tensor.shape, int(device.index), current, make
+    )
+
+
+# ---- __cuda_array_interface__ ----
+
+
+def _array_view(obj: Any, writable: bool) -> DeviceView:
+    about = obj.__cuda_array_interface__
+    shape = tuple(int(size) for size in about["shape"])
+    dtype = _dtype_of(obj, about)
+    address, read_only = about["data"]
+    if about.get("mask") is not None:
+        raise TensorError(f"{_kind(obj)} has a mask, which is not supported")
+    if writable and read_only:
+        raise TensorError(
+            f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"
+        )
+    if not _is_dense(shape, about.get("strides"), buffers.ITEM_BYTES[dtype]):
+        raise TensorError(f"{_kind(obj)} is not contiguous; pass a contiguous copy")
+    device = -1
+    if 0 not in shape:
+        cuda.require()
+        device = cuda.ordinal_of(address)
+    _stream_of(about, obj)  # says now what is wrong with it
+    return DeviceView(
+        obj, obj, address, dtype, shape, device,
+        lambda: _stream_of(obj.__cuda_array_interface__, obj), _maker(obj, device),
+    )  # fmt: skip
+
+
+def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
+    name = str(getattr(obj, "dtype", ""))
+    if not name.endswith("bfloat16"):  # which the interface has no name for
+        found = np.dtype(about["typestr"])
+        name = found.name if found.isnative else found.str
+    dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
+    if dtype is None:
+        raise TensorError(f"dtype {name} is not supported; use native {SUPPORTED}")
+    return dtype
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int] | None, item: int) -> bool:
+    step = item
+    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size > 1 and stride != step:
+            return 0 in shape
+        step *= size
+    return True
+
+
+def _stream_of(about: dict[str, Any], obj: Any) -> int:
+    if about.get("version", 0) < 3:
+        return _LEGACY_STREAM
+    handle = about.get("stream")
+    if handle is None:
+        return cuda.NO_STREAM
+    if handle == 0:
+        raise TensorError(f"{_kind(obj)} names stream 0, which __cuda_array_interface__ forbids")
+    return int(handle)
+
+
+def _maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:
+    def make(shape: tuple[int, ...]) -> Any:
+        cupy = sys.modules.get("cupy")
+        if cupy is None or not isinstance(obj, cupy.ndarray):
+            raise TensorError(f"a result like {_kind(obj)} cannot be made here; give out=")
+        with cupy.cuda.Device(None if device < 0 else device):
+            return cupy.empty(shape, obj.dtype)
+
+    return make

@@ -1,0 +1,276 @@
+"""Collectives of GPU tensors: the Python face of the core's pipe, and the Work of each flight.
+
+A communicator has one pipe, made with the first GPU tensor, and with it the GPU that it is for. A
+thread of Python hears from it what is over and what has landed.
+
+Invariants: a flight's tensors are kept until no copy can touch them, whoever has dropped the Work.
+When ``wait`` returns, the caller's stream goes on behind the result, and the copies to the GPU may
+still be on their way; where ``done`` is True, they are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import cuda
+from ._native import AGAIN, OK, error_class, ffi, lib, text
+from .buffers import View
+from .devices import DeviceView, PackedView
+from .errors import RingcommError
+from .work import SLICE_MS, Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+CALLBACK_THREAD = "ringcomm-gpu"
+ARENA_BYTES = 256 << 20
+_log = logging.getLogger("ringcomm")
+_told: set[int] = set()  # GPUs whose lack of kernels was said
+
+
+class DeviceWork(Work):
+    """A collective of GPU tensors in flight. Differs from a Work in when it is over:
+
+    ``wait`` returns when the result is on its way to the GPU, and the current stream goes on behind
+    it (where none is known, when it is there). ``done`` and a callback of ``on_done`` tell that it
+    is there, for every stream and for the host.
+    """
+
+    def __init__(
+        self, comm: Communicator, name: str, views: tuple[View, ...], result: Any,
+        where: DeviceView, on_landing: Callable[[Work], None] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(comm, name, views, result, ffi.new("rc_flight **"))
+        self._where = where
+        self._on_landing = on_landing
+
+    def __del__(self, free: Any = lib.rc_flight_free) -> None:  # globals may be gone at exit
+        free(self._slot[0])
+
+    def wait(self, timeout: float | None = None, stream: Any = None) -> Any:
+        """As Work.wait. ``stream``: what goes on behind the result; None: the current stream."""
+        with contextlib.nullcontext() if stream is None else cuda.stream(stream):
+            return super().wait(timeout)
+
+    def done(self) -> bool:
+        """True once the result is on the GPU, or the collective has failed. Never waits."""
+        self._comm.require_own_process()
+        if lib.rc_flight_landed(self._slot[0], 0) == AGAIN:
+            return False
+        self._finish()
+        return True
+
+    def exception(self) -> RingcommError | None:
+        """As Work.exception; a failure is told before the tensors are let go of."""
+        result = self._poll(0)
+        if self._error is None and result not in (OK, AGAIN):
+            return self._make_error(result)
+        return super().exception()
+
+    def call_back(self, callback: Callable[[Work], None]) -> None:
+        """Calls back with this Work once ``wait`` would return at once."""
+        with self._lock:
+            told = self._callbacks == ()
+            if not told:
+                self._callbacks = (*(self._callbacks or ()), callback)
+        if told:
+            callback(self)
+        else:
+            lib.rc_flight_notify(self._slot[0])
+
+    @property
+    def holds_feedback(self) -> bool:
+        """Whether the core has its feedback, or is going to have it."""
+        return not self._finished and self._poll(0) == AGAIN
+
+    @property
+    def root(self) -> int:
+        """As Work.root."""
+        return int(lib.rc_flight_root(self._slot[0]))
+
+    @property
+    def seq(self) -> int:
+        """As Work.seq; 0 before its turn has come."""
+        return int(lib.rc_flight_seq(self._slot[0]))
+
+    @property
+    def elapsed(self) -> float:
+        """As Work.elapsed, of the core's part."""
+        return float(lib.rc_flight_elapsed(self._slot[0]))
+
+    # ---- for the pipe's thread ----
+
+    def over(self) -> None:
+        """Calls those that wanted to know that it is over."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks or (), ()
+        for callback in callbacks:
+            callback(self)
+
+    def landed(self) -> None:
+        """Lets go of the tensors and calls who wanted to know of that."""
+        self.over()  # who asked when it was too late for a notice
+        self._finish()
+        callback, self._on_landing = self._on_landing, None
+        if callback is not None:
+            callback(self)
+
+    # ---- helpers ----
+
+    def _poll(self, timeout_ms: int) -> int:
+        handle = self._slot[0]
+        return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
+
+    def _settle(self) -> Any:
+        """The flight is over: raises its error, or has the stream go on behind it."""
+        result = self._poll(0)
+        if result != OK:
+            raise self._make_error(result) if self._error is None else self._error
+        stream = self._where.stream
+        if stream == cuda.NO_STREAM:
+            while (result := int(lib.rc_flight_landed(self._slot[0], SLICE_MS))) == AGAIN:
+                pass
+            if result != OK:
+                raise self._make_error(result)
+            return self._result
+        error = ffi.new("rc_error *")
+        code = lib.rc_flight_order(self._slot[0], stream, error)
+        if code != OK:
+            raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
+        return self._result
+
+    def _scatter_back(self) -> RingcommError | None:
+        return None  # the pipe has
+
+    def _fetch_error(self, error: Any) -> None:
+        lib.rc_flight_error(self._slot[0], error)
+
+
+class Pipe:
+    """One communicator's pipe to one GPU.
+
+    Attributes:
+        device: the GPU's number.
+    """
+
+    def __init__(self, comm: Any, device: int) -> None:
+        out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
+        code = lib.rc_pipe_create(
+            out, comm, cuda.library(), device, _kernels(), ARENA_BYTES, error
+        )
+        if code != OK:
+            raise error_class(code)(f"GPU {device}: {text(error.message)}")
+        self.device = device
+        self._handle = out[0]
+        _say_once(device, text(lib.rc_pipe_without_kernels(self._handle)))
+        self._free = weakref.finalize(self, lib.rc_pipe_free, self._handle)
+        self._free.atexit = False
+        self._works: dict[int, DeviceWork] = {}
+        self._registered = threading.RLock()  # a signal handler may call within a call
+        self._listener = threading.Thread(target=self._listen, name=CALLBACK_THREAD, daemon=True)
+        self._listener.start()
+
+    def submit(self, work: DeviceWork, call: Any) -> tuple[int, Any]:
+        """Submits the work's call.
+
+        Returns:
+            The rc_result and the rc_error; the work is under way if the former is OK.
+        """
+        error, slot = ffi.new("rc_error *"), work._slot
+        pieces = work._where.pieces if isinstance(work._where, PackedView) else []
+        parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])
+        with self._registered:
+            try:
+                code = lib.rc_pipe_submit(
+                    self._handle, call, parts, len(parts), work._where.stream, slot, error
+                )
+            finally:
+                if slot[0]:
+                    self._works[_number(slot[0])] = work
+        return code, error
+
+    def drain(self) -> None:
+        """Waits until all flights so far have reached the core, so that what is submitted to it
+        next comes after them on all ranks."""
+        while lib.rc_pipe_drain(self._handle, SLICE_MS) == AGAIN:
+            pass
+
+    def through_host(
+        self, src: DeviceView, dst: DeviceView, call: Callable[[View, View], Any]
+    ) -> Any:
+        """What a call on copies in host memory gives, which must be over when it returns."""
+        memory = np.empty(src.nbytes, np.uint8)
+        host = View(
+            dst.owner, memory, memory.__array_interface__["data"][0], src.dtype, src.shape,
+            src.count, src.new,
+        )  # fmt: skip
+        self._copy(src, memory, to_host=True)
+        result = call(host, host)
+        self._copy(dst, memory, to_host=False)
+        return result
+
+    def _copy(self, tensor: DeviceView, memory: Any, *, to_host: bool) -> None:
+        """In the order of the current stream; over when it returns."""
+        error = ffi.new("rc_error *")
+        code = lib.rc_pipe_copy(
+            self._handle, ffi.from_buffer(memory), tensor.address, tensor.nbytes, tensor.stream,
+            to_host, error,
+        )  # fmt: skip
+        if code != OK:
+            raise error_class(code)(text(error.message))
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that brings results to the GPU: what follows it follows all that is
+        over."""
+        return int(lib.rc_pipe_stream(self._handle))
+
+    def stop(self) -> None:
+        """Ends all flights. After rc_comm_close, before rc_comm_free."""
+        lib.rc_pipe_stop(self._handle)
+        if threading.current_thread() is not self._listener:
+            self._listener.join()
+
+    def _listen(self) -> None:
+        out, landed = ffi.new("rc_flight **"), ffi.new("int *")
+        while True:
+            code = lib.rc_pipe_take(self._handle, 60_000, out, landed)
+            if code == AGAIN:
+                continue
+            if code != OK:
+                break
+            with self._registered:
+                number = _number(out[0])
+                work = self._works.pop(number) if landed[0] else self._works[number]
+            tell = work.landed if landed[0] else work.over
+            lib.rc_flight_free(out[0])
+            try:
+                tell()
+            except BaseException:  # sys.exit() in a callback too: others are still to be called
+                _log.exception("a callback of a finished collective raised")
+            del work, tell  # they hold the tensor
+
+
+@functools.cache
+def _kernels() -> bytes:
+    """What makes packed tensors on the GPU: PTX, which its driver compiles."""
+    return resources.files(__package__).joinpath("kernels.ptx").read_bytes()
+
+
+def _say_once(device: int, without_kernels: str) -> None:
+    if without_kernels and device not in _told:
+        _told.add(device)
+        _log.warning("the CPU compresses the tensors of GPU %d: %s", device, without_kernels)
+
+
+def _number(flight: Any) -> int:
+    return int(ffi.cast("uintptr_t", flight))

@@ -1,0 +1,120 @@
+/* core.c - what the emulated kernels are held to, for a test that is not C: the core's scalar
+ * kernel set, which tests/c holds all others to, and the payloads that works make by it.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "../../csrc/codec/quant.h"
+#include "../../csrc/kernels/kernels.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+static const kernel_set *const kernels = &kernels_scalar;
+
+static const kernel_half *half_of(int codec)
+{
+    return codec == RC_CODEC_BF16 ? &kernels->bf16 : &kernels->fp16;
+}
+
+static const kernel_block *block_of(int codec)
+{
+    switch (codec) {
+    case RC_CODEC_INT8: return &kernels->int8;
+    case RC_CODEC_INT4: return &kernels->int4;
+    case RC_CODEC_ONEBIT: return &kernels->onebit;
+    default: return &kernels->fp8;
+    }
+}
+
+EXPORT void core_pack_half(int codec, uint16_t *wire, const float *src, float pre, size_t n)
+{
+    half_of(codec)->encode(wire, src, pre, n);
+}
+
+EXPORT void core_unpack_half(int codec, float *dst, const uint16_t *wire, size_t n)
+{
+    half_of(codec)->decode(dst, wire, n);
+}
+
+EXPORT void core_scale(float *dst, const float *src, float factor, size_t n)
+{
+    kernels->scale[RC_F32](dst, src, (double)factor, n);
+}
+
+/* One segment; returns whether it is poisoned. */
+EXPORT int core_pack(int codec, uint8_t *wire, float *left, const float *src, float pre,
+                     const float *residual, size_t n)
+{
+    const kernel_block *format = block_of(codec);
+    uint8_t *codes = wire + kernel_block_scales(format, n) * sizeof(uint16_t);
+    return format->encode((uint16_t *)(void *)wire, codes, left, src, pre, residual, n, 0);
+}
+
+EXPORT int core_unpack(int codec, float *dst, const uint8_t *wire, size_t n)
+{
+    const kernel_block *format = block_of(codec);
+    const uint8_t *codes = wire + kernel_block_scales(format, n) * sizeof(uint16_t);
+    return format->decode(dst, (const uint16_t *)(const void *)wire, codes, n, 0);
+}
+
+/* The payload of one segment as a work makes it, and takes it; returns its bytes. */
+EXPORT size_t core_payload(int codec, uint8_t *wire, float *left, const float *src,
+                           const float *residual, size_t n, int *poisoned)
+{
+    const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .count = n};
+    quant q;
+    quant_init(&q, kernels, &call, 2);
+    return quant_encode(&q, wire, src, residual, left, n, poisoned);
+}
+
+EXPORT void core_store(int codec, float *dst, const uint8_t *wire, size_t n, int *poisoned)
+{
+    const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .count = n};
+    quant q;
+    quant_init(&q, kernels, &call, 2);
+    quant_store(&q, dst, wire, quant_most_bytes(&q, n), n, poisoned);
+}
+
+/* Where threshold[0] is 0, both are found. Of segments of a tensor whose elements all travel but
+ * exact_count from exact on, which are packed as well. */
+EXPORT int core_pack_topk(uint8_t *wire, uint32_t *kept, float *left, const float *src,
+                          const float *residual, size_t n, size_t segment, size_t stride,
+                          uint32_t *threshold, double density, size_t cap, uint64_t turn,
+                          size_t exact, size_t exact_count)
+{
+    const topk_source source = {src, residual, n, exact, exact_count};
+    const topk_segments segments = {segment, cap * TOPK_BYTES};
+    topk t = {.kernels = kernels, .dtype = RC_F32, .post = 1.0f, .density = density};
+    void *room = malloc(topk_room(&t, &source, segments));
+    int poisoned = 0;
+    if (room == NULL)
+        return -1;
+    topk_prepare(&t, room, &source, segments, turn);
+    if (threshold[0] != 0) {
+        t.least = threshold[0];
+        t.tied = threshold[1] != 0;
+    }
+    threshold[0] = t.least;
+    threshold[1] = (uint32_t)t.tied;
+    for (size_t at = 0; at < n; at += segment, wire += stride) {
+        const size_t count = n - at < segment ? n - at : segment;
+        *kept++ =
+            (uint32_t)(topk_encode(&t, wire, src + at, residual != NULL ? residual + at : NULL,
+                                   left + at, count, &poisoned) /
+                       TOPK_BYTES);
+    }
+    free(room);
+    return poisoned;
+}
+
+EXPORT int core_unpack_topk(float *dst, const uint8_t *wire, const uint32_t *kept, size_t n,
+                            size_t segment, size_t stride)
+{
+    topk t = {.kernels = kernels, .dtype = RC_F32, .post = 1.0f};
+    int poisoned = 0;
+    for (size_t at = 0; at < n; at += segment, wire += stride)
+        topk_store(&t, dst + at, wire, *kept++ * TOPK_BYTES, n - at < segment ? n - at : segment,
+                   &poisoned);
+    return poisoned;
+}

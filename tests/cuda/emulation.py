@@ -1,0 +1,41 @@
+"""Builds the emulated kernels: csrc/cuda/kernels.cu for a CPU, as a library that launches by name.
+
+Needs a C compiler that is gcc or takes its flags. What the library exports is in emulate.h.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+#: Of everything whose bits count.
+EXACT = ("-std=gnu11", "-O1", "-ffp-contract=off", "-fno-math-errno")
+#: Of emulate.c. A misaligned access ends the process, as it would end a context.
+EMULATED = (
+    "-fno-strict-aliasing", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
+    "-U_FORTIFY_SOURCE", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror",
+    "-Wno-unknown-pragmas",
+)  # fmt: skip
+
+
+def compiled(library: Path, sources: Sequence[Path], flags: Sequence[str] = ()) -> Path:
+    """A shared library of C files.
+
+    Raises:
+        OSError: there is no compiler.
+        RuntimeError: it does not compile.
+    """
+    command = [os.environ.get("CC", "gcc"), *EXACT, *flags, "-fPIC", "-shared", "-o", str(library),
+               *map(str, sources)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+    return library
+
+
+def build(library: Path, sources: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
+    """The emulation, with more sources beside it; raises as `compiled` does."""
+    return compiled(library, [HERE / "emulate.c", *sources], [*EMULATED, *flags])
