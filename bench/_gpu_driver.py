@@ -39,10 +39,10 @@ class Driver:
 
     def __init__(self, ordinal: int = 0) -> None:
         try:
-            self.library = ctypes.CDLL(os.environ.get("RINGCOMM_LIBCUDA", "libcuda.so.1"))
+            self.functions = ctypes.CDLL(os.environ.get("RINGCOMM_LIBCUDA", "libcuda.so.1"))
         except OSError as error:
             raise DriverError(f"no CUDA driver: {error}") from None
-        self.is_fake = hasattr(self.library, "fake_cuda_reset")
+        self.is_fake = hasattr(self.functions, "fake_cuda_reset")
         self.call("cuInit", 0)
         self.device, self._context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(self.device), ordinal)
@@ -51,13 +51,13 @@ class Driver:
 
     def call(self, name: str, *arguments: Any) -> None:
         """A function by its documented name. Raises DriverError unless it succeeds."""
-        function = getattr(self.library, name + ("_v2" if name in _VERSIONED else ""), None)
+        function = getattr(self.functions, name + ("_v2" if name in _VERSIONED else ""), None)
         if function is None:
             raise DriverError(f"the driver has no {name}")
         result = function(*arguments)
         if result:
             said = ctypes.c_char_p()
-            self.library.cuGetErrorName(result, ctypes.byref(said))
+            self.functions.cuGetErrorName(result, ctypes.byref(said))
             raise DriverError(f"{name}: {(said.value or b'?').decode()} ({result})")
 
     def enter(self) -> None:
@@ -148,14 +148,14 @@ class Driver:
         """A stream under capture into a graph, which is thrown away."""
         handle = ctypes.c_void_p(stream)
         if self.is_fake:
-            self.library.fake_cuda_capture(handle, 1)
+            self.functions.fake_cuda_capture(handle, 1)
         else:
             self.call("cuStreamBeginCapture", handle, 2)  # relaxed
         try:
             yield
         finally:
             if self.is_fake:
-                self.library.fake_cuda_capture(handle, 0)
+                self.functions.fake_cuda_capture(handle, 0)
             else:
                 graph = ctypes.c_void_p()
                 self.call("cuStreamEndCapture", handle, ctypes.byref(graph))

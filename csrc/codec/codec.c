@@ -163,8 +163,8 @@ static void reduce_half(const codec *c, uint16_t *out, const uint16_t *wire, con
         reduce_widened(c, out, wire, src, n);
         return;
     }
-    if (is_half_tensor(c)) {
-        c->half->add_half(out, wire, src, c->pre, post, n);
+    if (codec_sends_plain(c)) {
+        c->half->add_half(out, wire, src, post, n);
         return;
     }
     float room[BLOCK];
@@ -214,7 +214,7 @@ static void combine_half(const codec *c, uint16_t *out, const uint16_t *first,
                          const uint16_t *second, size_t n, float post)
 {
     if (c->op == RC_SUM) {
-        c->half->add_half(out, first, second, 1.0F, post, n);
+        c->half->add_half(out, first, second, post, n);
         return;
     }
     float room[BLOCK];

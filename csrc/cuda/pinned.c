@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../base/thread.h"
 
 enum { LEAST_SLAB = 4 << 20 };
 
@@ -20,13 +20,9 @@ typedef struct pinned_slab {
 
 void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap)
 {
-    pthread_condattr_t attributes;
     *arena = (pinned_arena){.device = device, .cap = cap};
     pthread_mutex_init(&arena->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&arena->returned, &attributes);
-    pthread_condattr_destroy(&attributes);
+    thread_init_cond(&arena->returned);
 }
 
 /* ---- slabs ---- */
@@ -146,9 +142,8 @@ static rc_result add_slab(pinned_arena *arena, size_t bytes, int alone, rc_error
 static int wait_for_return(pinned_arena *arena, int patience_ms)
 {
     uint64_t seen = arena->returns, deadline = clock_ns() + (uint64_t)patience_ms * CLOCK_MS;
-    struct timespec until = {(time_t)(deadline / CLOCK_S), (long)(deadline % CLOCK_S)};
     while (arena->returns == seen && clock_ns() < deadline)
-        pthread_cond_timedwait(&arena->returned, &arena->lock, &until);
+        thread_wait_until(&arena->returned, &arena->lock, deadline);
     return arena->returns != seen;
 }
 

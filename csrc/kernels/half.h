@@ -50,9 +50,9 @@ static inline vec HALF(contribution)(vec x, vec pre)
     return LOAD(wire);
 }
 
-static inline vec HALF(fused)(vec acc, vec x, vec pre, vec post)
+static inline vec HALF(fused)(vec acc, vec x, vec post)
 {
-    return vec_mul(vec_add(acc, HALF(contribution)(x, pre)), post);
+    return vec_mul(vec_add(acc, x), post);
 }
 
 static void HALF(add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,
@@ -63,32 +63,32 @@ static void HALF(add)(uint16_t *dst, const uint16_t *acc, const float *x, float 
     const vec before = vec_set(pre);
     const vec after = vec_set(post);
     for (size_t i = 0; i < whole; i += LANES)
-        STORE(dst + i, HALF(fused)(LOAD(acc + i), LOAD_F32(x + i), before, after));
+        STORE(dst + i,
+              HALF(fused)(LOAD(acc + i), HALF(contribution)(LOAD_F32(x + i), before), after));
     if (rest) {
         uint16_t sum[LANES] = {0};
         float in[LANES] = {0};
         memcpy(sum, acc + whole, rest * sizeof *sum);
         memcpy(in, x + whole, rest * sizeof *in);
-        STORE(sum, HALF(fused)(LOAD(sum), LOAD_F32(in), before, after));
+        STORE(sum, HALF(fused)(LOAD(sum), HALF(contribution)(LOAD_F32(in), before), after));
         memcpy(dst + whole, sum, rest * sizeof *sum);
     }
 }
 
-static void HALF(add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float pre,
-                           float post, size_t n)
+static void HALF(add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float post,
+                           size_t n)
 {
     const size_t whole = n - n % LANES;
     const size_t rest = n - whole;
-    const vec before = vec_set(pre);
     const vec after = vec_set(post);
     for (size_t i = 0; i < whole; i += LANES)
-        STORE(dst + i, HALF(fused)(LOAD(acc + i), LOAD(x + i), before, after));
+        STORE(dst + i, HALF(fused)(LOAD(acc + i), LOAD(x + i), after));
     if (rest) {
         uint16_t sum[LANES] = {0};
         uint16_t in[LANES] = {0};
         memcpy(sum, acc + whole, rest * sizeof *sum);
         memcpy(in, x + whole, rest * sizeof *in);
-        STORE(sum, HALF(fused)(LOAD(sum), LOAD(in), before, after));
+        STORE(sum, HALF(fused)(LOAD(sum), LOAD(in), after));
         memcpy(dst + whole, sum, rest * sizeof *sum);
     }
 }

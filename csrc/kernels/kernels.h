@@ -40,9 +40,8 @@ typedef struct kernel_half {
     /* dst = E((D(acc) + D(E(x * pre))) * post), every step rounded in f32 */
     void (*add)(uint16_t *dst, const uint16_t *acc, const float *x, float pre, float post,
                 size_t n);
-    /* the same with a 16-bit x: dst = E((D(acc) + D(E(D(x) * pre))) * post) */
-    void (*add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float pre, float post,
-                     size_t n);
+    /* the same with what is a contribution already: dst = E((D(acc) + D(x)) * post) */
+    void (*add_half)(uint16_t *dst, const uint16_t *acc, const uint16_t *x, float post, size_t n);
 } kernel_half;
 
 /* The functions of one format whose elements share a scale, block by block; arithmetic in block.h.

@@ -2,7 +2,6 @@
 #include "engine.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -10,6 +9,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../base/thread.h"
 #include "polled.h"
 #include "sender.h"
 
@@ -53,28 +53,12 @@ static void wake(rc_engine *e)
     (void)ignored;
 }
 
-static void init_cond(pthread_cond_t *cond)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
-static void wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline)
-{
-    struct timespec at = {.tv_sec = (time_t)(deadline / CLOCK_S),
-                          .tv_nsec = (long)(deadline % CLOCK_S)};
-    pthread_cond_timedwait(cond, lock, &at);
-}
-
 /* Waits for call_sleepers, without the lock. */
 static void sleep_until_changed(rc_engine *e, uint64_t deadline)
 {
     uint64_t alarm = e->alarms;
     e->sleepers++;
-    wait_until(&e->changed, &e->lock, deadline);
+    thread_wait_until(&e->changed, &e->lock, deadline);
     if (e->alarms == alarm)
         e->sleepers--;
     else
@@ -89,17 +73,6 @@ static void call_sleepers(rc_engine *e)
     e->sleepers = 0;
     e->alarms++;
     pthread_cond_broadcast(&e->changed);
-}
-
-/* The progress thread takes no signals: they belong to the program's own threads. */
-static rc_result start_thread(rc_engine *e)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = pthread_create(&e->thread, NULL, progress, e);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return failed ? RC_SYSTEM : RC_OK;
 }
 
 static void close_fds(rc_engine *e)
@@ -133,10 +106,10 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     pthread_mutex_init(&e->lock, NULL);
     pthread_mutex_init(&e->inbox_lock, NULL);
     pthread_mutex_init(&e->done_lock, NULL);
-    init_cond(&e->changed);
-    init_cond(&e->parked);
-    init_cond(&e->admitted);
-    init_cond(&e->done_ready);
+    thread_init_cond(&e->changed);
+    thread_init_cond(&e->parked);
+    thread_init_cond(&e->admitted);
+    thread_init_cond(&e->done_ready);
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     e->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     e->kernels = kernels_find(kernel_set);
@@ -144,7 +117,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;
     if (e->kernels != NULL && e->epoll_fd >= 0 && e->wake_fd >= 0 &&
         epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, e->wake_fd, &event) == 0)
-        result = start_thread(e);
+        result = thread_start(&e->thread, progress, e) ? RC_OK : RC_SYSTEM;
     if (result != RC_OK) {
         destroy(e);
         return result;
@@ -352,7 +325,7 @@ static void let_callers_in(rc_engine *e)
         return;
     uint64_t deadline = clock_ns() + ADMIT_MS * CLOCK_MS;
     while (atomic_load(&e->callers) > 0 && clock_ns() < deadline)
-        wait_until(&e->admitted, &e->lock, deadline);
+        thread_wait_until(&e->admitted, &e->lock, deadline);
 }
 
 /* After each vain spin twice as many waits go without one: over a slow wire, where an event is far
@@ -523,9 +496,9 @@ static void *progress(void *arg)
         uint64_t now = clock_ns();
         uint64_t quiet = e->last_waiter + PARK_MS * CLOCK_MS;
         if (e->driver != ENGINE_REST || e->waiters > 0) {
-            wait_until(&e->parked, &e->lock, now + PARK_MS * CLOCK_MS);
+            thread_wait_until(&e->parked, &e->lock, now + PARK_MS * CLOCK_MS);
         } else if (e->active == 0 && !atomic_load(&e->submitted) && now < quiet) {
-            wait_until(&e->parked, &e->lock, quiet);
+            thread_wait_until(&e->parked, &e->lock, quiet);
         } else {
             drive_once(e, ENGINE_PROGRESS, ENGINE_NEVER, 0);
             engine_changed(e);
@@ -555,7 +528,7 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
     uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
     pthread_mutex_lock(&e->done_lock);
     while (e->done_head == NULL && !e->done_interrupted && clock_ns() < deadline)
-        wait_until(&e->done_ready, &e->done_lock, deadline);
+        thread_wait_until(&e->done_ready, &e->done_lock, deadline);
     e->done_interrupted = 0;
     engine_done *entry = e->done_head;
     if (entry != NULL) {

@@ -1,12 +1,13 @@
 /* sender.c - see sender.h. */
 #include "sender.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "../base/thread.h"
 
 enum {
     /* Shorter frames are not worth the two hand-overs. */
@@ -31,17 +32,6 @@ static void destroy(sender *s)
     free(s);
 }
 
-/* It takes no signals: they belong to the program's own threads. */
-static int start_thread(sender *s)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = pthread_create(&s->thread, NULL, run, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return !failed;
-}
-
 sender *sender_get(rc_engine *e)
 {
     if (e->sender != NULL)
@@ -57,7 +47,8 @@ sender *sender_get(rc_engine *e)
     s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = s->wake_fd};
     if (s->epoll_fd < 0 || s->wake_fd < 0 ||
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &event) != 0 || !start_thread(s)) {
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &event) != 0 ||
+        !thread_start(&s->thread, run, s)) {
         destroy(s);
         return NULL;
     }

@@ -9,6 +9,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../base/thread.h"
 
 #ifdef PIPE_FAULTS
 int pipe_fault = PIPE_SOUND;
@@ -27,8 +28,7 @@ cu_stream pipe_stream(int64_t handle)
 
 void pipe_wait(rc_pipe *p, uint64_t until)
 {
-    struct timespec at = {(time_t)(until / CLOCK_S), (long)(until % CLOCK_S)};
-    pthread_cond_timedwait(&p->changed, &p->lock, &at);
+    thread_wait_until(&p->changed, &p->lock, until);
 }
 
 /* ---- queues ---- */
@@ -79,16 +79,6 @@ rc_result rc_cuda_locate(const char *driver, uint64_t address, int *ordinal, rc_
 
 /* ---- life ---- */
 
-static void init_lock(rc_pipe *p)
-{
-    pthread_condattr_t attributes;
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 static rc_result make_streams(rc_pipe *p, rc_error *error)
 {
     device_visit visit;
@@ -104,10 +94,9 @@ static rc_result make_streams(rc_pipe *p, rc_error *error)
 
 static rc_result start_threads(rc_pipe *p, rc_error *error)
 {
-    if (pthread_create(&p->in, NULL, pipe_run_in, p) == 0)
-        p->threads = 1;
-    if (p->threads == 1 && pthread_create(&p->out, NULL, pipe_run_out, p) == 0)
-        p->threads = 2;
+    p->threads = thread_start(&p->in, pipe_run_in, p);
+    if (p->threads == 1)
+        p->threads += thread_start(&p->out, pipe_run_out, p);
     if (p->threads < 2)
         return error_set(error, RC_SYSTEM, "no thread to move tensors of a GPU");
     return RC_OK;
@@ -132,7 +121,8 @@ rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int o
     p->comm = comm;
     p->pid = getpid();
     p->references = 1;
-    init_lock(p);
+    pthread_mutex_init(&p->lock, NULL);
+    thread_init_cond(&p->changed);
     pinned_init(&p->arena, p->device, arena);
     result = make_streams(p, error);
     if (result == RC_OK)

@@ -227,11 +227,11 @@ static void half_case(const kernel_set *set, const format *f, size_t n, size_t o
         uint16_t *dst = alias == ALIAS_A ? acc : alias == ALIAS_B ? other : out;
         memcpy(acc, saved, n * sizeof *acc);
         memcpy(decoded, other, n * sizeof *other); /* dst may be other itself */
-        half->add_half(dst, acc, other, factor, post, n);
+        half->add_half(dst, acc, other, post, n);
         for (size_t i = 0; i < n; i++) {
             const uint16_t bits = ((const uint16_t *)decoded)[i];
-            const float term = contribution(f, (float)decode_reference(f, bits) * factor);
-            const float sum = (float)decode_reference(f, saved[i]) + term;
+            const float sum =
+                (float)decode_reference(f, saved[i]) + (float)decode_reference(f, bits);
             wrong += dst[i] != encode_reference(f, sum * post);
         }
     }

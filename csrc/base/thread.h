@@ -1,0 +1,42 @@
+/* thread.h - threads of our own, and waits until a time by the clock of clock.h.
+ *
+ * A thread of ours takes no signals: they belong to the program's own threads, whose waits they are
+ * meant to interrupt.
+ */
+#ifndef RINGCOMM_THREAD_H
+#define RINGCOMM_THREAD_H
+
+#include <pthread.h>
+#include <signal.h>
+
+#include "clock.h"
+
+/* 1 if it runs. */
+static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return !failed;
+}
+
+/* A condition for thread_wait_until. */
+static inline void thread_init_cond(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* Waits for the condition, at most until the time (clock_ns). */
+static inline void thread_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until)
+{
+    struct timespec at = {.tv_sec = (time_t)(until / CLOCK_S), .tv_nsec = (long)(until % CLOCK_S)};
+    pthread_cond_timedwait(cond, lock, &at);
+}
+
+#endif
