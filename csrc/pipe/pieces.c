@@ -182,7 +182,10 @@ void pieces_feed(rc_flight *f)
     if (!f->feed.is_on)
         return;
     if (feed(f, &error) != RC_OK) {
+        if (rc_work_wait(f->work, 0) != RC_AGAIN)
+            error.code = RC_OK; /* it was not this that ended it */
         error.rank = p->comm->env.rank;
+        error.seq = rc_work_seq(f->work);
         rc_comm_abort(p->comm, error.message);
         (void)DEVICE_CALL(p->device, &ignored, cuStreamSynchronize, p->d2h);
     }
