@@ -22,7 +22,7 @@
 #include "../plan/order.h"
 
 typedef struct gate {
-    order_stretch *shown;  /* [shown_most] in the order of their coming */
+    order_stretch *shown; /* [shown_most] in the order of their coming */
     uint32_t shown_most, shown_count;
     uint32_t opened;      /* of them gate_next has been through; */
     uint64_t opened_part; /* of the next, so many elements */

@@ -53,6 +53,8 @@ rc_result gated_start(rc_work *w)
 rc_result gated_go_on(rc_work *w)
 {
     const work_env *env = w->env;
+    if (!gate_may_open(w->gate))
+        return RC_OK;
     RC_TRY(open_units(w, UNITS_AT_ONCE));
     work_pump(env);
     return RC_OK;

@@ -1,9 +1,9 @@
 /* pieces.c - flights that go through the core piece by piece: the copy to the host, the ring and
  * the copy back run beside each other within one all-reduce.
  *
- *   d2h stream   piece 1 | piece 2 |   piece 3    |     ...        in the order of the plan (order.h)
- *   core                  \ submitted, then shown the rest as it comes
- *   h2d stream                               what is final | ... | the rest, "done"
+ *   d2h stream   1 | 2 |  3  |    4    | ...           in the order of the plan (order.h)
+ *   core            \ submitted, then shown the others as they come
+ *   h2d stream                          what is final | ... | the rest, "done"
  *
  * "in" queues a few pieces, submits the work when the first is there, behind a gate (gate.h), and
  * shows the core each further one when the event behind it is over. "out" is called when enough of

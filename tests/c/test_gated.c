@@ -230,11 +230,8 @@ static void a_failure_behind_a_gate(void)
 static void a_result_without_this_rank(void)
 {
     static float data[MOST];
-    rc_call call = {.collective = RC_ALLREDUCE,
-                    .dtype = RC_F32,
-                    .count = MOST,
-                    .src = data,
-                    .dst = data};
+    rc_call call = {
+        .collective = RC_ALLREDUCE, .dtype = RC_F32, .count = MOST, .src = data, .dst = data};
     open_world(2);
     side *s = &sides[0];
     s->work = work_create(&engine, &call, 0);

@@ -1,4 +1,5 @@
-/* test_order.c - in which order a rank needs its values: all of them, once, and as the plan does. */
+/* test_order.c - in which order a rank needs its values: all of them, once, and as the plan does.
+ */
 #include "../../csrc/plan/order.h"
 
 #include <string.h>

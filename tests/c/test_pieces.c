@@ -174,9 +174,9 @@ static void test_a_tensor_in_parts(void)
         }
         rc_call call = flights_call(0);
         call.count = COUNT;
-        CHECK_EQ(rc_pipe_submit(e.all->pipes[rank], &call, parts, PARTS, 1, &e.in_flight[rank],
-                                &error),
-                 RC_OK);
+        CHECK_EQ(
+            rc_pipe_submit(e.all->pipes[rank], &call, parts, PARTS, 1, &e.in_flight[rank], &error),
+            RC_OK);
     }
     CHECK(lands_well(&e));
     end(&e);
