@@ -287,6 +287,36 @@ static void test_an_end_while_it_is_fed(void)
     }
 }
 
+/* A copy fails when the core has the work: that is what every rank hears of. */
+static void test_a_copy_that_fails_is_named(void)
+{
+    static const char *const names[] = {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"};
+    for (int back = 0; back < 2; back++) {
+        char symbol[64];
+        int named = 0, ours = 0;
+        atomic_store(&pipe_pieces_fed, 2);
+        exchange e = begin(2, RC_RING, COUNT);
+        submit_all(&e);
+        CHECK(waits_until(has_reached_the_core, &e));
+        usleep(10000);
+        snprintf(symbol, sizeof symbol, "%s_v2", names[back]);
+        fake_cuda_fail(symbol, 1, 999);
+        atomic_store(&pipe_pieces_fed, INT32_MAX);
+        for (int rank = 0; rank < 2; rank++) {
+            rc_error error;
+            rc_result result = rc_flight_landed(e.in_flight[rank], WORLD_LONG_MS);
+            CHECK(result == RC_DEVICE || result == RC_ABORTED);
+            rc_flight_error(e.in_flight[rank], &error);
+            ours += result == RC_DEVICE;
+            named += strstr(error.message, names[back]) != NULL;
+        }
+        CHECK_EQ(named, 2);
+        CHECK_EQ(ours, 1);
+        end(&e);
+        gpu_expect_clean();
+    }
+}
+
 /* Any call of the driver may fail: no rank waits, and everything is given back. */
 static int one_call_fails(int k, int error)
 {
@@ -339,6 +369,7 @@ int main(void)
         {"over and landed", test_over_and_landed},
         {"a gate that opens early is seen", test_a_gate_that_opens_early_is_seen},
         {"an end while it is fed", test_an_end_while_it_is_fed},
+        {"a copy that fails is named", test_a_copy_that_fails_is_named},
         {"any call may fail", test_any_call_may_fail},
     };
     return check_run(tests, CHECK_COUNT(tests));
