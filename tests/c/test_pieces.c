@@ -254,20 +254,114 @@ static void test_over_and_landed(void)
     gpu_expect_clean();
 }
 
-/* What the core reads must be there: else it adds what lay in staging. */
-static void test_a_gate_that_opens_early_is_seen(void)
+/* A stream makes the values before the call, and looks at them after it. 1 if it has seen the sum;
+ * then the same of another stream, through the same staging. */
+static int follows_streams(void)
 {
+    exchange e = begin(2, RC_RING, 400000);
+    int right = 1;
+    for (int turn = 0; turn < 2; turn++) {
+        cu_stream stream = flights_stream();
+        rc_error error;
+        for (int rank = 0; rank < 2; rank++) {
+            float *values = calloc(e.count, sizeof *values);
+            for (uint64_t i = 0; i < e.count; i++)
+                values[i] = value_of(rank, i) - (float)(turn + 5);
+            CHECK_EQ(fake_cuda_write(e.at[rank], values, e.count * sizeof *values), 0);
+            free(values);
+            CHECK_EQ(fake_cuda_add(stream, e.at[rank], (float)(turn + 5), e.count), CU_OK);
+            rc_call call = flights_call(e.at[rank]);
+            call.count = e.count;
+            e.in_flight[rank] = flights_submit(e.all, rank, &call, stream);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            CHECK_EQ(rc_flight_wait(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
+            CHECK_EQ(rc_flight_order(e.in_flight[rank], flights_handle(stream), &error), RC_OK);
+        }
+        CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+        for (int rank = 0; rank < 2; rank++)
+            right &= is_sum(e.at[rank], 2, e.count);
+        for (int rank = 0; rank < 2; rank++) {
+            CHECK_EQ(rc_flight_landed(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
+            rc_flight_free(e.in_flight[rank]);
+            e.in_flight[rank] = NULL;
+        }
+        cuStreamDestroy_v2(stream);
+    }
+    end(&e);
+    return right;
+}
+
+static int with_fault(int fault)
+{
+    pipe_fault = fault;
+    int right = follows_streams();
+    pipe_fault = PIPE_SOUND;
+    return right;
+}
+
+/* What the core reads must be there, else it adds what lay in staging; and so on. */
+static void test_faults_are_seen(void)
+{
+    CHECK(with_fault(PIPE_SOUND));
+    gpu_expect_clean();
     for (int i = 0; i < 10; i++) {
-        pipe_fault = PIPE_EARLY_SHOW;
-        exchange e = begin(2, RC_RING, 400000);
-        submit_all(&e);
-        CHECK(!lands_well(&e));
-        end(&e);
-        pipe_fault = PIPE_SOUND;
+        CHECK(!with_fault(PIPE_EARLY_SHOW));
+        CHECK(!with_fault(PIPE_NO_INPUT_EVENT));
     }
 }
 
-/* The core fails while there is something to bring. */
+/* Without the event after it, a stream that looks at the result sees it as it was: nothing runs
+ * while landings wait. */
+static int is_seen_late(int fault)
+{
+    rc_error error;
+    int right = 1;
+    pipe_fault = fault;
+    atomic_store(&pipe_paused, 1);
+    exchange e = begin(2, RC_RING, 400000);
+    cu_stream stream = flights_stream();
+    submit_all(&e);
+    for (int rank = 0; rank < 2; rank++) {
+        CHECK_EQ(rc_flight_wait(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
+        CHECK_EQ(rc_flight_order(e.in_flight[rank], flights_handle(stream), &error), RC_OK);
+    }
+    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+    for (int rank = 0; rank < 2; rank++)
+        right &= is_sum(e.at[rank], 2, e.count);
+    atomic_store(&pipe_paused, 0);
+    for (int rank = 0; rank < 2; rank++)
+        CHECK_EQ(rc_flight_landed(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
+    cuStreamDestroy_v2(stream);
+    end(&e);
+    pipe_fault = PIPE_SOUND;
+    return right;
+}
+
+static void test_faults_after_it_are_seen(void)
+{
+    CHECK(is_seen_late(PIPE_SOUND));
+    for (int i = 0; i < 10; i++)
+        CHECK(!is_seen_late(PIPE_NO_DONE_EVENT));
+}
+
+/* A flight that lands early has copies to its tensor that have not run. */
+static void test_an_early_release_is_seen(void)
+{
+    for (int sound = 0; sound < 2; sound++)
+        for (int i = 0; i < 10; i++) {
+            pipe_fault = sound ? PIPE_SOUND : PIPE_EARLY_RELEASE;
+            exchange e = begin(2, RC_RING, 400000);
+            submit_all(&e);
+            for (int rank = 0; rank < 2; rank++)
+                CHECK_EQ(rc_flight_landed(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
+            CHECK_EQ(fake_cuda_pending() == 0, sound);
+            end(&e);
+            pipe_fault = PIPE_SOUND;
+        }
+}
+
+/* The core fails while there is something to bring: staging stays until that is over. */
 static void test_an_end_while_it_is_fed(void)
 {
     for (int closes = 0; closes < 2; closes++) {
@@ -279,9 +373,13 @@ static void test_an_end_while_it_is_fed(void)
             rc_comm_close(e.all->world->comms[1], 100);
         else
             rc_comm_abort(e.all->world->comms[1], "it is enough");
+        CHECK_EQ(rc_work_wait(e.in_flight[0]->work, WORLD_LONG_MS), RC_ABORTED);
+        for (int rank = 0; rank < 2; rank++)
+            CHECK_EQ(rc_flight_landed(e.in_flight[rank], 20), RC_AGAIN);
+        atomic_store(&pipe_pieces_fed, INT32_MAX);
         for (int rank = 0; rank < 2; rank++)
             CHECK_EQ(rc_flight_landed(e.in_flight[rank], WORLD_LONG_MS), RC_ABORTED);
-        atomic_store(&pipe_pieces_fed, INT32_MAX);
+        CHECK_EQ(fake_cuda_pending(), 0);
         end(&e);
         gpu_expect_clean();
     }
@@ -367,7 +465,9 @@ int main(void)
         {"the core has it before the last copy", test_the_core_has_it_before_the_last_copy},
         {"results return before the last segment", test_results_return_before_the_last_segment},
         {"over and landed", test_over_and_landed},
-        {"a gate that opens early is seen", test_a_gate_that_opens_early_is_seen},
+        {"faults are seen", test_faults_are_seen},
+        {"faults after it are seen", test_faults_after_it_are_seen},
+        {"an early release is seen", test_an_early_release_is_seen},
         {"an end while it is fed", test_an_end_while_it_is_fed},
         {"a copy that fails is named", test_a_copy_that_fails_is_named},
         {"any call may fail", test_any_call_may_fail},
