@@ -23,7 +23,7 @@ void pool_destroy(pool *p)
         p->free = buffer->next;
         release(buffer);
     }
-    p->idle = 0;
+    p->idle = p->spare = 0;
 }
 
 static pool_buffer *make(size_t bytes)
@@ -46,6 +46,7 @@ pool_buffer *pool_take(pool *p)
     if (buffer != NULL) {
         p->free = buffer->next;
         p->idle--;
+        p->spare = p->idle < p->spare ? p->idle : p->spare;
     } else if ((buffer = make(p->bytes)) == NULL) {
         return NULL;
     }
@@ -73,4 +74,22 @@ void pool_return(pool *p, pool_buffer *buffer)
     buffer->next = p->free;
     p->free = buffer;
     p->idle++;
+}
+
+int pool_trim(pool *p, int most)
+{
+    pool_buffer **place = &p->free;
+    for (int i = p->spare; i < p->idle; i++)
+        place = &(*place)->next;
+    for (; most > 0 && p->spare > 0; most--) {
+        pool_buffer *buffer = *place;
+        *place = buffer->next;
+        p->idle--;
+        p->spare--;
+        release(buffer);
+    }
+    if (p->spare > 0)
+        return 1;
+    p->spare = p->idle;
+    return 0;
 }
