@@ -2,6 +2,8 @@
 #include "pool.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { ALIGNMENT = 64 };
 
@@ -76,6 +78,15 @@ void pool_return(pool *p, pool_buffer *buffer)
     p->idle++;
 }
 
+/* The allocator may keep what is freed, for as long as anything lies behind it. */
+static void drop_pages(const pool_buffer *buffer, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), data = (uintptr_t)buffer->data;
+    uintptr_t start = (data + page - 1) / page * page, end = (data + bytes) / page * page;
+    if (start < end)
+        (void)madvise((void *)start, end - start, MADV_DONTNEED); /* if not: as it was */
+}
+
 int pool_trim(pool *p, int most)
 {
     pool_buffer **place = &p->free;
@@ -86,6 +97,7 @@ int pool_trim(pool *p, int most)
         *place = buffer->next;
         p->idle--;
         p->spare--;
+        drop_pages(buffer, p->bytes);
         release(buffer);
     }
     if (p->spare > 0)

@@ -3,7 +3,9 @@
  * sanitizer's leak check is part of this test.
  */
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../../csrc/base/pool.h"
 #include "check.h"
@@ -130,6 +132,38 @@ static void a_few_go_at_a_time(void)
     pool_destroy(&p);
 }
 
+static long resident_bytes(void)
+{
+    long size = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%ld %ld", &size, &resident) == 2);
+    fclose(file);
+    return resident * sysconf(_SC_PAGESIZE);
+}
+
+/* To the system, not just to the allocator: here what is freed lies before what is not. */
+static void the_system_gets_it(void)
+{
+    enum { BYTES = 100000, COUNT = 400, MANY = BYTES * COUNT };
+    pool p;
+    static pool_buffer *taken[COUNT];
+    pool_init(&p, BYTES, COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        taken[i] = pool_take(&p);
+        memset(taken[i]->data, 1, BYTES);
+    }
+    for (int i = 0; i < COUNT; i++)
+        pool_return(&p, taken[i]);
+    taken[0] = pool_take(&p); /* the last of them */
+    long before = resident_bytes();
+    CHECK_EQ(pool_trim(&p, COUNT), 0);
+    CHECK_EQ(pool_trim(&p, COUNT), 0);
+    CHECK(resident_bytes() < before - MANY / 10 * 8);
+    CHECK_EQ(taken[0]->data[0] + taken[0]->data[BYTES - 1], 2);
+    pool_return(&p, taken[0]);
+    pool_destroy(&p);
+}
+
 /* Against a list of what is free, whatever is done. */
 static void counts_stay_right(void)
 {
@@ -169,6 +203,7 @@ int main(void)
         {"what_is_used_stays", what_is_used_stays},
         {"what_is_not_used_goes", what_is_not_used_goes},
         {"a_few_go_at_a_time", a_few_go_at_a_time},
+        {"the_system_gets_it", the_system_gets_it},
         {"counts_stay_right", counts_stay_right},
     };
     return check_run(tests, CHECK_COUNT(tests));
