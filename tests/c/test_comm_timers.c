@@ -1,5 +1,5 @@
-/* test_comm_timers.c - deadlines, heartbeats and silence. Times are some tens of milliseconds; what
- * is checked from above is only that they are not minutes.
+/* test_comm_timers.c - deadlines, heartbeats, silence and idle memory. Times are some tens of
+ * milliseconds; what is checked from above is only that they are not minutes.
  */
 #include "../../csrc/base/clock.h"
 #include "peer.h"
@@ -224,6 +224,32 @@ static void departed_peer_is_not_missed(void)
     stage_close(&s);
 }
 
+/* A group that is done with a large tensor does not sit on its buffers. Here time passes in leaps,
+ * over each of which the peer's silence is forgiven. */
+static void idle_buffers_go(void)
+{
+    enum { TICKS = 20, LEAP_S = 6 };
+    world *w = world_open((world_options){.size = 2, .segment_bytes = 16384});
+    for (int round = 0; round < 2; round++) {
+        rc_work *works[2];
+        for (int rank = 0; rank < 2; rank++) {
+            rc_call call = small_call(RC_ALLREDUCE, data[rank], 300000);
+            works[rank] = submit(w->comms[rank], &call);
+        }
+        expect_done(works[0]);
+        expect_done(works[1]);
+        rc_comm *c = w->comms[0];
+        engine_lock(c->engine);
+        CHECK(c->buffers.idle > 0);
+        uint64_t now = clock_ns() + (uint64_t)round * TICKS * LEAP_S * CLOCK_S;
+        for (uint64_t tick = 0; tick < TICKS; tick++)
+            comm_tick(&c->member, now + tick * LEAP_S * CLOCK_S);
+        CHECK_EQ(c->buffers.idle, 0);
+        engine_unlock(c->engine);
+    }
+    world_close(w);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -239,6 +265,7 @@ int main(void)
         {"any_lane_shows_life", any_lane_shows_life},
         {"idle_ranks_keep_each_other", idle_ranks_keep_each_other},
         {"departed_peer_is_not_missed", departed_peer_is_not_missed},
+        {"idle_buffers_go", idle_buffers_go},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

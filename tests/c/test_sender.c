@@ -193,6 +193,62 @@ static void one_sender_for_several_lanes(void)
     close_fixture(f[0]);
 }
 
+/* Reads so many bytes, however long the sender takes, within reason. */
+static int read_some(reader *r, size_t count)
+{
+    struct timeval most = {.tv_sec = LONG_MS / 1000};
+    setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    for (size_t wanted = r->n + count; r->n < wanted;) {
+        ssize_t got = recv(r->fd, r->bytes + r->n, wanted - r->n, 0);
+        if (!CHECK(got > 0))
+            return 0;
+        r->n += (size_t)got;
+    }
+    return 1;
+}
+
+/* Who reads gets what was pushed for it, in whatever order others read, and however little: no lane
+ * waits for another, neither one beside a slow one nor the slow one itself. */
+static void each_lane_moves_by_itself(void)
+{
+    enum { LANES = 4, FRAMES = 30, BYTES = FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH) };
+    static uint8_t payload[MAX_LENGTH];
+    for (int slow = 0; slow < LANES; slow++) {
+        uint64_t seed = 77u + (uint64_t)slow;
+        fixture *f[LANES] = {open_with_sender(1, 0)};
+        reader r[LANES];
+        for (int i = 0; i < LANES; i++) {
+            f[i] = i > 0 ? open_sibling(f[0]) : f[0];
+            r[i] = start_reader(f[i], BYTES, 0);
+        }
+        for (int i = 0; i < LANES; i++) /* all of one lane's before any of the next */
+            for (int n = 0; n < FRAMES; n++)
+                push(f[i], n, payload, MAX_LENGTH);
+        for (int busy = LANES - 1, ok = 1; busy > 0 && ok;) {
+            int i = (int)draw_below(&seed, LANES);
+            size_t left = BYTES - r[i].n, some = draw_below(&seed, i == slow ? 2000 : 200000);
+            some = some < left ? some : left;
+            ok = read_some(&r[i], some);
+            busy -= i != slow && some > 0 && some == left;
+        }
+        CHECK(r[slow].n < BYTES / 4);
+        for (int i = 0; i < LANES; i++) {
+            read_some(&r[i], BYTES - r[i].n);
+            CHECK_EQ(check_stream(r[i].bytes, r[i].n), FRAMES);
+            expect_sent(f[i], FRAMES);
+            free(r[i].bytes);
+        }
+        for (int i = 1; i < LANES; i++)
+            lane_close(&f[i]->ln);
+        engine_quiesce(f[0]->engine);
+        for (int i = 1; i < LANES; i++) {
+            close(f[i]->far);
+            free(f[i]);
+        }
+        close_fixture(f[0]);
+    }
+}
+
 /* One of several lanes, with the sender, takes what it sends in the next millisecond. */
 static void room_for_what_leaves_soon(void)
 {
@@ -379,6 +435,7 @@ int main(void)
         {"only_long_works_are_worth_it", only_long_works_are_worth_it},
         {"sends_while_nobody_drives", sends_while_nobody_drives},
         {"one_sender_for_several_lanes", one_sender_for_several_lanes},
+        {"each_lane_moves_by_itself", each_lane_moves_by_itself},
         {"room_for_what_leaves_soon", room_for_what_leaves_soon},
         {"detach_at_any_moment", detach_at_any_moment},
         {"detach_with_a_half_sent_frame", detach_with_a_half_sent_frame},
