@@ -126,7 +126,6 @@ def run_one(command: Sequence[str], output: Path, lifeline: IO[bytes]) -> int | 
             return 127
     while process.poll() is None:
         if select.select([lifeline], [], [], 0.05)[0]:
-            end_all()
             return None
     return process.returncode
 
@@ -157,6 +156,9 @@ def step_back() -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     step_back()
-    run_all(json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer)
-    end_all()
+    try:
+        run_all(json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer)
+    finally:
+        end_all()
