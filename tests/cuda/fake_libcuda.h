@@ -68,6 +68,9 @@ FAKE_API void fake_cuda_deinitialize(void);
  * returns 1 if nothing has spoilt it. */
 FAKE_API int fake_cuda_capture(cu_stream stream, int on);
 FAKE_API void fake_cuda_order_early(int early);
+/* Who waits on the host for a stream, or for an event on it, does nothing for so long before: time for
+ * others to get ahead of what it would have run. */
+FAKE_API void fake_cuda_linger(cu_stream stream, unsigned ms);
 
 /* ---- what the rest of a program does ---- */
 

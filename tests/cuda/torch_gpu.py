@@ -62,6 +62,7 @@ class TorchGpu:
         def empty(*shape: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
             made = real_empty(*shape, **how)
             if pin_memory:
+                made.fill_(1)  # what nobody may take for the result
                 self._pinned.add(made.untyped_storage().data_ptr())
             return made
 
@@ -158,6 +159,10 @@ class TorchGpu:
         assert isinstance(tensor, Tensor)
         self.current_stream(tensor.device).synchronize()
         return tensor.twin.clone()
+
+    def linger(self, handle: int) -> None:
+        """Who waits for this stream on the host is slow to: what does not wait gets ahead."""
+        self.gpu.driver.fake_cuda_linger(ctypes.c_void_p(handle), 20)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in host memory that was asked for as pinned."""
