@@ -120,14 +120,15 @@ class TorchGpu:
         self, stream: Stream, kernel: Callable[[], None], used: Sequence[Memory] = ()
     ) -> None:
         """Runs the kernel when it is the stream's turn."""
-        number = next(self._numbers)
-        for memory in used:
-            memory.pending[stream.cuda_stream] += 1
+        number, handle = next(self._numbers), stream.cuda_stream
+        counts = [memory.pending for memory in used]
+        for count in counts:
+            count[handle] += 1
 
         def run() -> None:
             kernel()
-            for memory in used:
-                memory.pending[stream.cuda_stream] -= 1
+            for count in counts:
+                count[handle] -= 1
 
         self._kernels[number] = run
         self.gpu.enter(stream.device.index)
