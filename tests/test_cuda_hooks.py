@@ -314,14 +314,19 @@ def test_what_is_left_to_do_is_launched_and_followed(torch_gpu: TorchGpu) -> Non
         with torch.cuda.stream(torch.cuda.Stream()):
             slow(torch_gpu, comm, torch.device("cuda:0"))
             parts = [torch_gpu.empty((1000,), torch.float32) for _ in range(2)]
-            flat: Any = torch_gpu.tensor(torch.ones(2000))
-            work = RingWork(
-                [comm.allreduce(flat, async_op=True)], list(parts),
-                lambda flat=flat: [one.copy_(flat[:1000]) for one in parts] and None, [flat],
-            )  # fmt: skip
-            del flat
-            future = work.get_future()
-            first = future.wait()[0] + 1.0
+
+            def copied() -> RingWork:
+                flat = torch_gpu.tensor(torch.ones(2000))
+
+                def after() -> None:
+                    for one in parts:
+                        one.copy_(flat[:1000])
+
+                return RingWork([comm.allreduce(flat, async_op=True)], parts, after, [flat])
+
+            copied().get_future().wait()  # and nobody keeps what it is copied from
+            work = copied()
+            first = work.get_future().wait()[0] + 1.0
             while comm._in_flight:
                 time.sleep(0.001)
             with torch.cuda.stream(torch.cuda.Stream()):

@@ -508,7 +508,7 @@ class LocalGroup:
     ) -> Any:  # fmt: skip
         if not isinstance(source, Tensor) or not isinstance(target, Tensor):
             kernel(self._meeting.exchange(self.place, source.clone()))()
-            return Waiter(None, None)
+            return Waiter(None, None, [])
         owner = self._owner
         stream = self._stream = self._stream or Stream(owner, source.device)
         stream.wait_stream(owner.current_stream(source.device))
@@ -521,7 +521,7 @@ class LocalGroup:
         owner.queue(stream, kernel([twin for twin, _ in brought]), memories)
         for event in self._meeting.exchange(self.place, self._event(stream)):
             stream.wait_event(event)
-        return Waiter(owner, self._event(stream))
+        return Waiter(owner, self._event(stream), memories)
 
     def _event(self, stream: Stream) -> Event:
         event = Event(self._owner)
@@ -530,15 +530,19 @@ class LocalGroup:
 
 
 class Waiter:
-    """A collective's Work."""
+    """A collective's Work, which keeps its tensors until it is waited for. From then on it is for
+    the stream that waits to keep them."""
 
-    def __init__(self, owner: TorchGpu | None, event: Event | None) -> None:
-        self._owner, self._event = owner, event
+    def __init__(self, owner: TorchGpu | None, event: Event | None, used: list[Memory]) -> None:
+        self._owner, self._event, self._used = owner, event, used
 
     def wait(self) -> None:
         """The current stream goes on behind it."""
         if self._owner is not None and self._event is not None:
-            self._owner.current_stream().wait_event(self._event)
+            stream = self._owner.current_stream()
+            stream.wait_event(self._event)
+            self._owner.queue(stream, lambda: None, self._used)
+            self._used = []
 
 
 def _twin(tensor: torch.Tensor) -> torch.Tensor:
