@@ -78,8 +78,10 @@ class Beside:
         self._process.stdin.flush()
 
     def result(self, command: Sequence[str]) -> Done:
-        """Waits until this command has ended."""
+        """Waits until this command has ended. Whoever waits has nothing else to do, so from now on
+        the commands are as important as anything, where sessions have a priority to give back."""
         own = self._folders[tuple(command)]
+        set_session_priority(self._process.pid, 0)
         while not (own / "code").exists():
             assert self._process.poll() is None, "what runs commands beside the tests is gone"
             time.sleep(0.05)
@@ -147,17 +149,17 @@ def end_all() -> None:
         time.sleep(0.02)
 
 
-def step_back() -> None:
-    """Low priority; also where a kernel shares its time among sessions first (autogroup)."""
-    os.nice(NICE)
+def set_session_priority(pid: int, nice: int) -> None:
+    """Where the kernel shares its time among sessions first; within them os.nice counts."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICE))
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    step_back()
+    os.nice(NICE)
+    set_session_priority(os.getpid(), NICE)
     try:
         run_all(json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer)
     finally:
