@@ -221,11 +221,14 @@ static rc_result number(rc_comm *c, rc_work *w)
     return RC_OK;
 }
 
-rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
+rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out)
 {
     rc_work *w = work_create(c->engine, call, c->config.spin_us);
-    if (w == NULL)
+    if (w == NULL) {
+        gate_free(gate);
         return RC_NO_MEMORY;
+    }
+    w->gate = gate;
     if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
         work_absorb(w, c->env.contributors) != RC_OK) {
         work_release(w);
@@ -249,6 +252,13 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
     pthread_mutex_unlock(&c->engine->inbox_lock);
     engine_submit(c->engine, call->waits);
     return RC_OK;
+}
+
+void comm_show(rc_comm *c, rc_work *w, order_stretch there)
+{
+    gate_show(w->gate, there);
+    if (w->env != NULL && c->state == COMM_RUNNING)
+        engine_pump_later(c->engine, &c->member);
 }
 
 /* ---- control frames ---- */

@@ -83,6 +83,8 @@ static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
+        if (now - l->last_rx >= comm_tick_interval(c))
+            lane_stir(l);
         if (l->source.fd >= 0 && l->out_bytes == 0 && !l->goodbye &&
             now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS)
             comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);

@@ -160,6 +160,28 @@ static void silent_peer_is_lost(void)
 }
 
 /* One lane's sign of life is enough, whatever the frame. */
+/* However little of a payload comes at a time. */
+static void slow_peer_is_not_lost(void)
+{
+    enum { LENGTH = 32768, FIRST = 4000, PART = 100 };
+    stage s = stage_open((stage_options){
+        .heartbeat_ms = 20, .peer_timeout_ms = 400, .segment_bytes = LENGTH, .tcp = 1});
+    rc_call call = small_call(RC_BROADCAST, NULL, LENGTH / sizeof(float));
+    uint8_t wire[FRAME_HEADER_BYTES + LENGTH] = {0};
+    frame_header h = data_header(&call, 0);
+    h.length = LENGTH;
+    frame_encode(wire, &h, wire + FRAME_HEADER_BYTES);
+    play_bytes(s.far[1][0], wire, FIRST);
+    for (size_t at = FIRST; at < FIRST + 24 * PART; at += PART) {
+        usleep(50000);
+        play_bytes(s.far[1][0], wire + at, PART);
+    }
+    rc_error error;
+    rc_comm_error(s.comm, &error);
+    CHECK_EQ(error.code, RC_OK);
+    stage_close(&s);
+}
+
 static void any_lane_shows_life(void)
 {
     stage s = stage_open((stage_options){.lanes = 2, .heartbeat_ms = 50, .peer_timeout_ms = 1000});
@@ -239,6 +261,7 @@ int main(void)
         {"deadlines_end_with_the_work", deadlines_end_with_the_work},
         {"idle_lanes_beat", idle_lanes_beat},
         {"silent_peer_is_lost", silent_peer_is_lost},
+        {"slow_peer_is_not_lost", slow_peer_is_not_lost},
         {"any_lane_shows_life", any_lane_shows_life},
         {"idle_ranks_keep_each_other", idle_ranks_keep_each_other},
         {"departed_peer_is_not_missed", departed_peer_is_not_missed},
