@@ -66,7 +66,8 @@ def suite(*calls: Sequence[str]) -> pytest.MarkDecorator:
     """What make shall do there, call by call. It waits for who else builds there: .ci/run."""
     make = ["make", "--no-print-directory", "-C", str(C_TESTS), f"-j{min(os.cpu_count() or 1, 8)}"]
     line = " && ".join(shlex.join([*make, *words]) for words in calls)
-    return pytest.mark.beside("flock", str(C_TESTS), "sh", "-c", line)
+    slow = "TEST_TIMEOUT=600"  # on a busy machine, where all else goes first
+    return pytest.mark.beside("env", slow, "flock", str(C_TESTS), "sh", "-c", line)
 
 
 def require(*tools: str) -> None:
