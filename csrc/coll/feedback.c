@@ -8,6 +8,7 @@
 #include "../base/error.h"
 
 enum { ALIGNMENT = 64, HUGE_BYTES = 2 << 20 };
+enum { FREE, CLAIMED, READY }; /* of claimed */
 
 /* ---- ranges ---- */
 
@@ -154,16 +155,38 @@ void feedback_release(rc_feedback *f)
 
 int feedback_claim(rc_feedback *f)
 {
-    int free_now = 0;
-    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, 1))
+    int free_now = FREE;
+    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, CLAIMED))
         return 0;
     atomic_fetch_add(&f->references, 1);
     return 1;
 }
 
+void feedback_make_ready(rc_feedback *f, const feedback_view *left)
+{
+    f->ready = *left;
+    atomic_store(&f->claimed, READY);
+}
+
+int feedback_is_ready(rc_feedback *f)
+{
+    return atomic_load(&f->claimed) == READY;
+}
+
+int feedback_take_ready(rc_feedback *f)
+{
+    int ready = READY;
+    return atomic_compare_exchange_strong(&f->claimed, &ready, CLAIMED);
+}
+
+void feedback_hand_back(rc_feedback *f)
+{
+    atomic_store(&f->claimed, READY);
+}
+
 void feedback_unclaim(rc_feedback *f)
 {
-    atomic_store(&f->claimed, 0);
+    atomic_store(&f->claimed, FREE);
     feedback_release(f);
 }
 

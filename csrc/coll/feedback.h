@@ -43,9 +43,19 @@ typedef struct residual {
     feedback_range live, hole;
 } residual;
 
+/* Where a work finds residuals, and where it leaves what is lost. Pointers are to the first element
+ * of the range that they are about; in: NULL if all is zero. */
+typedef struct feedback_view {
+    const float *worker_in;
+    float *worker_out;
+    const float *owner_in;
+    float *owner_out;
+    int exact_is_zero; /* worker_in has nothing in that range */
+} feedback_view;
+
 struct rc_feedback {
     atomic_int references; /* the caller's, and that of the work which uses it */
-    atomic_int claimed;    /* a work uses it */
+    atomic_int claimed;    /* a work uses it, or it is ready for one (feedback_claim) */
     uint64_t count;
     residual worker[2];
     void *owner_memory;
@@ -58,6 +68,7 @@ struct rc_feedback {
     feedback_range next_owned; /* between begin and commit */
     feedback_range prev_owned; /* what owner[!now] is about, if undoable */
     int undoable;              /* the other one of each pair is as it was before the commit */
+    feedback_view ready;       /* of who has begun before there is a work */
 };
 
 /* What a work does with residuals. All ranges are of the feedback's elements. */
@@ -68,16 +79,6 @@ typedef struct feedback_use {
     double fold;           /* what a value contributed is multiplied by in a result, inverted */
 } feedback_use;
 
-/* Where a work finds residuals, and where it leaves what is lost. Pointers are to the first element
- * of the range that they are about; in: NULL if all is zero. */
-typedef struct feedback_view {
-    const float *worker_in;
-    float *worker_out;
-    const float *owner_in;
-    float *owner_out;
-    int exact_is_zero; /* worker_in has nothing in that range */
-} feedback_view;
-
 rc_result feedback_create(rc_feedback **out, uint64_t count);
 /* Drops one reference; the last one frees. */
 void feedback_release(rc_feedback *f);
@@ -86,6 +87,14 @@ void feedback_release(rc_feedback *f);
 int feedback_claim(rc_feedback *f);
 /* The end of that. */
 void feedback_unclaim(rc_feedback *f);
+/* Who encodes contributions before there is a work claims the feedback, begins, and makes it ready
+ * for the work with what is left to do: that of the owner. */
+void feedback_make_ready(rc_feedback *f, const feedback_view *left);
+int feedback_is_ready(rc_feedback *f);
+/* For that work: 1 if it is ready, and the work's from here on; and the way back, if there is none
+ * after all. */
+int feedback_take_ready(rc_feedback *f);
+void feedback_hand_back(rc_feedback *f);
 
 /* 1 if residuals of results of this op can be used, or there are none. */
 int feedback_suits(rc_feedback *f, rc_op op);

@@ -88,6 +88,10 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     int in_place = f->pieces != NULL || f->call.src == f->call.dst || f->is_packed;
     uint64_t src = flight_reads(f) ? staged(f, flight_bytes(f, 1)) : 0;
     uint64_t dst = flight_writes(f) ? staged(f, flight_bytes(f, 0)) : 0;
+    if (f->in_blocks) {
+        in_place = 1;
+        src = dst = f->layout.bytes;
+    }
     uint64_t at = (src + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
     uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
     if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
@@ -142,8 +146,10 @@ static rc_result copy_in(rc_flight *f, rc_error *error)
     const rc_piece *pieces = pieces_of(f, 1, &whole, &count);
     if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT))
         RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->d2h, f->input, 0));
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && !f->in_blocks; i++)
         RC_TRY(copy_piece_in(f, &pieces[i], error));
+    if (f->in_blocks)
+        RC_TRY(blocks_copy_in(f, error));
     RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
     if (f->pieces != NULL)
         clear_gaps(f);
@@ -168,12 +174,13 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     rc_call call = f->call;
     rc_work *work = NULL;
     RC_TRY(choose_packing(f, error));
+    RC_TRY(blocks_begin(f, error));
     RC_TRY(take_staging(f, error));
     if (flight_reads(f))
         RC_TRY(copy_in(f, error));
     call.src = f->src;
     call.dst = f->dst;
-    call.encoded = f->is_packed;
+    call.encoded = f->is_packed || f->in_blocks;
     rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
     f->work = work;
     return result;
@@ -257,6 +264,8 @@ static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *e
 static rc_result make_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
+    if (f->in_blocks)
+        return blocks_make_room(f, error);
     if (!f->is_packed)
         return RC_OK;
     rc_result result = packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error);
@@ -276,8 +285,10 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
     RC_TRY(make_room(f, error));
     if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT)) /* who only receives has not waited */
         RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->h2d, f->input, 0));
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && !f->in_blocks; i++)
         RC_TRY(copy_piece_out(f, &pieces[i], error));
+    if (f->in_blocks)
+        RC_TRY(blocks_copy_out(f, error));
     return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
 }
 

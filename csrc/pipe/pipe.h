@@ -6,9 +6,9 @@
  *     the flight        submits the work to the core   -->  records "done"       the flight is over
  *                                                           waits for the copy    it has landed
  *
- * Where the call compresses float32 by 16 bits, a kernel packs before the copy to the host and
- * another unpacks after the copy back, so that half as much goes over the bus. The core is given
- * what is packed, as encoded; that other ranks cannot tell (rc_call.encoded).
+ * Where the call compresses float32, a kernel packs before the copy to the host and another unpacks
+ * after the copy back, so that less goes over the bus. The core is given what is packed, as
+ * encoded; that other ranks cannot tell (rc_call.encoded).
  *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
@@ -25,7 +25,7 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * packing.c the kernels.
+ * packing.c the kernels, and codecs of 16 bits; blocks.c codecs of blocks.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -75,6 +75,8 @@ struct rc_flight {
     pinned_block *staging;
     uint8_t *src, *dst; /* in staging; the same for both in place */
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
+    int in_blocks;      /* the GPU packs: staging has what layout says */
+    rc_layout layout;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
@@ -130,12 +132,19 @@ int flight_reads(const rc_flight *f);
 int flight_writes(const rc_flight *f);
 
 /* packing.c */
-extern const char *const packing_kernels[];
-enum { PACKING_KERNELS = 4 };
+enum { PACKING_KERNELS = 12 };
+extern const char *const packing_kernels[PACKING_KERNELS];
 /* Whether the GPU packs it. */
 int packing_suits(const rc_flight *f);
 /* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
+/* Whether its memory is one of whole elements; other addresses are for copies only. */
+int packing_is_aligned(const rc_flight *f);
+/* The kernel that packs by a codec of blocks; the next one unpacks. */
+int packing_of(rc_codec codec);
+/* A kernel that takes so many elements. */
+rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
+                         void **parameters, rc_error *error);
 /* Packs the piece to `to`, or unpacks what is there, on the stream. */
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error);
@@ -144,6 +153,16 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
 /* What that does, by the CPU, for all of a flight whose result is in staging: it has the elements
  * there afterwards. */
 rc_result packing_unpack_here(rc_flight *f, rc_error *error);
+
+/* blocks.c: codecs of blocks, as packing.c those of 16 bits. */
+int blocks_suits(const rc_flight *f);
+/* Where the GPU packs the flight, makes room and sets in_blocks. */
+rc_result blocks_begin(rc_flight *f, rc_error *error);
+/* Queue it all, on the stream of "in" and on that of "out". */
+rc_result blocks_copy_in(rc_flight *f, rc_error *error);
+rc_result blocks_copy_out(rc_flight *f, rc_error *error);
+/* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
+rc_result blocks_make_room(rc_flight *f, rc_error *error);
 
 /* flight.c */
 void flight_retain(rc_flight *f);
