@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "codec/quant.h"
 #include "coll/encoded.h"
-#include "coll/feedback.h"
+#include "coll/twin.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
 
@@ -252,7 +252,9 @@ int rc_feedback_busy(const rc_feedback *feedback)
 
 float *rc_feedback_worker(rc_feedback *feedback)
 {
-    return rc_feedback_busy(feedback) ? NULL : feedback_worker(feedback);
+    if (rc_feedback_busy(feedback) || twin_fetch(feedback, 1, NULL) != RC_OK)
+        return NULL;
+    return feedback_worker(feedback);
 }
 
 float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count)
@@ -281,6 +283,7 @@ rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
         return RC_INVALID_ARGUMENT;
     if (rc_feedback_busy(feedback))
         return RC_INVALID_STATE;
+    RC_TRY(twin_fetch(feedback, 1, NULL));
     feedback_rescale(feedback, factor);
     return RC_OK;
 }
@@ -425,6 +428,8 @@ static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_err
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "error feedback for %llu elements does not fit a tensor of %llu",
                            (unsigned long long)f->count, (unsigned long long)(call->count * parts));
+    else if (!call->encoded && (result = twin_recall(f, NULL, error)) != RC_OK)
+        ; /* the device of what the CPU is to encode has failed */
     else if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "this error feedback holds residuals of another op: sums and averages "

@@ -1,5 +1,5 @@
-"""All-reduces of GPU tensors by codecs of blocks, which the GPU packs and unpacks, over a driver that
-is none (tests/cuda): the bits of host tensors, whoever packs, and what crosses the bus.
+"""All-reduces of GPU tensors by codecs of blocks, which the GPU packs and unpacks, over a driver
+that is none (tests/cuda): the bits of host tensors, whoever packs, and residuals on the GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tensors
 from gpu import Gpu
 from ranks import run_ranks
 
-from ringcomm import Communicator
+from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
 
 CODECS = ["int8", "int4", "onebit", "fp8"]
 KERNELS = 12  # each is launched once when it is loaded
@@ -112,3 +112,188 @@ def test_a_tensor_between_elements_is_left_to_the_cpu(gpu: Gpu) -> None:
         assert bits(part.read()) == bits(values)
 
     assert launches(gpu, 2, body) == 0
+
+
+# ---- residuals on the GPU ----
+
+
+class Both:
+    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike."""
+
+    def __init__(self, comm: Communicator, gpu: Gpu, count: int) -> None:
+        self.comm, self.gpu, self.count, self.step = comm, gpu, count, 0
+        self.array = gpu.empty((count,), "f4", gpu.stream())
+        self.feedbacks = ErrorFeedback(), ErrorFeedback()
+
+    def reduce(self, compression: str, op: str = "avg") -> None:
+        values = tensors.elements("f32", self.count, self.comm.rank, self.step)
+        self.step += 1
+        host = values.copy()
+        self.array.write(values)
+        for tensor, feedback in zip((self.array, host), self.feedbacks, strict=True):
+            self.comm.allreduce(tensor, op, compression=compression, feedback=feedback)
+        assert bits(self.array.read()) == bits(host), self.step
+
+    def each(self, do: Any) -> None:
+        here, there = (do(feedback) for feedback in self.feedbacks)
+        assert repr(here) == repr(there)
+
+    def check(self) -> None:
+        here, there = self.feedbacks
+        assert bits(here.worker) == bits(there.worker), self.step
+        assert bits(here.owner) == bits(there.owner), self.step
+        assert here.owner_start == there.owner_start
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("compression", CODECS)
+def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
+    gpu: Gpu, world: int, compression: str
+) -> None:
+    def body(comm: Communicator) -> None:
+        for count in (1, 300, 9001):
+            both = Both(comm, gpu, count)
+            for _ in range(4):
+                both.reduce(compression)
+            both.check()
+            both.reduce(compression)
+            both.check()
+
+    made = launches(gpu, world, body)
+    assert made == 0 if world == 1 else made > 3 * 4 * world
+
+
+def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        for codec in ("onebit", "int4", "int4"):
+            both.reduce(codec)
+        both.each(lambda one: one.rescale(0.5))
+        both.reduce("int4")
+        both.each(lambda one: one.undo())
+        both.reduce("onebit")
+        both.each(lambda one: one.undo())
+        both.each(lambda one: one.undo())  # nothing happens
+        both.check()
+        both.reduce("int8")
+        both.reduce("fp8")
+        states = [one.state_dict(comm) for one in both.feedbacks]
+        both.each(lambda one: one.undo())
+        both.check()
+        for one, state in zip(both.feedbacks, states, strict=True):
+            one.load_state_dict(state, comm)
+        for _ in range(3):
+            both.reduce("int4")
+        both.reduce("topk:0.1")
+        both.reduce("bf16")  # all that is left goes
+        both.check()
+        both.reduce("int8", "sum")
+        both.reduce("onebit", "sum")
+        both.check()
+
+    run_ranks(3, body)
+
+
+def test_residuals_of_another_world_come_home_first(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        pairs = comm.split(comm.rank // 2)
+        both = Both(comm, gpu, 7000)
+        for where in (comm, comm, pairs, pairs, comm, comm, comm):
+            both.comm = where
+            both.reduce("int4")
+        both.check()
+        pairs.close()
+
+    assert launches(gpu, 4, body) > 0
+
+
+def test_residuals_are_given_back_with_their_feedback_and_their_pipe(gpu: Gpu) -> None:
+    kept: list[Any] = [None, None]
+
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int4")
+        before = gpu.leaks("memory")
+        comm.barrier()
+        if comm.rank == 0:
+            del both.feedbacks
+        comm.barrier()
+        assert gpu.leaks("memory") == before - 1
+        comm.barrier()
+        if comm.rank == 1:
+            kept[:] = both.feedbacks
+
+    run_ranks(2, body)
+    assert gpu.leaks("memory") == 2  # the tests' own
+    here, there = kept
+    assert bits(here.worker) == bits(there.worker)
+    assert here.worker.any()
+
+
+def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
+    fails = {"k": 0}
+
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        comm.barrier()
+        if comm.rank == 0:
+            gpu.fail("cuMemAlloc_v2", fails["k"], 2)
+        comm.barrier()
+        for _ in range(4):
+            both.reduce("int4")
+        both.check()
+
+    for fails["k"] in range(1, 8):
+        gpu.reset()
+        run_ranks(3, body)
+
+
+def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int8")
+        values = np.full(5000, np.nan if comm.rank == 1 else 1, np.float32)
+        both.array.write(values)
+        comm.allreduce(both.array, "avg", compression="int8", feedback=both.feedbacks[0])
+        assert np.isnan(both.array.read()).all()
+        both.reduce("int8")
+        both.check()
+
+    run_ranks(2, body)
+
+
+def test_residuals_on_a_gpu_that_has_failed_are_said_to_be_lost(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int8")
+        comm.barrier()
+        if comm.rank == 0:
+            gpu.fail("cuMemcpyDtoHAsync_v2", 1, 700)
+            with pytest.raises(DeviceError, match="on a GPU that has failed"):
+                _ = both.feedbacks[0].worker
+            with pytest.raises(DeviceError, match="on a GPU that has failed"):
+                both.feedbacks[0].rescale(2.0)
+            with pytest.raises(RingcommError):
+                comm.allreduce(np.ones(5000, np.float32), "avg", compression="int8",
+                               feedback=both.feedbacks[0])  # fmt: skip
+            zeros = np.zeros(5000, np.float32)
+            both.feedbacks[0].load(zeros, zeros[:0], 0)
+            assert not both.feedbacks[0].worker.any()
+
+    run_ranks(2, body)
+
+
+def test_nothing_but_what_is_packed_crosses_the_bus(gpu: Gpu) -> None:
+    """With feedback, from the first step on: each step packs what others own and unpacks it all."""
+    steps, world = 5, 4
+
+    def body(comm: Communicator) -> None:
+        array, feedback = gpu.empty((9001,), "f4", gpu.stream()), ErrorFeedback()
+        for step in range(steps):
+            array.write(tensors.elements("f32", 9001, comm.rank, step))
+            comm.allreduce(array, "avg", compression="int4", feedback=feedback)
+
+    assert launches(gpu, world, body) == steps * world * (world - 1 + world)
+    at_the_end = 2 * world  # residuals come home
+    assert gpu.calls("cuMemcpyDtoHAsync_v2") <= steps * world * 3 + at_the_end
+    assert gpu.calls("cuMemcpyHtoDAsync_v2") == steps * world

@@ -247,7 +247,8 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
  * belongs to the caller; a call borrows it (rc_call.feedback) until its work is done. Functions
  * that read or change it may not run beside each other, nor beside rc_submit with it. While a work
  * uses it rc_feedback_busy is 1, those with a result return RC_INVALID_STATE, and pointers are
- * NULL. */
+ * NULL. What flights have left is on their GPU, and fetched when it is asked for; where that fails
+ * it is RC_DEVICE, and the pointer NULL. */
 typedef struct rc_feedback rc_feedback;
 
 /* Residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size x its

@@ -22,8 +22,7 @@ int blocks_suits(const rc_flight *f)
     rc_comm *comm = f->pipe->comm;
     rc_layout layout;
     return f->pipe->device->kernels != NULL && comm->shared.hosts == 0 && f->pieces == NULL &&
-           f->call.feedback == NULL && packing_is_aligned(f) &&
-           rc_comm_layout(comm, &f->call, &layout) == RC_OK;
+           packing_is_aligned(f) && rc_comm_layout(comm, &f->call, &layout) == RC_OK;
 }
 
 /* Payloads, and behind them the word that says whether one is poisoned: the core finds out, too. */
@@ -32,17 +31,61 @@ static uint64_t scratch_bytes(const rc_flight *f)
     return f->layout.plain + POISON_BYTES;
 }
 
-rc_result blocks_begin(rc_flight *f, rc_error *error)
+/* What a work of the call does with residuals, where each rank contributes the whole tensor. */
+static feedback_use use_of(const rc_flight *f)
+{
+    const rc_layout *l = &f->layout;
+    feedback_use use = {.worker = {0, f->call.count}};
+    if (l->own >= 0 && l->plain_count > 0)
+        use.exact = use.owner = (feedback_range){l->plain_start, l->plain_start + l->plain_count};
+    return use;
+}
+
+/* RC_AGAIN: it is better done at home, or to be refused by the core. */
+static rc_result take_feedback(rc_flight *f, rc_error *error)
+{
+    rc_feedback *feedback = f->call.feedback;
+    feedback_use use = use_of(f);
+    if (feedback->count != f->call.count || !feedback_claim(feedback))
+        return RC_AGAIN;
+    rc_result result = RC_AGAIN;
+    if (twin_suits(feedback, &use, f->call.op))
+        result = twins_take(f->pipe, feedback, error);
+    if (result == RC_OK)
+        result = twin_begin(feedback, &use, &f->residuals, error);
+    f->is_fed = result == RC_OK;
+    if (result != RC_OK)
+        feedback_unclaim(feedback);
+    return result;
+}
+
+static rc_result begin(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (!blocks_suits(f))
-        return RC_OK;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
-    rc_result result = packing_room(p, &p->packed, scratch_bytes(f), error);
+    RC_TRY(packing_room(p, &p->packed, scratch_bytes(f), error));
+    return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
+}
+
+rc_result blocks_begin(rc_flight *f, rc_error *error)
+{
+    rc_result result = blocks_suits(f) ? begin(f, error) : RC_AGAIN;
     f->in_blocks = result == RC_OK;
     if (result == RC_NO_MEMORY)
         error_clear(error);
-    return result == RC_NO_MEMORY ? RC_OK : result;
+    return result == RC_NO_MEMORY || result == RC_AGAIN ? RC_OK : result;
+}
+
+void blocks_hand_over(rc_flight *f)
+{
+    f->is_fed = 0;
+}
+
+void blocks_give_up(rc_flight *f)
+{
+    if (f->is_fed)
+        feedback_unclaim(f->call.feedback);
+    f->is_fed = 0;
 }
 
 /* ---- the kernels ---- */
@@ -64,12 +107,22 @@ static cu_address element(const void *tensor, uint64_t index)
     return (uintptr_t)tensor + index * sizeof(float);
 }
 
+/* In a buffer of the twin's, or 0. */
+static cu_address residuals_at(const rc_flight *f, int buffer, uint64_t index)
+{
+    if (!f->is_fed || buffer < 0)
+        return 0;
+    return twins_buffer(f->call.feedback->twin, buffer) + index * sizeof(float);
+}
+
 static rc_result pack_part(rc_flight *f, uint64_t part, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
     cu_address wire = p->packed.at + part * f->layout.part_bytes;
-    cu_address src = element(f->call.src, first), left = 0, residual = 0;
+    cu_address src = element(f->call.src, first);
+    cu_address residual = residuals_at(f, f->residuals.in, first);
+    cu_address left = residuals_at(f, f->residuals.out, first);
     cu_address poisoned = p->packed.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;

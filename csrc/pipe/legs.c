@@ -183,6 +183,8 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     call.encoded = f->is_packed || f->in_blocks;
     rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
     f->work = work;
+    if (result == RC_OK)
+        blocks_hand_over(f);
     return result;
 }
 
@@ -240,6 +242,7 @@ void *pipe_run_in(void *arg)
             rc_flight_free(f);
             continue;
         }
+        blocks_give_up(f);
         reach_core(f, 0);
         fail_all(f, &error, p->d2h);
     }

@@ -156,6 +156,7 @@ static void give_back(rc_pipe *p)
         device_free(p->device, p->unpacked.at);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
+        device_stream_destroy(p->device, p->fetching);
         device_leave(p->device, &visit);
     }
     device_close(p->device);
@@ -179,6 +180,7 @@ void rc_pipe_stop(rc_pipe *p)
     p->stopped = 1;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
+    twins_end(p);
     give_back(p);
 }
 

@@ -25,7 +25,7 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * packing.c the kernels, and codecs of 16 bits; blocks.c codecs of blocks.
+ * packing.c the kernels, and codecs of 16 bits; blocks.c codecs of blocks; twins.c their residuals.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -34,6 +34,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "../coll/twin.h"
 #include "../comm.h"
 #include "../cuda/pinned.h"
 
@@ -52,6 +53,8 @@ typedef struct pipe_scratch {
     cu_address at;
     uint64_t bytes;
 } pipe_scratch;
+
+typedef struct pipe_twin pipe_twin;
 
 /* A list that is used first in, first out. */
 typedef struct flight_queue {
@@ -77,6 +80,8 @@ struct rc_flight {
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
     int in_blocks;      /* the GPU packs: staging has what layout says */
     rc_layout layout;
+    int is_fed; /* its feedback is claimed for it, ready for the core */
+    twin_view residuals;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
@@ -93,6 +98,7 @@ struct rc_pipe {
     cu_stream d2h, h2d;
     cu_event copied;               /* of thread "in": what it copies is there */
     pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
+    cu_stream fetching;            /* residuals; NULL until there are some */
     pid_t pid;
     pthread_t in, out;
     int threads; /* that run */
@@ -110,6 +116,7 @@ struct rc_pipe {
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;
+    pipe_twin *twins;
 };
 
 int pipe_is_forked(const rc_pipe *p);
@@ -156,13 +163,23 @@ rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 
 /* blocks.c: codecs of blocks, as packing.c those of 16 bits. */
 int blocks_suits(const rc_flight *f);
-/* Where the GPU packs the flight, makes room and sets in_blocks. */
+/* Where the GPU packs the flight, makes room, takes its feedback and sets in_blocks. */
 rc_result blocks_begin(rc_flight *f, rc_error *error);
+/* The core has it; or it never will. */
+void blocks_hand_over(rc_flight *f);
+void blocks_give_up(rc_flight *f);
 /* Queue it all, on the stream of "in" and on that of "out". */
 rc_result blocks_copy_in(rc_flight *f, rc_error *error);
 rc_result blocks_copy_out(rc_flight *f, rc_error *error);
 /* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
 rc_result blocks_make_room(rc_flight *f, rc_error *error);
+
+/* twins.c: for thread "in", a feedback that was claimed has a twin of the pipe's. RC_NO_MEMORY if
+ * there is no room on the GPU. */
+rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error);
+cu_address twins_buffer(const feedback_twin *twin, int buffer);
+/* All residuals are at home, and their memory on the GPU is given back. */
+void twins_end(rc_pipe *p);
 
 /* flight.c */
 void flight_retain(rc_flight *f);

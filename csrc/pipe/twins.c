@@ -1,0 +1,153 @@
+/* twins.c - memory of the GPU for workers' residuals (coll/twin.h).
+ *
+ * A twin is the feedback's, and of one pipe, which has a list of all. It goes with the feedback,
+ * when another pipe or the CPU wants the residuals, or when the pipe stops, which brings them home.
+ *
+ * Two buffers in one piece of memory. Thread "in" stores and clears on its stream, before the
+ * kernels that read them; by the time that anybody fetches they are done, for "in" has waited.
+ */
+#include <stdlib.h>
+
+#include "../base/clock.h"
+#include "../base/error.h"
+#include "pipe.h"
+
+enum { ALIGNMENT = 256 };
+
+struct pipe_twin {
+    feedback_twin base;
+    rc_pipe *pipe;
+    struct pipe_twin *next, *prev;
+    cu_address at;
+    uint64_t bytes; /* of each buffer */
+};
+
+cu_address twins_buffer(const feedback_twin *twin, int buffer)
+{
+    const pipe_twin *t = (const pipe_twin *)twin;
+    return t->at + (uint64_t)buffer * t->bytes;
+}
+
+/* ---- what the feedback does with it ---- */
+
+static rc_result copy_home(pipe_twin *t, float *to, cu_address from, uint64_t bytes,
+                           rc_error *error)
+{
+    rc_pipe *p = t->pipe;
+    cuda_device *device = p->device;
+    device_visit visit;
+    RC_TRY(device_enter(device, &visit, error));
+    rc_result result = DEVICE_CALL(device, error, cuMemcpyDtoHAsync, to, from, bytes, p->fetching);
+    if (result == RC_OK)
+        result = DEVICE_CALL(device, error, cuStreamSynchronize, p->fetching);
+    device_leave(device, &visit);
+    return result;
+}
+
+static rc_result fetch(feedback_twin *twin, int buffer, float *to, feedback_range range,
+                       rc_error *error)
+{
+    return copy_home((pipe_twin *)twin, to,
+                     twins_buffer(twin, buffer) + range.start * sizeof(float),
+                     (range.end - range.start) * sizeof(float), error);
+}
+
+static rc_result store(feedback_twin *twin, int buffer, const float *from, feedback_range range,
+                       rc_error *error)
+{
+    rc_pipe *p = ((pipe_twin *)twin)->pipe;
+    return DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync,
+                       twins_buffer(twin, buffer) + range.start * sizeof(float), from,
+                       (range.end - range.start) * sizeof(float), p->d2h);
+}
+
+static rc_result clear(feedback_twin *twin, int buffer, feedback_range range, rc_error *error)
+{
+    rc_pipe *p = ((pipe_twin *)twin)->pipe;
+    return DEVICE_CALL(p->device, error, cuMemsetD32Async,
+                       twins_buffer(twin, buffer) + range.start * sizeof(float), 0,
+                       range.end - range.start, p->d2h);
+}
+
+/* The list has it until its memory is given back: rc_pipe_stop waits for that. */
+static void drop(feedback_twin *twin)
+{
+    pipe_twin *t = (pipe_twin *)twin;
+    rc_pipe *p = t->pipe;
+    device_visit visit;
+    if (pipe_is_forked(p))
+        return;
+    if (device_enter(p->device, &visit, NULL) == RC_OK)
+        device_free(p->device, t->at);
+    device_leave(p->device, &visit);
+    pthread_mutex_lock(&p->lock);
+    *(t->prev != NULL ? &t->prev->next : &p->twins) = t->next;
+    if (t->next != NULL)
+        t->next->prev = t->prev;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    free(t);
+    pipe_release(p);
+}
+
+static const twin_calls calls = {fetch, store, clear, drop};
+
+/* ---- the pipe's ---- */
+
+static rc_result make(rc_pipe *p, rc_feedback *f, rc_error *error)
+{
+    uint64_t bytes = (f->count * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    pipe_twin *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return error_set(error, RC_NO_MEMORY, "no memory for residuals");
+    rc_result result =
+        p->fetching != NULL ? RC_OK : device_stream_create(p->device, &p->fetching, error);
+    if (result == RC_OK)
+        result = device_alloc(p->device, &t->at, 2 * bytes, error);
+    if (result != RC_OK) {
+        free(t);
+        return result;
+    }
+    t->base = (feedback_twin){&calls, f};
+    t->pipe = p;
+    t->bytes = bytes;
+    atomic_fetch_add(&p->references, 1);
+    pthread_mutex_lock(&p->lock);
+    t->next = p->twins;
+    if (t->next != NULL)
+        t->next->prev = t;
+    p->twins = t;
+    pthread_mutex_unlock(&p->lock);
+    twin_attach(f, &t->base);
+    return RC_OK;
+}
+
+rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error)
+{
+    if (f->twin != NULL && ((const pipe_twin *)f->twin)->pipe == p)
+        return RC_OK;
+    RC_TRY(twin_recall(f, NULL, error));
+    return make(p, f, error);
+}
+
+/* A feedback that is being freed ends its twin by itself. */
+static pipe_twin *next_living(rc_pipe *p)
+{
+    pthread_mutex_lock(&p->lock);
+    pipe_twin *t = p->twins;
+    while (t != NULL && !feedback_retain_living(t->base.feedback)) {
+        pipe_wait(p, clock_ns() + CLOCK_S);
+        t = p->twins;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return t;
+}
+
+void twins_end(rc_pipe *p)
+{
+    for (pipe_twin *t; (t = next_living(p)) != NULL;) {
+        rc_feedback *f = t->base.feedback;
+        (void)twin_recall(f, &t->base, NULL); /* what is lost is told to who asks for it */
+        feedback_release(f);
+    }
+}
