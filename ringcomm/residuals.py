@@ -12,8 +12,8 @@ all results is the sum of all exact ones, less what is left at the end.
 The numbers are in units of the tensor (owner: of the result), so they change with a loss scale.
 
 Invariants: the core owns the memory (rc_feedback), of a GPU's tensors on the GPU, and changes it
-only when a collective has succeeded everywhere with finite values. One work at a time uses it; while
-it does, nothing here reads or changes it.
+only when a collective has succeeded everywhere with finite values. One work at a time uses it;
+while that does, nothing here reads or changes it.
 """
 
 from __future__ import annotations
