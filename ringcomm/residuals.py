@@ -243,7 +243,8 @@ class Residuals:
         self.padding = padding
 
     def _lost(self) -> DeviceError:
-        return DeviceError(f"{self.name}: what is left was on a GPU that has failed")
+        return DeviceError(f"{self.name}: what is left cannot be fetched from its GPU, which has "
+                           "failed, or this is a forked child")  # fmt: skip
 
     def _is_zero(self) -> bool:
         return not self.worker.any() and not self.owner.any()

@@ -141,14 +141,15 @@ static rc_result fetch_all(rc_feedback *f, rc_error *error)
     return result != RC_OK ? result : others;
 }
 
-rc_result twin_recall(rc_feedback *f, const feedback_twin *which, rc_error *error)
+rc_result twin_recall(rc_feedback *f, const void *owner, rc_error *error)
 {
     pthread_mutex_lock(&f->moving);
     feedback_twin *twin = f->twin;
     rc_result result = RC_OK;
-    if (which == NULL || twin == which)
+    int concerns = owner == NULL || (twin != NULL && twin->owner == owner);
+    if (concerns)
         result = fetch_all(f, error);
-    if (twin != NULL && (twin == which || (which == NULL && result == RC_OK))) {
+    if (concerns && twin != NULL && (owner != NULL || result == RC_OK)) {
         f->twin = NULL;
         twin->calls->drop(twin);
     }

@@ -43,6 +43,7 @@ typedef struct twin_calls {
 /* At the head of its owner's struct. */
 struct feedback_twin {
     const twin_calls *calls;
+    const void *owner; /* whoever that is */
     rc_feedback *feedback;
 };
 
@@ -60,9 +61,9 @@ rc_result twin_begin(rc_feedback *f, const feedback_use *use, twin_view *view, r
 
 /* What is current is at home from here on. will_write: and there only. */
 rc_result twin_fetch(rc_feedback *f, int will_write, rc_error *error);
-/* All is at home, and there is no twin. which: NULL, or a twin whose device goes: then it has gone
- * also where that failed, if it was still the feedback's. */
-rc_result twin_recall(rc_feedback *f, const feedback_twin *which, rc_error *error);
+/* All is at home, and there is no twin. owner: NULL, or whose device goes: then a twin of its own
+ * has gone also where that failed, and others stay. */
+rc_result twin_recall(rc_feedback *f, const void *owner, rc_error *error);
 /* What is current is replaced, whole: it is at home, whatever it is. */
 void twin_forget(rc_feedback *f);
 

@@ -7,6 +7,9 @@
  * tensor
  *          ------------own part------>                      ----result of two ranks------------->
  *
+ * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
+ * of it at a time.
+ *
  * A result that is NaN everywhere, for some value was not finite, the core knows of: it is written
  * on the GPU. Without room there the CPU does it, and other ranks cannot tell.
  */
@@ -21,8 +24,8 @@ int blocks_suits(const rc_flight *f)
 {
     rc_comm *comm = f->pipe->comm;
     rc_layout layout;
-    return f->pipe->device->kernels != NULL && comm->shared.hosts == 0 && f->pieces == NULL &&
-           packing_is_aligned(f) && rc_comm_layout(comm, &f->call, &layout) == RC_OK;
+    return f->pipe->device->kernels != NULL && comm->shared.hosts == 0 && packing_is_aligned(f) &&
+           rc_comm_layout(comm, &f->call, &layout) == RC_OK;
 }
 
 /* Payloads, and behind them the word that says whether one is poisoned: the core finds out, too. */
@@ -64,6 +67,8 @@ static rc_result begin(rc_flight *f, rc_error *error)
     rc_pipe *p = f->pipe;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
     RC_TRY(packing_room(p, &p->packed, scratch_bytes(f), error));
+    if (f->pieces != NULL)
+        RC_TRY(packing_room(p, &p->gathered, flight_bytes(f, 1), error));
     return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
 }
 
@@ -102,9 +107,17 @@ static uint64_t parts(const rc_flight *f)
     return (f->call.count + f->layout.part_elems - 1) / f->layout.part_elems;
 }
 
-static cu_address element(const void *tensor, uint64_t index)
+/* Where an element is packed from, and unpacked to. */
+static cu_address source(const rc_flight *f, uint64_t index)
 {
-    return (uintptr_t)tensor + index * sizeof(float);
+    cu_address at = f->pieces != NULL ? f->pipe->gathered.at : (uintptr_t)f->call.src;
+    return at + index * sizeof(float);
+}
+
+static cu_address target(const rc_flight *f, uint64_t index)
+{
+    cu_address at = f->pieces != NULL ? f->pipe->scattered.at : (uintptr_t)f->call.dst;
+    return at + index * sizeof(float);
 }
 
 /* In a buffer of the twin's, or 0. */
@@ -120,7 +133,7 @@ static rc_result pack_part(rc_flight *f, uint64_t part, rc_error *error)
     rc_pipe *p = f->pipe;
     uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
     cu_address wire = p->packed.at + part * f->layout.part_bytes;
-    cu_address src = element(f->call.src, first);
+    cu_address src = source(f, first);
     cu_address residual = residuals_at(f, f->residuals.in, first);
     cu_address left = residuals_at(f, f->residuals.out, first);
     cu_address poisoned = p->packed.at + f->layout.plain;
@@ -136,7 +149,7 @@ static rc_result unpack_part(rc_flight *f, uint64_t part, rc_error *error)
     rc_pipe *p = f->pipe;
     uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
     cu_address wire = p->unpacked.at + part * f->layout.part_bytes;
-    cu_address dst = element(f->call.dst, first);
+    cu_address dst = target(f, first);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst, &wire, &n, &segment, &stride, &poisoned};
@@ -156,10 +169,26 @@ static rc_result copy_parts_in(rc_flight *f, uint64_t first, uint64_t end, rc_er
                        (end - first) * f->layout.part_bytes, p->d2h);
 }
 
+/* With zeros between the pieces. */
+static rc_result gather(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    RC_TRY(
+        DEVICE_CALL(p->device, error, cuMemsetD32Async, p->gathered.at, 0, f->call.count, p->d2h));
+    for (int i = 0; i < f->piece_count; i++)
+        if (f->pieces[i].bytes > 0)
+            RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyDtoDAsync,
+                               p->gathered.at + f->pieces[i].offset, f->pieces[i].address,
+                               f->pieces[i].bytes, p->d2h));
+    return RC_OK;
+}
+
 rc_result blocks_copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
+    if (f->pieces != NULL)
+        RC_TRY(gather(f, error));
     uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
@@ -169,8 +198,7 @@ rc_result blocks_copy_in(rc_flight *f, rc_error *error)
     if (l->own < 0 || l->plain_count == 0)
         return RC_OK;
     return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + l->plain,
-                       element(f->call.src, l->plain_start), l->plain_count * sizeof(float),
-                       p->d2h);
+                       source(f, l->plain_start), l->plain_count * sizeof(float), p->d2h);
 }
 
 /* ---- out ---- */
@@ -206,25 +234,50 @@ rc_result blocks_make_room(rc_flight *f, rc_error *error)
     if (f->layout.own < 0 || quantised_poisoned(f->work))
         return RC_OK;
     rc_result result = packing_room(p, &p->unpacked, scratch_bytes(f), error);
+    if (result == RC_OK && f->pieces != NULL)
+        result = packing_room(p, &p->scattered, flight_bytes(f, 0), error);
     if (result != RC_NO_MEMORY)
         return result;
     error_clear(error);
     return unpack_here(f, error);
 }
 
-rc_result blocks_copy_out(rc_flight *f, rc_error *error)
+/* A piece of the result: all NaN, of two ranks as it is, or of what has been unpacked. */
+static rc_result finish_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cuda_device *device = p->device;
+    if (piece->bytes == 0)
+        return RC_OK;
+    if (quantised_poisoned(f->work))
+        return DEVICE_CALL(device, error, cuMemsetD32Async, piece->address, THE_NAN,
+                           piece->bytes / sizeof(float), p->h2d);
+    if (f->layout.own < 0)
+        return DEVICE_CALL(device, error, cuMemcpyHtoDAsync, piece->address,
+                           f->dst + f->layout.plain + piece->offset, piece->bytes, p->h2d);
+    if (f->pieces == NULL)
+        return RC_OK;
+    return DEVICE_CALL(device, error, cuMemcpyDtoDAsync, piece->address,
+                       p->scattered.at + piece->offset, piece->bytes, p->h2d);
+}
+
+static rc_result unpack(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
-    cu_address dst = element(f->call.dst, 0);
-    if (quantised_poisoned(f->work))
-        return DEVICE_CALL(p->device, error, cuMemsetD32Async, dst, THE_NAN, f->call.count, p->h2d);
-    if (l->own < 0)
-        return DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, dst, f->dst + l->plain,
-                           flight_bytes(f, 0), p->h2d);
+    if (l->own < 0 || quantised_poisoned(f->work))
+        return RC_OK;
     RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at, f->dst,
                        parts(f) * l->part_bytes, p->h2d));
     for (uint64_t part = 0; part < parts(f); part++)
         RC_TRY(unpack_part(f, part, error));
+    return RC_OK;
+}
+
+rc_result blocks_copy_out(rc_flight *f, const rc_piece *pieces, int count, rc_error *error)
+{
+    RC_TRY(unpack(f, error));
+    for (int i = 0; i < count; i++)
+        RC_TRY(finish_piece(f, &pieces[i], error));
     return RC_OK;
 }

@@ -154,6 +154,8 @@ static void give_back(rc_pipe *p)
         device_event_destroy(p->device, p->copied);
         device_free(p->device, p->packed.at);
         device_free(p->device, p->unpacked.at);
+        device_free(p->device, p->gathered.at);
+        device_free(p->device, p->scattered.at);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
         device_stream_destroy(p->device, p->fetching);

@@ -108,7 +108,7 @@ static rc_result make(rc_pipe *p, rc_feedback *f, rc_error *error)
         free(t);
         return result;
     }
-    t->base = (feedback_twin){&calls, f};
+    t->base = (feedback_twin){&calls, p, f};
     t->pipe = p;
     t->bytes = bytes;
     atomic_fetch_add(&p->references, 1);
@@ -124,30 +124,32 @@ static rc_result make(rc_pipe *p, rc_feedback *f, rc_error *error)
 
 rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error)
 {
-    if (f->twin != NULL && ((const pipe_twin *)f->twin)->pipe == p)
+    if (f->twin != NULL && f->twin->owner == p)
         return RC_OK;
     RC_TRY(twin_recall(f, NULL, error));
     return make(p, f, error);
 }
 
 /* A feedback that is being freed ends its twin by itself. */
-static pipe_twin *next_living(rc_pipe *p)
+static rc_feedback *next_living(rc_pipe *p)
 {
+    rc_feedback *found = NULL;
     pthread_mutex_lock(&p->lock);
-    pipe_twin *t = p->twins;
-    while (t != NULL && !feedback_retain_living(t->base.feedback)) {
-        pipe_wait(p, clock_ns() + CLOCK_S);
-        t = p->twins;
+    while (p->twins != NULL && found == NULL) {
+        found = p->twins->base.feedback;
+        if (!feedback_retain_living(found)) {
+            found = NULL;
+            pipe_wait(p, clock_ns() + CLOCK_S);
+        }
     }
     pthread_mutex_unlock(&p->lock);
-    return t;
+    return found;
 }
 
 void twins_end(rc_pipe *p)
 {
-    for (pipe_twin *t; (t = next_living(p)) != NULL;) {
-        rc_feedback *f = t->base.feedback;
-        (void)twin_recall(f, &t->base, NULL); /* what is lost is told to who asks for it */
+    for (rc_feedback *f; (f = next_living(p)) != NULL;) {
+        (void)twin_recall(f, p, NULL); /* what is lost is told to who asks for it */
         feedback_release(f);
     }
 }

@@ -270,7 +270,9 @@ static void which_flights_it_takes(void)
     CHECK(!blocks_suits(&flight));
     flight = good, flight.call.src = (const void *)4098;
     CHECK(!blocks_suits(&flight));
-    flight = good, flight.pieces = &piece;
+    flight = good, flight.pieces = &piece, flight.piece_count = 1;
+    CHECK(blocks_suits(&flight));
+    piece.bytes = 6;
     CHECK(!blocks_suits(&flight));
     flight = good, flight.call.dtype = RC_F64;
     CHECK(!blocks_suits(&flight));

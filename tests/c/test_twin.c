@@ -66,7 +66,7 @@ static const twin_calls calls = {fetch, store, clear, drop};
 static device_twin *attach(rc_feedback *f)
 {
     device_twin *t = calloc(1, sizeof *t);
-    t->base = (feedback_twin){&calls, f};
+    t->base = (feedback_twin){&calls, t, f};
     for (int i = 0; i < 2; i++) {
         t->buffers[i] = malloc(COUNT * sizeof(float));
         memset(t->buffers[i], 0xff, COUNT * sizeof(float));
@@ -250,7 +250,7 @@ static void what_a_device_takes_with_it_is_lost_and_said_so(void)
     t->broken = 0;
     run(f, t, 1.0F, 1);
     t->broken = 1;
-    CHECK_EQ(twin_recall(f, &t->base, &error), RC_DEVICE);
+    CHECK_EQ(twin_recall(f, t, &error), RC_DEVICE);
     CHECK_EQ(dropped, 1);
     CHECK(rc_feedback_worker(f) == NULL);
     CHECK_EQ(rc_feedback_rescale(f, 2.0), RC_DEVICE);
@@ -271,12 +271,12 @@ static void a_device_that_goes_leaves_them_at_home(void)
     rc_feedback *f = make(&t);
     run(f, t, 1.0F, 1);
     run(f, t, 1.0F, 1);
-    CHECK_EQ(twin_recall(f, &t->base, NULL), RC_OK);
+    CHECK_EQ(twin_recall(f, t, NULL), RC_OK);
     CHECK_EQ(dropped, 1);
-    CHECK_EQ(twin_recall(f, &t->base, NULL), RC_OK); /* it has gone */
+    CHECK_EQ(twin_recall(f, t, NULL), RC_OK); /* it has gone */
     other = attach(f);
     run(f, other, 1.0F, 1);
-    CHECK_EQ(twin_recall(f, &other->base, NULL), RC_OK);
+    CHECK_EQ(twin_recall(f, other, NULL), RC_OK);
     CHECK_EQ(rc_feedback_undo(f), RC_OK); /* the one before is at home, too */
     CHECK(is(f, 2.0F));
     rc_feedback_free(f);
@@ -301,7 +301,7 @@ static void a_device_may_go_while_somebody_looks(void)
         run(f, t, 1.0F, 1);
         CHECK(feedback_retain_living(f));
         CHECK_EQ(pthread_create(&thread, NULL, look, f), 0);
-        CHECK_EQ(twin_recall(f, &t->base, NULL), RC_OK);
+        CHECK_EQ(twin_recall(f, t, NULL), RC_OK);
         feedback_release(f);
         CHECK_EQ(pthread_join(thread, NULL), 0);
         CHECK(is(f, 2.0F));
