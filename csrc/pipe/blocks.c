@@ -3,9 +3,8 @@
  * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
  * rank's own part, and among two ranks the result.
  *
- *   tensor --pack--> scratch --copy--> staging     core     staging --copy--> scratch --unpack-->
- * tensor
- *          ------------own part------>                      ----result of two ranks------------->
+ *   tensor --pack--> scratch --copy--> staging   core   staging --copy--> scratch --unpack--> tensor
+ *          ---------own part--------->                          -----result of two ranks---->
  *
  * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
  * of it at a time.
@@ -13,9 +12,9 @@
  * A result that is NaN everywhere, for some value was not finite, the core knows of: it is written
  * on the GPU. Without room there the CPU does it, and other ranks cannot tell.
  */
+#include "../base/error.h"
 #include "../codec/quant.h"
 #include "../coll/quantised.h"
-#include "../base/error.h"
 #include "pipe.h"
 
 enum { POISON_BYTES = 64, THE_NAN = 0x7fc00000 };
