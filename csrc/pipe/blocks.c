@@ -3,8 +3,8 @@
  * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
  * rank's own part, and among two ranks the result.
  *
- *   tensor --pack--> scratch --copy--> staging   core   staging --copy--> scratch --unpack--> tensor
- *          ---------own part--------->                          -----result of two ranks---->
+ *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
+ *          ---------own part--------->                        -----result of two ranks---->
  *
  * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
  * of it at a time.

@@ -61,7 +61,7 @@ int block_kernels_launch(const char *name, const arguments *a)
     if (!packs && sscanf(name, "ringcomm_unpack_%15s", codec) != 1)
         return 0;
     const kernel_block *format = format_of(codec);
-    uint64_t three[3]; /* n, segment, stride */
+    uint64_t three[3];  /* n, segment, stride */
     if (format == NULL) /* of 16 bits: launched when they are loaded, and no more */
         return 1;
     for (int i = 0; i < 3; i++)
