@@ -151,7 +151,7 @@ static rc_result copy_in(rc_flight *f, rc_error *error)
     if (f->in_blocks)
         RC_TRY(blocks_copy_in(f, error));
     RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
-    if (f->pieces != NULL)
+    if (f->pieces != NULL && !f->in_blocks)
         clear_gaps(f);
     return DEVICE_CALL(device, error, cuEventSynchronize, p->copied);
 }
