@@ -273,10 +273,13 @@ static rc_result unpack(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-rc_result blocks_copy_out(rc_flight *f, const rc_piece *pieces, int count, rc_error *error)
+rc_result blocks_copy_out(rc_flight *f, rc_error *error)
 {
+    const rc_piece whole = {.address = (uintptr_t)f->call.dst, .bytes = flight_bytes(f, 0)};
     RC_TRY(unpack(f, error));
-    for (int i = 0; i < count; i++)
-        RC_TRY(finish_piece(f, &pieces[i], error));
+    if (f->pieces == NULL)
+        return finish_piece(f, &whole, error);
+    for (int i = 0; i < f->piece_count; i++)
+        RC_TRY(finish_piece(f, &f->pieces[i], error));
     return RC_OK;
 }

@@ -291,7 +291,7 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
     for (int i = 0; i < count && !f->in_blocks; i++)
         RC_TRY(copy_piece_out(f, &pieces[i], error));
     if (f->in_blocks)
-        RC_TRY(blocks_copy_out(f, pieces, count, error));
+        RC_TRY(blocks_copy_out(f, error));
     return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
 }
 

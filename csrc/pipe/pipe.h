@@ -171,7 +171,7 @@ void blocks_hand_over(rc_flight *f);
 void blocks_give_up(rc_flight *f);
 /* Queue it all, on the stream of "in" and on that of "out". */
 rc_result blocks_copy_in(rc_flight *f, rc_error *error);
-rc_result blocks_copy_out(rc_flight *f, const rc_piece *pieces, int count, rc_error *error);
+rc_result blocks_copy_out(rc_flight *f, rc_error *error);
 /* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
 rc_result blocks_make_room(rc_flight *f, rc_error *error);
 

@@ -65,7 +65,7 @@ static void it_is_what_the_formulas_give(void)
     for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
             int n = sizes[s];
-            const uint64_t counts[] = {0, 1, (uint64_t)n - 1, 255, 256, 257, 3000, 100003};
+            const uint64_t counts[] = {0, (uint64_t)n - 1, 257, 3000, 50003};
             size_t large = c == s; /* one codec in each world */
             for (size_t k = 0; k < CHECK_COUNT(counts) - 1 + large; k++)
                 one_world(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM);
@@ -77,7 +77,7 @@ static void what_is_not_finite_is_found_by_all(void)
     enum { COUNT = 5000 };
     for (int size = 2; size <= 4; size++)
         for (int guilty = 0; guilty < size; guilty++)
-            for (unsigned packing = 1; packing < 1U << size; packing += 2) {
+            for (unsigned packing = 1; packing < 8; packing += 6) { /* one rank, or most */
                 world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
                 rc_feedback *feedback[WORLD_MAX];
                 tensors t = make_tensors(size, COUNT);
