@@ -66,7 +66,7 @@ static void it_is_what_the_formulas_give(void)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
             int n = sizes[s];
             const uint64_t counts[] = {0, (uint64_t)n - 1, 257, 3000, 50003};
-            size_t large = c == s; /* one codec in each world */
+            size_t large = c == s % 3; /* one codec in each world; fp8 is slow in the reference */
             for (size_t k = 0; k < CHECK_COUNT(counts) - 1 + large; k++)
                 one_world(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM);
         }
