@@ -488,7 +488,7 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     *out = NULL;
     RC_TRY(rc_check(comm, call, error));
     RC_TRY(claim_feedback(comm, call, error));
-    rc_result result = comm_submit(comm, call, out);
+    rc_result result = comm_submit(comm, call, NULL, out);
     if (result == RC_OK)
         return RC_OK;
     unclaim_feedback(call);

@@ -12,12 +12,13 @@
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
  * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
- * comm_timers.c deadlines, heartbeats, silence; comm_shared.c shared memory. Threading: under the
- * engine's lock, but for the inbox.
+ * comm_timers.c deadlines, heartbeats, silence, idle memory; comm_shared.c shared memory.
+ * Threading: under the engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
 
+#include "coll/gate.h"
 #include "coll/shared.h"
 #include "coll/work.h"
 
@@ -56,7 +57,7 @@ struct rc_comm {
     uint64_t called;                /* collectives started here */
     int early_calls;                /* announced calls among the early frames */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
-    uint64_t last_tick;
+    uint64_t last_tick, trim_at;    /* ns */
     uint64_t works_done, payload_bytes;
 };
 
@@ -68,7 +69,9 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
-rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
+/* gate: of an all-reduce whose source is still on its way (coll/gated.h), by links and a codec that
+ * does not quantise; or NULL. Is taken over, also after a failure. */
+rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);
 rc_result comm_close(rc_comm *c, int timeout_ms);
 void comm_free(rc_comm *c);
@@ -86,6 +89,9 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
 /* Raises PEER_LOST for the first active work that needs a peer which has left. */
 void comm_check_left(rc_comm *c, const peer_link *ln);
 
+/* These elements of the source of a work with a gate are there, from now on. Under the lock; until
+ * the work is freed. */
+void comm_show(rc_comm *c, rc_work *w, order_stretch there);
 /* Lets the work send a little more, now and in the next rounds, and ends it if that was all. */
 void comm_go_on(rc_comm *c, rc_work *w);
 

@@ -9,6 +9,9 @@
 #include "../codec/quant.h"
 #include "../plan/fingerprint.h"
 #include "feedback.h"
+#include "gated.h"
+#include "joined.h"
+#include "keep.h"
 #include "merge.h"
 #include "one_shot.h"
 #include "quantised.h"
@@ -26,8 +29,6 @@ out_frame *work_env_frame(work_env *env)
     return frame;
 }
 
-static void left_from_src(rc_work *w, uint32_t segment);
-
 void work_env_release(work_env *env, out_frame *frame)
 {
     rc_work *w = frame->owner;
@@ -39,8 +40,8 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
-    else if (one_shot_sends_src(w))
-        left_from_src(w, frame->header.segment);
+    else if (one_shot_sends_src(w)) /* it has left for one, or never will: the work fails */
+        (void)joined_left(w, frame->header.segment); /* without memory of its own */
     frame->next = *env->frames;
     *env->frames = frame;
 }
@@ -143,6 +144,7 @@ void work_release(rc_work *w)
     if (w->seen != w->seen_few)
         free(w->seen);
     quantised_destroy(w);
+    gate_free(w->gate);
     free(w->absorbed);
     engine_release(w->engine);
     free(w);
@@ -160,7 +162,7 @@ uint64_t work_number(const rc_work *w)
 
 int work_complete(const rc_work *w)
 {
-    return w->receives_left == 0 && w->sends_left == 0;
+    return w->receives_left == 0 && w->sends_left == 0 && w->keeps_left == 0;
 }
 
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
@@ -169,6 +171,8 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     if (w->env != NULL) {
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
+        if (w->gate != NULL)
+            gate_end(w->gate, w->env->buffers, result == RC_OK);
     }
     if (w->quantised != NULL)
         quantised_finish(w, result);
@@ -228,9 +232,7 @@ static rc_result make_room(rc_work *w)
         return RC_OK;
     if (plan_merges(p))
         return merge_init(w);
-    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
-    return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
-                     others + (one_shot_sends_src(w) ? others : own));
+    return joined_init(w);
 }
 
 /* ---- sending ---- */
@@ -254,30 +256,33 @@ out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t ste
     return frame;
 }
 
+rc_result work_start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    out_frame *frame = work_frame(w, chunk, segment, 0);
+    if (frame == NULL)
+        return RC_NO_MEMORY;
+    if (codec_sends_plain(&w->codec)) {
+        frame->payload = work_src(w, chunk, segment);
+    } else {
+        frame->encode_src = work_src(w, chunk, segment);
+        frame->encode_count = plan_segment_elems(&w->plan, chunk, segment);
+    }
+    link_queue(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
+    return RC_OK;
+}
+
 static rc_result start_chunk(rc_work *w, uint32_t chunk)
 {
-    peer_link *to = w->env->links[plan_rank_at(&w->plan, chunk, 1)];
-    for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++) {
-        out_frame *frame = work_frame(w, chunk, segment, 0);
-        if (frame == NULL)
-            return RC_NO_MEMORY;
-        if (codec_sends_plain(&w->codec)) {
-            frame->payload = work_src(w, chunk, segment);
-        } else {
-            frame->encode_src = work_src(w, chunk, segment);
-            frame->encode_count = plan_segment_elems(&w->plan, chunk, segment);
-        }
-        link_queue(to, frame);
-    }
+    for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++)
+        RC_TRY(work_start_segment(w, chunk, segment));
     return RC_OK;
 }
 
 static rc_result start_chunks(rc_work *w)
 {
-    const plan *p = &w->plan;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        if (plan_hops(p, chunk) > 0 && plan_is_given(p, chunk) &&
-            plan_rank_at(p, chunk, 0) == p->rank)
+    uint32_t first, count = plan_begins(&w->plan, &first);
+    for (uint32_t chunk = first; chunk < first + count; chunk++)
+        if (plan_hops(&w->plan, chunk) > 0)
             RC_TRY(start_chunk(w, chunk));
     return RC_OK;
 }
@@ -298,6 +303,8 @@ static rc_result start_leaving(rc_work *w)
 
 static rc_result start_frames(rc_work *w)
 {
+    if (w->gate != NULL)
+        return gated_start(w);
     switch (w->plan.algorithm) {
     case RC_ONE_SHOT: return one_shot_start(w);
     case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
@@ -306,44 +313,10 @@ static rc_result start_frames(rc_work *w)
     }
 }
 
-/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
- * switch port sees many senders at once. A failure here may end the work. */
-static void pump_links(const work_env *env)
+void work_pump(const work_env *env)
 {
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
-}
-
-/* dst = D(E(src)): what others get of this chunk is what this rank keeps of it. */
-static void keep_encoded(const rc_work *w, uint32_t chunk)
-{
-    enum { PART = 1024 };
-    uint16_t wire[PART];
-    uint64_t elems = plan_chunk_elems(&w->plan, chunk);
-    for (uint64_t start = 0; start < elems; start += PART) {
-        size_t n = (size_t)(elems - start < PART ? elems - start : PART);
-        size_t offset = start * w->codec.elem_bytes;
-        codec_encode(&w->codec, wire, work_src(w, chunk, 0) + offset, n);
-        codec_store(&w->codec, work_dst(w, chunk, 0) + offset, wire, n);
-    }
-}
-
-/* Chunks that stay here, and own chunks of which the collective leaves a copy here. */
-static void keep_own(const rc_work *w)
-{
-    const plan *p = &w->plan;
-    int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
-    if (p->algorithm != RC_RING)
-        return;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
-        if (plan_rank_at(p, chunk, 0) != p->rank || (plan_hops(p, chunk) > 0 && !copies))
-            continue;
-        size_t bytes = plan_chunk_elems(p, chunk) * w->codec.elem_bytes;
-        if (p->world_size > 1 && !codec_stores_plain(&w->codec))
-            keep_encoded(w, chunk);
-        else if (bytes > 0 && work_dst(w, chunk, 0) != work_src(w, chunk, 0))
-            memmove(work_dst(w, chunk, 0), work_src(w, chunk, 0), bytes);
-    }
 }
 
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
@@ -370,6 +343,11 @@ rc_algorithm work_wanted(const rc_call *call, const work_env *env)
     return plan_tuned(&env->table, work_wire_bytes(call, env));
 }
 
+rc_algorithm work_algorithm(const rc_call *call, const work_env *env)
+{
+    return plan_choose(call, env->world_size, work_wire_bytes(call, env), work_wanted(call, env));
+}
+
 static uint64_t segment_limit(const rc_work *w)
 {
     uint64_t elem_bytes = w->codec.wire_bytes;
@@ -387,9 +365,8 @@ rc_result work_start(rc_work *w, work_env *env)
         w->codec.pre = 1.0F; /* it is in the values by now */
     if (quantised_takes(&w->call, env->world_size))
         RC_TRY(quantised_create(w));
-    rc_algorithm algorithm = plan_choose(&w->call, env->world_size, work_wire_bytes(&w->call, env),
-                                         work_wanted(&w->call, env));
-    plan_init(&w->plan, &w->call, algorithm, env->rank, env->world_size, segment_limit(w));
+    plan_init(&w->plan, &w->call, work_algorithm(&w->call, env), env->rank, env->world_size,
+              segment_limit(w));
     if (env->one_host && w->quantised == NULL)
         plan_cut_coarsely(&w->plan, segment_limit(w));
     w->receives_left = plan_receives(&w->plan, -1) + (w->is_shared ? 1 : 0);
@@ -398,9 +375,9 @@ rc_result work_start(rc_work *w, work_env *env)
     if (w->quantised != NULL)
         return quantised_start(w);
     RC_TRY(make_room(w));
-    keep_own(w);
+    keep_begin(w);
     RC_TRY(start_frames(w));
-    pump_links(env);
+    work_pump(env);
     return RC_OK;
 }
 
@@ -438,10 +415,13 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
     if (w->seen[number / 64] & bit)
         return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u came twice",
                          h->segment, h->chunk, h->step);
+    int stores = plan_action_at(p, h->chunk, h->step) == PLAN_STORE;
+    if (stores && w->gate != NULL && !gated_may_store(w, h->chunk, h->segment))
+        return error_set(error, RC_PROTOCOL, "segment %u of chunk %u came without this rank's part",
+                         h->segment, h->chunk);
     w->seen[number / 64] |= bit;
     place->owner = w;
-    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && w->quantised == NULL &&
-        codec_stores_plain(&w->codec)) {
+    if (stores && w->quantised == NULL && codec_stores_plain(&w->codec)) {
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
@@ -499,50 +479,18 @@ static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *paylo
     return work_send(w, h->chunk, h->segment, h->step + 1U, payload, buffer);
 }
 
-/* ---- joining ---- */
-
-/* Sends a joined segment to every other rank. Takes over the buffer. The work may be over with the
- * last frame. */
-static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload,
-                             pool_buffer *buffer)
+void work_final(rc_work *w, uint32_t chunk, uint32_t segment)
 {
-    work_env *env = w->env;
-    rc_result result = RC_OK;
-    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
-        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
-        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
-        result = w->env != NULL ? work_send(w, chunk, segment, 0, payload, shared) : RC_OK;
-    }
-    pool_return(env->buffers, buffer);
-    return result;
+    if (w->gate != NULL)
+        gated_final(w, chunk, segment);
 }
 
-/* All contributions to a segment are there. chunk: any that brings some. */
-static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+rc_result work_reduce(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
-    const plan *p = &w->plan;
-    size_t n = plan_segment_elems(p, chunk, segment);
-    uint8_t *dst = work_dst(w, chunk, segment), *out = dst;
-    pool_buffer *wire = NULL;
-    int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
-    if (encoded) {
-        if ((wire = pool_take(w->env->buffers)) == NULL)
-            return RC_NO_MEMORY;
-        out = wire->data;
-    }
-    codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
-               work_src(w, chunk, segment), n);
-    join_drop(&w->join, segment, w->env->buffers);
-    if (encoded)
-        codec_store(&w->codec, dst, out, n);
-    return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
-}
-
-/* A contribution has left for one of the others, or never will, because the work fails. */
-static void left_from_src(rc_work *w, uint32_t segment)
-{
-    if (join_left(&w->join, segment))
-        (void)join_segment(w, (uint32_t)w->plan.rank, segment); /* without memory of its own */
+    const uint8_t *payload = reduce(w, h, &buffer);
+    if (h->step + 1U == plan_reduce_hops(&w->plan))
+        work_final(w, h->chunk, h->segment);
+    return send_on(w, h, payload, buffer);
 }
 
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
@@ -556,25 +504,34 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     w->receives_left -= action != PLAN_MERGE; /* which counts in its turn */
     switch (action) {
     case PLAN_MERGE: return merge_take(w, h, buffer);
-    case PLAN_JOIN:
-        if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
+    case PLAN_JOIN: return joined_take(w, h, buffer);
+    case PLAN_REDUCE:
+        if (w->gate != NULL && gated_holds(w, h, buffer))
             return RC_OK;
-        return join_segment(w, h->chunk, h->segment);
-    case PLAN_REDUCE: payload = reduce(w, h, &buffer); break;
-    case PLAN_STORE:
-        if (buffer != NULL)
-            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
-                        plan_segment_elems(&w->plan, h->chunk, h->segment));
+        return work_reduce(w, h, buffer);
+    case PLAN_STORE: break;
     }
+    if (buffer != NULL)
+        codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
+                    plan_segment_elems(&w->plan, h->chunk, h->segment));
+    work_final(w, h->chunk, h->segment);
     return send_on(w, h, payload, buffer);
 }
 
 rc_result work_go_on(rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
+    if (w->env == NULL)
+        return RC_OK;
+    if (w->gate != NULL)
+        return gated_go_on(w);
+    return w->quantised != NULL ? quantised_go_on(w) : RC_OK;
 }
 
 int work_may_go_on(const rc_work *w)
 {
-    return w->quantised != NULL && w->env != NULL && quantised_may_go_on(w);
+    if (w->env == NULL)
+        return 0;
+    if (w->gate != NULL)
+        return gate_may_open(w->gate);
+    return w->quantised != NULL && quantised_may_go_on(w);
 }

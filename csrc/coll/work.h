@@ -3,11 +3,13 @@
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
  * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
  * whatever the state of the others. The work is done when every frame it must receive has arrived
- * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
+ * and every frame it must send is in a socket; it keeps two counters and one bit per frame; and
+ * when what stays here of its own values is copied (keep.h).
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
  * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
- * before their turn.
+ * before their turn; where this rank's own values are still on their way (gated.h), those that come
+ * before these.
  *
  * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
  * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
@@ -57,6 +59,7 @@ typedef struct work_env {
 } work_env;
 
 struct quantised; /* of its machine (quantised.c) */
+struct gate;      /* of what is there of its source (gate.h) */
 
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
@@ -71,11 +74,13 @@ struct rc_work {
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;
-    uint64_t *seen; /* a bit per (chunk, segment, phase) */
+    uint64_t keeps_left; /* elements (keep.h) */
+    uint64_t *seen;      /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     int lengthy;                 /* as it was counted by the engine */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL, unless that machine runs it */
+    struct gate *gate;           /* NULL, unless its source is still on its way when it starts */
     void *absorbed;              /* src with its residuals added, or NULL */
     int is_shared;               /* it goes through shared memory */
     shared_run shared;
@@ -109,6 +114,8 @@ uint64_t work_segment_bytes(const rc_work *w, uint64_t elems);
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
 /* The algorithm that the setting or the table wants for a call; RC_AUTO: neither says. */
 rc_algorithm work_wanted(const rc_call *call, const work_env *env);
+/* The algorithm of a call that does not go through shared memory. */
+rc_algorithm work_algorithm(const rc_call *call, const work_env *env);
 
 /* Lays out the plan and queues what starts here. Returns RC_NO_MEMORY or RC_OK; the work may be
  * complete afterwards (work_complete). */
@@ -133,6 +140,15 @@ int work_may_go_on(const rc_work *w);
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
 const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
 uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
+/* Queues a segment of this rank's own, from src. RC_NO_MEMORY or RC_OK. */
+rc_result work_start_segment(rc_work *w, uint32_t chunk, uint32_t segment);
+/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
+ * switch port sees many senders at once. A failure here may end the work. */
+void work_pump(const work_env *env);
+/* Reduces a segment that came with this rank's values, and sends it on. Takes over the buffer. */
+rc_result work_reduce(rc_work *w, const frame_header *h, pool_buffer *buffer);
+/* A segment of the result is in dst for good. */
+void work_final(rc_work *w, uint32_t chunk, uint32_t segment);
 /* Sends a segment as it is to travel. Takes over the buffer that it lies in (or NULL). The work may
  * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,

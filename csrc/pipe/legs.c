@@ -1,7 +1,8 @@
 /* legs.c - the two threads of a pipe: "in" brings tensors to the core, "out" brings results back.
  *
  * "out" drives the engine while it waits, as any thread does that waits for a work, and looks at
- * all works that are in flight: the engine calls it whenever one of them ends.
+ * all works that are in flight: the engine calls it whenever one of them ends, or has enough of its
+ * result (pieces.c).
  */
 #include <string.h>
 #include <unistd.h>
@@ -111,6 +112,46 @@ static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole
     return f->pieces != NULL ? f->pieces : whole;
 }
 
+/* What of a piece lies between two bytes of the tensor. */
+static rc_piece cut(const rc_piece *piece, uint64_t start, uint64_t end)
+{
+    uint64_t from = piece->offset > start ? piece->offset : start;
+    uint64_t last = piece->offset + piece->bytes, to = last < end ? last : end;
+    return (rc_piece){.address = piece->address + (from - piece->offset),
+                      .offset = from,
+                      .bytes = to > from ? to - from : 0};
+}
+
+typedef rc_result copy_piece(rc_flight *f, const rc_piece *piece, rc_error *error);
+
+static rc_result copy_stretch(rc_flight *f, int of_src, order_stretch elems, copy_piece *copy,
+                              rc_error *error)
+{
+    uint64_t size = rc_dtype_size(f->call.dtype), start = elems.start * size;
+    int count;
+    rc_piece whole;
+    const rc_piece *pieces = pieces_of(f, of_src, &whole, &count);
+    for (int i = 0; i < count; i++) {
+        rc_piece part = cut(&pieces[i], start, start + elems.elems * size);
+        if (part.bytes > 0)
+            RC_TRY(copy(f, &part, error));
+    }
+    return RC_OK;
+}
+
+static order_stretch all_of(const rc_flight *f, int of_src)
+{
+    return (order_stretch){0, flight_bytes(f, of_src) / rc_dtype_size(f->call.dtype)};
+}
+
+/* The stream goes on behind what the caller's had to do. */
+static rc_result follow_caller(rc_flight *f, cu_stream stream, rc_error *error)
+{
+    if (f->input == NULL || PIPE_HAS(PIPE_NO_INPUT_EVENT))
+        return RC_OK;
+    return DEVICE_CALL(f->pipe->device, error, cuStreamWaitEvent, stream, f->input, 0);
+}
+
 /* The bytes between pieces. */
 static void clear_gaps(rc_flight *f)
 {
@@ -127,8 +168,6 @@ static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *er
     rc_pipe *p = f->pipe;
     cuda_device *device = p->device;
     cu_address from = piece->address;
-    if (piece->bytes == 0)
-        return RC_OK;
     if (f->is_packed) {
         from = p->packed.at + staged(f, piece->offset);
         RC_TRY(packing_pack(f, piece, from, p->d2h, error));
@@ -137,23 +176,18 @@ static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *er
                        staged(f, piece->bytes), p->d2h);
 }
 
+rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    return copy_stretch(f, 1, elems, copy_piece_in, error);
+}
+
 static rc_result copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cuda_device *device = p->device;
-    int count;
-    rc_piece whole;
-    const rc_piece *pieces = pieces_of(f, 1, &whole, &count);
-    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT))
-        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->d2h, f->input, 0));
-    for (int i = 0; i < count && !f->in_blocks; i++)
-        RC_TRY(copy_piece_in(f, &pieces[i], error));
-    if (f->in_blocks)
-        RC_TRY(blocks_copy_in(f, error));
-    RC_TRY(DEVICE_CALL(device, error, cuEventRecord, p->copied, p->d2h));
-    if (f->pieces != NULL && !f->in_blocks)
-        clear_gaps(f);
-    return DEVICE_CALL(device, error, cuEventSynchronize, p->copied);
+    cu_event copied = p->copied[0];
+    RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_copy_in(f, all_of(f, 1), error));
+    RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, copied, p->d2h));
+    return DEVICE_CALL(p->device, error, cuEventSynchronize, copied);
 }
 
 /* Without room on the GPU the CPU packs; other ranks cannot tell. */
@@ -176,16 +210,23 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     RC_TRY(choose_packing(f, error));
     RC_TRY(blocks_begin(f, error));
     RC_TRY(take_staging(f, error));
+    if (f->pieces != NULL && !f->in_blocks)
+        clear_gaps(f);
     if (flight_reads(f))
-        RC_TRY(copy_in(f, error));
+        RC_TRY(follow_caller(f, f->pipe->d2h, error));
     call.src = f->src;
     call.dst = f->dst;
     call.encoded = f->is_packed || f->in_blocks;
-    rc_result result = rc_submit(f->pipe->comm, &call, &work, error);
-    f->work = work;
-    if (result == RC_OK)
+    if (pieces_suit(f)) {
+        RC_TRY(pieces_begin(f, &call, &work, error));
+    } else {
+        if (flight_reads(f))
+            RC_TRY(copy_in(f, error));
+        RC_TRY(rc_submit(f->pipe->comm, &call, &work, error));
         blocks_hand_over(f);
-    return result;
+    }
+    f->work = work;
+    return RC_OK;
 }
 
 /* The next flight, or NULL when there will be no more. */
@@ -214,11 +255,17 @@ static void reach_core(rc_flight *f, int flies)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
+/* 1 if there is something to bring back of it. */
+static int is_ready(const rc_flight *f)
+{
+    return rc_work_wait(f->work, 0) != RC_AGAIN || pieces_are_ripe(f);
+}
+
+/* "out" may be waiting in the engine, and the work have got ready before "out" knew of it. */
 static void call_out(rc_flight *f)
 {
     rc_engine *engine = f->pipe->comm->engine;
-    if (rc_work_wait(f->work, 0) == RC_AGAIN)
+    if (!is_ready(f))
         return;
     engine_lock(engine);
     engine_changed(engine);
@@ -239,6 +286,7 @@ void *pipe_run_in(void *arg)
             flight_retain(f); /* it may land at any time from here on */
             reach_core(f, 1);
             call_out(f);
+            pieces_feed(f);
             rc_flight_free(f);
             continue;
         }
@@ -256,8 +304,6 @@ static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *e
     rc_pipe *p = f->pipe;
     cuda_device *device = p->device;
     cu_address to = f->is_packed ? p->unpacked.at + staged(f, piece->offset) : piece->address;
-    if (piece->bytes == 0)
-        return RC_OK;
     RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, to, f->dst + staged(f, piece->offset),
                        staged(f, piece->bytes), p->h2d));
     return f->is_packed ? packing_unpack(f, piece, to, p->h2d, error) : RC_OK;
@@ -275,24 +321,48 @@ static rc_result make_room(rc_flight *f, rc_error *error)
     if (result != RC_NO_MEMORY)
         return result;
     error_clear(error);
+    if (f->feed.copied_out) /* from the staging that this exchanges */
+        RC_TRY(DEVICE_CALL(p->device, error, cuStreamSynchronize, p->h2d));
     return packing_unpack_here(f, error);
+}
+
+rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    return copy_stretch(f, 0, elems, copy_piece_out, error);
+}
+
+/* What is final of a result that is still on its way; nothing where the GPU has no room now. */
+static rc_result copy_pieces_out(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    rc_result result =
+        f->is_packed ? packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error) : RC_OK;
+    if (result == RC_NO_MEMORY) {
+        error_clear(error);
+        f->feed.at_the_end = 1;
+        return RC_OK;
+    }
+    RC_TRY(result);
+    if (!f->feed.copied_out)
+        RC_TRY(follow_caller(f, p->h2d, error));
+    f->feed.copied_out = 1;
+    return pieces_copy_out(f, error);
 }
 
 static rc_result copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cuda_device *device = p->device;
-    int count;
-    rc_piece whole;
-    const rc_piece *pieces = pieces_of(f, 0, &whole, &count);
+    int was_packed = f->is_packed;
     RC_TRY(make_room(f, error));
-    if (f->input != NULL && !PIPE_HAS(PIPE_NO_INPUT_EVENT)) /* who only receives has not waited */
-        RC_TRY(DEVICE_CALL(device, error, cuStreamWaitEvent, p->h2d, f->input, 0));
-    for (int i = 0; i < count && !f->in_blocks; i++)
-        RC_TRY(copy_piece_out(f, &pieces[i], error));
+    if (!f->feed.copied_out) /* who only receives has not waited */
+        RC_TRY(follow_caller(f, p->h2d, error));
     if (f->in_blocks)
         RC_TRY(blocks_copy_out(f, error));
-    return DEVICE_CALL(device, error, cuEventRecord, f->done, p->h2d);
+    else if (f->work->gate != NULL && f->is_packed == was_packed)
+        RC_TRY(pieces_copy_out(f, error));
+    else
+        RC_TRY(flight_copy_out(f, all_of(f, 0), error));
+    return DEVICE_CALL(p->device, error, cuEventRecord, f->done, p->h2d);
 }
 
 static void pause_for_tests(void)
@@ -306,11 +376,7 @@ static void pause_for_tests(void)
 static void bring_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (error->code == RC_OK && flight_writes(f) && copy_out(f, error) != RC_OK) {
-        fail_all(f, error, p->h2d);
-        return;
-    }
-    if (error->code != RC_OK) { /* the device is not to be had on this thread */
+    if (flight_writes(f) && copy_out(f, error) != RC_OK) {
         fail_all(f, error, p->h2d);
         return;
     }
@@ -325,25 +391,44 @@ static void bring_out(rc_flight *f, rc_error *error)
     flight_land(f);
 }
 
-static rc_flight *ended(rc_pipe *p)
+/* Its work is over. unbound: the device is not to be had on this thread. */
+static void end(rc_flight *f, const rc_error *unbound)
+{
+    rc_pipe *p = f->pipe;
+    rc_error error;
+    error_clear(&error);
+    rc_work_error(f->work, &error);
+    pieces_wait_fed(f, &error);
+    if (error.code != RC_OK) {
+        fail(f, &error, p->h2d);
+        return;
+    }
+    error = *unbound;
+    if (error.code != RC_OK)
+        fail_all(f, &error, p->h2d);
+    else
+        bring_out(f, &error);
+}
+
+static rc_flight *first_ready(rc_pipe *p)
 {
     rc_flight *f = p->flying.head;
-    while (f != NULL && rc_work_wait(f->work, 0) == RC_AGAIN)
+    while (f != NULL && !is_ready(f))
         f = f->next;
     return f;
 }
 
-static int any_ended(const void *arg)
+static int any_ready(const void *arg)
 {
     rc_pipe *p = (rc_pipe *)(uintptr_t)arg;
     pthread_mutex_lock(&p->lock);
-    rc_flight *f = ended(p);
+    rc_flight *f = first_ready(p);
     pthread_mutex_unlock(&p->lock);
     return f != NULL;
 }
 
-/* The next flight whose work has ended, or NULL when there will be no more. */
-static rc_flight *next_ended(rc_pipe *p)
+/* The next flight of which there is something to bring back, or NULL when there will be no more. */
+static rc_flight *next_ready(rc_pipe *p)
 {
     rc_engine *engine = p->comm->engine;
     uint64_t spin = p->comm->config.spin_us * CLOCK_US;
@@ -351,17 +436,23 @@ static rc_flight *next_ended(rc_pipe *p)
         pthread_mutex_lock(&p->lock);
         while (p->flying.head == NULL && !p->in_ended)
             pipe_wait(p, clock_ns() + CLOCK_S);
-        rc_flight *f = ended(p);
-        if (f != NULL)
-            queue_remove(&p->flying, f);
+        rc_flight *f = first_ready(p);
         int none_left = f == NULL && p->flying.head == NULL;
         pthread_mutex_unlock(&p->lock);
         if (f != NULL || none_left)
             return f;
         engine_lock(engine);
-        engine_drive(engine, any_ended, p, clock_ns() + CLOCK_S, spin);
+        engine_drive(engine, any_ready, p, clock_ns() + CLOCK_S, spin);
         engine_unlock(engine);
     }
+}
+
+static void leave_core(rc_flight *f)
+{
+    rc_pipe *p = f->pipe;
+    pthread_mutex_lock(&p->lock);
+    queue_remove(&p->flying, f);
+    pthread_mutex_unlock(&p->lock);
 }
 
 void *pipe_run_out(void *arg)
@@ -370,13 +461,19 @@ void *pipe_run_out(void *arg)
     rc_error unbound, error;
     error_clear(&unbound);
     device_bind_thread(p->device, &unbound);
-    for (rc_flight *f; (f = next_ended(p)) != NULL;) {
-        error = unbound;
-        if (rc_work_wait(f->work, 0) == RC_OK) {
-            bring_out(f, &error);
+    for (rc_flight *f; (f = next_ready(p)) != NULL;) {
+        if (rc_work_wait(f->work, 0) != RC_AGAIN) {
+            leave_core(f);
+            end(f, &unbound);
             continue;
         }
-        rc_work_error(f->work, &error);
+        error = unbound;
+        if (error.code == RC_OK && copy_pieces_out(f, &error) == RC_OK)
+            continue;
+        leave_core(f);
+        rc_comm_abort(p->comm, error.message);
+        error.rank = p->comm->env.rank;
+        pieces_wait_fed(f, &error);
         fail(f, &error, p->h2d);
     }
     return NULL;

@@ -86,8 +86,8 @@ static rc_result make_streams(rc_pipe *p, rc_error *error)
     rc_result result = device_stream_create(p->device, &p->d2h, error);
     if (result == RC_OK)
         result = device_stream_create(p->device, &p->h2d, error);
-    if (result == RC_OK)
-        result = device_event_create(p->device, &p->copied, error);
+    for (int i = 0; i < PIPE_PIECES_AHEAD && result == RC_OK; i++)
+        result = device_event_create(p->device, &p->copied[i], error);
     device_leave(p->device, &visit);
     return result;
 }
@@ -151,7 +151,8 @@ static void give_back(rc_pipe *p)
         pinned_destroy(&p->arena);
         for (int i = 0; i < p->event_count; i++)
             device_event_destroy(p->device, p->events[i]);
-        device_event_destroy(p->device, p->copied);
+        for (int i = 0; i < PIPE_PIECES_AHEAD; i++)
+            device_event_destroy(p->device, p->copied[i]);
         device_free(p->device, p->packed.at);
         device_free(p->device, p->unpacked.at);
         device_free(p->device, p->gathered.at);

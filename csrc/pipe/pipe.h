@@ -10,6 +10,9 @@
  * after the copy back, so that less goes over the bus. The core is given what is packed, as
  * encoded; that other ranks cannot tell (rc_call.encoded).
  *
+ * A large all-reduce goes in pieces: the core has the work when the first of them is there, and
+ * what is final is copied back while the rest is on the wire.
+ *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
  * them as their works end: one that waits for a peer does not hold up those behind it.
@@ -25,7 +28,8 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * packing.c the kernels, and codecs of 16 bits; blocks.c codecs of blocks; twins.c their residuals.
+ * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs of
+ * blocks; twins.c their residuals.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -39,10 +43,17 @@
 #include "../cuda/pinned.h"
 
 /* What a test may leave out, to see that it would be noticed. Only in builds for tests. */
-enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };
+enum pipe_fault {
+    PIPE_SOUND,
+    PIPE_NO_INPUT_EVENT,
+    PIPE_NO_DONE_EVENT,
+    PIPE_EARLY_RELEASE,
+    PIPE_EARLY_SHOW
+};
 #ifdef PIPE_FAULTS
 extern int pipe_fault;
-extern atomic_int pipe_paused; /* 1: no flight lands */
+extern atomic_int pipe_paused;     /* 1: no flight lands */
+extern atomic_int pipe_pieces_fed; /* how many pieces of a flight the core may get, at most */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
@@ -68,6 +79,25 @@ typedef struct flight_notice {
     int landed;
 } flight_notice;
 
+enum { PIPE_PIECES_AHEAD = 4 }; /* that are queued and not there yet */
+
+/* How far one is with a flight's source. */
+typedef struct pieces_cursor {
+    order_cursor at;
+    uint64_t size, left; /* elements of the piece, and what is left of it */
+} pieces_cursor;
+
+/* Of a flight that goes through the core in pieces (pieces.c). */
+typedef struct pieces_feed_state {
+    plan plan; /* whose order the source is brought in */
+    pieces_cursor queued, shown;
+    uint32_t events_queued, events_over;
+    int is_on;      /* "in" still brings it; under the pipe's lock once it is in the core, as is */
+    rc_error error; /* what ended that, if something did */
+    int copied_out; /* of thread "out": it has begun; */
+    int at_the_end; /* what is left is copied when all is final */
+} pieces_feed_state;
+
 struct rc_flight {
     rc_flight *next, *prev; /* in entering or in flying */
     rc_pipe *pipe;
@@ -82,6 +112,7 @@ struct rc_flight {
     rc_layout layout;
     int is_fed; /* its feedback is claimed for it, ready for the core */
     twin_view residuals;
+    pieces_feed_state feed;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
@@ -96,7 +127,7 @@ struct rc_pipe {
     cuda_device *device;
     pinned_arena arena;
     cu_stream d2h, h2d;
-    cu_event copied;               /* of thread "in": what it copies is there */
+    cu_event copied[PIPE_PIECES_AHEAD]; /* of thread "in": what it copies is there */
     pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
     cu_stream fetching;            /* residuals; NULL until there are some */
     pipe_scratch gathered, scattered; /* what lies in pieces, as one */
@@ -138,6 +169,24 @@ void *pipe_run_out(void *arg);
 /* What the collective reads and writes on this rank. */
 int flight_reads(const rc_flight *f);
 int flight_writes(const rc_flight *f);
+/* Queue the copy of some elements of the tensor, packed where that is the GPU's. */
+rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
+rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+
+/* pieces.c. Of thread "in": */
+/* Whether it goes through the core in pieces; staging is there. */
+int pieces_suit(rc_flight *f);
+/* Queues copies, and submits the work when the first piece is there. */
+rc_result pieces_begin(rc_flight *f, rc_call *call, rc_work **work, rc_error *error);
+/* Brings the rest. A failure ends the communicator. Does nothing for other flights. */
+void pieces_feed(rc_flight *f);
+/* Of thread "out": */
+/* 1 if enough of the result is final. */
+int pieces_are_ripe(const rc_flight *f);
+/* Queues the copies of what is final. */
+rc_result pieces_copy_out(rc_flight *f, rc_error *error);
+/* Until "in" has no copies queued any more. error: that of pieces_feed, if it failed. */
+void pieces_wait_fed(rc_flight *f, rc_error *error);
 
 /* packing.c */
 enum { PACKING_KERNELS = 12 };

@@ -146,7 +146,7 @@ static void faults_are_seen(void)
 {
     CHECK(follows_streams(PIPE_SOUND));
     gpu_expect_clean();
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 10; i++) {
         CHECK(!follows_streams(PIPE_NO_INPUT_EVENT));
         CHECK(!follows_streams(PIPE_NO_DONE_EVENT));
     }

@@ -1,0 +1,64 @@
+/* joined.c - see joined.h. */
+#include "joined.h"
+
+#include "../base/error.h"
+#include "one_shot.h"
+
+rc_result joined_init(rc_work *w)
+{
+    const plan *p = &w->plan;
+    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT || w->gate != NULL;
+    return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
+                     others + (one_shot_sends_src(w) ? others : own));
+}
+
+/* Sends a joined segment to every other rank. Takes over the buffer. The work may be over with the
+ * last frame. */
+static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload,
+                             pool_buffer *buffer)
+{
+    work_env *env = w->env;
+    rc_result result = RC_OK;
+    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
+        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
+        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
+        result = w->env != NULL ? work_send(w, chunk, segment, 0, payload, shared) : RC_OK;
+    }
+    pool_return(env->buffers, buffer);
+    return result;
+}
+
+rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const plan *p = &w->plan;
+    size_t n = plan_segment_elems(p, chunk, segment);
+    uint8_t *dst = work_dst(w, chunk, segment), *out = dst;
+    pool_buffer *wire = NULL;
+    int encoded = p->algorithm == RC_DIRECT && !codec_stores_plain(&w->codec);
+    if (encoded) {
+        if ((wire = pool_take(w->env->buffers)) == NULL)
+            return RC_NO_MEMORY;
+        out = wire->data;
+    }
+    codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
+               work_src(w, chunk, segment), n);
+    join_drop(&w->join, segment, w->env->buffers);
+    if (encoded)
+        codec_store(&w->codec, dst, out, n);
+    work_final(w, chunk, segment);
+    return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
+}
+
+rc_result joined_take(rc_work *w, const frame_header *h, pool_buffer *buffer)
+{
+    if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
+        return RC_OK;
+    return joined_segment(w, h->chunk, h->segment);
+}
+
+rc_result joined_left(rc_work *w, uint32_t segment)
+{
+    if (!join_left(&w->join, segment))
+        return RC_OK;
+    return joined_segment(w, (uint32_t)w->plan.rank, segment);
+}
