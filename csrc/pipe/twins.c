@@ -77,7 +77,10 @@ static void drop(feedback_twin *twin)
     device_visit visit;
     if (pipe_is_forked(p))
         return;
-    if (device_enter(p->device, &visit, NULL) == RC_OK)
+    int entered = 0;
+    for (int attempts = 2; attempts > 0 && !entered; attempts--)
+        entered = device_enter(p->device, &visit, NULL) == RC_OK;
+    if (entered)
         device_free(p->device, t->at);
     device_leave(p->device, &visit);
     pthread_mutex_lock(&p->lock);

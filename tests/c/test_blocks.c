@@ -157,7 +157,7 @@ static void faults_are_seen(void)
 /* Two steps with feedback, of which the k-th call of the driver fails: 1 if one did. */
 static int one_call_fails(int k)
 {
-    enum { RANKS = 2 };
+    enum { RANKS = 3 };
     rc_feedback *feedback[RANKS];
     float values[COUNT];
     int failed = 0;
@@ -165,7 +165,9 @@ static int one_call_fails(int k)
         values[i] = (float)(i % 97);
     flights *all = flights_open(RANKS, "", ptx(), 1 << 20);
     open_feedback(feedback, RANKS, COUNT);
-    cu_address at[RANKS] = {on_device(values, COUNT), on_device(values, COUNT)};
+    cu_address at[RANKS];
+    for (int rank = 0; rank < RANKS; rank++)
+        at[rank] = on_device(values, COUNT);
     int before = fake_cuda_faults();
     fake_cuda_fail("*", k, CU_LAUNCH_FAILED);
     for (int turn = 0; turn < 2; turn++) {
@@ -194,6 +196,7 @@ static int one_call_fails(int k)
     rc_feedback_free(feedback[0]);
     flights_close(all);
     rc_feedback_free(feedback[1]); /* beyond its pipe */
+    rc_feedback_free(feedback[2]);
     CHECK_EQ(fake_cuda_leaks(NULL), 0);
     CHECK(fake_cuda_misuse() == NULL);
     return failed;
@@ -202,7 +205,7 @@ static int one_call_fails(int k)
 static void failures_leave_nothing_behind(void)
 {
     int failures = 0;
-    for (int k = 1; k < 120; k += 1 + k / 12)
+    for (int k = 1; k < 250; k += 1 + k / 16)
         failures += one_call_fails(k);
     CHECK(failures > 20);
 }
