@@ -70,7 +70,7 @@ struct rc_feedback {
     rc_op op;                   /* whose results the residuals are about, if has_op */
     feedback_range next_owned;  /* between begin and commit */
     feedback_range prev_owned;  /* what owner[!now] is about, if undoable */
-    int undoable;               /* the other one of each pair is as it was before the commit */
+    atomic_int undoable;        /* the other one of each pair is as it was before the commit */
     feedback_view ready;        /* of who has begun before there is a work */
     int next_away;              /* the work writes to the twin's buffer */
     pthread_mutex_t moving;     /* of twin, and of what is current where */

@@ -130,10 +130,14 @@ rc_result twin_fetch(rc_feedback *f, int will_write, rc_error *error)
     return result;
 }
 
-/* What cannot be fetched stays away. */
+/* What cannot be fetched stays away. Those of before matter to an undo only. */
 static rc_result fetch_all(rc_feedback *f, rc_error *error)
 {
-    rc_result others = f->twin != NULL ? fetch(f, !f->now, error) : RC_OK;
+    rc_result others = RC_OK;
+    if (!f->undoable)
+        f->worker[!f->now].current = FEEDBACK_HOME;
+    else if (f->twin != NULL)
+        others = fetch(f, !f->now, error);
     rc_result result = fetch(f, f->now, error);
     for (int i = 0; i < 2; i++)
         if (f->worker[i].current & FEEDBACK_HOME)
