@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "../base/copy.h"
+
 static int encodes(const rc_work *w)
 {
     return w->plan.world_size > 1 && !codec_stores_plain(&w->codec);
@@ -19,6 +21,18 @@ static void keep_encoded(const rc_work *w, uint8_t *dst, const uint8_t *src, uin
         codec_encode(&w->codec, wire, src + offset, n);
         codec_store(&w->codec, dst + offset, wire, n);
     }
+}
+
+/* As one copy of it all would go. In a world of one src and dst may overlap. */
+static void keep_plain(uint8_t *dst, const uint8_t *src, size_t bytes, uint64_t all_bytes)
+{
+    size_t apart = dst > src ? (size_t)(dst - src) : (size_t)(src - dst);
+    if (apart < bytes)
+        memmove(dst, src, bytes);
+    else if (all_bytes >= COPY_PAST_CACHE_BYTES)
+        copy_past_cache(dst, src, bytes);
+    else
+        copy_bytes(dst, src, bytes);
 }
 
 void keep_begin(rc_work *w)
@@ -43,9 +57,8 @@ void keep_some(rc_work *w)
     uint32_t chunk = plan_kept(&w->plan);
     const uint8_t *src = work_src(w, chunk, 0);
     uint8_t *dst = work_dst(w, chunk, 0);
-    uint64_t most = KEEP_PIECE_BYTES / w->codec.elem_bytes;
-    uint64_t n = w->keeps_left < most ? w->keeps_left : most;
-    uint64_t start = plan_chunk_elems(&w->plan, chunk) - w->keeps_left;
+    uint64_t most = KEEP_PIECE_BYTES / w->codec.elem_bytes, all = plan_chunk_elems(&w->plan, chunk);
+    uint64_t n = w->keeps_left < most ? w->keeps_left : most, start = all - w->keeps_left;
     w->keeps_left -= n;
     if (dst > src) /* in a world of one they may overlap: from the end */
         start = w->keeps_left;
@@ -54,5 +67,5 @@ void keep_some(rc_work *w)
     if (encodes(w))
         keep_encoded(w, dst, src, n);
     else
-        memmove(dst, src, n * w->codec.elem_bytes);
+        keep_plain(dst, src, n * w->codec.elem_bytes, all * w->codec.elem_bytes);
 }

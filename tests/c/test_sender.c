@@ -185,7 +185,7 @@ static void each_lane_moves_by_itself(void)
         reader r[LANES];
         for (int i = 0; i < LANES; i++) {
             f[i] = i > 0 ? open_sibling(f[0]) : f[0];
-            r[i] = start_reader(f[i], BYTES, 0);
+            r[i] = (reader){.fd = f[i]->far, .most = BYTES, .bytes = malloc(BYTES)};
         }
         for (int i = 0; i < LANES; i++) /* all of one lane's before any of the next */
             for (int n = 0; n < FRAMES; n++)
