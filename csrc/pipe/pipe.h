@@ -148,7 +148,8 @@ struct rc_pipe {
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;
-    pipe_twin *twins;
+    pipe_twin *twins, *dropped; /* dropped: whose memory is to be given back */
+    int reaping;                /* a thread does that */
 };
 
 int pipe_is_forked(const rc_pipe *p);

@@ -3,6 +3,9 @@
  * A twin is the feedback's, and of one pipe, which has a list of all. It goes with the feedback,
  * when another pipe or the CPU wants the residuals, or when the pipe stops, which brings them home.
  *
+ * Giving memory back to the GPU waits for all that it has to do, which may take its time, or wait
+ * for other ranks. So a thread does that which nobody waits for, made when a twin is dropped.
+ *
  * Two buffers in one piece of memory. Thread "in" stores and clears on its stream, before the
  * kernels that read them; by the time that anybody fetches they are done, for "in" has waited.
  */
@@ -10,6 +13,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../base/thread.h"
 #include "pipe.h"
 
 enum { ALIGNMENT = 256 };
@@ -69,28 +73,62 @@ static rc_result clear(feedback_twin *twin, int buffer, feedback_range range, rc
                        range.end - range.start, p->d2h);
 }
 
-/* The list has it until its memory is given back: rc_pipe_stop waits for that. */
+/* Gives back the memory of all that were dropped, and waits for the GPU for it. */
+static void reap(rc_pipe *p)
+{
+    device_visit visit;
+    int entered = 0;
+    for (int attempts = 2; attempts > 0 && !entered; attempts--)
+        entered = device_enter(p->device, &visit, NULL) == RC_OK;
+    pthread_mutex_lock(&p->lock);
+    for (pipe_twin *t; (t = p->dropped) != NULL;) {
+        p->dropped = t->next;
+        pthread_mutex_unlock(&p->lock);
+        if (entered)
+            device_free(p->device, t->at);
+        free(t);
+        pipe_release(p);
+        pthread_mutex_lock(&p->lock);
+    }
+    device_leave(p->device, &visit);
+    p->reaping = 0;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void *run_reap(void *arg)
+{
+    rc_pipe *p = arg;
+    reap(p);
+    pipe_release(p);
+    return NULL;
+}
+
+/* From whatever thread a feedback is freed on, which may not be the one to wait for the GPU. */
 static void drop(feedback_twin *twin)
 {
     pipe_twin *t = (pipe_twin *)twin;
     rc_pipe *p = t->pipe;
-    device_visit visit;
+    pthread_t thread;
     if (pipe_is_forked(p))
         return;
-    int entered = 0;
-    for (int attempts = 2; attempts > 0 && !entered; attempts--)
-        entered = device_enter(p->device, &visit, NULL) == RC_OK;
-    if (entered)
-        device_free(p->device, t->at);
-    device_leave(p->device, &visit);
     pthread_mutex_lock(&p->lock);
     *(t->prev != NULL ? &t->prev->next : &p->twins) = t->next;
     if (t->next != NULL)
         t->next->prev = t->prev;
+    t->next = p->dropped;
+    p->dropped = t;
+    int starts = !p->reaping && !p->closing; /* else somebody else reaps */
+    p->reaping |= starts;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    free(t);
-    pipe_release(p);
+    if (!starts)
+        return;
+    atomic_fetch_add(&p->references, 1);
+    if (thread_start(&thread, run_reap, p))
+        pthread_detach(thread);
+    else
+        run_reap(p);
 }
 
 static const twin_calls calls = {fetch, store, clear, drop};
@@ -155,4 +193,10 @@ void twins_end(rc_pipe *p)
         (void)twin_recall(f, p, NULL); /* what is lost is told to who asks for it */
         feedback_release(f);
     }
+    pthread_mutex_lock(&p->lock);
+    while (p->reaping)
+        pipe_wait(p, clock_ns() + CLOCK_S);
+    pthread_mutex_unlock(&p->lock);
+    if (p->dropped != NULL)
+        reap(p);
 }
