@@ -12,7 +12,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "codec/quant.h"
-#include "coll/feedback.h"
+#include "coll/encoded.h"
+#include "coll/twin.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
 
@@ -251,7 +252,9 @@ int rc_feedback_busy(const rc_feedback *feedback)
 
 float *rc_feedback_worker(rc_feedback *feedback)
 {
-    return rc_feedback_busy(feedback) ? NULL : feedback_worker(feedback);
+    if (rc_feedback_busy(feedback) || twin_fetch(feedback, 1, NULL) != RC_OK)
+        return NULL;
+    return feedback_worker(feedback);
 }
 
 float *rc_feedback_owner(rc_feedback *feedback, uint64_t *start, uint64_t *count)
@@ -280,6 +283,7 @@ rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
         return RC_INVALID_ARGUMENT;
     if (rc_feedback_busy(feedback))
         return RC_INVALID_STATE;
+    RC_TRY(twin_fetch(feedback, 1, NULL));
     feedback_rescale(feedback, factor);
     return RC_OK;
 }
@@ -372,12 +376,40 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
 static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     int fits = call->dtype == RC_F32 && call->collective == RC_ALLREDUCE &&
-               (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
-    if (call->encoded && (!fits || call->feedback != NULL || comm->shared.hosts > 0))
+               call->codec >= RC_CODEC_BF16 && call->codec <= RC_CODEC_FP8;
+    int quantises = call->codec >= RC_CODEC_INT8;
+    if (!call->encoded)
+        return RC_OK;
+    if (!fits || comm->shared.hosts > 0 || (call->feedback != NULL && !quantises))
         return error_set(error, RC_INVALID_ARGUMENT,
-                         "what is encoded already goes into all-reduces of f32 tensors by bf16 or "
-                         "fp16 only, without error feedback or shared memory");
+                         "what is encoded already goes into all-reduces of f32 tensors by bf16, "
+                         "fp16, int8, int4, onebit or fp8 only, without shared memory, and by the "
+                         "first two without error feedback");
+    if (quantises && (comm->env.world_size < 2 || call->src != call->dst))
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "payloads are given and taken in one memory, among two ranks or more");
+    if (call->feedback != NULL && !feedback_is_ready(call->feedback))
+        return error_set(error, RC_INVALID_ARGUMENT,
+                         "this error feedback is not ready for what is encoded already");
     return RC_OK;
+}
+
+rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out)
+{
+    memset(out, 0, sizeof *out);
+    if (call->count > FINGERPRINT_MAX_COUNT || !encoded_suits(call, &comm->env))
+        return RC_INVALID_ARGUMENT;
+    encoded_layout(out, &comm->env, call);
+    return RC_OK;
+}
+
+/* Whoever made it ready has it again. */
+static void unclaim_feedback(const rc_call *call)
+{
+    if (call->feedback != NULL && call->encoded)
+        feedback_hand_back(call->feedback);
+    else if (call->feedback != NULL)
+        feedback_unclaim(call->feedback);
 }
 
 /* Takes the feedback for the work, if it is free and fits the call. */
@@ -388,7 +420,7 @@ static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_err
     rc_result result = RC_OK;
     if (f == NULL)
         return RC_OK;
-    if (!feedback_claim(f))
+    if (!(call->encoded ? feedback_take_ready(f) : feedback_claim(f)))
         return error_set(error, RC_INVALID_STATE,
                          "this error feedback is in use by a collective in flight; wait for that "
                          "one first, or give each tensor its own");
@@ -396,12 +428,14 @@ static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_err
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "error feedback for %llu elements does not fit a tensor of %llu",
                            (unsigned long long)f->count, (unsigned long long)(call->count * parts));
+    else if (!call->encoded && (result = twin_recall(f, NULL, error)) != RC_OK)
+        ; /* the device of what the CPU is to encode has failed */
     else if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "this error feedback holds residuals of another op: sums and averages "
                            "have different units");
     if (result != RC_OK)
-        feedback_unclaim(f);
+        unclaim_feedback(call);
     return result;
 }
 
@@ -457,8 +491,7 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     rc_result result = comm_submit(comm, call, NULL, out);
     if (result == RC_OK)
         return RC_OK;
-    if (call->feedback != NULL)
-        feedback_unclaim(call->feedback);
+    unclaim_feedback(call);
     return error_set(error, result, "no memory for a work");
 }
 

@@ -84,7 +84,7 @@ class Collectives:
                 raises is logged.
 
         Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
-        on behind it. "bf16" and "fp16" are then packed there.
+        on behind it. What is float32 is then packed there, but by topk and onebit-deepspeed.
 
         Returns:
             The tensor that holds the result, or the Work.

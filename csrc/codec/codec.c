@@ -41,7 +41,7 @@ static const kernel_half *wire_format(const kernel_set *kernels, const rc_call *
 
 void codec_take_encoded(rc_call *call)
 {
-    if (!call->encoded)
+    if (!call->encoded || call->codec > RC_CODEC_FP16)
         return;
     if (call->codec == RC_CODEC_FP16 && call->op == RC_AVG)
         call->op = RC_SUM; /* they are shares of it by now */

@@ -48,8 +48,8 @@ typedef struct codec {
     size_t wire_bytes; /* of one element */
 } codec;
 
-/* Makes a call of what is encoded already that of a tensor of 16-bit floats, which has the same
- * bits on the wire; others are left as they are. */
+/* Makes a call of what is encoded already by 16 bits that of a tensor of 16-bit floats, which has
+ * the same bits on the wire; others are left as they are. */
 void codec_take_encoded(rc_call *call);
 /* dtype and codec must go together (codec_supports). */
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);

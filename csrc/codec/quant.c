@@ -244,6 +244,8 @@ size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms 
         sum_terms(q, acc, terms, start, count, n);
         *poisoned |= q->format->encode(to.scales, to.codes, left != NULL ? left + start : NULL, acc,
                                        q->post, from(residual, start), count, q->far);
+        if (dst == NULL)
+            continue;
         float *out = q->dtype == RC_F32 ? (float *)dst + start : acc;
         q->format->decode(out, to.scales, to.codes, count, q->far);
         if (q->dtype == RC_F64)
@@ -253,6 +255,16 @@ size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms 
 }
 
 /* ---- results ---- */
+
+int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t n)
+{
+    enum { NOT_FINITE = 0x7f80 };
+    const uint16_t *scales = coded_at(q, wire, n, 0).scales;
+    int found = 0;
+    for (size_t i = 0; i < kernel_block_scales(q->format, n); i++)
+        found |= (scales[i] & NOT_FINITE) == NOT_FINITE;
+    return found;
+}
 
 void quant_store(quant *q, void *dst, const uint8_t *wire, size_t bytes, size_t n, int *poisoned)
 {

@@ -6,69 +6,24 @@
 #include <sys/mman.h>
 
 #include "../base/error.h"
+#include "twin.h"
 
 enum { ALIGNMENT = 64, HUGE_BYTES = 2 << 20 };
-
-/* ---- ranges ---- */
-
-static int is_empty(feedback_range r)
-{
-    return r.end <= r.start;
-}
-
-static int covers(feedback_range outer, feedback_range inner)
-{
-    return outer.start <= inner.start && inner.end <= outer.end;
-}
-
-static int overlap(feedback_range a, feedback_range b)
-{
-    return !is_empty(a) && !is_empty(b) && a.start < b.end && b.start < a.end;
-}
-
-static feedback_range hull(feedback_range a, feedback_range b)
-{
-    if (is_empty(a) || is_empty(b))
-        return is_empty(a) ? b : a;
-    return (feedback_range){a.start < b.start ? a.start : b.start, a.end > b.end ? a.end : b.end};
-}
+enum { FREE, CLAIMED, READY }; /* of claimed */
 
 /* ---- what is zero ---- */
 
 static int known_zero(const residual *r, feedback_range range)
 {
-    return is_empty(range) || !overlap(range, r->live) || covers(r->hole, range);
+    return marks_zero(&r->here, range);
 }
 
-static void note_written(residual *r, feedback_range range)
-{
-    if (is_empty(range))
-        return;
-    r->live = hull(r->live, range);
-    if (overlap(range, r->hole))
-        r->hole = (feedback_range){0};
-}
-
-static void note_zero(residual *r, feedback_range range)
-{
-    if (!overlap(range, r->live))
-        return;
-    if (covers(range, r->live))
-        r->live = r->hole = (feedback_range){0};
-    else if (range.start <= r->live.start)
-        r->live.start = range.end;
-    else if (range.end >= r->live.end)
-        r->live.end = range.start;
-    else
-        r->hole = range;
-}
-
-static void make_zero(residual *r, feedback_range range)
+void feedback_make_zero(residual *r, feedback_range range)
 {
     if (known_zero(r, range))
         return;
     memset(r->data + range.start, 0, (range.end - range.start) * sizeof *r->data);
-    note_zero(r, range);
+    marks_note_zero(&r->here, range);
 }
 
 static int all_zero(const float *x, uint64_t count)
@@ -86,7 +41,7 @@ int feedback_is_zero(rc_feedback *f, feedback_range range)
         return 1;
     if (!all_zero(now->data + range.start, range.end - range.start))
         return 0;
-    note_zero(now, range);
+    marks_note_zero(&now->here, range);
     return 1;
 }
 
@@ -95,7 +50,7 @@ int feedback_suits(rc_feedback *f, rc_op op)
     if (!f->has_op || f->op == op)
         return 1;
     return feedback_is_zero(f, (feedback_range){0, f->count}) &&
-           (is_empty(f->owned) || all_zero(f->owner[f->now], f->owned.end - f->owned.start));
+           (range_is_empty(f->owned) || all_zero(f->owner[f->now], f->owned.end - f->owned.start));
 }
 
 /* ---- life ---- */
@@ -133,6 +88,8 @@ rc_result feedback_create(rc_feedback **out, uint64_t count)
     atomic_init(&f->references, 1);
     atomic_init(&f->claimed, 0);
     f->count = count;
+    pthread_mutex_init(&f->moving, NULL);
+    f->worker[0].current = f->worker[1].current = FEEDBACK_HOME;
     for (int i = 0; i < 2; i++)
         if ((f->worker[i].data = allocate(count, &f->worker[i].memory)) == NULL) {
             feedback_release(f);
@@ -146,24 +103,58 @@ void feedback_release(rc_feedback *f)
 {
     if (atomic_fetch_sub(&f->references, 1) > 1)
         return;
+    if (f->twin != NULL)
+        f->twin->calls->drop(f->twin);
+    pthread_mutex_destroy(&f->moving);
     free(f->worker[0].memory);
     free(f->worker[1].memory);
     free(f->owner_memory);
     free(f);
 }
 
+int feedback_retain_living(rc_feedback *f)
+{
+    int references = atomic_load(&f->references);
+    while (references > 0)
+        if (atomic_compare_exchange_weak(&f->references, &references, references + 1))
+            return 1;
+    return 0;
+}
+
 int feedback_claim(rc_feedback *f)
 {
-    int free_now = 0;
-    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, 1))
+    int free_now = FREE;
+    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, CLAIMED))
         return 0;
     atomic_fetch_add(&f->references, 1);
     return 1;
 }
 
+void feedback_make_ready(rc_feedback *f, const feedback_view *left)
+{
+    f->ready = *left;
+    atomic_store(&f->claimed, READY);
+}
+
+int feedback_is_ready(rc_feedback *f)
+{
+    return atomic_load(&f->claimed) == READY;
+}
+
+int feedback_take_ready(rc_feedback *f)
+{
+    int ready = READY;
+    return atomic_compare_exchange_strong(&f->claimed, &ready, CLAIMED);
+}
+
+void feedback_hand_back(rc_feedback *f)
+{
+    atomic_store(&f->claimed, READY);
+}
+
 void feedback_unclaim(rc_feedback *f)
 {
-    atomic_store(&f->claimed, 0);
+    atomic_store(&f->claimed, FREE);
     feedback_release(f);
 }
 
@@ -186,16 +177,21 @@ static rc_result make_owner_room(rc_feedback *f, uint64_t count)
     return RC_OK;
 }
 
+int feedback_owns(const rc_feedback *f, feedback_range owner)
+{
+    return f->owned.start == owner.start && f->owned.end == owner.end;
+}
+
 void feedback_fold(rc_feedback *f, double factor)
 {
     float *worker = f->worker[f->now].data + f->owned.start;
     const float *owner = f->owner[f->now];
     float by = (float)factor;
-    if (is_empty(f->owned))
+    if (range_is_empty(f->owned))
         return;
     for (uint64_t i = 0; i < f->owned.end - f->owned.start; i++)
         worker[i] += owner[i] * by;
-    note_written(&f->worker[f->now], f->owned);
+    marks_note_written(&f->worker[f->now].here, f->owned);
     f->owned = (feedback_range){0};
 }
 
@@ -205,42 +201,46 @@ void feedback_fold(rc_feedback *f, double factor)
 static void prepare_next(rc_feedback *f, const feedback_use *use)
 {
     residual *next = &f->worker[!f->now];
-    feedback_range whole = use->worker, exact = use->exact;
-    make_zero(next, (feedback_range){0, whole.start});
-    make_zero(next, (feedback_range){whole.end, f->count});
-    if (is_empty(exact)) {
-        note_written(next, whole);
-        return;
+    feedback_range whole = use->worker;
+    feedback_make_zero(next, (feedback_range){0, whole.start});
+    feedback_make_zero(next, (feedback_range){whole.end, f->count});
+    feedback_make_zero(next, use->exact);
+    next->here = (feedback_marks){.live = whole};
+    marks_note_zero(&next->here, use->exact);
+}
+
+rc_result feedback_begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view)
+{
+    RC_TRY(make_owner_room(f, range_is_empty(owner) ? 0 : owner.end - owner.start));
+    f->undoable = 0;
+    f->next_owned = owner;
+    if (!range_is_empty(owner)) {
+        view->owner_in = range_is_empty(f->owned) ? NULL : f->owner[f->now];
+        view->owner_out = f->owner[!f->now];
     }
-    make_zero(next, exact);
-    note_written(next, (feedback_range){whole.start, exact.start});
-    note_written(next, (feedback_range){exact.end, whole.end});
+    return RC_OK;
 }
 
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
 {
-    f->undoable = 0;
-    int fits = f->owned.start == use->owner.start && f->owned.end == use->owner.end;
-    if (!fits)
+    if (!feedback_owns(f, use->owner))
         feedback_fold(f, use->fold);
-    RC_TRY(make_owner_room(f, is_empty(use->owner) ? 0 : use->owner.end - use->owner.start));
+    *view = (feedback_view){0};
+    RC_TRY(feedback_begin_owner(f, use->owner, view));
     prepare_next(f, use);
     const residual *now = &f->worker[f->now];
-    *view = (feedback_view){.worker_out = f->worker[!f->now].data + use->worker.start,
-                            .exact_is_zero = known_zero(now, use->exact)};
+    view->worker_out = f->worker[!f->now].data + use->worker.start;
+    view->exact_is_zero = known_zero(now, use->exact);
     if (!known_zero(now, use->worker))
         view->worker_in = now->data + use->worker.start;
-    if (!is_empty(use->owner)) {
-        view->owner_in = is_empty(f->owned) ? NULL : f->owner[f->now];
-        view->owner_out = f->owner[!f->now];
-    }
-    f->next_owned = use->owner;
+    f->next_away = 0;
     return RC_OK;
 }
 
 void feedback_commit(rc_feedback *f, rc_op op)
 {
     f->now = !f->now;
+    f->worker[f->now].current = f->next_away ? FEEDBACK_AWAY : FEEDBACK_HOME;
     f->prev_owned = f->owned;
     f->owned = f->next_owned;
     f->undoable = 1;
@@ -265,7 +265,7 @@ rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void 
 
 void feedback_clear(rc_feedback *f)
 {
-    make_zero(&f->worker[f->now], (feedback_range){0, f->count});
+    feedback_make_zero(&f->worker[f->now], (feedback_range){0, f->count});
     f->owned = (feedback_range){0};
     f->has_op = f->undoable = 0;
 }
@@ -274,7 +274,7 @@ void feedback_clear(rc_feedback *f)
 
 float *feedback_worker(rc_feedback *f)
 {
-    note_written(&f->worker[f->now], (feedback_range){0, f->count});
+    marks_note_written(&f->worker[f->now].here, (feedback_range){0, f->count});
     return f->worker[f->now].data;
 }
 
@@ -282,6 +282,7 @@ rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner,
                         uint64_t count)
 {
     RC_TRY(make_owner_room(f, count));
+    twin_forget(f);
     feedback_clear(f);
     if (worker != NULL && f->count > 0)
         memcpy(feedback_worker(f), worker, f->count * sizeof *worker);
@@ -297,9 +298,9 @@ void feedback_rescale(rc_feedback *f, double factor)
     const residual *now = &f->worker[f->now];
     float by = (float)factor;
     f->undoable = 0;
-    for (uint64_t i = now->live.start; i < now->live.end; i++)
+    for (uint64_t i = now->here.live.start; i < now->here.live.end; i++)
         now->data[i] *= by;
-    for (uint64_t i = 0; !is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
+    for (uint64_t i = 0; !range_is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
         f->owner[f->now][i] *= by;
 }
 
@@ -307,7 +308,9 @@ void feedback_undo(rc_feedback *f)
 {
     if (!f->undoable)
         return;
+    pthread_mutex_lock(&f->moving);
     f->now = !f->now;
+    pthread_mutex_unlock(&f->moving);
     f->owned = f->prev_owned;
     f->undoable = 0;
 }

@@ -2,9 +2,11 @@
 #include "quantised.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/error.h"
 #include "../codec/quant.h"
+#include "encoded.h"
 #include "feedback.h"
 
 enum {
@@ -24,7 +26,8 @@ struct quantised {
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
     int going_on;
-    outflow to[]; /* [rank] */
+    rc_layout layout; /* of what is encoded already, else of zeros */
+    outflow to[];     /* [rank] */
 };
 
 int quantised_takes(const rc_call *call, int world_size)
@@ -39,6 +42,8 @@ rc_result quantised_create(rc_work *w)
     if (w->quantised == NULL)
         return RC_NO_MEMORY;
     quant_init(&w->quantised->codec, w->env->engine->kernels, &w->call, w->env->contributors);
+    if (w->call.encoded)
+        encoded_layout(&w->quantised->layout, w->env, &w->call);
     return RC_OK;
 }
 
@@ -73,6 +78,23 @@ static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
     return plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
 }
 
+/* ---- what is encoded already ---- */
+
+/* A segment's payload: of a contribution, later of the result. */
+static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const rc_layout *l = &w->quantised->layout;
+    return (uint8_t *)w->call.dst + plan_part(&w->plan, chunk) * l->part_bytes +
+           segment * l->segment_bytes;
+}
+
+/* A segment of what lies there as it is. */
+static uint8_t *plain_of(const rc_work *w, uint32_t segment)
+{
+    return (uint8_t *)w->call.dst + w->quantised->layout.plain +
+           plan_segment_offset(&w->plan, segment) * sizeof(float);
+}
+
 /* ---- residuals ---- */
 
 /* The first of the feedback's elements that the work is about. */
@@ -100,6 +122,10 @@ static rc_result begin_feedback(rc_work *w)
     feedback_view *view = &w->quantised->feedback;
     if (f == NULL)
         return RC_OK;
+    if (w->call.encoded) {
+        *view = f->ready;
+        return RC_OK;
+    }
     uint64_t first = first_elem(w);
     feedback_use use = {.worker = {first, w->is_shared ? first + w->call.count : f->count},
                         .exact = own_part(w),
@@ -134,6 +160,11 @@ static void note_results(rc_work *w, uint64_t segments)
     q->results_left -= segments;
     if (q->results_left > 0 || !q->poisoned)
         return;
+    if (w->call.encoded) {
+        if (p->algorithm == RC_ONE_SHOT)
+            quant_fill_nan(RC_F32, plain_of(w, 0), w->call.count);
+        return;
+    }
     uint64_t all = p->collective == RC_ALLGATHER ? p->total_elems : w->call.count;
     quant_fill_nan(q->codec.dtype, w->call.dst, all);
 }
@@ -150,8 +181,9 @@ static uint64_t count_results(const plan *p)
 
 /* ---- sending ---- */
 
-static rc_result send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step, size_t bytes,
-                      pool_buffer *buffer)
+/* buffer: that which the payload lies in, or NULL. */
+static rc_result send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                      const uint8_t *payload, size_t bytes, pool_buffer *buffer)
 {
     out_frame *frame = work_frame(w, chunk, segment, step);
     if (frame == NULL) {
@@ -159,19 +191,22 @@ static rc_result send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t ste
         return RC_NO_MEMORY;
     }
     frame->header.length = (uint32_t)bytes;
-    frame->payload = buffer->data;
+    frame->payload = payload;
     frame->buffer = buffer;
     link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
     return RC_OK;
 }
 
-/* To be encoded when it leaves. */
+/* To be encoded when it leaves, if it is not yet. */
 static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     out_frame *frame = work_frame(w, chunk, segment, 0);
     if (frame == NULL)
         return RC_NO_MEMORY;
-    frame->encode_src = work_src(w, chunk, segment);
+    if (w->call.encoded)
+        frame->payload = payload_of(w, chunk, segment);
+    else
+        frame->encode_src = work_src(w, chunk, segment);
     link_send(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
     return RC_OK;
 }
@@ -249,7 +284,7 @@ static rc_result prepare(rc_work *w)
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = p->algorithm == RC_ONE_SHOT;
+    int own_too = p->algorithm == RC_ONE_SHOT && !w->call.encoded;
     if (p->algorithm != RC_RING)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
@@ -269,23 +304,40 @@ void quantised_released(rc_work *w, const out_frame *frame)
 
 /* ---- joining ---- */
 
-static rc_result send_result(rc_work *w, uint32_t segment, size_t bytes, pool_buffer *buffer)
+static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
+                             pool_buffer *buffer)
 {
     work_env *env = w->env;
     rc_result result = RC_OK;
     for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
         uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
+        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
         if (w->env != NULL)
-            result = send(w, chunk, segment, 0, bytes, pool_share(buffer));
+            result = send(w, chunk, segment, 0, payload, bytes, shared);
     }
     pool_return(env->buffers, buffer);
     return result;
+}
+
+/* Among two ranks this one's is encoded too, and lies beside what comes of it. */
+static quant_terms encoded_terms(rc_work *w, uint32_t segment)
+{
+    quant_terms terms = {.wires = join_wires(&w->join, segment),
+                         .lengths = join_lengths(&w->join, segment),
+                         .count = w->plan.world_size};
+    if (w->plan.algorithm == RC_ONE_SHOT)
+        w->join.wires[w->plan.rank] = payload_of(w, (uint32_t)w->plan.rank, segment);
+    else
+        terms.src = plain_of(w, segment);
+    return terms;
 }
 
 static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
+    if (w->call.encoded)
+        return encoded_terms(w, segment);
     return (quant_terms){.wires = join_wires(&w->join, segment),
                          .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size,
@@ -299,15 +351,15 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
 {
     struct quantised *q = w->quantised;
     uint64_t within = plan_segment_offset(&w->plan, segment);
-    pool_buffer *buffer = pool_take(w->env->buffers);
-    if (buffer == NULL)
+    pool_buffer *buffer = w->call.encoded ? NULL : pool_take(w->env->buffers);
+    if (buffer == NULL && !w->call.encoded)
         return RC_NO_MEMORY;
-    size_t bytes =
-        quant_join_encoded(&q->codec, dst, buffer->data, terms, at(q->feedback.owner_in, within),
-                           left_at(q->feedback.owner_out, within), elems, &q->poisoned);
+    uint8_t *wire = buffer != NULL ? buffer->data : payload_of(w, (uint32_t)w->plan.rank, segment);
+    size_t bytes = quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
+                                      left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_results(w, 1);
-    return send_result(w, segment, bytes, buffer);
+    return send_result(w, segment, wire, bytes, buffer);
 }
 
 /* All contributions to a segment are there. chunk: any that brings some. */
@@ -316,10 +368,13 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     const plan *p = &w->plan;
     struct quantised *q = w->quantised;
     size_t elems = plan_segment_elems(p, chunk, segment);
+    int is_direct = p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT;
     void *dst = work_dst(w, chunk, segment);
+    if (w->call.encoded)
+        dst = is_direct ? NULL : plain_of(w, segment);
     quant_terms terms = terms_of(w, chunk, segment);
     w->receives_left -= (uint64_t)p->world_size - 1;
-    if (p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT)
+    if (is_direct)
         return join_and_send(w, segment, dst, &terms, elems);
     quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
@@ -365,12 +420,18 @@ rc_result quantised_encode(rc_work *w, out_frame *frame)
 static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
+    uint64_t elems = plan_segment_elems(&w->plan, h->chunk, h->segment);
     w->receives_left--;
-    quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length,
-                plan_segment_elems(&w->plan, h->chunk, h->segment), &q->poisoned);
+    if (w->call.encoded) {
+        memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
+        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, elems);
+    } else {
+        quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length, elems,
+                    &q->poisoned);
+    }
     note_results(w, 1);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
-        return send(w, h->chunk, h->segment, h->step + 1U, h->length, buffer);
+        return send(w, h->chunk, h->segment, h->step + 1U, buffer->data, h->length, buffer);
     pool_return(w->env->buffers, buffer);
     return RC_OK;
 }
@@ -403,6 +464,11 @@ static int is_poisoned(const rc_work *w)
         if (!quant_is_finite(called->dtype, dst + start * w->codec.elem_bytes, 1))
             return 1;
     return 0;
+}
+
+int quantised_poisoned(const rc_work *w)
+{
+    return w->quantised != NULL && w->quantised->poisoned;
 }
 
 void quantised_finish(rc_work *w, rc_result result)

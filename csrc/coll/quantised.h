@@ -19,6 +19,10 @@
  * they are needed: first the first segments of all parts. So parts come together one segment after
  * the other, results begin to flow early, and owners keep little.
  *
+ * Contributions to an all-reduce may be encoded already (rc_call.encoded). Then they leave from
+ * where they lie, but for that to this rank's own part, which is there as it is; and results stay
+ * encoded (encoded.h). Other ranks cannot tell.
+ *
  * Poison. A value that is not finite makes some block of the result NaN, and so known to every rank
  * that sees the block: in an all-reduce and an all-gather all ranks do. Then the whole result is
  * made NaN and the residuals stay as they were. In a reduce-scatter a rank knows of its own values
@@ -57,6 +61,8 @@ rc_result quantised_encode(rc_work *w, out_frame *frame);
 void quantised_released(rc_work *w, const out_frame *frame);
 /* A payload is there. Takes over the buffer. RC_PROTOCOL: it is no payload of the codec. */
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer);
+/* 1 if a value was not finite, and so all of the result is NaN; of a work that was a success. */
+int quantised_poisoned(const rc_work *w);
 /* The work is over, with this result: replaces the residuals, or leaves them. */
 void quantised_finish(rc_work *w, rc_result result);
 

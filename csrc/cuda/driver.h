@@ -133,6 +133,7 @@ enum {
     X(cuMemcpyDtoHAsync, _v2, (void *to, cu_address from, size_t bytes, cu_stream stream))         \
     X(cuMemcpyHtoDAsync, _v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))   \
     X(cuMemcpyDtoDAsync, _v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))    \
+    X(cuMemsetD32Async, , (cu_address to, unsigned value, size_t count, cu_stream stream))         \
     X(cuModuleLoadDataEx, ,                                                                        \
       (cu_module * module, const void *image, unsigned count, unsigned *options, void **values))   \
     X(cuModuleUnload, , (cu_module module))                                                        \

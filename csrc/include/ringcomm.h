@@ -247,7 +247,8 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
  * belongs to the caller; a call borrows it (rc_call.feedback) until its work is done. Functions
  * that read or change it may not run beside each other, nor beside rc_submit with it. While a work
  * uses it rc_feedback_busy is 1, those with a result return RC_INVALID_STATE, and pointers are
- * NULL. */
+ * NULL. What flights have left is on their GPU, and fetched when it is asked for; where that fails
+ * it is RC_DEVICE, and the pointer NULL. */
 typedef struct rc_feedback rc_feedback;
 
 /* Residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size x its
@@ -317,17 +318,43 @@ typedef struct rc_call {
      * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
      */
     double density;
-    /* 1: src and dst hold the codec's 16 bits of each element instead (RC_F32 by RC_CODEC_BF16 or
-     * RC_CODEC_FP16, in an all-reduce, without feedback or shared memory), for an RC_AVG by fp16
-     * those of the element times 1/world_size. Other ranks cannot tell. */
+    /* 1: what src and dst hold is encoded already, in an all-reduce of RC_F32 without shared
+     * memory; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16, without feedback: the 16
+     * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
+     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
+     * payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
+     * (rc_pipe_submit), whose pipe has to do with it. */
     int32_t encoded;
 } rc_call;
+
+/* Where payloads lie (docs/WIRE.md, 6) that are encoded already. The tensor has parts, of
+ * part_elems elements but for the last ones, which may have fewer or none; a part has segments, of
+ * segment_elems but for its last one. The payload of segment k of part p lies at byte
+ * p * part_bytes + k * segment_bytes: at first this rank's contribution, when the work is over the
+ * result. From byte plain on lie floats as they are, plain_count of them:
+ *   own >= 0   this rank's contribution to that part, which begins at element plain_start, in place
+ *              of its payloads
+ *   own < 0    there are two ranks: room for the result, which is not encoded */
+typedef struct rc_layout {
+    uint64_t parts;
+    uint64_t part_elems;
+    uint64_t segment_elems;
+    uint64_t part_bytes;
+    uint64_t segment_bytes;
+    uint64_t plain;
+    uint64_t plain_start;
+    uint64_t plain_count;
+    uint64_t bytes; /* of all */
+    int32_t own;
+} rc_layout;
 
 /* Starts a collective. Returns at once; *out is freed by rc_work_free. An error result means that
  * nothing was submitted; error (may be NULL) then holds the reason. */
 rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error *error);
 /* What rc_submit would refuse the call for; RC_OK: nothing. Submits nothing. */
 rc_result rc_check(rc_comm *comm, const rc_call *call, rc_error *error);
+/* Where a call has what is encoded already. RC_INVALID_ARGUMENT if it takes nothing of the kind. */
+rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out);
 /* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);

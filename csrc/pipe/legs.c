@@ -89,6 +89,10 @@ static rc_result take_staging(rc_flight *f, rc_error *error)
     int in_place = f->pieces != NULL || f->call.src == f->call.dst || f->is_packed;
     uint64_t src = flight_reads(f) ? staged(f, flight_bytes(f, 1)) : 0;
     uint64_t dst = flight_writes(f) ? staged(f, flight_bytes(f, 0)) : 0;
+    if (f->in_blocks) {
+        in_place = 1;
+        src = dst = f->layout.bytes;
+    }
     uint64_t at = (src + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
     uint64_t bytes = in_place ? (src > dst ? src : dst) : at + dst;
     if (bytes == 0) /* off the root of a scatter or gather that has nothing to do here */
@@ -181,7 +185,7 @@ static rc_result copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_event copied = p->copied[0];
-    RC_TRY(flight_copy_in(f, all_of(f, 1), error));
+    RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_copy_in(f, all_of(f, 1), error));
     RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, copied, p->d2h));
     return DEVICE_CALL(p->device, error, cuEventSynchronize, copied);
 }
@@ -204,20 +208,22 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     rc_call call = f->call;
     rc_work *work = NULL;
     RC_TRY(choose_packing(f, error));
+    RC_TRY(blocks_begin(f, error));
     RC_TRY(take_staging(f, error));
-    if (f->pieces != NULL)
+    if (f->pieces != NULL && !f->in_blocks)
         clear_gaps(f);
     if (flight_reads(f))
         RC_TRY(follow_caller(f, f->pipe->d2h, error));
     call.src = f->src;
     call.dst = f->dst;
-    call.encoded = f->is_packed;
+    call.encoded = f->is_packed || f->in_blocks;
     if (pieces_suit(f)) {
         RC_TRY(pieces_begin(f, &call, &work, error));
     } else {
         if (flight_reads(f))
             RC_TRY(copy_in(f, error));
         RC_TRY(rc_submit(f->pipe->comm, &call, &work, error));
+        blocks_hand_over(f);
     }
     f->work = work;
     return RC_OK;
@@ -284,6 +290,7 @@ void *pipe_run_in(void *arg)
             rc_flight_free(f);
             continue;
         }
+        blocks_give_up(f);
         reach_core(f, 0);
         fail_all(f, &error, p->d2h);
     }
@@ -306,6 +313,8 @@ static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *e
 static rc_result make_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
+    if (f->in_blocks)
+        return blocks_make_room(f, error);
     if (!f->is_packed)
         return RC_OK;
     rc_result result = packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error);
@@ -347,7 +356,9 @@ static rc_result copy_out(rc_flight *f, rc_error *error)
     RC_TRY(make_room(f, error));
     if (!f->feed.copied_out) /* who only receives has not waited */
         RC_TRY(follow_caller(f, p->h2d, error));
-    if (f->work->gate != NULL && f->is_packed == was_packed)
+    if (f->in_blocks)
+        RC_TRY(blocks_copy_out(f, error));
+    else if (f->work->gate != NULL && f->is_packed == was_packed)
         RC_TRY(pieces_copy_out(f, error));
     else
         RC_TRY(flight_copy_out(f, all_of(f, 0), error));

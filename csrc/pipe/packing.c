@@ -1,5 +1,5 @@
 /* packing.c - what the GPU does of a 16-bit codec, by csrc/cuda/kernels.cu, and without room for it
- * the CPU.
+ * the CPU; and the kernels of all codecs.
  */
 #include <string.h>
 
@@ -12,17 +12,30 @@ enum {
     ELEMENTS_OF_BLOCK = 8 * THREADS,
     LEAST_SCRATCH = 1 << 20
 };
-enum { PACK_BF16, PACK_FP16, UNPACK_BF16, UNPACK_FP16 };
+enum { PACK_BF16, PACK_FP16, UNPACK_BF16, UNPACK_FP16, PACK_INT8 };
 
 const char *const packing_kernels[] = {
     [PACK_BF16] = "ringcomm_pack_bf16",
     [PACK_FP16] = "ringcomm_pack_fp16",
     [UNPACK_BF16] = "ringcomm_unpack_bf16",
     [UNPACK_FP16] = "ringcomm_unpack_fp16",
+    [PACK_INT8] = "ringcomm_pack_int8", /* from here on in the order of their codecs */
+    "ringcomm_unpack_int8",
+    "ringcomm_pack_int4",
+    "ringcomm_unpack_int4",
+    "ringcomm_pack_onebit",
+    "ringcomm_unpack_onebit",
+    "ringcomm_pack_fp8",
+    "ringcomm_unpack_fp8",
 };
+_Static_assert(sizeof packing_kernels / sizeof *packing_kernels == PACKING_KERNELS, "all of them");
 
-/* Of whole elements; other addresses are for copies only. */
-static int is_aligned(const rc_flight *f)
+int packing_of(rc_codec codec)
+{
+    return PACK_INT8 + 2 * ((int)codec - RC_CODEC_INT8);
+}
+
+int packing_is_aligned(const rc_flight *f)
 {
     uint64_t all = (uintptr_t)f->call.src | (uintptr_t)f->call.dst;
     for (int i = 0; i < f->piece_count; i++)
@@ -37,7 +50,7 @@ int packing_suits(const rc_flight *f)
     const rc_comm *comm = f->pipe->comm;
     return f->pipe->device->kernels != NULL && call->collective == RC_ALLREDUCE &&
            call->dtype == RC_F32 && call->feedback == NULL && comm->shared.hosts == 0 &&
-           comm->env.world_size > 1 && is_aligned(f) &&
+           comm->env.world_size > 1 && packing_is_aligned(f) &&
            (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
 }
 
@@ -61,6 +74,13 @@ static unsigned blocks_for(uint64_t elements)
     return blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
 }
 
+rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
+                         void **parameters, rc_error *error)
+{
+    return device_launch(p->device, kernel, blocks_for(elements), THREADS, stream, parameters,
+                         error);
+}
+
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error)
 {
@@ -69,8 +89,8 @@ rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_st
     float before = is_fp16 && f->call.op == RC_AVG ? (float)(1.0 / n) : 1.0F;
     uint64_t from = piece->address, elements = piece->bytes / sizeof(float);
     void *parameters[DEVICE_MAX_PARAMETERS] = {&to, &from, &before, &elements};
-    return device_launch(f->pipe->device, is_fp16 ? PACK_FP16 : PACK_BF16, blocks_for(elements),
-                         THREADS, stream, parameters, error);
+    return packing_launch(f->pipe, is_fp16 ? PACK_FP16 : PACK_BF16, elements, stream, parameters,
+                          error);
 }
 
 rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, cu_stream stream,
@@ -79,8 +99,8 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
     int is_fp16 = f->call.codec == RC_CODEC_FP16;
     uint64_t to = piece->address, elements = piece->bytes / sizeof(float);
     void *parameters[DEVICE_MAX_PARAMETERS] = {&to, &from, &elements};
-    return device_launch(f->pipe->device, is_fp16 ? UNPACK_FP16 : UNPACK_BF16, blocks_for(elements),
-                         THREADS, stream, parameters, error);
+    return packing_launch(f->pipe, is_fp16 ? UNPACK_FP16 : UNPACK_BF16, elements, stream,
+                          parameters, error);
 }
 
 rc_result packing_unpack_here(rc_flight *f, rc_error *error)

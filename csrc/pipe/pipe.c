@@ -155,8 +155,11 @@ static void give_back(rc_pipe *p)
             device_event_destroy(p->device, p->copied[i]);
         device_free(p->device, p->packed.at);
         device_free(p->device, p->unpacked.at);
+        device_free(p->device, p->gathered.at);
+        device_free(p->device, p->scattered.at);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
+        device_stream_destroy(p->device, p->fetching);
         device_leave(p->device, &visit);
     }
     device_close(p->device);
@@ -180,6 +183,7 @@ void rc_pipe_stop(rc_pipe *p)
     p->stopped = 1;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
+    twins_end(p);
     give_back(p);
 }
 

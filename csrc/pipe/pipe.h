@@ -6,9 +6,9 @@
  *     the flight        submits the work to the core   -->  records "done"       the flight is over
  *                                                           waits for the copy    it has landed
  *
- * Where the call compresses float32 by 16 bits, a kernel packs before the copy to the host and
- * another unpacks after the copy back, so that half as much goes over the bus. The core is given
- * what is packed, as encoded; that other ranks cannot tell (rc_call.encoded).
+ * Where the call compresses float32, a kernel packs before the copy to the host and another unpacks
+ * after the copy back, so that less goes over the bus. The core is given what is packed, as
+ * encoded; that other ranks cannot tell (rc_call.encoded).
  *
  * A large all-reduce goes in pieces: the core has the work when the first of them is there, and
  * what is final is copied back while the rest is on the wire.
@@ -28,7 +28,8 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * pieces.c what goes in pieces; packing.c the kernels.
+ * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs of
+ * blocks; twins.c their residuals.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -37,6 +38,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "../coll/twin.h"
 #include "../comm.h"
 #include "../cuda/pinned.h"
 
@@ -62,6 +64,8 @@ typedef struct pipe_scratch {
     cu_address at;
     uint64_t bytes;
 } pipe_scratch;
+
+typedef struct pipe_twin pipe_twin;
 
 /* A list that is used first in, first out. */
 typedef struct flight_queue {
@@ -104,6 +108,10 @@ struct rc_flight {
     pinned_block *staging;
     uint8_t *src, *dst; /* in staging; the same for both in place */
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
+    int in_blocks;      /* the GPU packs: staging has what layout says */
+    rc_layout layout;
+    int is_fed; /* its feedback is claimed for it, ready for the core */
+    twin_view residuals;
     pieces_feed_state feed;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
@@ -121,6 +129,8 @@ struct rc_pipe {
     cu_stream d2h, h2d;
     cu_event copied[PIPE_PIECES_AHEAD]; /* of thread "in": what it copies is there */
     pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
+    cu_stream fetching;            /* residuals; NULL until there are some */
+    pipe_scratch gathered, scattered; /* what lies in pieces, as one */
     pid_t pid;
     pthread_t in, out;
     int threads; /* that run */
@@ -138,6 +148,8 @@ struct rc_pipe {
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;
+    pipe_twin *twins, *dropped; /* dropped: whose memory is to be given back */
+    int reaping;                /* a thread does that */
 };
 
 int pipe_is_forked(const rc_pipe *p);
@@ -178,12 +190,19 @@ rc_result pieces_copy_out(rc_flight *f, rc_error *error);
 void pieces_wait_fed(rc_flight *f, rc_error *error);
 
 /* packing.c */
-extern const char *const packing_kernels[];
-enum { PACKING_KERNELS = 4 };
+enum { PACKING_KERNELS = 12 };
+extern const char *const packing_kernels[PACKING_KERNELS];
 /* Whether the GPU packs it. */
 int packing_suits(const rc_flight *f);
 /* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
+/* Whether its memory is one of whole elements; other addresses are for copies only. */
+int packing_is_aligned(const rc_flight *f);
+/* The kernel that packs by a codec of blocks; the next one unpacks. */
+int packing_of(rc_codec codec);
+/* A kernel that takes so many elements. */
+rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
+                         void **parameters, rc_error *error);
 /* Packs the piece to `to`, or unpacks what is there, on the stream. */
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error);
@@ -192,6 +211,26 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
 /* What that does, by the CPU, for all of a flight whose result is in staging: it has the elements
  * there afterwards. */
 rc_result packing_unpack_here(rc_flight *f, rc_error *error);
+
+/* blocks.c: codecs of blocks, as packing.c those of 16 bits. */
+int blocks_suits(const rc_flight *f);
+/* Where the GPU packs the flight, makes room, takes its feedback and sets in_blocks. */
+rc_result blocks_begin(rc_flight *f, rc_error *error);
+/* The core has it; or it never will. */
+void blocks_hand_over(rc_flight *f);
+void blocks_give_up(rc_flight *f);
+/* Queue it all, on the stream of "in" and on that of "out". */
+rc_result blocks_copy_in(rc_flight *f, rc_error *error);
+rc_result blocks_copy_out(rc_flight *f, rc_error *error);
+/* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
+rc_result blocks_make_room(rc_flight *f, rc_error *error);
+
+/* twins.c: for thread "in", a feedback that was claimed has a twin of the pipe's. RC_NO_MEMORY if
+ * there is no room on the GPU. */
+rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error);
+cu_address twins_buffer(const feedback_twin *twin, int buffer);
+/* All residuals are at home, and their memory on the GPU is given back. */
+void twins_end(rc_pipe *p);
 
 /* flight.c */
 void flight_retain(rc_flight *f);

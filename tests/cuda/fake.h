@@ -69,6 +69,7 @@ struct fake_item {
     cu_host_function *call;
     void *data;
     float addend;
+    uint32_t value;
 };
 
 typedef struct fake_settings {

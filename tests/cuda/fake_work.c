@@ -75,6 +75,33 @@ cu_result cuMemcpyDtoDAsync_v2(cu_address to, cu_address from, size_t bytes, cu_
     FAKE_LEAVE(fake_queue(stream, make_copy(to, from, NULL, bytes)));
 }
 
+static cu_result run_fill(fake_item *item)
+{
+    pthread_mutex_lock(&fake_lock);
+    uint32_t *at = fake_reach(item->to, item->bytes);
+    pthread_mutex_unlock(&fake_lock);
+    if (at == NULL)
+        return CU_ILLEGAL_ADDRESS;
+    for (size_t i = 0; i < item->bytes / sizeof *at; i++)
+        at[i] = item->value;
+    return CU_OK;
+}
+
+cu_result cuMemsetD32Async(cu_address to, unsigned value, size_t count, cu_stream stream)
+{
+    FAKE_ENTER(cuMemsetD32Async, FAKE_CONTEXT);
+    size_t bytes = count * sizeof(uint32_t);
+    if (count == 0)
+        FAKE_LEAVE(CU_OK);
+    if (to % sizeof(uint32_t) != 0 || fake_reach(to, bytes) == NULL)
+        FAKE_LEAVE(CU_INVALID_VALUE);
+    fake_item *item = fake_item_make(run_fill);
+    item->to = to;
+    item->bytes = bytes;
+    item->value = value;
+    FAKE_LEAVE(fake_queue(stream, item));
+}
+
 /* ---- modules ---- */
 
 struct CUfunc_st {

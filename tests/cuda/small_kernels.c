@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "block_kernels.h"
+
 #define API __attribute__((visibility("default")))
 
 API int emulated_launch(const char *name, unsigned grid, unsigned block, void **params);
@@ -16,7 +18,7 @@ void emulated_map(void *(*by)(void *device))
     map = by;
 }
 
-static float *floats(void *param)
+static void *reach(void *param)
 {
     void *device = *(void **)param;
     return device != NULL ? map(device) : NULL;
@@ -24,7 +26,10 @@ static float *floats(void *param)
 
 int emulated_launch(const char *name, unsigned grid, unsigned block, void **params)
 {
-    float *at = floats(params[0]);
+    const arguments all = {params, reach};
+    if (block_kernels_launch(name, &all))
+        return 0;
+    float *at = reach(params[0]);
     if (grid == 0 || block == 0)
         return 1;
     if (strcmp(name, "fill") == 0) { /* (float *at, float value, u64 count) */

@@ -1,0 +1,49 @@
+/* encoded.c - see encoded.h. */
+#include "encoded.h"
+
+#include "../codec/quant.h"
+
+enum { ALIGNMENT = 64 };
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+int encoded_suits(const rc_call *call, const work_env *env)
+{
+    return call->collective == RC_ALLREDUCE && call->dtype == RC_F32 &&
+           call->codec >= RC_CODEC_INT8 && call->codec <= RC_CODEC_FP8 && env->world_size > 1;
+}
+
+/* Of a part's payloads. */
+static uint64_t bytes_of_part(const quant *q, const plan *p, uint64_t segment_bytes)
+{
+    uint32_t segments = plan_segments(p, 0);
+    if (segments == 0)
+        return 0;
+    return (segments - 1) * segment_bytes +
+           aligned(quant_most_bytes(q, plan_segment_elems(p, 0, segments - 1)));
+}
+
+void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
+{
+    plan p;
+    quant q;
+    quant_init(&q, env->engine->kernels, call, env->contributors);
+    plan_init(&p, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
+              quant_segment(&q, env->segment_bytes));
+    int is_direct = p.algorithm == RC_DIRECT;
+    uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
+    *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,
+                       .part_elems = p.chunk_elems,
+                       .segment_elems = p.segment_elems,
+                       .segment_bytes = aligned(quant_most_bytes(&q, p.segment_elems)),
+                       .own = is_direct ? p.rank : -1,
+                       .plain_start = start < call->count ? start : call->count,
+                       .plain_count =
+                           is_direct ? plan_chunk_elems(&p, (uint32_t)p.rank) : call->count};
+    out->part_bytes = bytes_of_part(&q, &p, out->segment_bytes);
+    out->plain = out->parts * out->part_bytes;
+    out->bytes = out->plain + out->plain_count * sizeof(float);
+}

@@ -1,0 +1,24 @@
+/* encoded.h - all-reduces that are given, and give, what is encoded already by a codec of blocks:
+ * where it lies (rc_layout).
+ *
+ * Who packs a tensor elsewhere, as a GPU does, must know of which elements a payload is. That is
+ * the plan's affair and the same on all ranks, so it can be said before there is a work.
+ *
+ *   parts 0 .. n-1, each with its segments' payloads       float32
+ *   | 0 1 2 .. | 0 1 2 .. | (own) | 0 1 2 .. |             | own part |      RC_DIRECT
+ *   | 0 1 2 .. |                                           | result   |      RC_ONE_SHOT: one part
+ *
+ * Contributions to other ranks' parts lie there encoded; that to this rank's own is added as it is,
+ * so it lies behind them as float32. When the work is over each payload is that of the result, the
+ * own part's too. Among two ranks each adds for itself, and has the sum as float32.
+ */
+#ifndef RINGCOMM_ENCODED_H
+#define RINGCOMM_ENCODED_H
+
+#include "work.h"
+
+/* 1 if such a call can be given what is encoded already: all but what rc_check looks at. */
+int encoded_suits(const rc_call *call, const work_env *env);
+void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call);
+
+#endif

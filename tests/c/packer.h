@@ -1,0 +1,119 @@
+/* packer.h - what a GPU does for a quantising codec, done by the CPU: packs a tensor into the
+ * memory of a call that is encoded already, and unpacks the result. For tests of the core's side of
+ * it.
+ */
+#ifndef RINGCOMM_TEST_PACKER_H
+#define RINGCOMM_TEST_PACKER_H
+
+#include "../../csrc/codec/quant.h"
+#include "../../csrc/coll/feedback.h"
+#include "../../csrc/coll/quantised.h"
+#include "world.h"
+
+typedef struct packer {
+    rc_comm *comm;
+    rc_call call; /* of the tensor, as it is */
+    rc_layout layout;
+    quant codec;
+    uint8_t *memory;
+} packer;
+
+static inline packer packer_open(rc_comm *comm, const rc_call *call)
+{
+    packer p = {.comm = comm, .call = *call};
+    CHECK_EQ(rc_comm_layout(comm, call, &p.layout), RC_OK);
+    p.memory = calloc(1, p.layout.bytes + 1);
+    quant_init(&p.codec, comm->engine->kernels, call, comm->env.contributors);
+    return p;
+}
+
+static inline void packer_close(packer *p)
+{
+    free(p->memory);
+}
+
+/* Elements of a segment; *start: where they are in the tensor. 0 for none. */
+static inline uint64_t packer_segment(const packer *p, uint64_t part, uint64_t segment,
+                                      uint64_t *start)
+{
+    const rc_layout *l = &p->layout;
+    uint64_t end = (part + 1) * l->part_elems;
+    end = end < p->call.count ? end : p->call.count;
+    *start = part * l->part_elems + segment * l->segment_elems;
+    if (*start >= end)
+        return 0;
+    return end - *start < l->segment_elems ? end - *start : l->segment_elems;
+}
+
+static inline uint8_t *packer_payload(const packer *p, uint64_t part, uint64_t segment)
+{
+    return p->memory + part * p->layout.part_bytes + segment * p->layout.segment_bytes;
+}
+
+/* The caller's feedback, from here to the end of the work: residuals of a work at home. */
+static inline void packer_begin(const packer *p, feedback_view *view)
+{
+    const rc_layout *l = &p->layout;
+    rc_feedback *f = p->call.feedback;
+    feedback_range own = {0};
+    *view = (feedback_view){0};
+    if (f == NULL)
+        return;
+    CHECK(feedback_claim(f));
+    if (l->own >= 0 && l->plain_count > 0)
+        own = (feedback_range){l->plain_start, l->plain_start + l->plain_count};
+    double fold = p->call.op == RC_AVG ? p->comm->env.contributors : 1.0;
+    const feedback_use use = {.worker = {0, f->count}, .exact = own, .owner = own, .fold = fold};
+    CHECK_EQ(feedback_begin(f, &use, view), RC_OK);
+}
+
+/* As the call to submit. */
+static inline rc_call packer_pack(packer *p)
+{
+    int ignored = 0;
+    uint64_t start, n;
+    feedback_view view;
+    const rc_layout *l = &p->layout;
+    const float *src = p->call.src;
+    packer_begin(p, &view);
+    for (uint64_t part = 0; part < l->parts; part++)
+        for (uint64_t k = 0; (n = packer_segment(p, part, k, &start)) > 0; k++)
+            if ((int64_t)part != l->own)
+                quant_encode(&p->codec, packer_payload(p, part, k), src + start,
+                             view.worker_in != NULL ? view.worker_in + start : NULL,
+                             view.worker_out != NULL ? view.worker_out + start : NULL, n, &ignored);
+    float *plain = (float *)(void *)(p->memory + l->plain);
+    for (uint64_t i = 0; i < l->plain_count && l->own >= 0; i++)
+        plain[i] = view.worker_in != NULL && !view.exact_is_zero
+                       ? src[l->plain_start + i] + view.worker_in[l->plain_start + i]
+                       : src[l->plain_start + i];
+    if (p->call.feedback != NULL)
+        feedback_make_ready(p->call.feedback, &(feedback_view){.owner_in = view.owner_in,
+                                                               .owner_out = view.owner_out,
+                                                               .exact_is_zero = 1});
+    rc_call call = p->call;
+    call.src = call.dst = p->memory;
+    call.encoded = 1;
+    return call;
+}
+
+/* Of a work that was a success. */
+static inline void packer_unpack(packer *p, const rc_work *w)
+{
+    int poisoned = 0;
+    uint64_t start, n;
+    const rc_layout *l = &p->layout;
+    float *dst = p->call.dst;
+    if (l->own < 0 && p->call.count > 0)
+        memcpy(dst, p->memory + l->plain, p->call.count * sizeof *dst);
+    for (uint64_t part = 0; part < l->parts && l->own >= 0; part++)
+        for (uint64_t k = 0; (n = packer_segment(p, part, k, &start)) > 0; k++)
+            quant_store(&p->codec, dst + start, packer_payload(p, part, k),
+                        quant_most_bytes(&p->codec, n), n, &poisoned);
+    if (l->own >= 0)
+        CHECK_EQ(poisoned, quantised_poisoned(w));
+    if (quantised_poisoned(w))
+        quant_fill_nan(RC_F32, dst, p->call.count);
+}
+
+#endif

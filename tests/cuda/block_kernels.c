@@ -1,0 +1,72 @@
+/* block_kernels.c - what kernels.cu does of codecs of blocks, by the core's scalar set: for tests
+ * of csrc/pipe under sanitizers, which do not go together with emulate.c. (That they give the same
+ * bits is shown by tests/test_cuda_kernels.py.) For small_kernels.c.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../../csrc/kernels/kernels.h"
+#include "block_kernels.h"
+
+static const kernel_block *format_of(const char *name)
+{
+    const kernel_set *set = &kernels_scalar;
+    static const char *const names[] = {"int8", "int4", "onebit", "fp8"};
+    const kernel_block *const formats[] = {&set->int8, &set->int4, &set->onebit, &set->fp8};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0)
+            return formats[i];
+    return NULL;
+}
+
+/* Where an argument points to, from index on. */
+static float *floats(const arguments *a, int which, uint64_t index)
+{
+    float *at = a->at(a->params[which]);
+    return at != NULL ? at + index : NULL;
+}
+
+static void pack(const kernel_block *format, const arguments *a, uint64_t n, uint64_t segment,
+                 uint64_t stride)
+{
+    float pre;
+    memcpy(&pre, a->params[3], sizeof pre);
+    for (uint64_t at = 0, k = 0; at < n; at += segment, k++) {
+        uint64_t count = n - at < segment ? n - at : segment;
+        uint8_t *wire = (uint8_t *)a->at(a->params[0]) + k * stride;
+        uint8_t *codes = wire + kernel_block_scales(format, count) * sizeof(uint16_t);
+        if (format->encode((uint16_t *)(void *)wire, codes, floats(a, 1, at), floats(a, 2, at), pre,
+                           floats(a, 4, at), count, 0))
+            *(uint32_t *)a->at(a->params[8]) = 1;
+    }
+}
+
+static void unpack(const kernel_block *format, const arguments *a, uint64_t n, uint64_t segment,
+                   uint64_t stride)
+{
+    for (uint64_t at = 0, k = 0; at < n; at += segment, k++) {
+        uint64_t count = n - at < segment ? n - at : segment;
+        const uint8_t *wire = (const uint8_t *)a->at(a->params[1]) + k * stride;
+        const uint8_t *codes = wire + kernel_block_scales(format, count) * sizeof(uint16_t);
+        if (format->decode(floats(a, 0, at), (const uint16_t *)(const void *)wire, codes, count, 0))
+            *(uint32_t *)a->at(a->params[5]) = 1;
+    }
+}
+
+int block_kernels_launch(const char *name, const arguments *a)
+{
+    char codec[16];
+    int packs = sscanf(name, "ringcomm_pack_%15s", codec) == 1;
+    if (!packs && sscanf(name, "ringcomm_unpack_%15s", codec) != 1)
+        return 0;
+    const kernel_block *format = format_of(codec);
+    uint64_t three[3];  /* n, segment, stride */
+    if (format == NULL) /* of 16 bits: launched when they are loaded, and no more */
+        return 1;
+    for (int i = 0; i < 3; i++)
+        memcpy(&three[i], a->params[(packs ? 5 : 2) + i], sizeof three[i]);
+    if (three[0] > 0)
+        (packs ? pack : unpack)(format, a, three[0], three[1], three[2]);
+    return 1;
+}

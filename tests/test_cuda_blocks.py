@@ -1,0 +1,321 @@
+"""All-reduces of GPU tensors by codecs of blocks, which the GPU packs and unpacks, over a driver
+that is none (tests/cuda): the bits of host tensors, whoever packs, and residuals on the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tensors
+from gpu import Gpu
+from ranks import run_ranks
+
+from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
+
+CODECS = ["int8", "int4", "onebit", "fp8"]
+KERNELS = 12  # each is launched once when it is loaded
+
+
+def bits(array: np.ndarray[Any, Any]) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def launches(gpu: Gpu, world: int, body: Any) -> int:
+    """Kernels launched in a run of all ranks, by their calls alone."""
+    before = gpu.calls("cuLaunchKernel")
+    run_ranks(world, body)
+    return gpu.calls("cuLaunchKernel") - before - KERNELS * world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("compression", CODECS)
+def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(
+    gpu: Gpu, world: int, compression: str
+) -> None:
+    counts = (1, 256, 3001, 20_000)
+
+    def body(comm: Communicator) -> None:
+        for op in ("sum", "avg"):
+            for count in counts:
+                values = tensors.elements("f32", count, comm.rank)
+                array, host = gpu.array(values, gpu.stream()), values.copy()
+                out = gpu.empty((count,), "f4", array.stream)
+                comm.allreduce(host, op, compression=compression, feedback=False)
+                comm.allreduce(array, op, compression=compression, feedback=False, out=out)
+                assert bits(out.read()) == bits(host), (op, count)
+                assert bits(array.read()) == bits(values)
+                comm.allreduce(array, op, compression=compression, feedback=False)
+                assert bits(array.read()) == bits(host), (op, count)
+
+    made = launches(gpu, world, body)
+    if world == 1:
+        assert made == 0
+    elif world == 2:
+        assert made == 2 * 2 * len(counts) * 2  # the sum is the CPU's
+    else:
+        assert made > 2 * 2 * len(counts) * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_value_that_is_not_finite_makes_all_of_it_nan(gpu: Gpu, world: int) -> None:
+    def body(comm: Communicator) -> None:
+        for guilty in range(world):
+            values = tensors.elements("f32", 5000, comm.rank)
+            if comm.rank == guilty:
+                values[4999 * guilty // world] = np.inf
+            array, host = gpu.array(values, gpu.stream()), values.copy()
+            comm.allreduce(host, compression="int8")
+            comm.allreduce(array, compression="int8")
+            assert bits(array.read()) == bits(host)
+
+    run_ranks(world, body)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_pack_and_ranks_that_do_not_go_together(gpu: Gpu, world: int) -> None:
+    """One has a GPU without room for what is packed, or for what is to be unpacked; one packs, one
+    has a host tensor."""
+    values = [tensors.elements("f32", 9000, rank) for rank in range(world)]
+    fails = {"k": 0}
+
+    def body(comm: Communicator) -> None:
+        expected = values[comm.rank].copy()
+        comm.allreduce(expected, "avg", compression="int8")
+        array = gpu.array(values[comm.rank], gpu.stream())
+        comm.barrier()
+        if comm.rank == 0:
+            gpu.fail("cuMemAlloc_v2", fails["k"], 2)
+        comm.barrier()
+        for _ in range(2):
+            tensor = values[2].copy() if comm.rank == 2 else array
+            comm.allreduce(tensor, "avg", compression="int8")
+            got = tensor if comm.rank == 2 else array.read()
+            assert bits(got) == bits(expected)
+            array.write(values[comm.rank])
+
+    for fails["k"] in (1, 2, 3, 4):
+        gpu.reset()
+        run_ranks(world, body)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_tensors_that_are_joined(gpu: Gpu, world: int) -> None:
+    sizes = [7, 0, 1000, 30_000, 3, 129]
+
+    def body(comm: Communicator) -> None:
+        for compression in CODECS:
+            for poison in (0.0, np.inf):
+                hosts = [tensors.elements("f32", n, comm.rank, i) for i, n in enumerate(sizes)]
+                hosts[2][77] += poison
+                stream = gpu.stream()
+                arrays = [gpu.array(host, stream) for host in hosts]
+                comm.allreduce_many(arrays, "avg", compression=compression, feedback=False)
+                comm.allreduce_many(hosts, "avg", compression=compression, feedback=False)
+                for array, host in zip(arrays, hosts, strict=True):
+                    assert bits(array.read()) == bits(host), compression
+
+    assert launches(gpu, world, body) > 0
+
+
+def test_a_tensor_between_elements_is_left_to_the_cpu(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        values = tensors.elements("f32", 3000, comm.rank)
+        whole = gpu.array(np.zeros(12_004, np.uint8), gpu.stream())
+        part = gpu.array(values, whole.stream)
+        part.address = whole.address + 2
+        part.write(values)
+        comm.allreduce(part, compression="int8")
+        comm.allreduce(values, compression="int8")
+        assert bits(part.read()) == bits(values)
+
+    assert launches(gpu, 2, body) == 0
+
+
+# ---- residuals on the GPU ----
+
+
+class Both:
+    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike."""
+
+    def __init__(self, comm: Communicator, gpu: Gpu, count: int) -> None:
+        self.comm, self.gpu, self.count, self.step = comm, gpu, count, 0
+        self.array = gpu.empty((count,), "f4", gpu.stream())
+        self.feedbacks = ErrorFeedback(), ErrorFeedback()
+
+    def reduce(self, compression: str, op: str = "avg") -> None:
+        values = tensors.elements("f32", self.count, self.comm.rank, self.step)
+        self.step += 1
+        host = values.copy()
+        self.array.write(values)
+        for tensor, feedback in zip((self.array, host), self.feedbacks, strict=True):
+            self.comm.allreduce(tensor, op, compression=compression, feedback=feedback)
+        assert bits(self.array.read()) == bits(host), self.step
+
+    def each(self, do: Any) -> None:
+        here, there = (do(feedback) for feedback in self.feedbacks)
+        assert repr(here) == repr(there)
+
+    def check(self) -> None:
+        here, there = self.feedbacks
+        assert bits(here.worker) == bits(there.worker), self.step
+        assert bits(here.owner) == bits(there.owner), self.step
+        assert here.owner_start == there.owner_start
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("compression", CODECS)
+def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
+    gpu: Gpu, world: int, compression: str
+) -> None:
+    def body(comm: Communicator) -> None:
+        for count in (1, 300, 9001):
+            both = Both(comm, gpu, count)
+            for _ in range(4):
+                both.reduce(compression)
+            both.check()
+            both.reduce(compression)
+            both.check()
+
+    made = launches(gpu, world, body)
+    assert made == 0 if world == 1 else made > 3 * 4 * world
+
+
+def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        for codec in ("onebit", "int4", "int4"):
+            both.reduce(codec)
+        both.each(lambda one: one.rescale(0.5))
+        both.reduce("int4")
+        both.each(lambda one: one.undo())
+        both.reduce("onebit")
+        both.each(lambda one: one.undo())
+        both.each(lambda one: one.undo())  # nothing happens
+        both.check()
+        both.reduce("int8")
+        both.reduce("fp8")
+        states = [one.state_dict(comm) for one in both.feedbacks]
+        both.each(lambda one: one.undo())
+        both.check()
+        for one, state in zip(both.feedbacks, states, strict=True):
+            one.load_state_dict(state, comm)
+        for _ in range(3):
+            both.reduce("int4")
+        both.reduce("bf16")  # all that is left goes
+        both.check()
+        both.reduce("int8", "sum")
+        both.reduce("onebit", "sum")
+        both.check()
+
+    run_ranks(3, body)
+
+
+def test_residuals_of_another_world_come_home_first(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        pairs = comm.split(comm.rank // 2)
+        both = Both(comm, gpu, 7000)
+        for where in (comm, comm, pairs, pairs, comm, comm, comm):
+            both.comm = where
+            both.reduce("int4")
+        both.check()
+        pairs.close()
+
+    assert launches(gpu, 4, body) > 0
+
+
+def test_residuals_are_given_back_with_their_feedback_and_their_pipe(gpu: Gpu) -> None:
+    kept: list[Any] = [None, None]
+
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int4")
+        before = gpu.leaks("memory")
+        comm.barrier()
+        if comm.rank == 0:
+            del both.feedbacks
+        comm.barrier()
+        deadline = time.monotonic() + 10
+        while gpu.leaks("memory") != before - 1:  # a thread gives it back
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        comm.barrier()
+        if comm.rank == 1:
+            kept[:] = both.feedbacks
+
+    run_ranks(2, body)
+    assert gpu.leaks("memory") == 2  # the tests' own
+    here, there = kept
+    assert bits(here.worker) == bits(there.worker)
+    assert here.worker.any()
+
+
+def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
+    fails = {"k": 0}
+
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        comm.barrier()
+        if comm.rank == 0:
+            gpu.fail("cuMemAlloc_v2", fails["k"], 2)
+        comm.barrier()
+        for _ in range(4):
+            both.reduce("int4")
+        both.check()
+
+    for fails["k"] in range(1, 8):
+        gpu.reset()
+        run_ranks(3, body)
+
+
+def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int8")
+        values = np.full(5000, np.nan if comm.rank == 1 else 1, np.float32)
+        both.array.write(values)
+        comm.allreduce(both.array, "avg", compression="int8", feedback=both.feedbacks[0])
+        assert np.isnan(both.array.read()).all()
+        both.reduce("int8")
+        both.check()
+
+    run_ranks(2, body)
+
+
+def test_residuals_on_a_gpu_that_has_failed_are_said_to_be_lost(gpu: Gpu) -> None:
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int8")
+        comm.barrier()
+        if comm.rank == 0:
+            gpu.fail("cuMemcpyDtoHAsync_v2", 1, 700)
+            with pytest.raises(DeviceError, match="cannot be fetched from its GPU"):
+                _ = both.feedbacks[0].worker
+            with pytest.raises(DeviceError, match="cannot be fetched from its GPU"):
+                both.feedbacks[0].rescale(2.0)
+            with pytest.raises(RingcommError):
+                comm.allreduce(np.ones(5000, np.float32), "avg", compression="int8",
+                               feedback=both.feedbacks[0])  # fmt: skip
+            zeros = np.zeros(5000, np.float32)
+            both.feedbacks[0].load(zeros, zeros[:0], 0)
+            assert not both.feedbacks[0].worker.any()
+
+    run_ranks(2, body)
+
+
+def test_nothing_but_what_is_packed_crosses_the_bus(gpu: Gpu) -> None:
+    """With feedback, from the first step on: each step packs what others own and unpacks it all."""
+    steps, world = 5, 4
+
+    def body(comm: Communicator) -> None:
+        array, feedback = gpu.empty((9001,), "f4", gpu.stream()), ErrorFeedback()
+        for step in range(steps):
+            array.write(tensors.elements("f32", 9001, comm.rank, step))
+            comm.allreduce(array, "avg", compression="int4", feedback=feedback)
+
+    assert launches(gpu, world, body) == steps * world * (world - 1 + world)
+    at_the_end = 2 * world  # residuals come home
+    assert gpu.calls("cuMemcpyDtoHAsync_v2") <= steps * world * 3 + at_the_end
+    assert gpu.calls("cuMemcpyHtoDAsync_v2") == steps * world
