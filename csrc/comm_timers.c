@@ -1,4 +1,5 @@
-/* comm_timers.c - deadlines of works, heartbeats, and peers that fall silent. See comm.h. */
+/* comm_timers.c - deadlines of works, heartbeats, peers that fall silent, memory that lies idle.
+ * See comm.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -82,6 +83,8 @@ static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
+        if (now - l->last_rx >= comm_tick_interval(c))
+            lane_stir(l);
         if (l->source.fd >= 0 && l->out_bytes == 0 && !l->goodbye &&
             now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS)
             comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);
@@ -119,11 +122,21 @@ static void check_peers(rc_comm *c, uint64_t now)
     }
 }
 
+/* Buffers that nothing needed for so long go back to the system: a program may have many groups. A
+ * few in each tick, as each takes a while; a loop, even of long steps, keeps all that it uses. */
+static void trim(rc_comm *c, uint64_t now)
+{
+    enum { UNUSED_S = 5, AT_A_TIME = 8 };
+    if (now >= c->trim_at && !pool_trim(&c->buffers, AT_A_TIME))
+        c->trim_at = now + UNUSED_S * CLOCK_S;
+}
+
 uint64_t comm_tick(engine_member *member, uint64_t now)
 {
     rc_comm *c = (rc_comm *)member;
     if (c->state != COMM_RUNNING)
         return ENGINE_NEVER;
+    trim(c, now);
     check_peers(c, now);
     uint64_t next = c->state == COMM_RUNNING ? check_deadlines(c, now) : ENGINE_NEVER;
     uint64_t beat_at = now + comm_tick_interval(c);

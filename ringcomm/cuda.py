@@ -84,8 +84,22 @@ def stream(handle: Any) -> Iterator[None]:
 
     Raises ConfigError for what is no stream.
     """
+    with _choose(_handle_of(handle)):
+        yield
+
+
+@contextlib.contextmanager
+def current_stream() -> Iterator[None]:
+    """Undoes ``stream`` within: calls and waits follow the current stream of the tensor's library.
+    For what a library calls back with a stream of its own."""
+    with _choose(None):
+        yield
+
+
+@contextlib.contextmanager
+def _choose(handle: int | None) -> Iterator[None]:
     before = getattr(_chosen, "handle", None)
-    _chosen.handle = _handle_of(handle)
+    _chosen.handle = handle
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """What all tests share: a clean environment, and a check that a test leaves nothing open.
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
-reaches a test, and no tuned table of the user who runs them.
+reaches a test, and no tuned table of the user who runs them; tests that wait for what runs beside
+the others come last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.job import Nursery, nursery_of
+from beside import Beside, Done
+from faults.job import Nursery, clean_environment, nursery_of
 
 from ringcomm import Config, _native
 
@@ -26,8 +28,41 @@ _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+# ---- what runs beside the tests ----
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)
+    for item in items:
+        if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # the commands wait for each other
+
+
 @pytest.fixture(scope="session", autouse=True)
-def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def commands_beside(
+    request: pytest.FixtureRequest, unlaunched: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Beside | None]:
+    """Starts what the chosen tests name, when the first test begins; see beside.py."""
+    marks = [item.get_closest_marker("beside") for item in request.session.items]
+    commands = [mark.args for mark in marks if mark is not None]
+    if not commands:
+        yield None
+        return
+    with Beside(commands, tmp_path_factory.mktemp("beside"), clean_environment()) as running:
+        yield running
+
+
+@pytest.fixture
+def beside(request: pytest.FixtureRequest, commands_beside: Beside) -> Done:
+    """How the command of this test's mark ended; waits for that."""
+    return commands_beside.result(request.node.get_closest_marker("beside").args)
+
+
+# ---- a clean environment ----
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unlaunched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Takes away what would make a test a rank of something else, or choose its algorithms."""
     settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
     unwanted = settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)

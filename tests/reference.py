@@ -39,10 +39,9 @@ ALIGN = 256
 
 def bf16_bits(x: Array) -> Array:
     """float32 to bfloat16 bits, to nearest even; every NaN becomes 0x7fc0."""
-    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    kept, dropped = bits >> 16, bits & 0xFFFF
-    up = (dropped > 0x8000) | ((dropped == 0x8000) & (kept & 1 == 1))
-    return np.where(np.isnan(x), 0x7FC0, kept + up).astype(np.uint16)
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16  # only those of a NaN could run over
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
 def bf16_value(bits: Array) -> Array:
@@ -301,20 +300,24 @@ def among_hosts(inputs: Sequence[Array], dtype: str, op: str, codec: str, local:
     return np.concatenate(parts)
 
 
+def chosen(payload: int, n: int, algorithm: str, memory: int = 0, table: Table = ()) -> str:
+    """What "auto" stands for in an all-reduce of that many bytes as they travel."""
+    if algorithm == "auto":
+        algorithm = tuned(payload, table)
+    if algorithm == "auto" and memory > 1 and payload:
+        return "among hosts" if memory < n else choose_shared(payload, n)
+    return choose(payload, n) if algorithm == "auto" else algorithm
+
+
 def allreduce(
     inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
     memory: int = 0, table: Table = (),
 ) -> Array:
     """What every rank gets; memory: so many ranks in succession share that of their host."""
     n, payload = len(inputs), len(inputs[0]) * wire_bytes(dtype, codec)
-    if algorithm == "auto":
-        algorithm = tuned(payload, table)
-    if algorithm == "auto" and memory > 1 and payload:
-        if memory < n:
-            return among_hosts(inputs, dtype, op, codec, memory)
-        algorithm = choose_shared(payload, n)
-    if algorithm == "auto":
-        algorithm = choose(payload, n)
+    algorithm = chosen(payload, n, algorithm, memory, table)
+    if algorithm == "among hosts":
+        return among_hosts(inputs, dtype, op, codec, memory)
     return reduced(inputs, Wire(dtype, op, codec, n), algorithm)
 
 

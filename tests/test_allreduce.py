@@ -71,6 +71,13 @@ class Case:
 
     @functools.cached_property
     def expected(self) -> Array:
+        payload = self.count * reference.wire_bytes(self.dtype, self.codec)
+        order = reference.chosen(payload, self.world, self.algorithm, self.memory)
+        if order in ("direct", "one_shot"):
+            return in_order_of_rank(dataclasses.replace(self, algorithm="direct", memory=0))
+        return self.computed()
+
+    def computed(self) -> Array:
         inputs = [self.input(rank) for rank in range(self.world)]
         return reference.allreduce(
             inputs, self.dtype, self.op, self.codec, self.algorithm, self.memory
@@ -79,6 +86,11 @@ class Case:
     @property
     def compression(self) -> str | None:
         return None if self.codec == "none" else self.codec
+
+
+@functools.lru_cache(maxsize=700)  # a world's, which several algorithms share
+def in_order_of_rank(case: Case) -> Array:
+    return case.computed()
 
 
 def small_counts(n: int) -> list[int]:

@@ -1,19 +1,19 @@
-"""A sample of PyTorch's own distributed tests on backend "ringcomm"; `make test-torch` runs all."""
+"""A sample of PyTorch's own distributed tests on backend "ringcomm", beside the other tests
+(beside.py); `make test-torch` runs all.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import re
 import sys
-from pathlib import Path
 
 import pytest
+from beside import Done
 
 if not (importlib.util.find_spec("torch") and importlib.util.find_spec("expecttest")):
     pytest.skip("torch, or expecttest, which its tests need, is not installed",
                 allow_module_level=True)  # fmt: skip
-
-from faults.job import clean_environment
 
 pytestmark = pytest.mark.torch
 
@@ -24,12 +24,10 @@ SAMPLE = (
 )  # fmt: skip
 
 
-def test_a_sample() -> None:
-    suite = Path(__file__).with_name("torch_suite.py")
-    done = subprocess.run(
-        [sys.executable, str(suite), "run", "ringcomm", "--match", ",".join(SAMPLE)],
-        env=clean_environment(), capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
-    last = done.stdout.splitlines()[-1] if done.stdout else ""
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(last.split()[0]) >= len(SAMPLE), last
+@pytest.mark.beside(
+    sys.executable, "tests/torch_suite.py", "run", "ringcomm", "--match", ",".join(SAMPLE)
+)
+def test_a_sample(beside: Done) -> None:
+    assert beside.code == 0, beside.output
+    (passed,) = re.findall(r"^(\d+) ok, 0 failed", beside.output, re.MULTILINE)
+    assert int(passed) >= len(SAMPLE), beside.output

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from beside import Done
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -57,12 +57,11 @@ def test_wrong_options(argv: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-def test_a_short_run() -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "overlap.py"), "--hosts", "2", "--parameters", "1e6",
-         "--codecs", "int8", "--factors", "3", "--steps", "2", "--rate", "100"],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.split()[:1] == ["int8"])
+@pytest.mark.beside(
+    sys.executable, str(BENCH / "overlap.py"), "--hosts", "2", "--parameters", "1e6",
+    "--codecs", "int8", "--factors", "3", "--steps", "2", "--rate", "100",
+)  # fmt: skip
+def test_a_short_run(beside: Done) -> None:
+    assert beside.code == 0, beside.output
+    (line,) = (line for line in beside.output.splitlines() if line.split()[:1] == ["int8"])
     assert "1.000" in line

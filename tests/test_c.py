@@ -1,16 +1,23 @@
-"""The C tests: built and run through tests/c/Makefile, plain and under each sanitizer."""
+"""The C tests: built and run through tests/c/Makefile, plain and under each sanitizer, beside the
+other tests (beside.py)."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from beside import Done
 
 ROOT = Path(__file__).resolve().parent.parent
 C_TESTS = ROOT / "tests" / "c"
+COMPILER = "aarch64-linux-gnu-gcc"
+ARM = (f"CC={COMPILER}", "LDFLAGS=-static")
+EMULATOR = shutil.which("qemu-aarch64-static")
 ARM_TESTS = ("crc32c", "kernels", "half", "block", "block_rules", "codec", "plan",
              "frame", "work")
 PROBE = "#include <pthread.h>\nint main(void) { return 0; }\n"
@@ -55,38 +62,49 @@ def what_failed(output: str) -> str:
     return "== ".join(sections)[-8000:] or output[-8000:]
 
 
+def suite(*calls: Sequence[str]) -> pytest.MarkDecorator:
+    """What make shall do there, call by call. It waits for who else builds there: .ci/run."""
+    make = ["make", "--no-print-directory", "-C", str(C_TESTS), f"-j{min(os.cpu_count() or 1, 8)}"]
+    line = " && ".join(shlex.join([*make, *words]) for words in calls)
+    return pytest.mark.beside("flock", str(C_TESTS), "sh", "-c", line)
+
+
+def require(*tools: str) -> None:
+    for tool in tools:
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
-def test_c(sanitizer: str, tmp_path: Path) -> None:
-    if shutil.which("make") is None:
-        pytest.skip("make is not installed")
+@pytest.mark.parametrize(
+    "sanitizer",
+    [
+        pytest.param(sanitizer, marks=suite([f"SANITIZER={sanitizer}", "run"]))
+        for sanitizer in ("", "address,undefined", "thread")
+    ],
+)
+def test_c(sanitizer: str, beside: Done, tmp_path: Path) -> None:
+    require("make", "flock")
     if sanitizer:
         require_sanitizer(sanitizer, tmp_path)
-    jobs = f"-j{min(os.cpu_count() or 1, 8)}"
-    done = run(["make", "--no-print-directory", jobs, f"SANITIZER={sanitizer}", "run"])
-    assert done.returncode == 0, what_failed(done.stdout)
-    passed, failed = done.stdout.splitlines()[-1].split(", ")
+    assert beside.code == 0, what_failed(beside.output)
+    passed, failed = beside.output.splitlines()[-1].split(", ")
     assert int(passed.split()[0]) >= 90
     assert failed == "0 failed"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_another_architecture() -> None:
+@suite(
+    [*ARM, "all"],
+    *([[*ARM, f"RUNNER={EMULATOR}", f"NAMES={' '.join(ARM_TESTS)}", "run"]] if EMULATOR else []),
+)
+def test_another_architecture(beside: Done) -> None:
     """ARM: the whole core compiles without a warning, and what the NEON kernels and the CRC give is
     what the reference does, in an emulator."""
-    compiler, emulator = "aarch64-linux-gnu-gcc", shutil.which("qemu-aarch64-static")
-    if shutil.which(compiler) is None or shutil.which("make") is None:
-        pytest.skip(f"make or {compiler} is not installed")
-    jobs = f"-j{min(os.cpu_count() or 1, 8)}"
-    make = ["make", "--no-print-directory", jobs, f"CC={compiler}", "LDFLAGS=-static"]
-    done = run([*make, "all"])
-    assert done.returncode == 0, done.stdout[-8000:]
-    if emulator is None:
+    require("make", "flock", COMPILER)
+    assert beside.code == 0, beside.output[-8000:]
+    if EMULATOR is None:
         pytest.skip("compiled; qemu-aarch64-static is not installed, so nothing was run")
-    done = run([*make, f"RUNNER={emulator}", f"NAMES={' '.join(ARM_TESTS)}", "run"])
-    assert done.returncode == 0, done.stdout[-8000:]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from faults import deadlines, endings, forks
@@ -251,11 +253,18 @@ def test_exit_beside_a_stopped_peer(nursery: Nursery) -> None:
 # ---- strangers ----
 
 
-def _listeners() -> set[int]:
-    """Ports on which somebody listens on the loopback."""
+def _listeners(pids: list[int]) -> set[int]:
+    """Ports on which these processes listen on the loopback."""
+    theirs = set()
+    for fd in (fd for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            theirs.add(os.readlink(fd))
     with open("/proc/net/tcp") as file:
         rows = [line.split() for line in file.readlines()[1:]]
-    loopback = [row[1] for row in rows if row[3] == "0A" and row[1].startswith("0100007F")]
+    loopback = [
+        row[1] for row in rows
+        if row[3] == "0A" and row[1].startswith("0100007F") and f"socket:[{row[9]}]" in theirs
+    ]  # fmt: skip
     return {int(address.split(":")[1], 16) for address in loopback}
 
 
@@ -278,10 +287,10 @@ def test_strangers_before_and_after(nursery: Nursery) -> None:
     """A job whose last rank is late is knocked at meanwhile, in a storm while the ranks join, and
     while its collectives run."""
     with Job(nursery, 3) as job:
-        old = _listeners()
         job.start(endings.sum_on_and_on, ranks=[0, 1])
+        pids = [job.pid(0), job.pid(1)]
         deadline = time.monotonic() + 10
-        while not (ports := _listeners() - old) and time.monotonic() < deadline:
+        while not (ports := _listeners(pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert ports, job.story()
         for port in ports:
@@ -289,8 +298,9 @@ def test_strangers_before_and_after(nursery: Nursery) -> None:
                 assert _knock(port, words)
         silent = [socket.create_connection(("127.0.0.1", port)) for port in ports for _ in range(2)]
         job.start(endings.sum_on_and_on, ranks=[2])
+        pids.append(job.pid(2))
         while not job.has_said(2, "ready") and time.monotonic() < deadline:
-            ports |= (now := _listeners() - old)
+            ports |= (now := _listeners(pids))
             for port in now:
                 _knock(port, NOISE[port % len(NOISE)])
         job.expect_all("ready")

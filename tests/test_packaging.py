@@ -1,8 +1,4 @@
-"""The wheel: one for all Pythons, self-contained, built by a C compiler alone; its command line.
-
-The wheel is built without isolation, with the setuptools and cffi of the test environment, so the
-test needs no package index.
-"""
+"""The wheel: one for all Pythons, self-contained, built by a C compiler alone; its command line."""
 
 from __future__ import annotations
 
@@ -14,43 +10,21 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import wheels
+from beside import Done
+from wheels import ROOT, build_wheel, source_copy
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def build_wheel(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps",
-               "--disable-pip-version-check", "-w", str(folder), "."]  # fmt: skip
-    return subprocess.run(
-        command, cwd=source_copy(folder), capture_output=True, text=True, env={**os.environ, **env}
-    )
+built_beside = pytest.mark.beside(sys.executable, wheels.__file__, "{folder}")
 
 
-def source_copy(folder: Path) -> Path:
-    """The tracked and untracked sources, without what was built from them."""
-    copy = folder / "source"
-    copy.mkdir()
-    names = ["setup.py", "build_ffi.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
-             "CHANGELOG.md", "Makefile"]  # fmt: skip
-    names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
-    names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
-    names += ["ringcomm/py.typed", "ringcomm/kernels.ptx"]
-    for name in names:
-        target = copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / name).read_bytes())
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    done = build_wheel(folder)
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
+@pytest.fixture
+def wheel(beside: Done) -> Path:
+    assert beside.code == 0, beside.output
+    (built,) = beside.folder.glob("*.whl")
     return built
 
 
+@built_beside
 @pytest.mark.skipif(
     bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="no abi3 on a free-threaded Python"
 )
@@ -65,6 +39,7 @@ def test_one_wheel_serves_all_pythons(wheel: Path) -> None:
     assert here <= packages
 
 
+@built_beside
 def test_the_wheel_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beside import Done
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -197,19 +198,16 @@ def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatc
 # --- all of it ---
 
 
-def test_two_libraries_on_the_loopback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.beside(
+    sys.executable, str(BENCH / "peers.py"), "--libraries", "ringcomm,gloo,mpich", "--sizes", "4K",
+    "--rounds", "1", "--budget", "0.05", "--floor", "0.2", "--envs", "{folder}/none", "--json",
+    "{folder}/out.json",
+)  # fmt: skip
+def test_two_libraries_on_the_loopback(beside: Done) -> None:
     pytest.importorskip("ringcomm")
     pytest.importorskip("torch")
-    code = peers.main([
-        "--libraries", "ringcomm,gloo,mpich", "--sizes", "4K", "--rounds", "1", "--budget", "0.05",
-        "--floor", "0.2",
-        "--envs", str(tmp_path / "none"), "--json", str(tmp_path / "out.json"),
-    ])
-    text = capsys.readouterr().out
-    assert code == 0, text
-    told = json.loads((tmp_path / "out.json").read_text())
+    assert beside.code == 0, beside.output
+    told = json.loads((beside.folder / "out.json").read_text())
     found = {row["library"]: row for row in told["standings"]}
     assert {"ringcomm", "gloo"} <= set(found)
     assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in found.values())
@@ -218,6 +216,6 @@ def test_two_libraries_on_the_loopback(
     (floor,) = told["floors"]["loopback"]
     assert min(floor["stream"], floor["copy"], *floor["half_trip_us"].values()) > 0
     if "mpich" not in found:
-        assert "mpich: skipped: not installed" in text
+        assert "mpich: skipped: not installed" in beside.output
     rates = np.array([row["busbw"] for row in found.values()])
     assert np.all(np.isfinite(rates))

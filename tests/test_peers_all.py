@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+import small_scenes
+from beside import Done
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -20,7 +22,6 @@ import _burners  # noqa: E402
 import _report  # noqa: E402
 import _verdicts  # noqa: E402
 import netlab  # noqa: E402
-import peers  # noqa: E402
 from _contenders import CONTENDERS  # noqa: E402
 from _physical import Physical  # noqa: E402
 from _scenes import GROUPS, LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
@@ -197,39 +198,27 @@ def test_burners_end_with_their_block() -> None:
 # --- all of it ---
 
 
-def small(goals: tuple[Goal, ...], name: str, **settings: object) -> Scene:
-    return Scene("loopback", name, 2, ("ringcomm", "gloo"), goals, **settings)
+PLOT = ("--plot", "{folder}/out.png") if importlib.util.find_spec("matplotlib") else ()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_small_scenes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.beside(
+    sys.executable, small_scenes.__file__, "--all", "--quick", "--libraries", "ringcomm,gloo",
+    "--json", "{folder}/out.json", "--markdown", "{folder}/out.markdown", *PLOT,
+)  # fmt: skip
+def test_small_scenes(beside: Done) -> None:
     """A sweep beside a burner and an idle communicator, through every output."""
     pytest.importorskip("ringcomm")
     pytest.importorskip("torch")
-    scenes = (
-        small((Goal("time_us", 1e9, 4096), Goal("gloo", 1e9, 1024), Goal("cpu", 0.0, 4096)), "a",
-              busy=True, rounds=1),
-        small((Goal("time_us", 1e9, 4096, "bf16"),), "b", rounds=1),
-        small((Goal("idle", 1e9),), "c", kind="idle"),
-    )
-    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown")}
-    if importlib.util.find_spec("matplotlib") is not None:
-        files["plot"] = tmp_path / "out.png"
-    options = peers.parse(["--all", "--quick", "--libraries", "ringcomm,gloo",
-                           *(word for kind, path in files.items()
-                             for word in (f"--{kind}", str(path)))])
-    code = peers.run_all(options, scenes)
-    text = capsys.readouterr().out
-    assert code == 0, text
-    told = json.loads(files["json"].read_text())
+    assert beside.code == 0, beside.output
+    told = json.loads((beside.folder / "out.json").read_text())
     assert [row["verdict"].partition(":")[0] for row in told["findings"]] == \
-        ["met", "met", "short", "met", "met", "not measured"], text
+        ["met", "met", "short", "met", "met", "not measured"], beside.output
     assert all(row["peers"]["gloo"] > 0 for row in told["findings"][:3])
     assert told["findings"][3]["peers"]["gloo bf16"] > 0
-    assert files["markdown"].read_text().count("| met |") == 4
-    if "plot" in files:
-        assert (tmp_path / "out-loopback.png").read_bytes()[:4] == b"\x89PNG"
+    assert (beside.folder / "out.markdown").read_text().count("| met |") == 4
+    if PLOT:
+        assert (beside.folder / "out-loopback.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.netns
@@ -253,7 +242,7 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_past_its_time_nothing_is_begun(tmp_path: Path) -> None:
     notes: list[str] = []
-    outcome = _all.run([small((Goal("time_us", 1, 4096),), "late")],
+    outcome = _all.run([small_scenes.small((Goal("time_us", 1, 4096),), "late")],
                        _all.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1),
                        notes.append)
     assert [row.verdict for row in outcome.findings] == ["not measured"]

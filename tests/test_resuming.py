@@ -8,7 +8,6 @@ signs may differ.
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +19,7 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn"))):
 import torch
 from faults import resuming
 from faults.job import Job, Nursery
+from run_log import events
 
 pytestmark = pytest.mark.torch
 
@@ -52,8 +52,7 @@ def losses(nursery: Nursery, folder: Path, *more: str, dies_in: int | None = Non
         else:
             assert over["kind"] == "PeerLostError", over
             assert job.wait_exit(1).code == -9
-    lines = map(json.loads, log.read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "step"]
+    return [line["loss"] for line in events(log, "step")]
 
 
 def apart(curve: list[float], other: list[float]) -> float:

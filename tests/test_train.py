@@ -1,7 +1,6 @@
 """The reference trainer: what each rank sees, that models learn, resuming, the report, refusals.
 
-Most tests run a world of one in this process; the slow ones start two ranks under torchrun, over
-gloo to see what the trainer does by itself, and over ringcomm.
+A world of one in this process; test_train_ranks.py has two ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from run_log import events  # noqa: E402
+
 from ringcomm.errors import ConfigError  # noqa: E402
 from ringcomm.train import checkpoint, models, optim, sampling, timing  # noqa: E402
 from ringcomm.train.__main__ import main  # noqa: E402
@@ -25,11 +26,10 @@ from ringcomm.train.data import ImageTensors, TextWindows, load, stratified_spli
 from ringcomm.train.distributed import World  # noqa: E402
 from ringcomm.train.engine import Engine  # noqa: E402
 from ringcomm.train.loop import Run, train  # noqa: E402
-from ringcomm.train.options import Options, _parser, parse  # noqa: E402
+from ringcomm.train.options import Options, _parser  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -45,20 +45,8 @@ def small(**changes: Any) -> Options:
     return dataclasses.replace(Options(steps=8, threads=1, eval_every=0), **changes)
 
 
-def events(path: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in lines if line["event"] == kind]
-
-
 def text_data() -> TextWindows:
     return TextWindows(b"for each rank in the ring: send, receive, add. " * 100, 32)
-
-
-def torchrun(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
-    """The trainer on two ranks of this host."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               "-m", "ringcomm.train", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
 # ---- what each rank sees ----
@@ -408,78 +396,6 @@ def test_bf16_autocast_trains() -> None:
     assert report["held_out"]["loss"] < 5
 
 
-COMPARED = ["--epochs", "4", "--accumulate", "2", "--eval-every", "0", "--threads", "1"]
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
-    """Report and loss curve of the run that two ranks must match."""
-    log = tmp_path_factory.mktemp("one") / "log.jsonl"
-    report = train(parse([*COMPARED, "--log-file", str(log)]), World())
-    return report, [e["loss"] for e in events(log, "step")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "hook", "compression", "tolerance", "wire_ratio"),
-    [
-        ("gloo", False, "none", 1e-3, 1.0),
-        ("gloo", True, "none", 1e-3, 1.0),
-        ("ringcomm", False, "bf16", 0.02, 0.5),
-        ("ringcomm", True, "bf16", 0.02, 0.5),
-    ],
-)
-def test_two_ranks_match_one_process(
-    backend: str,
-    hook: bool,
-    compression: str,
-    tolerance: float,
-    wire_ratio: float,
-    one_process: tuple[dict[str, Any], list[float]],
-    tmp_path: Path,
-) -> None:
-    """The same loss curve up to the order of summation and rounding, and so the same accuracy."""
-    log = tmp_path / "log.jsonl"
-    done = torchrun("--backend", backend, "--hook" if hook else "--no-hook",
-                    "--compression", compression, *COMPARED,
-                    "--bucket-mb", "0.1", "--trial-steps", "3", "--log-file", str(log))
-    assert done.returncode == 0, done.stderr[-2000:]
-    (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
-    one, expected = one_process
-    assert (two["world_size"], two["backend"], two["hook"]) == (2, backend, hook)
-    assert two["compression"] == compression
-    assert curve[:20] == pytest.approx(expected[:20], rel=tolerance)
-    assert one["held_out"]["accuracy"] > 0.8
-    assert abs(two["held_out"]["accuracy"] - one["held_out"]["accuracy"]) <= 0.03
-
-    assert two["gradient_bytes_per_step"] == 4 * two["parameters"]
-    assert two["wire_bytes_per_step"] == wire_ratio * two["gradient_bytes_per_step"]
-    assert two["buckets_per_step"] > 1
-    assert two["exposed_s"] > 0
-    assert 0 < two["hidden_s"] < two["compute_s"]
-    computing = two["step_s"] - two["input_s"]
-    assert two["compute_s"] + two["exposed_s"] == pytest.approx(computing)
-    assert two["scaling_efficiency"] == pytest.approx(two["compute_s"] / computing)
-    assert two["trial_efficiency"] == two["trial_no_sync_s"] / two["trial_sync_s"] > 0
-
-
-@pytest.mark.slow
-def test_few_bits_learn_and_keep_what_is_left(tmp_path: Path) -> None:
-    """One bit with error feedback, and a checkpoint of it."""
-    log = tmp_path / "log.jsonl"
-    done = torchrun("--compression", "onebit", "--steps", "30", "--threads", "1", "--eval-every",
-                    "0", "--bucket-mb", "0.1", "--trial-steps", "0", "--checkpoint", str(tmp_path),
-                    "--log-file", str(log))  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
-    assert min(curve[-5:]) < curve[0]
-    assert two["wire_bytes_per_step"] < 0.25 * two["gradient_bytes_per_step"]
-    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    kept = state["hook"]["feedback"]["tensors"]
-    assert set(kept) < set(state["model"])
-    assert all(part["worker"].any() for part in kept.values())
-
-
 # ---- refusals ----
 
 
@@ -574,13 +490,6 @@ def test_no_option_is_the_beginning_of_one_of_torchruns() -> None:
     assert [name for name in ours if any(other.startswith(name) for other in theirs)] == [
         "-h", "--help"
     ]
-
-
-@pytest.mark.slow
-def test_what_all_ranks_refuse_is_said_once() -> None:
-    done = torchrun("--backend", "gloo", "--no-hook", "--batch", "63")
-    assert done.returncode != 0
-    assert done.stderr.count("give a multiple of 2 (62, 64)") == 1
 
 
 def test_ranks_that_fail_alone_fail_together() -> None:

@@ -10,6 +10,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from ringcomm import Communicator, Config
 from ringcomm.__main__ import main
 from ringcomm.bootstrap import tuned
 from ringcomm.bootstrap.tuned import Cluster, Document, Measured, Row
-from ringcomm.tools import tuning
+from ringcomm.config import ALGORITHMS
+from ringcomm.tools import costs, tuning
+from ringcomm.tools.costs import Costs
 from ringcomm.tools.tuning import Sample
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -41,9 +44,7 @@ def cluster(n: int) -> Cluster:
     return Cluster((0,) * n, (("lo",),) * n, ("host",) * n)
 
 
-def table_file(
-    path: Path, n: int, rows: reference.Table = ROWS, memory: bool = False
-) -> str:
+def table_file(path: Path, n: int, rows: reference.Table = ROWS, memory: bool = False) -> str:
     made = tuple(itertools.starmap(Row, rows))
     Document(cluster(n), made, memory, (), "0.1.0", "today").write(str(path))
     return str(path)
@@ -217,6 +218,66 @@ def test_the_change_is_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> Non
     world: Any = None
     found = tuning.measure_closely(world, {}, [1024, 2048, 4096, 8192], 1.0)
     assert [one.bytes for one in found] == [1024, 2048, 4096, 8192, 2896, 3444]
+
+
+def test_the_model_s_constants_are_those_of_the_core() -> None:
+    source = (Path(__file__).parents[1] / "csrc" / "plan" / "choose.c").read_text("utf-8")
+    found = {name: float(value) for name, value in
+             re.findall(r"^#define (\w+) ([\d.e]+)$", source, re.MULTILINE)}  # fmt: skip
+    assert costs.MODEL.hop == pytest.approx(found["HOP_NS"] * 1e-9)
+    assert costs.MODEL.message == pytest.approx(found["MESSAGE_NS"] * 1e-9)
+    assert 1 / costs.MODEL.byte == pytest.approx(found["BYTES_PER_NS"] * 1e9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 8, 13])
+def test_constants_are_found_again(n: int) -> None:
+    """In times of their own, and nearly so where each is off by a tenth."""
+    priced = Costs(12e-6, 3e-6, 1e-9)
+    names = [name for name in ALGORITHMS if name != "auto"]
+    draw = np.random.default_rng(n)
+
+    def seconds(name: str, size: int) -> float:
+        hops, messages, count = costs.counts(name, n, size)
+        return hops * priced.hop + messages * priced.message + count * priced.byte
+
+    for noise in (0.0, 0.1):
+        times = [Measured(size, {name: seconds(name, size) * (1 + noise * draw.uniform(-1, 1))
+                                 for name in names} | {"auto": 1.0}, "auto")
+                 for size in (1 << i for i in range(10, 25))]  # fmt: skip
+        found, wrong = costs.fit(times, n) or (costs.MODEL, 1.0)
+        assert found.hop == pytest.approx(priced.hop, rel=noise + 1e-6)
+        assert found.byte == pytest.approx(priced.byte, rel=noise + 1e-6)
+        assert n == 2 or found.message == pytest.approx(priced.message, rel=3 * noise + 1e-6)
+        assert wrong <= noise + 1e-6
+
+
+def test_times_of_another_kind_fit_no_constants() -> None:
+    """A ring that is as fast with one byte as with a million; and too few."""
+    assert costs.fit([Measured(1024, {"ring": 1e-3, "direct": 1e-3}, "auto")], 4) is None
+    falling = [Measured(1 << i, {"ring": 2.0**-i, "direct": 2.0**-i}, "auto") for i in range(10)]
+    assert costs.fit(falling, 4) is None
+    assert costs.line(falling, 4).endswith("these times fit no such model")
+
+
+def test_a_table_says_what_fits_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = tuple(Measured(1 << i, {"ring": 60e-6 + 2e-9 * 2**i, "one_shot": 30e-6 + 2e-9 * 2**i},
+                           "auto") for i in range(10, 15))  # fmt: skip
+    path = str(tmp_path / "table.json")
+    for memory in (False, True):
+        Document(cluster(2), (), memory, times, "0.1.0", "today").write(path)
+        assert main(["tune", "--show", path]) == 0
+        shown = capsys.readouterr().out
+        assert ("the model has 50 us a hop, 117 MB/s; these times fit 30 us a hop, 500 MB/s, "
+                "within 0% in the median" in shown) == (not memory)  # fmt: skip
+
+
+def test_counts_are_the_core_s() -> None:
+    """Hops and bytes as a world of that size has them (docs/DESIGN.md, Algorithms)."""
+    assert costs.counts("doubling", 6, 100) == (4, 0, 400)  # two exchanges, and to and fro
+    assert costs.counts("doubling", 8, 100) == (3, 0, 300)
+    assert costs.counts("halving", 6, 600) == (6, 0, 1000)
+    assert costs.counts("one_shot", 2, 100) == (1, 0, 100)
+    assert costs.counts("direct", 5, 100) == (2, 6, 160)
 
 
 def test_sizes_are_powers_of_two() -> None:

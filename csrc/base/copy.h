@@ -13,6 +13,9 @@
  * copies from the end on, where nothing that is loaded looks like anything stored. */
 void copy_bytes(void *dst, const void *src, size_t n);
 
+/* What belongs to a tensor of so much would not stay in the caches. */
+enum { COPY_PAST_CACHE_BYTES = 8 << 20 };
+
 /* The same past the caches, for what is part of so much that it would not stay there: a line that
  * is written whole need not be read first (Zen 3, out of a cache: 16 GB/s, memcpy 10). */
 void copy_past_cache(void *dst, const void *src, size_t n);

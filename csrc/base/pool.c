@@ -2,6 +2,8 @@
 #include "pool.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { ALIGNMENT = 64 };
 
@@ -23,7 +25,7 @@ void pool_destroy(pool *p)
         p->free = buffer->next;
         release(buffer);
     }
-    p->idle = 0;
+    p->idle = p->spare = 0;
 }
 
 static pool_buffer *make(size_t bytes)
@@ -46,6 +48,7 @@ pool_buffer *pool_take(pool *p)
     if (buffer != NULL) {
         p->free = buffer->next;
         p->idle--;
+        p->spare = p->idle < p->spare ? p->idle : p->spare;
     } else if ((buffer = make(p->bytes)) == NULL) {
         return NULL;
     }
@@ -73,4 +76,32 @@ void pool_return(pool *p, pool_buffer *buffer)
     buffer->next = p->free;
     p->free = buffer;
     p->idle++;
+}
+
+/* The allocator may keep what is freed, for as long as anything lies behind it. */
+static void drop_pages(const pool_buffer *buffer, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), data = (uintptr_t)buffer->data;
+    uintptr_t start = (data + page - 1) / page * page, end = (data + bytes) / page * page;
+    if (start < end)
+        (void)madvise((void *)start, end - start, MADV_DONTNEED); /* if not: as it was */
+}
+
+int pool_trim(pool *p, int most)
+{
+    pool_buffer **place = &p->free;
+    for (int i = p->spare; i < p->idle; i++)
+        place = &(*place)->next;
+    for (; most > 0 && p->spare > 0; most--) {
+        pool_buffer *buffer = *place;
+        *place = buffer->next;
+        p->idle--;
+        p->spare--;
+        drop_pages(buffer, p->bytes);
+        release(buffer);
+    }
+    if (p->spare > 0)
+        return 1;
+    p->spare = p->idle;
+    return 0;
 }

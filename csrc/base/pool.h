@@ -3,9 +3,9 @@
  * A communicator receives each segment into a pool buffer, reduces it there and sends it on from
  * there, so a buffer's way is: taken, filled by a lane, queued on a link, returned. The most
  * recently returned buffer is taken first, which keeps the working set in cache; up to `keep`
- * free buffers are kept, the others go back to the system. A buffer may be in several places at
- * once (pool_share); each of them returns it. Memory in use is bounded by the tensors
- * in flight, never by what a peer claims.
+ * free buffers are kept, the others go back to the system, as do those that nobody has needed for a
+ * while (pool_trim). A buffer may be in several places at once (pool_share); each of them returns
+ * it. Memory in use is bounded by the tensors in flight, never by what a peer claims.
  *
  * Threading: under the engine's lock.
  */
@@ -27,6 +27,7 @@ typedef struct pool {
     size_t bytes; /* of each buffer */
     int keep;
     int idle;  /* buffers in the free list */
+    int spare; /* of them, at its end: not taken since the last mark */
     int taken; /* buffers out */
 } pool;
 
@@ -37,6 +38,9 @@ void pool_destroy(pool *p);
 pool_buffer *pool_take(pool *p);
 /* The buffer, to be returned once more. */
 pool_buffer *pool_share(pool_buffer *buffer);
+/* Gives up to most buffers back to the system that were not taken since the last mark. 1 if there
+ * are more of them; if not, this is the next mark. */
+int pool_trim(pool *p, int most);
 /* Takes NULL. */
 void pool_return(pool *p, pool_buffer *buffer);
 

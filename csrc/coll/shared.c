@@ -8,9 +8,6 @@
 /* The most laps of one call. */
 enum { LAPS_PER_PUMP = 16 };
 
-/* A tensor of so much would not stay in the caches: what is collected goes past them. */
-enum { PAST_CACHE_BYTES = 8 << 20 };
-
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -133,7 +130,7 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
 static void store(const shared_run *run, span at, const uint8_t *result)
 {
     const codec *c = &run->codec;
-    if (codec_stores_plain(c) && run->call.count * c->elem_bytes >= PAST_CACHE_BYTES)
+    if (codec_stores_plain(c) && run->call.count * c->elem_bytes >= COPY_PAST_CACHE_BYTES)
         copy_past_cache(dst_at(run, at), result, at.count * c->elem_bytes);
     else
         codec_store(c, dst_at(run, at), result, at.count);

@@ -11,6 +11,7 @@
 #include "feedback.h"
 #include "gated.h"
 #include "joined.h"
+#include "keep.h"
 #include "merge.h"
 #include "one_shot.h"
 #include "quantised.h"
@@ -161,7 +162,7 @@ uint64_t work_number(const rc_work *w)
 
 int work_complete(const rc_work *w)
 {
-    return w->receives_left == 0 && w->sends_left == 0;
+    return w->receives_left == 0 && w->sends_left == 0 && w->keeps_left == 0;
 }
 
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
@@ -279,10 +280,9 @@ static rc_result start_chunk(rc_work *w, uint32_t chunk)
 
 static rc_result start_chunks(rc_work *w)
 {
-    const plan *p = &w->plan;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        if (plan_hops(p, chunk) > 0 && plan_is_given(p, chunk) &&
-            plan_rank_at(p, chunk, 0) == p->rank)
+    uint32_t first, count = plan_begins(&w->plan, &first);
+    for (uint32_t chunk = first; chunk < first + count; chunk++)
+        if (plan_hops(&w->plan, chunk) > 0)
             RC_TRY(start_chunk(w, chunk));
     return RC_OK;
 }
@@ -317,38 +317,6 @@ void work_pump(const work_env *env)
 {
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
-}
-
-/* dst = D(E(src)): what others get of this chunk is what this rank keeps of it. */
-static void keep_encoded(const rc_work *w, uint32_t chunk)
-{
-    enum { PART = 1024 };
-    uint16_t wire[PART];
-    uint64_t elems = plan_chunk_elems(&w->plan, chunk);
-    for (uint64_t start = 0; start < elems; start += PART) {
-        size_t n = (size_t)(elems - start < PART ? elems - start : PART);
-        size_t offset = start * w->codec.elem_bytes;
-        codec_encode(&w->codec, wire, work_src(w, chunk, 0) + offset, n);
-        codec_store(&w->codec, work_dst(w, chunk, 0) + offset, wire, n);
-    }
-}
-
-/* Chunks that stay here, and own chunks of which the collective leaves a copy here. */
-static void keep_own(const rc_work *w)
-{
-    const plan *p = &w->plan;
-    int copies = p->collective == RC_ALLGATHER || p->collective == RC_BROADCAST;
-    if (p->algorithm != RC_RING)
-        return;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
-        if (plan_rank_at(p, chunk, 0) != p->rank || (plan_hops(p, chunk) > 0 && !copies))
-            continue;
-        size_t bytes = plan_chunk_elems(p, chunk) * w->codec.elem_bytes;
-        if (p->world_size > 1 && !codec_stores_plain(&w->codec))
-            keep_encoded(w, chunk);
-        else if (bytes > 0 && work_dst(w, chunk, 0) != work_src(w, chunk, 0))
-            memmove(work_dst(w, chunk, 0), work_src(w, chunk, 0), bytes);
-    }
 }
 
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems)
@@ -407,7 +375,7 @@ rc_result work_start(rc_work *w, work_env *env)
     if (w->quantised != NULL)
         return quantised_start(w);
     RC_TRY(make_room(w));
-    keep_own(w);
+    keep_begin(w);
     RC_TRY(start_frames(w));
     work_pump(env);
     return RC_OK;

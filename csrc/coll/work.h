@@ -3,7 +3,8 @@
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
  * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
  * whatever the state of the others. The work is done when every frame it must receive has arrived
- * and every frame it must send is in a socket; it keeps two counters and one bit per frame.
+ * and every frame it must send is in a socket; it keeps two counters and one bit per frame; and
+ * when what stays here of its own values is copied (keep.h).
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
  * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
@@ -73,7 +74,8 @@ struct rc_work {
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;
-    uint64_t *seen; /* a bit per (chunk, segment, phase) */
+    uint64_t keeps_left; /* elements (keep.h) */
+    uint64_t *seen;      /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
     int lengthy;                 /* as it was counted by the engine */
     join join;                   /* without segments in a ring */

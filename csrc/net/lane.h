@@ -8,7 +8,8 @@
  *                     (several frames a call)                    \---> payload, straight into place
  *
  * A read takes the rest of the payload in progress and, behind it, the start of the next frame into
- * a small buffer, so a stream of frames costs one system call each, small ones less.
+ * a small buffer, so a stream of frames costs one system call each, small ones less. A driver that
+ * sleeps is woken for a large payload when all of it is there, or on a fast port most.
  *
  * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
  * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
@@ -62,9 +63,11 @@ struct lane {
     size_t rbuf_start, rbuf_end;
     uint32_t epoch, max_length;
     int in_payload;
-    int deaf;    /* what arrives is thrown away (lane_detach) */
-    int mute;    /* nothing can be sent any more; what was received may still end in a goodbye */
-    int goodbye; /* the peer has sent its last frame here */
+    int low_water; /* bytes that have to be there before the driver wakes for them */
+    int is_fast;   /* what came last came at a fast port's speed */
+    int deaf;      /* what arrives is thrown away (lane_detach) */
+    int mute;      /* nothing can be sent any more; what was received may still end in a goodbye */
+    int goodbye;   /* the peer has sent its last frame here */
     frame_header rx;
     uint8_t rx_bytes[FRAME_HEADER_BYTES];
     uint32_t rx_crc;
@@ -97,6 +100,9 @@ void lane_push(lane *ln, out_frame *frame);
 /* 1 if the next of several lanes' frames may be pushed here: more would wait where no sibling can
  * have it. */
 int lane_has_room(const lane *ln);
+/* Wakes the driver for whatever has come, so that a peer whose payload comes slowly gives a sign of
+ * life. */
+void lane_stir(lane *ln);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
 /* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.

@@ -32,7 +32,8 @@
 
 #include "plan.h"
 
-/* Measured between hosts whose threads sleep when they wait; 1 Gbit/s, where it matters most. */
+/* Between hosts whose threads sleep when they wait; 1 Gbit/s, where it matters most. Beside them
+ * `python -m ringcomm tune` prints those that would fit what it has measured (tools/costs.py). */
 #define HOP_NS 50e3
 #define MESSAGE_NS 25e3
 #define FRAME_NS 20e3

@@ -230,37 +230,127 @@ int plan_rank_at(const plan *p, uint32_t chunk, uint32_t position)
     }
 }
 
-uint64_t plan_receives(const plan *p, int peer)
+uint32_t plan_begins(const plan *p, uint32_t *first)
 {
+    uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
+    int all_pairs = p->collective == RC_ALLTOALL || p->collective == RC_BARRIER;
+    *first = 0;
+    if (p->algorithm != RC_RING || all_pairs) {
+        *first = rank * n;
+        return n;
+    }
+    switch (p->collective) {
+    case RC_BROADCAST: return p->rank == p->root ? 1 : 0;
+    case RC_REDUCE: return p->rank == (p->root + 1) % p->world_size ? 1 : 0;
+    case RC_SCATTER: return p->rank == p->root ? n : 0;
+    case RC_SEND: return 1;
+    case RC_RECV: return 0;
+    case RC_REDUCE_SCATTER: *first = (rank + n - 1) % n; return 1;
+    default: *first = rank; return 1;
+    }
+}
+
+uint32_t plan_kept(const plan *p)
+{
+    uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
+    int at_root = p->rank == p->root;
+    if (p->algorithm != RC_RING)
+        return PLAN_NO_CHUNK;
+    switch (p->collective) {
+    case RC_ALLGATHER: return rank;
+    case RC_ALLTOALL: return rank * n + rank;
+    case RC_BROADCAST: return at_root ? 0 : PLAN_NO_CHUNK;
+    case RC_GATHER:
+    case RC_SCATTER: return at_root ? rank : PLAN_NO_CHUNK;
+    default: return n == 1 ? 0 : PLAN_NO_CHUNK;
+    }
+}
+
+/* ---- counts of frames ---- */
+
+/* 1 if paths go around, each rank sending to the next one only. */
+static int goes_around(const plan *p)
+{
+    return p->algorithm == RC_RING && p->collective <= RC_REDUCE;
+}
+
+/* Of plans of single hops: what a rank sends another. */
+static uint64_t frames_between(const plan *p, int from, int to)
+{
+    uint32_t n = (uint32_t)p->world_size, pair = (uint32_t)from * n + (uint32_t)to;
+    if (from == to)
+        return 0;
+    if (p->algorithm == RC_DIRECT && p->collective == RC_ALLREDUCE)
+        return plan_segments(p, pair) + plan_segments(p, n * n + pair);
+    if (p->algorithm != RC_RING)
+        return plan_segments(p, pair);
+    switch (p->collective) {
+    case RC_GATHER: return to == p->root ? plan_segments(p, (uint32_t)from) : 0;
+    case RC_SCATTER: return from == p->root ? plan_segments(p, (uint32_t)to) : 0;
+    case RC_SEND: return from == p->rank && to == p->root ? plan_segments(p, 0) : 0;
+    case RC_RECV: return from == p->root && to == p->rank ? plan_segments(p, 0) : 0;
+    default: return plan_segments(p, pair);
+    }
+}
+
+/* What goes around passes a rank that lies this far behind its first: to it, or on from it. */
+static uint64_t passes(uint32_t hops, uint32_t n, uint32_t behind)
+{
+    return behind < hops ? (hops - behind + n - 1) / n : 0;
+}
+
+/* Of paths that go around: what the rank's neighbour receives. */
+static uint64_t frames_around(const plan *p, uint32_t rank)
+{
+    uint32_t n = (uint32_t)p->world_size;
+    uint64_t frames = 0;
+    for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
+        uint32_t first = (uint32_t)plan_rank_at(p, chunk, 0);
+        frames += plan_segments(p, chunk) * passes(plan_hops(p, chunk), n, (rank + n - first) % n);
+    }
+    return frames;
+}
+
+static uint64_t count_frames(const plan *p, int peer, int sends)
+{
+    int n = p->world_size, rank = p->rank;
     if (plan_merges(p))
         return merges_frames(p, peer);
+    if (goes_around(p)) {
+        int before = (rank + n - 1) % n, neighbour = sends ? (rank + 1) % n : before;
+        if (n == 1 || (peer >= 0 && peer != neighbour))
+            return 0;
+        return frames_around(p, (uint32_t)(sends ? rank : before));
+    }
+    if (peer >= 0)
+        return sends ? frames_between(p, rank, peer) : frames_between(p, peer, rank);
     uint64_t frames = 0;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        for (uint32_t position = 1; position <= plan_hops(p, chunk); position++)
-            if (plan_rank_at(p, chunk, position) == p->rank &&
-                (peer < 0 || plan_rank_at(p, chunk, position - 1) == peer))
-                frames += plan_segments(p, chunk);
+    for (int other = 0; other < n; other++)
+        frames += sends ? frames_between(p, rank, other) : frames_between(p, other, rank);
     return frames;
+}
+
+uint64_t plan_receives(const plan *p, int peer)
+{
+    return count_frames(p, peer, 0);
 }
 
 uint64_t plan_sends(const plan *p, int peer)
 {
-    if (plan_merges(p))
-        return merges_frames(p, peer);
-    uint64_t frames = 0;
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        for (uint32_t position = 0; position < plan_hops(p, chunk); position++)
-            if (plan_rank_at(p, chunk, position) == p->rank &&
-                (peer < 0 || plan_rank_at(p, chunk, position + 1) == peer))
-                frames += plan_segments(p, chunk);
-    return frames;
+    return count_frames(p, peer, 1);
+}
+
+static int begins_towards(const plan *p, uint32_t chunk, int peer)
+{
+    return chunk != PLAN_NO_CHUNK && plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 &&
+           plan_rank_at(p, chunk, 1) == peer;
 }
 
 int plan_starts_towards(const plan *p, int peer)
 {
-    for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
-        if (plan_hops(p, chunk) > 0 && plan_segments(p, chunk) > 0 && plan_is_given(p, chunk) &&
-            plan_rank_at(p, chunk, 0) == p->rank && plan_rank_at(p, chunk, 1) == peer)
+    uint32_t first = 0, count = plan_merges(p) ? plan_parts(p) : plan_begins(p, &first);
+    for (uint32_t i = 0; i < count; i++)
+        if (begins_towards(p, plan_merges(p) ? plan_leaving(p, i, 0) : first + i, peer))
             return 1;
     return 0;
 }

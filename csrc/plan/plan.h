@@ -30,7 +30,8 @@
  * Invariants. The order of a sum is the order of the path, or of the ranks: it depends on the chunk
  * and the world size alone, never on segments, lanes or arrival. Chunks and segments start at
  * multiples of PLAN_ALIGN elements where the collective lets them, so no codec block straddles two
- * of them. Pure: no state, no OS, no allocation.
+ * of them. What is asked once per call takes no more than a few steps per rank of the world. Pure:
+ * no state, no OS, no allocation.
  */
 #ifndef RINGCOMM_PLAN_H
 #define RINGCOMM_PLAN_H
@@ -119,6 +120,12 @@ uint32_t plan_reduce_hops(const plan *p);
 plan_action plan_action_at(const plan *p, uint32_t chunk, uint32_t step);
 /* 1 if the chunk is there from the beginning, and not the result of a join or a merge. */
 int plan_is_given(const plan *p, uint32_t chunk);
+/* The chunks that are there from the beginning and whose path begins at this rank, in a row: how
+ * many, and the first. Not of plans that merge (plan_leaving). */
+uint32_t plan_begins(const plan *p, uint32_t *first);
+/* The chunk of which the collective leaves this rank's own values here, as a copy of src in dst, or
+ * PLAN_NO_CHUNK; in a world of one everything. RC_RING only. */
+uint32_t plan_kept(const plan *p);
 /* The chunk that carries this rank's joined part to another rank; RC_DIRECT only. */
 uint32_t plan_result_chunk(const plan *p, int to);
 

@@ -23,7 +23,7 @@ from ..bootstrap.tuned import Cluster, Document, Measured, Row
 from ..communicator import Communicator
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError, RingcommError
-from . import tuning
+from . import costs, tuning
 from .tuning import MODEL, Contenders, Sample
 
 _ABOUT = """\
@@ -105,7 +105,7 @@ def _tune(options: argparse.Namespace) -> int:
     if comm.rank == 0:
         path = os.path.expanduser(options.output or tuned.path_of(asked, cluster))
         document.write(path)
-        console.print(f"{_ranges(table)}\nwrote {path}", soft_wrap=True)
+        console.print(f"{_judged(document)}\nwrote {path}", soft_wrap=True)
         if asked.algorithm != "auto":
             console.print(f"algorithm={asked.algorithm} is set, and no table counts beside it")
     return 0
@@ -206,6 +206,14 @@ def _ranges(rows: Sequence[Row]) -> str:
     return f"{', '.join(parts)}, above that model"
 
 
+def _judged(document: Document) -> str:
+    """The table, and what the model's constants would be; of times over links only."""
+    lines = [_ranges(document.rows)]
+    if document.measured and not document.memory:
+        lines.append(costs.line(document.measured, document.cluster.world_size))
+    return "\n".join(lines)
+
+
 def _show(path: str) -> int:
     asked = path or Config.from_env().tune_table
     named = asked not in ("", TUNE_TABLE_OFF)
@@ -231,5 +239,5 @@ def _described(path: str) -> str:
         f"{path}\ncluster  {found.cluster.describe()} (digest {found.cluster.digest})",
         f"measured {found.date} by ringcomm {found.version}"
         f"{', memory shared on each host' if found.memory else ''}",
-        _heading(names), *lines, _ranges(found.rows),
+        _heading(names), *lines, _judged(found),
     ])  # fmt: skip

@@ -9,7 +9,7 @@
 
 DDP submits its last bucket when backward has nothing else left to do, so what comes after is lost
 to communication, and what was in flight before is hidden behind computation. On a GPU the moments
-are those of the host.
+are those of the host, and a bucket is over when its result is on the way back there.
 
 Invariants: times are of time.perf_counter(). A step begins with the first bucket after the last one
 of the step before. Totals count all steps since the reset; of single steps the latest KEPT remain.

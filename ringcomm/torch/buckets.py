@@ -1,7 +1,9 @@
 """A DDP bucket on its way: the parts that travel by themselves, and one Future for all of them.
 
 Invariants: a part is a view of the bucket's memory, except what is left of small tensors, which is
-packed and brought back. A Flight's Future is completed once, after the last of its works.
+packed and brought back. A Flight's Future is completed once, after the last of its works. On a GPU
+that is when all results are on their way there, and the Future's stream goes on behind them: the
+host waits for the network, never for a copy.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .. import cuda
 from .._native import lib
+from ..communicator import Communicator
 from ..feedback import ErrorFeedback
 from ..work import Work
+from .streams import Poison
 from .tensors import memory_of
 
 if TYPE_CHECKING:
@@ -22,6 +27,19 @@ if TYPE_CHECKING:
     from .hooks import HookState
 
 COMPRESSIBLE = (torch.float32, torch.float64)
+
+
+def average(
+    comm: Communicator, tensor: torch.Tensor, compression: str | None,
+    feedback: ErrorFeedback | Literal[False],
+) -> Work:  # fmt: skip
+    """Starts the mean over all ranks, in place. A GPU's tensor goes by the pipe, where it can."""
+    found = memory_of(tensor, writable=True)
+    work: Work = comm._run(
+        lib.RC_ALLREDUCE, found, found, found.count, op="avg", compression=compression,
+        feedback=feedback, async_op=True,
+    )  # fmt: skip
+    return work
 
 
 class Parts:
@@ -59,11 +77,10 @@ class Parts:
             return torch.cat(self._small)
         return self._small[0] if self._small else None
 
-    def is_poisoned(self) -> bool:
+    def poison(self) -> Poison:
         """Whether a result is not finite: of codecs with few bits it is NaN then, everywhere."""
-        if self.rest is not None and not bool(torch.isfinite(self.rest).all()):
-            return True
-        return any(not bool(tensor[:1].isfinite()) for tensor, _ in self.large)
+        rest = [] if self.rest is None else [self.rest]
+        return Poison(rest + [tensor[:1] for tensor, _ in self.large])
 
     def unpack(self) -> None:
         """Brings the result of ``rest`` to its place."""
@@ -72,6 +89,8 @@ class Parts:
             for part in self._small:
                 part.copy_(self.rest[start : start + part.numel()])
                 start += part.numel()
+            if self.rest.device.type == "cuda":  # it was made on another stream than this one
+                self.rest.record_stream(torch.cuda.current_stream(self.rest.device))
 
 
 class Flight:
@@ -87,7 +106,7 @@ class Flight:
         # Typed as Any: the generic alias cannot be called on every supported torch.
         make: Any = torch.futures.Future
         self._future = make(devices=[device]) if device.type == "cuda" else make()
-        self._landed = state._account.submit(gradients.nbytes, last)
+        self._count = state._account.submit(gradients.nbytes, last)
 
     def submit(
         self, tensor: torch.Tensor, compression: str | None,
@@ -98,11 +117,7 @@ class Flight:
             self._open += 1
         if feedback is not False:
             self._state._step.used.append(feedback)
-        found = memory_of(tensor, writable=True)
-        self._state.comm._run(
-            lib.RC_ALLREDUCE, found, found, found.count, op="avg", compression=compression,
-            feedback=feedback, async_op=True, on_done=self._over,
-        )  # fmt: skip
+        average(self._state.comm, tensor, compression, feedback).call_back(self._over)
 
     def _over(self, work: Work | None) -> None:
         with self._lock:
@@ -111,10 +126,10 @@ class Flight:
             self._open -= 1
             last = self._open == 0
         if last:
-            self._landed()
+            self._count()
             self._future.set_result(None)
 
-    def landed(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:
+    def future(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:
         """After the last submit: the bucket's gradients, once all its works are over."""
 
         def result(_: Any) -> torch.Tensor:
@@ -123,10 +138,12 @@ class Flight:
                     self._state.error = work.exception()
             if self._state.error is not None:
                 raise self._state.error
+            with cuda.current_stream():  # that of the Future's callbacks goes on behind the results
+                for work in self._works:
+                    work.wait()
             if parts is not None:
                 parts.unpack()
-                if parts.is_poisoned():
-                    self._state._step.poisoned = True
+                self._state._step.poison.append(parts.poison())
             return self._gradients
 
         future = self._future.then(result)

@@ -2,7 +2,8 @@
 
 DDP calls the hook for a bucket as soon as its gradients are there. The hook submits an average
 over all ranks and returns a Future, which a thread of ringcomm completes; DDP waits for the Futures
-at the end of backward. So every bucket but the last ones travels while backward computes.
+at the end of backward. So every bucket but the last ones travels while backward computes. On a GPU
+the optimizer is launched while the last results are still being copied there.
 
 A bucket travels whole, save with error feedback or a codec of few bits. Then each large parameter
 of it travels by itself, with its own residuals, and what is left, vectors and small tensors, goes
@@ -35,6 +36,7 @@ from .account import Account
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
 from .optimizers import AdamWatch
+from .streams import Poison
 from .tensors import require_dense
 
 
@@ -276,7 +278,7 @@ class HookState:
         else:
             flight.submit(gradients, codec.name, False)
         self._end_bucket(last)
-        return flight.landed(parts)
+        return flight.future(parts)
 
     def _is_cut(self, codec: Codec, gradients: torch.Tensor) -> bool:
         """Whether large parameters travel by themselves."""
@@ -334,20 +336,21 @@ class _StepMemory:
 
     Attributes:
         running: buckets of it are still to come.
-        poisoned: a result was not finite, on all ranks alike.
+        poison: of each bucket, whether a result was not finite; on all ranks alike.
         used: what has changed its residuals.
     """
 
     def __init__(self) -> None:
-        self.running = self.poisoned = False
+        self.running = False
+        self.poison: list[Poison] = []
         self.used: list[ErrorFeedback] = []
 
     def settle(self) -> None:
         """At its end: if it is going to be dropped, residuals are what they were before it."""
-        if self.poisoned:
+        if any(poison.is_there() for poison in self.poison):
             for feedback in self.used:
                 feedback.undo()
-        self.poisoned, self.used = False, []
+        self.poison, self.used = [], []
 
 
 def _require_whole(name: str, value: object, what: str) -> None:
@@ -402,5 +405,5 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     state._begin_bucket()
     if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
         state._end_bucket(last)
-        return Flight(state, gradients, last).landed(None)
+        return Flight(state, gradients, last).future(None)
     return state._launch(bucket, gradients, last)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..buffers import View, view
+from .streams import on_stream
 
 
 def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
@@ -55,6 +56,6 @@ class _Copies:
         if self._stream is None:
             target.copy_(source)
             return
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             target.copy_(source, non_blocking=True)
         self._stream.synchronize()

@@ -116,7 +116,13 @@ class Submitter:
             )
             for call in map(alike, calls)
         ]  # fmt: skip
-        work = RingWork(() if alone else parts, tensors, after)
+        used = [
+            view.owner
+            for call in calls
+            for view in (call.src, call.dst)
+            if after is not None and isinstance(view, DeviceView)
+        ]
+        work = RingWork(() if alone else parts, tensors, after, used)
         if at_once:
             work.wait()
         if self._coalescing is not None:

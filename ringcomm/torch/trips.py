@@ -7,15 +7,17 @@ A bucket is packed into a row for each rank of the host: of each part that trave
 (buckets.py) every row has an equal share. So a rank has the same elements of a parameter in
 whatever bucket DDP puts it.
 
+A GPU's shard goes by the pipe, like any tensor: behind the reduce-scatter, and the all-gather
+behind it, on a stream of the courier's. So the host waits for the network only.
+
 Invariants: backward's thread packs and starts the reduce-scatters; the courier's does all that
 waits. A local group sees all ranks start the same collectives in the same order: all
 reduce-scatters of a step, then all all-gathers, both in the order of buckets. A Trip's Future is
-completed once.
+completed once, on a GPU by an event on the courier's stream.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -28,7 +30,8 @@ import torch.distributed as dist
 from ..codecs import Codec
 from ..errors import RingcommError
 from ..feedback import ErrorFeedback
-from .buckets import Parts
+from .buckets import Parts, average
+from .streams import Poison, on_stream
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -98,7 +101,7 @@ class Trip:
         self._buffer = bucket.buffer()
         self.last = last
         self.is_over = False
-        self._landed = state._account.submit(self._buffer.nbytes, last)
+        self._count = state._account.submit(self._buffer.nbytes, last)
         device = self._buffer.device
         self._cuda = device if device.type == "cuda" else None
         over: Any = torch.futures.Future(devices=[device] if self._cuda else [])
@@ -106,7 +109,6 @@ class Trip:
         self._settle = threading.Lock()
         self._pack(bucket, codec)
         self._shard = self._rows.table.new_empty(self._rows.table.shape[1])
-        self._host = self._shard
         self._arrival = _reduce_scatter(
             self._shard, self._rows.table.view(-1), group=self._grid.group, async_op=True
         )
@@ -131,51 +133,33 @@ class Trip:
 
     def cross(self, stream: Any) -> None:
         """Once the host's sum is there, sends this rank's shard to the other hosts."""
-        with self._on(stream):
+        if stream is not None:  # which the allocator must know of: they were made on another one
+            self._shard.record_stream(stream)
+            self._rows.table.record_stream(stream)
+        with on_stream(stream):
             self._arrival.wait()
-            if self._cuda is not None:
-                self._host = torch.empty_like(self._shard, device="cpu", pin_memory=True)
-                self._host.copy_(self._shard, non_blocking=True)
-                stream.synchronize()
-        for (start, end), (compression, feedback) in zip(self._rows.spans, self._how, strict=True):
-            self._works.append(
-                self._grid.column.allreduce(
-                    self._host[start:end], "avg", compression=compression, feedback=feedback,
-                    async_op=True,
-                )
-            )  # fmt: skip
+            for (start, end), how in zip(self._rows.spans, self._how, strict=True):
+                self._works.append(average(self._grid.column, self._shard[start:end], *how))
 
     def come_home(self, stream: Any) -> None:
         """Once the shard is back, brings all shards of the host together."""
-        for work in self._works:
-            work.wait()
-        with self._on(stream):
-            if self._cuda is not None:
-                self._shard.copy_(self._host, non_blocking=True)
+        with on_stream(stream):
+            for work in self._works:
+                work.wait()
             table = self._rows.table.view(-1)
             _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
             if self._parts is not None:
                 self._parts.unpack()
-                if self._is_poisoned():
-                    self._state._step.poisoned = True
+                self._state._step.poison.append(self._poison(len(self._parts.large)))
 
-    def _is_poisoned(self) -> bool:
+    def _poison(self, large: int) -> Poison:
         """Whether a result is not finite: of codecs with few bits a whole share is NaN then."""
-        assert self._parts is not None
-        for index, (start, end) in enumerate(self._rows.spans):
-            first = min(start + 1, end) if index < len(self._parts.large) else end
-            if not bool(self._rows.table[:, start:first].isfinite().all()):
-                return True
-        return False
-
-    @contextlib.contextmanager
-    def _on(self, stream: Any) -> Iterator[None]:
-        if self._cuda is None:
-            yield
-        else:
-            with torch.cuda.stream(stream):
-                yield
+        looked_at = [
+            (start, min(start + 1, end) if index < large else end)
+            for index, (start, end) in enumerate(self._rows.spans)
+        ]
+        return Poison([self._rows.table[:, start:end] for start, end in looked_at])
 
     # ---- its end ----
 
@@ -185,13 +169,13 @@ class Trip:
             if self.is_over:
                 return
             self.is_over = True
-        self._landed()
-        with self._on(stream) if stream is not None else contextlib.nullcontext():
-            self._over.set_result(None)
+        self._count()
+        with on_stream(stream):  # the Future takes note of where it stands if the result is a GPU's
+            self._over.set_result(None if stream is None else self._buffer)
         self._state._forget(self)
 
     def stream(self) -> Any:
-        """One for the copies of this device; None without."""
+        """One for what waits of this device; None without."""
         return None if self._cuda is None else torch.cuda.Stream(self._cuda)  # type: ignore[no-untyped-call]
 
     def _result(self, _: Any) -> torch.Tensor:

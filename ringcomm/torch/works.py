@@ -4,7 +4,9 @@ Most callers only wait, so a Future is made when it is asked for, and only then 
 callback thread hear of the collective.
 
 Invariants: what is left to do when the transfers are over (``after``) is done once, by whoever sees
-that first: a waiting thread, or the callback thread. A Future is completed after it.
+that first: a waiting thread, or the callback thread. A Future is completed after it. On a GPU it is
+launched then, on the current stream, and each stream that waits goes on behind it: the host does
+not wait for copies.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import pipe
+from .. import cuda, pipe
 from .._native import CALLBACK_THREAD
 from ..errors import RingcommError
 
@@ -56,6 +58,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         parts: what it consists of; none: it is over.
         tensors: its result.
         after: what is left to do on this rank when all parts are over.
+        used: tensors on a GPU that it reads.
     """
 
     def __init__(
@@ -63,11 +66,14 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         parts: Sequence[Part],
         tensors: list[torch.Tensor],
         after: Callable[[], None] | None = None,
+        used: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
         self._parts = parts
         self._tensors = tensors
         self._after = after
+        self._used = used
+        self._ready: list[tuple[torch.device, Any]] = []  # events behind ``after``
         self._over = not parts and after is None
         # The result is on its way to a GPU: each stream that waits has to be told.
         self._orders = any(isinstance(part, pipe.DeviceWork) for part in parts)
@@ -92,6 +98,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             for part in self._parts:
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
+        self._follow_after()
         if self._recorded and threading.current_thread().name not in _CALLERS:
             with contextlib.suppress(RuntimeError):  # the error is raised below
                 self._future.wait()  # ends the profiler's range
@@ -109,7 +116,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         """True once it is over, well or not. Never waits."""
         if not self._over and all(part.done() for part in self._parts):
             self._settle()
-        return self._over
+        return self._over and all(event.query() for _, event in self._ready)
 
     def is_success(self) -> bool:
         """True once it is over and went well."""
@@ -158,21 +165,50 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             if last:
                 over.set_result(None)
 
-        if self.is_completed():
+        if self.is_completed() or self._over:
             over.set_result(None)
             return
         for part in self._parts:
             part.call_back(one_over)
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
-        if self._orders:  # the current stream is that of the Future's callbacks
-            with contextlib.suppress(RingcommError):  # raised below
-                for part in self._parts:
-                    part.wait()
         self._settle()
         if self._error is not None:
             raise self._error
+        with cuda.current_stream():  # that of the Future's callbacks
+            self._order()
+            self._follow_after()
         return self._tensors
+
+    def _order(self) -> None:
+        """All parts are over: the stream goes on behind their results."""
+        if self._orders:
+            for part in self._parts:
+                part.wait()
+
+    def _follow_after(self) -> None:
+        """All is over: the stream goes on behind what was left to do. A stream that was chosen by
+        ``cuda.stream``, too."""
+        chosen = cuda.chosen_stream()
+        for device, event in self._ready:
+            torch.cuda.current_stream(device).wait_event(event)
+            if chosen is not None:
+                torch.cuda.ExternalStream(chosen, device).wait_event(event)  # type: ignore[no-untyped-call]
+
+    def _finish(self, after: Callable[[], None]) -> None:
+        """Does what is left to do, on torch's current stream."""
+        with cuda.current_stream():
+            self._order()
+        devices = _devices(self._tensors)
+        streams = {device: torch.cuda.current_stream(device) for device in devices}
+        for tensor in (*self._used, *self._tensors):  # which may have been made on another stream
+            if tensor.device in streams:
+                tensor.record_stream(streams[tensor.device])
+        after()
+        for device, stream in streams.items():
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+            self._ready.append((device, event))
 
     def _settle(self) -> None:
         """All parts are over."""
@@ -182,12 +218,11 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             self._error = next((e for part in self._parts if (e := part.exception())), None)
             if self._error is None and self._after is not None:
                 try:
-                    self._after()
-                    for device in _devices(self._tensors):  # for whichever stream comes next
-                        torch.cuda.current_stream(device).synchronize()
+                    self._finish(self._after)
                 except Exception as error:  # the tensor was changed in flight
                     self._error = error
             self._after = None
+            self._used = ()
             self._over = True
 
 

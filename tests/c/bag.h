@@ -8,7 +8,7 @@
 #define RINGCOMM_TEST_BAG_H
 
 #include "../../csrc/base/error.h"
-#include "../../csrc/coll/work.h"
+#include "../../csrc/coll/keep.h"
 #include "check.h"
 #include "trial.h"
 
@@ -123,6 +123,17 @@ static inline void start(int rank, const rc_call *call)
     CHECK_EQ(work_start(s->work, &s->env), RC_OK);
 }
 
+/* As the engine goes round. 0 if there was nothing to keep. */
+static inline int keep_one(int rank)
+{
+    rc_work *w = sides[rank].work;
+    if (w == NULL || !keep_is_left(w))
+        return 0;
+    CHECK(!work_complete(w));
+    keep_some(w);
+    return 1;
+}
+
 static inline void end_work(side *s)
 {
     CHECK(work_complete(s->work));
@@ -144,9 +155,13 @@ static inline void run_trial(trial *t)
         if (trial_takes_part(t, rank))
             start(rank, &call);
     }
-    for (collect(); bag_count > 0; collect())
+    for (collect(); bag_count > 0; collect()) {
+        keep_one((int)draw_below(&seed, (uint64_t)t->world_size));
         deliver((int)draw_below(&seed, (uint64_t)bag_count));
+    }
     for (int rank = 0; rank < t->world_size; rank++) {
+        while (keep_one(rank))
+            continue;
         if (trial_takes_part(t, rank))
             end_work(&sides[rank]);
         trial_check(t, rank);

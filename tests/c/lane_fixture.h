@@ -17,6 +17,7 @@
 #include "check.h"
 #include "fds.h"
 #include "reference.h"
+#include "tcp_pair.h"
 
 enum { EPOCH = 9, MAX_LENGTH = 1 << 16, KEPT = 64, LONG_MS = 20000 };
 
@@ -74,20 +75,33 @@ static inline void on_dead(lane *ln)
 
 static const lane_handler handler = {on_begin, on_end, on_sent, on_room, on_dead};
 
-static inline fixture *open_fixture(int send_buffer)
+static inline fixture *open_on(const int pair[2])
 {
-    int pair[2];
     fixture *f = calloc(1, sizeof *f);
     CHECK_EQ(rc_engine_create(&f->engine, NULL), RC_OK);
-    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    if (send_buffer > 0)
-        setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     f->far = pair[1];
     f->ln.engine = f->engine;
     f->ln.handler = &handler;
     engine_lock(f->engine);
     CHECK_EQ(lane_open(&f->ln, pair[0], MAX_LENGTH, EPOCH), RC_OK);
     return f;
+}
+
+static inline fixture *open_fixture(int send_buffer)
+{
+    int pair[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    if (send_buffer > 0)
+        setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
+    return open_on(pair);
+}
+
+/* The same over TCP, on the loopback. */
+static inline fixture *open_tcp_fixture(void)
+{
+    int pair[2];
+    tcp_pair(pair);
+    return open_on(pair);
 }
 
 static inline void close_fixture(fixture *f)

@@ -22,6 +22,8 @@ typedef struct stage {
 typedef struct stage_options {
     int rank, world_size, lanes;            /* 0: rank 0, 2 ranks, 1 lane */
     uint32_t heartbeat_ms, peer_timeout_ms; /* 0: a minute, so that neither shows */
+    uint32_t segment_bytes;                 /* 0: PEER_SEGMENT */
+    int tcp;                                /* 1: connections over the loopback */
 } stage_options;
 
 static inline stage stage_open(stage_options o)
@@ -34,7 +36,7 @@ static inline stage stage_open(stage_options o)
     config.rank = s.rank;
     config.world_size = s.world_size;
     config.epoch = PEER_EPOCH;
-    config.segment_bytes = PEER_SEGMENT;
+    config.segment_bytes = o.segment_bytes ? o.segment_bytes : PEER_SEGMENT;
     config.heartbeat_ms = o.heartbeat_ms ? o.heartbeat_ms : 60000;
     config.peer_timeout_ms = o.peer_timeout_ms ? o.peer_timeout_ms : 60000;
     CHECK_EQ(rc_engine_create(&s.engine, NULL), RC_OK);
@@ -42,7 +44,7 @@ static inline stage stage_open(stage_options o)
     for (int peer = 0; peer < s.world_size; peer++)
         for (int i = 0; i < s.lanes && peer != s.rank; i++) {
             int pair[2];
-            CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+            lane_pair(&(world_options){.tcp = o.tcp}, pair);
             CHECK_EQ(rc_comm_add_lane(s.comm, peer, 0, pair[0], 0.0), RC_OK);
             s.far[peer][i] = pair[1];
         }

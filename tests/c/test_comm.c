@@ -89,6 +89,29 @@ static void any_segment_size(void)
                   1);
 }
 
+/* What stays of a rank's own values can be gigabytes: their copy is under way when a call has
+ * started, and all else on the engine gets its turn meanwhile. */
+static void what_stays_is_copied_bit_by_bit(void)
+{
+    enum { COUNT = 1 << 20 };
+    static float src[COUNT], dst[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        src[i] = (float)i;
+    world *w = world_open((world_options){.size = 1});
+    rc_comm *c = w->comms[0];
+    rc_call call = small_call(RC_ALLGATHER, src, COUNT);
+    call.dst = dst;
+    engine_lock(w->engines[0]);
+    rc_work *work = submit(c, &call); /* cannot start it now */
+    c->member.drain(&c->member);
+    CHECK_EQ(rc_work_wait(work, 0), RC_AGAIN);
+    CHECK_EQ(c->active_head != NULL, 1);
+    engine_unlock(w->engines[0]);
+    expect_done(work);
+    CHECK(memcmp(src, dst, sizeof src) == 0);
+    world_close(w);
+}
+
 /* ---- floods: all submitted before any is waited for ---- */
 
 enum { FLOOD = 300 };
@@ -295,6 +318,7 @@ int main(void)
         {"each_algorithm", each_algorithm},
         {"through_narrow_sockets", through_narrow_sockets},
         {"any_segment_size", any_segment_size},
+        {"what_stays_is_copied_bit_by_bit", what_stays_is_copied_bit_by_bit},
         {"floods", floods},
         {"late_receiver_of_bulk", late_receiver_of_bulk},
         {"small_send_behind_a_waiting_collective", small_send_behind_a_waiting_collective},

@@ -1,5 +1,5 @@
-/* test_comm_timers.c - deadlines, heartbeats and silence. Times are some tens of milliseconds; what
- * is checked from above is only that they are not minutes.
+/* test_comm_timers.c - deadlines, heartbeats, silence and idle memory. Times are some tens of
+ * milliseconds; what is checked from above is only that they are not minutes.
  */
 #include "../../csrc/base/clock.h"
 #include "peer.h"
@@ -160,6 +160,28 @@ static void silent_peer_is_lost(void)
 }
 
 /* One lane's sign of life is enough, whatever the frame. */
+/* However little of a payload comes at a time. */
+static void slow_peer_is_not_lost(void)
+{
+    enum { LENGTH = 32768, FIRST = 4000, PART = 100 };
+    stage s = stage_open((stage_options){
+        .heartbeat_ms = 20, .peer_timeout_ms = 400, .segment_bytes = LENGTH, .tcp = 1});
+    rc_call call = small_call(RC_BROADCAST, NULL, LENGTH / sizeof(float));
+    uint8_t wire[FRAME_HEADER_BYTES + LENGTH] = {0};
+    frame_header h = data_header(&call, 0);
+    h.length = LENGTH;
+    frame_encode(wire, &h, wire + FRAME_HEADER_BYTES);
+    play_bytes(s.far[1][0], wire, FIRST);
+    for (size_t at = FIRST; at < FIRST + 24 * PART; at += PART) {
+        usleep(50000);
+        play_bytes(s.far[1][0], wire + at, PART);
+    }
+    rc_error error;
+    rc_comm_error(s.comm, &error);
+    CHECK_EQ(error.code, RC_OK);
+    stage_close(&s);
+}
+
 static void any_lane_shows_life(void)
 {
     stage s = stage_open((stage_options){.lanes = 2, .heartbeat_ms = 50, .peer_timeout_ms = 1000});
@@ -202,6 +224,32 @@ static void departed_peer_is_not_missed(void)
     stage_close(&s);
 }
 
+/* A group that is done with a large tensor does not sit on its buffers. Here time passes in leaps,
+ * over each of which the peer's silence is forgiven. */
+static void idle_buffers_go(void)
+{
+    enum { TICKS = 20, LEAP_S = 6 };
+    world *w = world_open((world_options){.size = 2, .segment_bytes = 16384});
+    for (int round = 0; round < 2; round++) {
+        rc_work *works[2];
+        for (int rank = 0; rank < 2; rank++) {
+            rc_call call = small_call(RC_ALLREDUCE, data[rank], 300000);
+            works[rank] = submit(w->comms[rank], &call);
+        }
+        expect_done(works[0]);
+        expect_done(works[1]);
+        rc_comm *c = w->comms[0];
+        engine_lock(c->engine);
+        CHECK(c->buffers.idle > 0);
+        uint64_t now = clock_ns() + (uint64_t)round * TICKS * LEAP_S * CLOCK_S;
+        for (uint64_t tick = 0; tick < TICKS; tick++)
+            comm_tick(&c->member, now + tick * LEAP_S * CLOCK_S);
+        CHECK_EQ(c->buffers.idle, 0);
+        engine_unlock(c->engine);
+    }
+    world_close(w);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -213,9 +261,11 @@ int main(void)
         {"deadlines_end_with_the_work", deadlines_end_with_the_work},
         {"idle_lanes_beat", idle_lanes_beat},
         {"silent_peer_is_lost", silent_peer_is_lost},
+        {"slow_peer_is_not_lost", slow_peer_is_not_lost},
         {"any_lane_shows_life", any_lane_shows_life},
         {"idle_ranks_keep_each_other", idle_ranks_keep_each_other},
         {"departed_peer_is_not_missed", departed_peer_is_not_missed},
+        {"idle_buffers_go", idle_buffers_go},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -11,32 +11,25 @@ static void frames_through_a_narrow_socket(void)
     static uint8_t payload[MAX_LENGTH];
     uint64_t seed = 77;
     fixture *f = open_fixture(1); /* the kernel's minimum */
-    reader r = {.fd = f->far, .most = FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), .slowly = 3001};
-    r.bytes = malloc(r.most);
     for (size_t i = 0; i < sizeof payload; i++)
         payload[i] = (uint8_t)draw(&seed);
-    pthread_t thread;
-    pthread_create(&thread, NULL, read_all, &r);
+    reader r;
+    start_reading(&r, f, FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), 3001);
     uint64_t total = 0;
     for (int i = 0; i < FRAMES; i++) {
         uint32_t length =
             i % 3 == 0 ? (uint32_t)draw_below(&seed, 10) : (uint32_t)draw_below(&seed, 9000);
-        lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, length));
+        push(f, i, payload, length);
         total += FRAME_HEADER_BYTES + length;
     }
     CHECK(f->ln.out_bytes > 0);
     CHECK(lane_unacked(&f->ln) > 0);
-    wanted_sent = FRAMES;
-    drive(f, has_sent, LONG_MS);
-    CHECK_EQ(f->sent, FRAMES);
+    expect_sent(f, FRAMES);
     CHECK(f->rooms > 0);
     CHECK_EQ(f->ln.out.sent_bytes, total);
     CHECK_EQ(f->ln.sent_frames, FRAMES);
     CHECK_EQ(f->ln.out_bytes, 0);
-    lane_close(&f->ln);
-    pthread_join(thread, NULL);
-    CHECK_EQ(check_stream(r.bytes, r.n), FRAMES);
-    free(r.bytes);
+    CHECK_EQ(finish_reading(&r, f), FRAMES);
     close_fixture(f);
 }
 
@@ -51,7 +44,7 @@ static void detach_leaves_the_stream_well_formed(void)
         memset(payload, trial, LENGTH);
         uint32_t first = (uint32_t)(LENGTH - trial * 7919);
         for (int i = 0; i < 3; i++)
-            lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, first));
+            push(f, i, payload, first);
         CHECK(f->ln.out.sent > 0);
         int whole = f->sent;
         lane_detach(&f->ln);
@@ -59,16 +52,10 @@ static void detach_leaves_the_stream_well_formed(void)
         memset(payload, 0xee, LENGTH);
         free(payload);
         lane_push(&f->ln, new_frame(FRAME_ABORT, (uint64_t)whole + 1, abort_text, 16));
-        reader r = {.fd = f->far, .most = 1 << 20};
-        r.bytes = malloc(r.most);
-        pthread_t thread;
-        pthread_create(&thread, NULL, read_all, &r);
-        wanted_sent = 5; /* the copy and the abort */
-        drive(f, has_sent, LONG_MS);
-        lane_close(&f->ln);
-        pthread_join(thread, NULL);
-        CHECK_EQ(check_stream(r.bytes, r.n), whole + 2);
-        free(r.bytes);
+        reader r;
+        start_reading(&r, f, 1 << 20, 0);
+        expect_sent(f, 5); /* the copy and the abort */
+        CHECK_EQ(finish_reading(&r, f), whole + 2);
         close_fixture(f);
     }
 }
@@ -120,11 +107,11 @@ static void close_gives_frames_back(void)
     static uint8_t payload[MAX_LENGTH];
     fixture *f = open_fixture(1);
     for (int i = 0; i < 20; i++)
-        lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)i, payload, MAX_LENGTH));
+        push(f, i, payload, MAX_LENGTH);
     CHECK(f->sent < 20);
     lane_close(&f->ln);
     CHECK_EQ(f->sent, 20);
-    lane_push(&f->ln, new_frame(FRAME_DATA, 20, payload, 1));
+    push(f, 20, payload, 1);
     CHECK_EQ(f->sent, 21);
     CHECK_EQ(lane_unacked(&f->ln), 0);
     close_fixture(f);

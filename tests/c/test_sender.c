@@ -19,19 +19,6 @@ static fixture *open_with_sender(int send_buffer, uint32_t least)
     return f;
 }
 
-static void push(fixture *f, int seq, const uint8_t *payload, uint32_t length)
-{
-    lane_push(&f->ln, new_frame(FRAME_DATA, (uint64_t)seq, payload, length));
-}
-
-static void expect_sent(fixture *f, int count)
-{
-    wanted_sent = count;
-    drive(f, has_sent, LONG_MS);
-    CHECK_EQ(f->sent, count);
-    CHECK_EQ(f->deaths, 0);
-}
-
 /* Without driving: the sender needs nobody. */
 static void wait_for_bytes(const fixture *f, uint64_t bytes)
 {
@@ -39,13 +26,6 @@ static void wait_for_bytes(const fixture *f, uint64_t bytes)
     while (f->ln.out.sent_bytes < bytes && clock_ns() < deadline)
         usleep(50);
     CHECK(f->ln.out.sent_bytes >= bytes);
-}
-
-static reader start_reader(const fixture *f, size_t most, size_t slowly)
-{
-    reader r = {.fd = f->far, .most = most, .slowly = slowly};
-    r.bytes = malloc(most);
-    return r;
 }
 
 static uint8_t *random_bytes(uint64_t *seed, size_t count)
@@ -66,9 +46,8 @@ static void frames_in_order(int send_buffer, uint32_t least)
     uint64_t seed = 5u + least, total = 0;
     uint8_t *payload = random_bytes(&seed, MAX_LENGTH);
     fixture *f = open_with_sender(send_buffer, least);
-    reader r = start_reader(f, (size_t)FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), 0);
-    pthread_t thread;
-    pthread_create(&thread, NULL, read_all, &r);
+    reader r;
+    start_reading(&r, f, (size_t)FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), 0);
     int handed = 0;
     for (int i = 0; i < FRAMES; i++) {
         uint32_t length = (uint32_t)draw_below(&seed, draw_below(&seed, 3) ? LARGE : MAX_LENGTH);
@@ -87,10 +66,7 @@ static void frames_in_order(int send_buffer, uint32_t least)
     CHECK_EQ(f->ln.out.sent_bytes, total);
     CHECK_EQ(f->ln.sent_frames, FRAMES);
     CHECK_EQ(f->ln.out_bytes, 0);
-    lane_close(&f->ln);
-    pthread_join(thread, NULL);
-    CHECK_EQ(check_stream(r.bytes, r.n), FRAMES);
-    free(r.bytes);
+    CHECK_EQ(finish_reading(&r, f), FRAMES);
     free(payload);
     close_fixture(f);
 }
@@ -127,19 +103,15 @@ static void sends_while_nobody_drives(void)
     enum { FRAMES = 20 };
     static uint8_t payload[MAX_LENGTH];
     fixture *f = open_with_sender(1, 0);
-    reader r = start_reader(f, (size_t)FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), 0);
-    pthread_t thread;
-    pthread_create(&thread, NULL, read_all, &r);
+    reader r;
+    start_reading(&r, f, (size_t)FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH), 0);
     for (int i = 0; i < FRAMES; i++)
         push(f, i, payload, MAX_LENGTH);
     CHECK(lane_unacked(&f->ln) > 0);
     wait_for_bytes(f, (uint64_t)FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH));
     CHECK_EQ(f->sent, 0);
     expect_sent(f, FRAMES);
-    lane_close(&f->ln);
-    pthread_join(thread, NULL);
-    CHECK_EQ(check_stream(r.bytes, r.n), FRAMES);
-    free(r.bytes);
+    CHECK_EQ(finish_reading(&r, f), FRAMES);
     close_fixture(f);
 }
 
@@ -164,26 +136,20 @@ static void one_sender_for_several_lanes(void)
     static uint8_t payload[MAX_LENGTH];
     fixture *f[LANES] = {open_with_sender(1, 0)};
     reader r[LANES];
-    pthread_t threads[LANES];
     for (int i = 1; i < LANES; i++)
         f[i] = open_sibling(f[0]);
-    for (int i = 0; i < LANES; i++)
-        r[i] = start_reader(f[i], BYTES, 0);
     for (int i = 1; i < LANES; i++)
-        pthread_create(&threads[i], NULL, read_all, &r[i]);
+        start_reading(&r[i], f[i], BYTES, 0);
     for (int n = 0; n < FRAMES; n++)
         for (int i = 0; i < LANES; i++)
             push(f[i], n, payload, MAX_LENGTH);
     for (int i = 1; i < LANES; i++)
         wait_for_bytes(f[i], BYTES);
     CHECK(f[0]->ln.out.sent_bytes < BYTES / 2);
-    pthread_create(&threads[0], NULL, read_all, &r[0]);
+    start_reading(&r[0], f[0], BYTES, 0);
     for (int i = 0; i < LANES; i++) {
         expect_sent(f[i], FRAMES);
-        lane_close(&f[i]->ln);
-        pthread_join(threads[i], NULL);
-        CHECK_EQ(check_stream(r[i].bytes, r[i].n), FRAMES);
-        free(r[i].bytes);
+        CHECK_EQ(finish_reading(&r[i], f[i]), FRAMES);
     }
     engine_quiesce(f[0]->engine);
     for (int i = 1; i < LANES; i++) {
@@ -191,6 +157,62 @@ static void one_sender_for_several_lanes(void)
         free(f[i]);
     }
     close_fixture(f[0]);
+}
+
+/* Reads so many bytes, however long the sender takes, within reason. */
+static int read_some(reader *r, size_t count)
+{
+    struct timeval most = {.tv_sec = LONG_MS / 1000};
+    setsockopt(r->fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    for (size_t wanted = r->n + count; r->n < wanted;) {
+        ssize_t got = recv(r->fd, r->bytes + r->n, wanted - r->n, 0);
+        if (!CHECK(got > 0))
+            return 0;
+        r->n += (size_t)got;
+    }
+    return 1;
+}
+
+/* Who reads gets what was pushed for it, in whatever order others read, and however little: no lane
+ * waits for another, neither one beside a slow one nor the slow one itself. */
+static void each_lane_moves_by_itself(void)
+{
+    enum { LANES = 4, FRAMES = 30, BYTES = FRAMES * (FRAME_HEADER_BYTES + MAX_LENGTH) };
+    static uint8_t payload[MAX_LENGTH];
+    for (int slow = 0; slow < LANES; slow++) {
+        uint64_t seed = 77u + (uint64_t)slow;
+        fixture *f[LANES] = {open_with_sender(1, 0)};
+        reader r[LANES];
+        for (int i = 0; i < LANES; i++) {
+            f[i] = i > 0 ? open_sibling(f[0]) : f[0];
+            r[i] = (reader){.fd = f[i]->far, .most = BYTES, .bytes = malloc(BYTES)};
+        }
+        for (int i = 0; i < LANES; i++) /* all of one lane's before any of the next */
+            for (int n = 0; n < FRAMES; n++)
+                push(f[i], n, payload, MAX_LENGTH);
+        for (int busy = LANES - 1, ok = 1; busy > 0 && ok;) {
+            int i = (int)draw_below(&seed, LANES);
+            size_t left = BYTES - r[i].n, some = draw_below(&seed, i == slow ? 2000 : 200000);
+            some = some < left ? some : left;
+            ok = read_some(&r[i], some);
+            busy -= i != slow && some > 0 && some == left;
+        }
+        CHECK(r[slow].n < BYTES / 4);
+        for (int i = 0; i < LANES; i++) {
+            read_some(&r[i], BYTES - r[i].n);
+            CHECK_EQ(check_stream(r[i].bytes, r[i].n), FRAMES);
+            expect_sent(f[i], FRAMES);
+            free(r[i].bytes);
+        }
+        for (int i = 1; i < LANES; i++)
+            lane_close(&f[i]->ln);
+        engine_quiesce(f[0]->engine);
+        for (int i = 1; i < LANES; i++) {
+            close(f[i]->far);
+            free(f[i]);
+        }
+        close_fixture(f[0]);
+    }
 }
 
 /* One of several lanes, with the sender, takes what it sends in the next millisecond. */
@@ -228,9 +250,8 @@ static void detach_at_any_moment(void)
     for (int trial = 0; trial < TRIALS; trial++) {
         fixture *f = open_with_sender(trial % 2, 0);
         uint8_t *payload = random_bytes(&seed, LENGTH), abort_text[16] = {0};
-        reader r = start_reader(f, 1 << 20, 0);
-        pthread_t thread;
-        pthread_create(&thread, NULL, read_all, &r);
+        reader r;
+        start_reading(&r, f, 1 << 20, 0);
         for (int i = 0; i < FRAMES; i++)
             push(f, i, payload, LENGTH - (uint32_t)draw_below(&seed, 5000));
         for (uint64_t until = clock_ns() + draw_below(&seed, 150000); clock_ns() < until;)
@@ -244,10 +265,7 @@ static void detach_at_any_moment(void)
         int whole = (int)f->ln.sent_frames;
         lane_push(&f->ln, new_frame(FRAME_ABORT, (uint64_t)(whole + rest), abort_text, 16));
         expect_sent(f, FRAMES + rest + 1);
-        lane_close(&f->ln);
-        pthread_join(thread, NULL);
-        CHECK_EQ(check_stream(r.bytes, r.n), whole + rest + 1);
-        free(r.bytes);
+        CHECK_EQ(finish_reading(&r, f), whole + rest + 1);
         close_fixture(f);
     }
 }
@@ -264,14 +282,10 @@ static void detach_with_a_half_sent_frame(void)
     CHECK_EQ(f->sent, 3);
     CHECK(f->ln.out.sent > 0);
     free(payload);
-    reader r = start_reader(f, 1 << 20, 0);
-    pthread_t thread;
-    pthread_create(&thread, NULL, read_all, &r);
+    reader r;
+    start_reading(&r, f, 1 << 20, 0);
     expect_sent(f, 4); /* the copy, by the driver */
-    lane_close(&f->ln);
-    pthread_join(thread, NULL);
-    CHECK(check_stream(r.bytes, r.n) >= 1);
-    free(r.bytes);
+    CHECK(finish_reading(&r, f) >= 1);
     close_fixture(f);
 }
 
@@ -282,9 +296,8 @@ static void close_at_any_moment(void)
     for (int trial = 0; trial < TRIALS; trial++) {
         fixture *f = open_with_sender(trial % 2, 0);
         uint8_t *payload = random_bytes(&seed, MAX_LENGTH);
-        reader r = start_reader(f, 1 << 20, 0);
-        pthread_t thread;
-        pthread_create(&thread, NULL, read_all, &r);
+        reader r;
+        start_reading(&r, f, 1 << 20, 0);
         for (int i = 0; i < FRAMES; i++)
             push(f, i, payload, MAX_LENGTH);
         for (uint64_t until = clock_ns() + draw_below(&seed, 150000); clock_ns() < until;)
@@ -295,7 +308,7 @@ static void close_at_any_moment(void)
         push(f, FRAMES, NULL, 0);
         CHECK_EQ(f->sent, FRAMES + 1);
         CHECK_EQ(lane_unacked(&f->ln), 0);
-        pthread_join(thread, NULL);
+        pthread_join(r.thread, NULL);
         free(r.bytes);
         close_fixture(f);
     }
@@ -379,6 +392,7 @@ int main(void)
         {"only_long_works_are_worth_it", only_long_works_are_worth_it},
         {"sends_while_nobody_drives", sends_while_nobody_drives},
         {"one_sender_for_several_lanes", one_sender_for_several_lanes},
+        {"each_lane_moves_by_itself", each_lane_moves_by_itself},
         {"room_for_what_leaves_soon", room_for_what_leaves_soon},
         {"detach_at_any_moment", detach_at_any_moment},
         {"detach_with_a_half_sent_frame", detach_with_a_half_sent_frame},

@@ -27,6 +27,7 @@ struct CUstream_st {
     fake_item *first, *last;           /* queued and not run */
     uint64_t queued, wanted, done;     /* numbers of items */
     int legacy, given_back, capturing; /* given_back: the handle is not valid any more */
+    unsigned linger_ms;                /* how long who waits for it on the host does not */
     struct CUstream_st *next;
 };
 

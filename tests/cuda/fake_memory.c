@@ -225,6 +225,14 @@ int fake_cuda_read(void *to, cu_address from, size_t bytes)
     return at == NULL;
 }
 
+void *fake_cuda_view(cu_address at, size_t bytes)
+{
+    pthread_mutex_lock(&fake_lock);
+    void *view = fake_reach(at, bytes);
+    pthread_mutex_unlock(&fake_lock);
+    return view;
+}
+
 /* ---- pinned memory ---- */
 
 static pinned *find_pinned(const void *at, size_t bytes)

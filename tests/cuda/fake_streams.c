@@ -8,6 +8,7 @@
 #include "fake.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static cu_stream streams;
 static cu_event events;
@@ -94,6 +95,23 @@ static cu_result finish(cu_stream stream, uint64_t number)
     while (stream->done < number)
         pthread_cond_wait(&progress, &fake_lock);
     return stream->context->broken;
+}
+
+/* Lets go of the lock meanwhile. */
+static void linger(cu_stream stream, uint64_t number)
+{
+    if (stream->linger_ms == 0 || stream->done >= number)
+        return;
+    pthread_mutex_unlock(&fake_lock);
+    usleep(stream->linger_ms * 1000);
+    pthread_mutex_lock(&fake_lock);
+}
+
+void fake_cuda_linger(cu_stream stream, unsigned ms)
+{
+    pthread_mutex_lock(&fake_lock);
+    stream->linger_ms = ms;
+    pthread_mutex_unlock(&fake_lock);
 }
 
 cu_result fake_finish(cu_stream stream)
@@ -311,6 +329,8 @@ cu_result cuStreamSynchronize(cu_stream handle)
 {
     FAKE_ENTER(cuStreamSynchronize, FAKE_CONTEXT | FAKE_UNSAFE);
     cu_stream stream = fake_stream(handle);
+    if (stream != NULL)
+        linger(stream, stream->queued);
     FAKE_LEAVE(stream != NULL ? fake_finish(stream) : CU_INVALID_HANDLE);
 }
 
@@ -409,6 +429,8 @@ cu_result cuEventSynchronize(cu_event handle)
     cu_event event = find_event(handle);
     if (event == NULL)
         FAKE_LEAVE(CU_INVALID_HANDLE);
+    if (event->stream != NULL)
+        linger(event->stream, event->number);
     FAKE_LEAVE(event->stream != NULL ? finish(event->stream, event->number) : CU_OK);
 }
 

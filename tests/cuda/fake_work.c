@@ -356,6 +356,15 @@ static cu_result run_host_function(fake_item *item)
     return CU_OK;
 }
 
+cu_result fake_cuda_run(cu_stream stream, cu_host_function *kernel, void *data)
+{
+    FAKE_ENTER(fake_cuda_run, FAKE_CONTEXT);
+    fake_item *item = fake_item_make(run_host_function);
+    item->call = kernel;
+    item->data = data;
+    FAKE_LEAVE(fake_queue(stream, item));
+}
+
 cu_result cuLaunchHostFunc(cu_stream stream, cu_host_function *call, void *data)
 {
     FAKE_ENTER(cuLaunchHostFunc, FAKE_CONTEXT);

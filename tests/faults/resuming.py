@@ -1,18 +1,26 @@
-"""Ranks of the reference trainer, of which one may be killed in the midst of a step."""
+"""Ranks of the reference trainer: its command, and runs of which one rank may be killed amid a
+step."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import torch._dynamo  # noqa: F401 (which DDP imports when it is first used)
 from faults.rank import Rank
 
+from ringcomm.train.__main__ import main
 from ringcomm.train.distributed import join
 from ringcomm.train.engine import Engine
 from ringcomm.train.loop import train
 from ringcomm.train.options import parse
+
+
+def command(rank: Rank, arguments: list[str]) -> None:
+    """What ``python -m ringcomm.train`` does, exit code and all."""
+    sys.exit(main(arguments))
 
 
 def run(rank: Rank, arguments: list[str], dies_in: int | None = None) -> None:

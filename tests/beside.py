@@ -1,0 +1,164 @@
+"""Commands that run beside the tests, on the core that one test at a time leaves idle: C suites,
+builds, programs whose speed is nobody's concern.
+
+A test that is about such a command names it, and is given how it ended:
+
+    @pytest.mark.beside("make", "-C", "tests/c", "run")
+    def test_c(beside: Done) -> None:
+        assert beside.code == 0, beside.output
+
+conftest.py puts these tests last and starts what the chosen ones name when the first test begins.
+The commands run one after the other, in the repository's root, in a process of their own (this file
+as a script), of low priority so that tests that measure time do not feel them; a command that two
+tests name runs once. "{folder}" in a command is a folder of its own, which the test finds as
+beside.folder.
+
+Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
+test is not chosen is not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+NICE = 10
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """How a command ended: exit code (minus the signal's number), stdout and stderr in one, and
+    the folder that was its own."""
+
+    code: int
+    output: str
+    folder: Path
+
+
+class Beside:
+    """The commands of a session; a context manager, which ends them.
+
+    Args:
+        commands: in the order in which they shall run.
+        folder: where a folder for each is made.
+        environment: theirs.
+    """
+
+    def __init__(
+        self, commands: Iterable[Sequence[str]], folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        each = dict.fromkeys(map(tuple, commands))
+        self._folders = {command: folder / str(number) for number, command in enumerate(each)}
+        for own in self._folders.values():
+            (own / "folder").mkdir(parents=True)
+        jobs = [
+            (str(own), [word.replace("{folder}", f"{own}/folder") for word in command])
+            for command, own in self._folders.items()
+        ]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, cwd=ROOT, env=dict(environment),
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(jobs).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def result(self, command: Sequence[str]) -> Done:
+        """Waits until this command has ended."""
+        own = self._folders[tuple(command)]
+        while not (own / "code").exists():
+            assert self._process.poll() is None, "what runs commands beside the tests is gone"
+            time.sleep(0.05)
+        output = (own / "output").read_text(encoding="utf-8", errors="replace")
+        return Done(int((own / "code").read_text()), output, own / "folder")
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# ---- the process that runs them ----
+
+
+def run_all(jobs: Sequence[tuple[str, Sequence[str]]], lifeline: IO[bytes]) -> None:
+    """Runs the jobs, each a folder and a command, and waits for the end of the lifeline, at which
+    everything ends."""
+    for folder, command in jobs:
+        code = run_one(command, Path(folder) / "output", lifeline)
+        if code is None:
+            return
+        told = Path(folder) / "told"
+        told.write_text(str(code))
+        told.rename(Path(folder) / "code")
+    lifeline.read()
+
+
+def run_one(command: Sequence[str], output: Path, lifeline: IO[bytes]) -> int | None:
+    """The command's exit code; None if it was not let go on to its end."""
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            file.write(f"{command[0]}: {error}\n".encode())
+            return 127
+    while process.poll() is None:
+        if select.select([lifeline], [], [], 0.05)[0]:
+            return None
+    return process.returncode
+
+
+def end_all() -> None:
+    """Ends the children, and theirs, which become children of this process when their parents are
+    gone, until there are none. Kindly for a while: make and gcc then remove what is half written.
+    """
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    patience, told = time.monotonic() + 3.0, set[int]()
+    while pids := {int(word) for word in listing.read_text().split()}:
+        kindly = time.monotonic() < patience
+        for pid in pids - told if kindly else pids:
+            os.kill(pid, signal.SIGTERM if kindly else signal.SIGKILL)
+        told |= pids
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def step_back() -> None:
+    """Low priority; also where a kernel shares its time among sessions first (autogroup)."""
+    os.nice(NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    step_back()
+    try:
+        run_all(json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer)
+    finally:
+        end_all()

@@ -1,0 +1,31 @@
+"""`peers.py --all` with scenes of its own, which take half a minute; a script, for beside.py.
+
+A sweep beside a burner, one in another wire format, an idle communicator.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+import peers
+from _scenes import Goal, Scene
+
+
+def small(goals: tuple[Goal, ...], name: str, **settings: object) -> Scene:
+    return Scene("loopback", name, 2, ("ringcomm", "gloo"), goals, **settings)
+
+
+SCENES = (
+    small(
+        (Goal("time_us", 1e9, 4096), Goal("gloo", 1e9, 1024), Goal("cpu", 0.0, 4096)), "a",
+        busy=True, rounds=1,
+    ),
+    small((Goal("time_us", 1e9, 4096, "bf16"),), "b", rounds=1),
+    small((Goal("idle", 1e9),), "c", kind="idle"),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(peers.run_all(peers.parse(sys.argv[1:]), SCENES))

@@ -1,0 +1,54 @@
+"""What runs commands beside the tests: what it tells of them, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import beside
+import pytest
+
+SLEEPS = "setsid sleep 60 & echo $! >{folder}/pid; mv {folder}/pid {folder}/started; wait"
+
+
+def start(folder: Path, *commands: Sequence[str]) -> beside.Beside:
+    return beside.Beside(commands, folder, os.environ)
+
+
+def test_how_commands_end(tmp_path: Path) -> None:
+    speaks = ("sh", "-c", "echo out; echo err >&2; echo kept >{folder}/file; exit 3")
+    appends = ("sh", "-c", f"echo run >>{tmp_path}/runs")
+    with start(tmp_path, appends, speaks, ("no-such-command",), appends, ("nice",)) as running:
+        done = running.result(speaks)
+        assert (done.code, done.output) == (3, "out\nerr\n")
+        assert (done.folder / "file").read_text() == "kept\n"
+        none = running.result(["no-such-command"])
+        assert none.code == 127
+        assert none.output.startswith("no-such-command: ")
+        assert running.result(["nice"]).output == f"{min(os.nice(0) + beside.NICE, 19)}\n"
+        assert running.result(appends).code == 0
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """Not even what has left its session and lost its parent."""
+    with start(tmp_path, ("sh", "-c", SLEEPS), ("sh", "-c", f"touch {tmp_path}/second")):
+        started = tmp_path / "0" / "folder" / "started"
+        until = time.monotonic() + 20
+        while not started.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        pid = int(started.read_text())
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not (tmp_path / "second").exists()
+
+
+def test_it_says_when_it_is_gone(tmp_path: Path) -> None:
+    with start(tmp_path, ("sleep", "60")) as running:
+        running._process.send_signal(signal.SIGTERM)
+        with pytest.raises(AssertionError, match="is gone"):
+            running.result(["sleep", "60"])

@@ -1,0 +1,44 @@
+"""The wheel, built as a user builds it, from a copy of the sources. As a script: into a folder.
+
+It is built without isolation, with the setuptools and cffi of the test environment, so the tests
+need no package index.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_wheel(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps",
+               "--disable-pip-version-check", "-w", str(folder), "."]  # fmt: skip
+    return subprocess.run(
+        command, cwd=source_copy(folder), capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+def source_copy(folder: Path) -> Path:
+    """The tracked and untracked sources, without what was built from them."""
+    copy = folder / "source"
+    copy.mkdir()
+    names = ["setup.py", "build_ffi.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
+             "CHANGELOG.md", "Makefile"]  # fmt: skip
+    names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
+    names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
+    names += ["ringcomm/py.typed", "ringcomm/kernels.ptx"]
+    for name in names:
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    return copy
+
+
+if __name__ == "__main__":
+    done = build_wheel(Path(sys.argv[1]))
+    print(done.stdout + done.stderr)
+    sys.exit(done.returncode)
