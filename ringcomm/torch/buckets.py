@@ -15,6 +15,7 @@ import torch
 
 from .. import cuda
 from .._native import lib
+from ..codecs import Codec
 from ..communicator import Communicator
 from ..feedback import ErrorFeedback
 from ..work import Work
@@ -43,9 +44,9 @@ def average(
 
 
 class Parts:
-    """A bucket cut into what travels by itself."""
+    """A bucket cut into what travels by itself, by a codec."""
 
-    def __init__(self, state: HookState, bucket: GradBucket) -> None:
+    def __init__(self, state: HookState, bucket: GradBucket, codec: Codec) -> None:
         self._buffer = bucket.buffer()
         self.large: list[tuple[torch.Tensor, ErrorFeedback | Literal[False]]] = []
         self._small: list[torch.Tensor] = []
@@ -57,6 +58,8 @@ class Parts:
                 end = stop
         self._leave(end, self._buffer.numel())
         self.rest = self._pack()
+        if codec.quantises:  # others deliver what is left, or leave it as it was
+            state._step.used += [feedback for _, feedback in self.large if feedback is not False]
 
     def _spans(self, bucket: GradBucket) -> list[tuple[torch.Tensor, int, int]]:
         """(parameter, start, stop) in the buffer, in order of place."""
@@ -115,8 +118,6 @@ class Flight:
         """Averages a part of the bucket."""
         with self._lock:
             self._open += 1
-        if feedback is not False:
-            self._state._step.used.append(feedback)
         average(self._state.comm, tensor, compression, feedback).call_back(self._over)
 
     def _over(self, work: Work | None) -> None:

@@ -72,7 +72,7 @@ class HookState:
         force: do not warn of onebit under a plain Adam.
 
     A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
-    drops it.
+    drops it. (Save those that none, bf16 or fp16 had just delivered.)
 
     With find_unused_parameters=True, DDP drops what arrives for a parameter that no rank has used
     in a step, and so what was left of it.
@@ -270,7 +270,7 @@ class HookState:
         flight = Flight(self, gradients, last)
         parts = None
         if self._is_cut(codec, gradients):
-            parts = Parts(self, bucket)
+            parts = Parts(self, bucket, codec)
             for tensor, feedback in parts.large:
                 flight.submit(tensor, codec.name, feedback)
             if parts.rest is not None:
@@ -337,7 +337,7 @@ class _StepMemory:
     Attributes:
         running: buckets of it are still to come.
         poison: of each bucket, whether a result was not finite; on all ranks alike.
-        used: what has changed its residuals.
+        used: what a codec has changed residuals of that can be taken back.
     """
 
     def __init__(self) -> None:

@@ -119,14 +119,13 @@ class Trip:
         self._parts: Parts | None = None
         how: list[tuple[torch.Tensor, str, ErrorFeedback | Literal[False]]]
         if state._is_cut(codec, self._buffer):
-            self._parts = Parts(state, bucket)
+            self._parts = Parts(state, bucket, codec)
             how = [(tensor, codec.name, feedback) for tensor, feedback in self._parts.large]
             if self._parts.rest is not None:
                 how.append((self._parts.rest, small, False))
         else:
             how = [(self._buffer, codec.name, False)]
         self._how = [(compression, feedback) for _, compression, feedback in how]
-        state._step.used += [feedback for _, feedback in self._how if feedback is not False]
         self._rows = Rows([tensor for tensor, _, _ in how], self._grid.places)
 
     # ---- in the courier's thread ----

@@ -68,8 +68,8 @@ FAKE_API void fake_cuda_deinitialize(void);
  * returns 1 if nothing has spoilt it. */
 FAKE_API int fake_cuda_capture(cu_stream stream, int on);
 FAKE_API void fake_cuda_order_early(int early);
-/* Who waits on the host for a stream, or for an event on it, does nothing for so long before: time for
- * others to get ahead of what it would have run. */
+/* Who waits on the host for a stream, or for an event on it, does nothing for so long before: time
+ * for others to get ahead of what it would have run. */
 FAKE_API void fake_cuda_linger(cu_stream stream, unsigned ms);
 
 /* ---- what the rest of a program does ---- */
@@ -80,8 +80,8 @@ FAKE_API int fake_cuda_read(void *to, cu_address from, size_t bytes);
 /* A kernel of the user's: adds value to count floats, when it is the stream's turn. */
 FAKE_API cu_result fake_cuda_add(cu_stream stream, cu_address at, float value, size_t count);
 /* Another, written by the test: called from the GPU's thread when it is the stream's turn, late as
- * all else. It gets at device memory by fake_cuda_view: the host's view of it, past all streams; NULL
- * if that is not within an allocation. */
+ * all else. It gets at device memory by fake_cuda_view: the host's view of it, past all streams;
+ * NULL if that is not within an allocation. */
 FAKE_API cu_result fake_cuda_run(cu_stream stream, cu_host_function *kernel, void *data);
 FAKE_API void *fake_cuda_view(cu_address at, size_t bytes);
 /* Device memory of another kind, given back by cuMemFree_v2; 0 if there is no room. */

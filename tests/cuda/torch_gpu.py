@@ -68,6 +68,9 @@ class TorchGpu:
 
         monkeypatch.setattr(torch, "empty", empty)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Stream(self, device))
+        monkeypatch.setattr(
+            torch.cuda, "ExternalStream", lambda handle, device: Stream(self, device, handle)
+        )
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
         monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
@@ -266,18 +269,14 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = kwargs.get("out", args[0])
         owner.queue(stream, lambda: func(*twins, **named), [one.memory for one in used])
         return result
-    metas, meta_named = pytree.tree_map_only(Tensor, _meta, (args, kwargs))
-    shape = func(*metas, **meta_named)
+    alike = pytree.tree_map_only(Tensor, lambda one: torch.empty_like(one.twin), (args, kwargs))
+    shape = func(*alike[0], **alike[1])  # the device "meta" would take a second to load
     made = owner.empty(shape.shape, shape.dtype, device)
     if not str(func).startswith(("aten.new_empty", "aten.empty_like")):
         twin = made.twin
         owner.queue(stream, lambda: twin.copy_(func(*twins, **named)),
                     [made.memory, *(one.memory for one in used)])  # fmt: skip
     return made
-
-
-def _meta(one: Tensor) -> torch.Tensor:
-    return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
 
 
 def _copy(
