@@ -254,13 +254,6 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out
     return RC_OK;
 }
 
-void comm_show(rc_comm *c, rc_work *w, order_stretch there)
-{
-    gate_show(w->gate, there);
-    if (w->env != NULL && c->state == COMM_RUNNING)
-        engine_pump_later(c->engine, &c->member);
-}
-
 /* ---- control frames ---- */
 
 /* What a heartbeat says of the lane that it travels on: the rate of arrivals in kB/s. */

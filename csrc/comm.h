@@ -91,7 +91,13 @@ void comm_check_left(rc_comm *c, const peer_link *ln);
 
 /* These elements of the source of a work with a gate are there, from now on. Under the lock; until
  * the work is freed. */
-void comm_show(rc_comm *c, rc_work *w, order_stretch there);
+static inline void comm_show(rc_comm *c, rc_work *w, order_stretch there)
+{
+    gate_show(w->gate, there);
+    if (w->env != NULL && c->state == COMM_RUNNING)
+        engine_pump_later(c->engine, &c->member);
+}
+
 /* Lets the work send a little more, now and in the next rounds, and ends it if that was all. */
 void comm_go_on(rc_comm *c, rc_work *w);
 

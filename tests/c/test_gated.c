@@ -146,17 +146,17 @@ static void every_gated_kind(rc_algorithm a, int rounds)
 
 static void a_ring(void)
 {
-    every_gated_kind(RC_RING, 6);
+    every_gated_kind(RC_RING, 4);
 }
 
 static void direct(void)
 {
-    every_gated_kind(RC_DIRECT, 6);
+    every_gated_kind(RC_DIRECT, 4);
 }
 
 static void one_shot(void)
 {
-    every_gated_kind(RC_ONE_SHOT, 6);
+    every_gated_kind(RC_ONE_SHOT, 4);
 }
 
 /* Some ranks have a gate and others do not. */
