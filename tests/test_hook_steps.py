@@ -154,6 +154,24 @@ def test_undo_takes_one_call_back() -> None:
     run_ranks(3, body)
 
 
+def test_undo_is_of_the_last_call() -> None:
+    """One at 16 bits, whose result was not finite, has brought no residuals."""
+
+    def body(comm: Communicator) -> None:
+        feedback = ErrorFeedback()
+        x = torch.randn(1000, generator=torch.Generator().manual_seed(comm.rank))
+        comm.allreduce(x, "avg", compression="onebit", feedback=feedback)
+        x = torch.full((1000,), float("inf"))
+        comm.allreduce(x, "avg", compression="bf16", feedback=feedback)
+        kept = feedback.worker, feedback.owner
+        assert kept[0].any()
+        feedback.undo()
+        assert np.array_equal(feedback.worker, kept[0])
+        assert np.array_equal(feedback.owner, kept[1])
+
+    run_ranks(3, body)
+
+
 def test_what_is_no_scaler_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"give a torch\.amp\.GradScaler"):
         HookState("bf16", scaler=1024.0)

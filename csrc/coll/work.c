@@ -114,6 +114,7 @@ const rc_call *work_called(const rc_work *w)
 rc_result work_absorb(rc_work *w, int contributors)
 {
     rc_feedback *f = w->call.feedback;
+    f->undoable = 0; /* this is the last work that used it, and it can only be given up */
     feedback_fold(f, work_divisor(&w->call, contributors));
     if (feedback_is_zero(f, (feedback_range){0, f->count}))
         return RC_OK;
