@@ -2,69 +2,11 @@
  * say, with residuals on the GPU, over several steps; faults are seen, and failures leave nothing
  * behind.
  */
-#include <stdio.h>
-
-#include "flights.h"
-#include "quant_world.h"
+#include "block_flights.h"
 
 enum { COUNT = 4500 };
 
-static const char *ptx(void)
-{
-    static char text[1 << 19];
-    if (text[0] == '\0') {
-        FILE *file = fopen(KERNELS_PTX, "re");
-        size_t bytes = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
-        CHECK(bytes > 0);
-        if (file != NULL)
-            fclose(file);
-    }
-    return text;
-}
-
-static cu_address on_device(const float *values, uint64_t count)
-{
-    cu_address at = 0;
-    CHECK_EQ(cuMemAlloc_v2(&at, count * sizeof *values), CU_OK);
-    CHECK_EQ(fake_cuda_write(at, values, count * sizeof *values), 0);
-    return at;
-}
-
-static rc_call call_at(cu_address at, uint64_t count, rc_codec codec, rc_op op)
-{
-    rc_call call = flights_call(at);
-    call.count = count;
-    call.codec = codec;
-    call.op = op;
-    return call;
-}
-
 /* ---- bits ---- */
-
-/* One step of all ranks. 1 if all have the result. */
-static int step(const flights *all, const tensors *t, rc_feedback **feedback, rc_codec codec,
-                rc_op op, const float *want)
-{
-    rc_flight *in_flight[WORLD_MAX];
-    cu_address at[WORLD_MAX];
-    float *got = malloc(t->count * sizeof *got);
-    int right = 1;
-    for (int rank = 0; rank < t->size; rank++) {
-        at[rank] = on_device(t->src[rank], t->count);
-        rc_call call = call_at(at[rank], t->count, codec, op);
-        call.feedback = feedback != NULL ? feedback[rank] : NULL;
-        in_flight[rank] = flights_submit(all, rank, &call, CU_LEGACY_STREAM);
-    }
-    for (int rank = 0; rank < t->size; rank++) {
-        CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        rc_flight_free(in_flight[rank]);
-        CHECK_EQ(fake_cuda_read(got, at[rank], t->count * sizeof *got), 0);
-        right &= same(got, want, t->count, "result", rank);
-        cuMemFree_v2(at[rank]);
-    }
-    free(got);
-    return right;
-}
 
 static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
 {
@@ -210,55 +152,6 @@ static void failures_leave_nothing_behind(void)
     CHECK(failures > 20);
 }
 
-/* ---- the way of residuals ---- */
-
-static void residuals_move_from_pipe_to_pipe(void)
-{
-    rc_feedback *feedback[2];
-    tensors t = make_tensors(2, COUNT);
-    qref_world ref = qref_open(2, COUNT, 1);
-    float *want = calloc(COUNT, sizeof *want);
-    flights *all = flights_open(2, "", ptx(), 1 << 20), others = *all;
-    world *second = world_open((world_options){.size = 2});
-    rc_error error;
-    others.world = second;
-    for (int rank = 0; rank < 2; rank++)
-        CHECK_EQ(rc_pipe_create(&others.pipes[rank], second->comms[rank], gpu_path(), 0, ptx(),
-                                1 << 20, &error),
-                 RC_OK);
-    open_feedback(feedback, 2, COUNT);
-    for (int i = 0; i < 6; i++) {
-        draw_values(&t);
-        qref_allreduce(&ref, RC_CODEC_INT4, RC_SUM, t.src, want);
-        step(i / 2 % 2 ? &others : all, &t, feedback, RC_CODEC_INT4, RC_SUM, want);
-        CHECK(feedback[0]->twin != NULL);
-    }
-    for (int rank = 0; rank < 2; rank++) {
-        rc_comm_close(second->comms[rank], 0);
-        rc_pipe_stop(others.pipes[rank]);
-        rc_pipe_free(others.pipes[rank]);
-    }
-    world_close(second);
-    CHECK(feedback[0]->twin != NULL); /* the first's */
-    rc_comm_close(all->world->comms[0], 0);
-    rc_pipe_stop(all->pipes[0]);
-    CHECK(feedback[0]->twin == NULL);
-    check_residuals(feedback, &ref);
-    rc_pipe_free(all->pipes[0]);
-    rc_comm_close(all->world->comms[1], 0);
-    rc_pipe_stop(all->pipes[1]);
-    rc_pipe_free(all->pipes[1]);
-    world_close(all->world);
-    cuCtxSetCurrent(NULL);
-    cuDevicePrimaryCtxRelease_v2(0);
-    free(all);
-    close_feedback(feedback, 2);
-    qref_close(&ref);
-    free(want);
-    free_tensors(&t);
-    gpu_expect_clean();
-}
-
 static void which_flights_it_takes(void)
 {
     flights *all = flights_open(2, "", ptx(), 1 << 20);
@@ -292,7 +185,6 @@ int main(void)
         {"flights give what the formulas say", flights_give_what_the_formulas_say},
         {"faults are seen", faults_are_seen},
         {"failures leave nothing behind", failures_leave_nothing_behind},
-        {"residuals move from pipe to pipe", residuals_move_from_pipe_to_pipe},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -270,6 +270,18 @@ static void announced_call_must_match(void)
 
 /* ---- credit ---- */
 
+/* The rank has read so many frames, or has failed. */
+static void wait_until_read(const stage *s, uint64_t frames)
+{
+    rc_lane_stats lane = {0};
+    rc_error error;
+    do {
+        usleep(200);
+        rc_comm_lane_stats(s->comm, &lane, 1);
+        rc_comm_error(s->comm, &error);
+    } while (lane.received_frames < frames && error.code == RC_OK);
+}
+
 static void credit_overrun(void)
 {
     for (int p2p = 0; p2p < 2; p2p++) {
@@ -282,7 +294,7 @@ static void credit_overrun(void)
             frame_header h = data_header(&call, (uint64_t)frames);
             h.length = PEER_SEGMENT;
             play(s.far[1][0], h, theirs);
-            usleep(2000);
+            wait_until_read(&s, (uint64_t)frames + 1);
             rc_comm_error(s.comm, &error);
         }
         CHECK_EQ(error.code, RC_PROTOCOL);
