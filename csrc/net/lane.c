@@ -25,10 +25,10 @@ enum {
      */
     MOST_AHEAD = 512 << 10,
     /* From so many bytes of a payload on it is worth a system call not to be woken before they are
-     * there. Where more than LAST_PART come in FAST_NS (3.5 Gbit/s), copying a whole payload would
-     * take a part of the time that it takes to come; so that is begun when LAST_PART is left. */
+     * there; but not where FAST_BYTES come in FAST_NS (3.5 Gbit/s): there a driver hardly sleeps.
+     */
     LEAST_ASLEEP = 16 << 10,
-    LAST_PART = 64 << 10,
+    FAST_BYTES = 64 << 10,
     FAST_NS = 150 * 1000
 };
 
@@ -288,13 +288,11 @@ static void set_low_water(lane *ln, int bytes)
     (void)setsockopt(ln->source.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
-/* The driver need not wake for each few packets of a payload, which costs
- * it as much as to copy them. */
+/* A driver that sleeps need not wake for each few packets of a payload, which costs it as much as
+ * to copy them. */
 static void sleep_well(lane *ln)
 {
-    uint32_t missing = ln->in_payload ? ln->rx.length - ln->rx_have : 0;
-    if (ln->is_fast && missing > LAST_PART + LEAST_ASLEEP)
-        missing -= LAST_PART;
+    uint32_t missing = ln->in_payload && !ln->is_fast ? ln->rx.length - ln->rx_have : 0;
     set_low_water(ln, missing >= LEAST_ASLEEP ? (int)missing : 1);
 }
 
@@ -348,7 +346,7 @@ static int take_turn(lane *ln)
         }
         uint64_t before = ln->last_rx;
         ln->last_rx = clock_ns();
-        ln->is_fast = (uint64_t)got * FAST_NS > (ln->last_rx - before) * LAST_PART;
+        ln->is_fast = (uint64_t)got * FAST_NS > (ln->last_rx - before) * FAST_BYTES;
         if (ln->striped)
             meter_arrived(&ln->arrivals, ln->last_rx, (size_t)got, between_frames);
         if (!parse(ln))

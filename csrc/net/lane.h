@@ -8,8 +8,8 @@
  *                     (several frames a call)                    \---> payload, straight into place
  *
  * A read takes the rest of the payload in progress and, behind it, the start of the next frame into
- * a small buffer, so a stream of frames costs one system call each, small ones less. A driver that
- * sleeps is woken for a large payload when all of it is there, or on a fast port most.
+ * a small buffer, so a stream of frames costs one system call each, small ones less. Where it
+ * comes slowly enough for the driver to sleep, that is woken for a large payload when all is there.
  *
  * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
  * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
