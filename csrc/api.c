@@ -513,6 +513,21 @@ rc_result rc_work_wait(rc_work *work, int timeout_ms)
     return (rc_result)atomic_load(&work->result);
 }
 
+rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
+                 rc_work **out)
+{
+    rc_call in_place = *call;
+    in_place.count = count;
+    in_place.src = in_place.dst = data;
+    RC_TRY(rc_submit(comm, &in_place, out, NULL));
+    rc_result result = rc_work_wait(*out, timeout_ms);
+    if (result == RC_OK) {
+        rc_work_free(*out);
+        *out = NULL;
+    }
+    return result;
+}
+
 void rc_work_error(rc_work *work, rc_error *out)
 {
     error_clear(out);

@@ -13,6 +13,7 @@ exception leaves is held by a Work of the communicator.
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class Shortcut:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._templates: dict[tuple[Any, str, str | None], Any] = {}
+        self._templates: dict[tuple[Any, str, str | None], tuple[Any, str]] = {}
+        self._slots: list[Any] = []  # that no call uses, all NULL
 
     def allreduce(self, tensor: Any, op: str, compression: str | None) -> bool:
         """All-reduces the tensor in place.
@@ -73,38 +75,42 @@ class Shortcut:
             TensorError, ConfigError: as the long way does.
             RingcommError: the collective failed; the class says how.
         """
-        comm = self._comm
         memory = plain_memory(tensor)
-        if memory is None or comm.is_inherited:
+        comm = self._comm
+        if memory is None or comm._engine.forked:
             return False
         dtype, address, count = memory
         try:
-            template = self._templates.get((dtype, op, compression))
+            call = self._templates[dtype, op, compression][0]
+        except KeyError:
+            call = self._remember(tensor, dtype, op, compression)[0]
         except TypeError:  # not hashable, so neither is a name
             return False
-        if template is None:
-            template = self._make_call(tensor, op, compression)
-            self._templates[dtype, op, compression] = template
-        call = ffi.new(_CALL, template[0][0])
-        call.count = count
-        call.src = call.dst = address
-        slot = ffi.new(_SLOT)
         if comm._pipe is not None:
             comm._pipe.drain()
         try:
-            with comm._lock:
-                handle = comm._handle
-                if handle is None or lib.rc_submit(handle, call, slot, ffi.NULL) != OK:
-                    return False
-            done = lib.rc_work_wait(slot[0], SLICE_MS) == OK
+            slot = self._slots.pop()
+        except IndexError:
+            slot = ffi.new(_SLOT)
+        me = get_ident()
+        try:
+            comm._inside[me] = slot  # before the handle is read: close() waits for who is inside
+            handle = comm._handle
+            if handle is None:
+                return False
+            result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
         except BaseException:  # an interrupt: the core goes on, with the tensor
             if slot[0]:
                 self._make_work(slot, tensor, op, compression)
             raise
-        if done:
-            lib.rc_work_free(slot[0])
-        else:
-            self._make_work(slot, tensor, op, compression).wait()
+        finally:
+            comm._inside.pop(me, None)
+        if result == OK:
+            self._slots.append(slot)
+            return True
+        if not slot[0]:
+            return False
+        self._make_work(slot, tensor, op, compression).wait()
         return True
 
     def submit(self, tensor: Any, op: str, compression: str | None) -> Work | None:
@@ -118,9 +124,9 @@ class Shortcut:
         if memory is None or comm.is_inherited:
             return None
         dtype, address, count = memory
-        if (dtype, op, compression) not in self._templates:
-            self._templates[dtype, op, compression] = self._make_call(tensor, op, compression)
-        template, name = self._templates[dtype, op, compression]
+        template, name = self._templates.get((dtype, op, compression)) or self._remember(
+            tensor, dtype, op, compression
+        )
         call = ffi.new(_CALL, template[0])
         call.count = count
         call.src = call.dst = address
@@ -142,6 +148,13 @@ class Shortcut:
         if len(comm._in_flight) > comm._collect_at:
             comm._collect()
         return work
+
+    def _remember(
+        self, tensor: Any, dtype: Any, op: str, compression: str | None
+    ) -> tuple[Any, str]:
+        made = self._make_call(tensor, op, compression)
+        self._templates[dtype, op, compression] = made
+        return made
 
     def _make_call(self, tensor: Any, op: str, compression: str | None) -> tuple[Any, str]:
         comm, src = self._comm, view(tensor, writable=True)
