@@ -81,7 +81,7 @@ class Communicator(Collectives):
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
-        self._inside: dict[int, Any] = {}  # threads that use it without, in the short way
+        self._inside: dict[int, Any] = {}  # threads that use it without (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._shortcut = Shortcut(self)

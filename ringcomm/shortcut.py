@@ -1,9 +1,13 @@
 """The short way for the commonest call: an all-reduce of a dense tensor, in place.
 
 What the long way makes for each call (a View, a Work, the checks of all arguments) takes longer
-than a small message takes over the wire: 15 us against 4. Here the checks of (dtype, op,
-compression) are remembered, the memory is asked for directly, and there is a Work only where it
-takes long or is interrupted.
+than a small message takes over the wire: 15 us against 3. Here the call is prepared once for each
+(dtype, op, compression), the memory is asked for directly, the core submits and waits in one call,
+and there is a Work only where that takes long or is interrupted.
+
+It takes no lock of the communicator, which could not be held while it waits. Instead it says that
+it is inside before it reads the handle, and close(), which takes the handle away first, frees it
+when no other thread is.
 
 Invariants: what is not plainly this case, and what the core refuses, is left to the long way with
 nothing submitted, so that it alone words the errors. What was submitted and is not over when an
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 _VOID = ffi.typeof("void *")
+_cast, _from_buffer = ffi.cast, ffi.from_buffer
 _CALL = ffi.typeof("rc_call *")
 _SLOT = ffi.typeof("rc_work **")
 
@@ -44,7 +49,7 @@ def plain_memory(obj: Any) -> tuple[Any, Any, int] | None:
         if not obj.flags.carray:
             return None
         try:
-            return obj.dtype, ffi.from_buffer(obj), obj.size
+            return obj.dtype, _from_buffer(obj), obj.size
         except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
             return None
     torch = sys.modules.get("torch")
@@ -53,7 +58,7 @@ def plain_memory(obj: Any) -> tuple[Any, Any, int] | None:
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():
         return None
-    return obj.dtype, ffi.cast(_VOID, obj.data_ptr()), obj.numel()
+    return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel()
 
 
 class Shortcut:
@@ -81,11 +86,10 @@ class Shortcut:
             return False
         dtype, address, count = memory
         try:
-            call = self._templates[dtype, op, compression][0]
-        except KeyError:
-            call = self._remember(tensor, dtype, op, compression)[0]
+            known = self._templates.get((dtype, op, compression))
         except TypeError:  # not hashable, so neither is a name
             return False
+        call = (known or self._remember(tensor, dtype, op, compression))[0]
         if comm._pipe is not None:
             comm._pipe.drain()
         try:
@@ -95,7 +99,7 @@ class Shortcut:
         me = get_ident()
         try:
             comm._inside[me] = slot  # before the handle is read: close() waits for who is inside
-            handle = comm._handle
+            handle = comm._handle  # no signal handler, which may close, runs between this and C
             if handle is None:
                 return False
             result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)

@@ -359,8 +359,8 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out);
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
 /* rc_submit and rc_work_wait in one, of the same call with count elements at data, in place. RC_OK:
- * it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made: NULL where
- * the call was refused, or a work in flight (RC_AGAIN) or failed. */
+ * it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made: NULL
+ * where the call was refused, or a work in flight (RC_AGAIN) or failed. */
 rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
                  rc_work **out);
 /* The work's failure; code RC_OK if there is none (yet). */
