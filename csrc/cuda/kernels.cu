@@ -24,11 +24,14 @@
  *                   u64 n, u64 segment, u64 stride, u32 *poisoned)       wire = E(c), left = c - D
  *   ringcomm_unpack_F(float *dst, const u8 *wire,
  *                     u64 n, u64 segment, u64 stride, u32 *poisoned)     dst = D(wire)
+ *   ringcomm_add_F(float *dst, const u8 *wire, u64 apart, float post,
+ *                  u64 n, u64 segment, u64 stride, u32 *poisoned)
+ *                                                    dst = (D(wire) + D(wire + apart)) * post
  *
  * The elements from k * segment on, segment of them or as many as are left, have their payload
- * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride of 2. residual may be
- * NULL (0) and so may left (not wanted); left may be residual or src. *poisoned is set to 1 if a
- * block is poisoned, and else not touched. And:
+ * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride and apart of 2.
+ * residual may be NULL (0) and so may left (not wanted); left may be residual or src. *poisoned is
+ * set to 1 if a block is poisoned, or a sum is not finite, and else not touched. And:
  *
  *   ringcomm_scale(float *dst, const float *src, float factor, u64 n)    dst = src * factor
  *
@@ -303,6 +306,14 @@ DEVICE tile tile_at(enum format format, const u8 *wire, u64 number, u64 n, u64 s
     return t;
 }
 
+/* That of another payload of the same elements. */
+DEVICE tile tile_beside(tile t, u64 apart)
+{
+    t.scales = (u16 *)((u8 *)t.scales + apart);
+    t.codes += apart;
+    return t;
+}
+
 /* Four bytes of codes, those from at on that lie before end. */
 DEVICE void put_codes(u8 *codes, u32 at, u32 end, u32 four)
 {
@@ -557,6 +568,14 @@ DEVICE void pack_blocks(enum format format, u8 *wire, float *left, const float *
     }
 }
 
+DEVICE void unpack_tile(enum format format, const tile *t, float x[SHARE], u32 lane, u32 *poisoned)
+{
+    if (format == ONEBIT)
+        unpack_onebit(t, x, lane, poisoned);
+    else
+        unpack_scaled(format, t, x, lane, poisoned);
+}
+
 DEVICE void unpack_blocks(enum format format, float *dst, const u8 *wire, u64 n, u64 segment,
                           u64 stride, u32 *poisoned)
 {
@@ -565,10 +584,31 @@ DEVICE void unpack_blocks(enum format format, float *dst, const u8 *wire, u64 n,
     for (u64 i = THIS_THREAD / WARP; i < tiles; i += ALL_THREADS / WARP) {
         const tile t = tile_at(format, wire, i, n, segment, stride);
         float x[SHARE];
-        if (format == ONEBIT)
-            unpack_onebit(&t, x, lane, poisoned);
-        else
-            unpack_scaled(format, &t, x, lane, poisoned);
+        unpack_tile(format, &t, x, lane, poisoned);
+        put(IN_FOURS, dst + t.start, x, lane, t.n);
+    }
+}
+
+/* See quant_join of csrc/codec/quant.c. What is beyond n is no element, and may be anything. */
+DEVICE void add_blocks(enum format format, float *dst, const u8 *wire, u64 apart, float post, u64 n,
+                       u64 segment, u64 stride, u32 *poisoned)
+{
+    const u32 lane = threadIdx.x % WARP;
+    const u64 tiles = (n + TILE - 1) / TILE;
+    for (u64 i = THIS_THREAD / WARP; i < tiles; i += ALL_THREADS / WARP) {
+        const tile t = tile_at(format, wire, i, n, segment, stride);
+        const tile other = tile_beside(t, apart);
+        float x[SHARE], y[SHARE];
+        unpack_tile(format, &t, x, lane, poisoned);
+        unpack_tile(format, &other, y, lane, poisoned);
+#pragma unroll
+        for (u32 k = 0; k < SHARE; k++) {
+            const float sum = add(x[k], y[k]);
+            const float result = mul(sum, post);
+            if (!is_finite(sum) && element(IN_FOURS, lane, k) < t.n)
+                *poisoned = 1;
+            x[k] = result == result ? result : THE_NAN;
+        }
         put(IN_FOURS, dst + t.start, x, lane, t.n);
     }
 }
@@ -584,6 +624,11 @@ DEVICE void unpack_blocks(enum format format, float *dst, const u8 *wire, u64 n,
                                   u32 *poisoned)                                                   \
     {                                                                                              \
         unpack_blocks(format, dst, wire, n, segment, stride, poisoned);                            \
+    }                                                                                              \
+    KERNEL ringcomm_add_##name(float *dst, const u8 *wire, u64 apart, float post, u64 n,           \
+                               u64 segment, u64 stride, u32 *poisoned)                             \
+    {                                                                                              \
+        add_blocks(format, dst, wire, apart, post, n, segment, stride, poisoned);                  \
     }
 
 BLOCK_KERNELS(int8, INT8)
