@@ -245,16 +245,18 @@ def test_sums_of_any_bytes(sides: Sides, codec: str) -> None:
     one, two = (each.reshape(-1) for each in np.meshgrid(scales, scales))
     block = 64 if codec == "int4" else 256
     case = Case(codec, np.zeros(one.size * block, F32), launch=(5, 256), segment=1 << 20)
-    wires = [np.concatenate([each.view(U8), random.integers(0, 256, wire_bytes(case) - 2 * one.size,
-                                                            U8)]) for each in (one, two)]  # fmt: skip
-    check_add(sides, case, *wires)
+    codes = wire_bytes(case) - 2 * one.size
+    first, second = (np.concatenate([each.view(U8), random.integers(0, 256, codes, U8)])
+                     for each in (one, two))  # fmt: skip
+    check_add(sides, case, first, second)
     for i in range(0, one.size, 7):  # each by itself, as one makes the flag of all
         for n in (1, block - 1, block):
             few = Case(codec, np.zeros(n, F32), launch=(1, 32))
-            pair = [np.concatenate([each[i : i + 1].view(U8),
-                                    random.integers(0, 256, payload_bytes(codec, n) - 2, U8)])
-                    for each in (one, two)]  # fmt: skip
-            check_add(sides, few, *pair)
+            codes = payload_bytes(codec, n) - 2
+            first, second = (np.concatenate([each[i : i + 1].view(U8),
+                                             random.integers(0, 256, codes, U8)])
+                             for each in (one, two))  # fmt: skip
+            check_add(sides, few, first, second)
 
 
 @pytest.mark.parametrize("codec", BLOCKS)

@@ -223,7 +223,8 @@ void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *po
     for (size_t start = 0; start < n; start += PIECE) {
         size_t count = piece_at(start, n);
         float *out = q->dtype == RC_F32 ? (float *)dst + start : acc;
-        *poisoned |= sum_terms(q, acc, terms, start, count, n) | any_not_finite(acc, count);
+        *poisoned |= sum_terms(q, acc, terms, start, count, n);
+        *poisoned |= any_not_finite(acc, count);
         q->kernels->scale[RC_F32](out, acc, (double)q->post, count);
         if (q->dtype == RC_F64)
             put_f64(q, dst, acc, start, count);
@@ -274,7 +275,8 @@ int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n)
     for (size_t start = 0; start < n && may_be; start += PIECE) {
         float acc[PIECE];
         size_t count = piece_at(start, n);
-        poisoned |= sum_terms(q, acc, terms, start, count, n) | any_not_finite(acc, count);
+        poisoned |= sum_terms(q, acc, terms, start, count, n);
+        poisoned |= any_not_finite(acc, count);
     }
     return poisoned;
 }

@@ -161,6 +161,7 @@ static void the_layout_covers_the_tensor(void)
                 CHECK_EQ(l->plain, l->terms * l->parts * l->part_bytes);
                 CHECK_EQ(l->own, size == 2 ? -1 : rank);
                 CHECK_EQ(l->bytes, l->plain + 4 * l->plain_count);
+                CHECK(size > 2 || l->plain_count == 0);
                 packer_close(&p);
             }
         }

@@ -62,8 +62,7 @@ EXPORT int core_unpack(int codec, float *dst, const uint8_t *wire, size_t n)
 EXPORT int core_add(int codec, float *dst, const uint8_t *first, const uint8_t *second, int op,
                     size_t n)
 {
-    const rc_call call = {
-        .codec = (rc_codec)codec, .dtype = RC_F32, .op = (rc_op)op, .count = n};
+    const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .op = (rc_op)op, .count = n};
     const void *wires[] = {first, second};
     const quant_terms terms = {.wires = wires, .count = 2};
     int poisoned = 0;
