@@ -293,8 +293,8 @@ static rc_result prepare(rc_work *w)
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = p->algorithm == RC_ONE_SHOT;
-    if (p->algorithm != RC_RING && !is_left_to_caller(w))
+    int own_too = p->algorithm == RC_ONE_SHOT && !w->call.encoded;
+    if (p->algorithm != RC_RING)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
@@ -357,6 +357,19 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     return send_result(w, segment, wire, bytes, buffer);
 }
 
+/* Both contributions to a segment lie in their places, and stay there: what a sum would tell. */
+static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    struct quantised *q = w->quantised;
+    const void *wires[] = {payload_at(w, 0, segment), payload_at(w, 1, segment)};
+    const quant_terms terms = {.wires = wires, .count = 2};
+    w->receives_left--;
+    q->poisoned |=
+        quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
+    note_results(w, 1);
+    return RC_OK;
+}
+
 /* All contributions to a segment are there. chunk: any that brings some. */
 static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
@@ -364,6 +377,8 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     struct quantised *q = w->quantised;
     size_t elems = plan_segment_elems(p, chunk, segment);
     int is_direct = p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT;
+    if (is_left_to_caller(w))
+        return leave_both(w, chunk, segment);
     void *dst = w->call.encoded ? NULL : work_dst(w, chunk, segment);
     quant_terms terms = terms_of(w, chunk, segment);
     w->receives_left -= (uint64_t)p->world_size - 1;
@@ -429,19 +444,12 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     return RC_OK;
 }
 
-/* A contribution that is not added here: what a join would find out of it is. */
+/* A contribution that is not added here. */
 static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
-    struct quantised *q = w->quantised;
-    const void *wires[] = {payload_at(w, 0, h->segment), payload_at(w, 1, h->segment)};
-    const quant_terms terms = {.wires = wires, .count = 2};
     memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
     pool_return(w->env->buffers, buffer);
-    w->receives_left--;
-    q->poisoned |= quant_sum_is_poisoned(&q->codec, &terms,
-                                         plan_segment_elems(&w->plan, h->chunk, h->segment));
-    note_results(w, 1);
-    return RC_OK;
+    return join_left(&w->join, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
 }
 
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
