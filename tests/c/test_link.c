@@ -414,17 +414,44 @@ static void unknown_rates_share_evenly(void)
     close_fixture(f);
 }
 
+static void read_all(const fixture *f)
+{
+    static uint8_t bytes[1 << 20];
+    for (int i = 0; i < f->link.lane_count; i++)
+        while (recv(f->far[i], bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+            continue;
+}
+
 /* By its rate it would get nothing at all; but seldom enough to cost next to nothing. */
 static void idle_lane_is_tried_again(void)
 {
-    enum { FRAMES = 200, SLOWER = 3 };
+    enum { FRAMES = 200, SLOWER = 3, LENGTH = 20000 };
     fixture *f = open_fixture(2);
     f->lanes[0]->rate = 1000.0;
     f->lanes[1]->rate = 1000.0 / SLOWER;
-    send_frames(f, FRAMES, 0);
+    for (int i = 0; i < FRAMES; i++) {
+        send_frames(f, 1, LENGTH);
+        read_all(f);
+    }
     CHECK(f->lanes[1]->sent_frames >= 1);
     CHECK(f->lanes[1]->sent_frames <= FRAMES / (50 * SLOWER));
     CHECK(f->lanes[1]->rate > 1000.0 / SLOWER);
+    close_fixture(f);
+}
+
+/* Its rate would be raised each time, and nothing would come of it that tells the true one. */
+static void small_frames_try_no_lane(void)
+{
+    enum { FRAMES = 2000, LARGE = 100000, SMALL = 100 };
+    fixture *f = open_fixture(2);
+    f->lanes[0]->rate = 1000.0;
+    f->lanes[1]->rate = 300.0;
+    for (int i = 0; i < FRAMES; i++) {
+        send_frames(f, 1, i % 100 == 0 ? LARGE : SMALL);
+        read_all(f);
+    }
+    CHECK_EQ((int64_t)f->lanes[1]->rate, 300);
+    CHECK_EQ((int64_t)f->lanes[0]->rate, 1000);
     close_fixture(f);
 }
 
@@ -558,6 +585,7 @@ int main(void)
         {"load_follows_the_rates", load_follows_the_rates},
         {"unknown_rates_share_evenly", unknown_rates_share_evenly},
         {"idle_lane_is_tried_again", idle_lane_is_tried_again},
+        {"small_frames_try_no_lane", small_frames_try_no_lane},
         {"frames_wait_for_the_better_lane", frames_wait_for_the_better_lane},
         {"single_lane_takes_a_backlog", single_lane_takes_a_backlog},
         {"dead_lanes_are_left_out", dead_lanes_are_left_out},
