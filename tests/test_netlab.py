@@ -163,6 +163,10 @@ def test_one_subnet_mtu_and_sysctls(possible: None) -> None:
         assert output(lab, 1, "cat", "/sys/class/net/eth1/mtu") == "9000"
         assert output(lab, 1, "cat", "/proc/sys/net/ipv4/conf/all/arp_ignore") == "1"
         assert lab.congestion == "reno"
+        if os.path.exists("/proc/sys/net/ipv6"):
+            shown = output(lab, 1, "ip", "-6", "addr", "show", "scope", "link")
+            assert shown.count("fe80::") == 2
+            assert "tentative" not in shown
 
 
 @pytest.mark.netns
