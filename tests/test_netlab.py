@@ -101,6 +101,8 @@ class Stream:
         """Mbit/s received over the next ``seconds``."""
         first = self._samples[-1]
         time.sleep(seconds)
+        while self._samples[-1] is first:  # a busy machine
+            time.sleep(0.05)
         last = self._samples[-1]
         return (last[1] - first[1]) * 8e-6 / (last[0] - first[0])
 
