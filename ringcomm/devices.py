@@ -22,7 +22,7 @@ from .errors import TensorError
 
 #: Of a tensor whose library does not say what is left to do to it: the stream that all others wait
 #: for.
-_LEGACY_STREAM = 1
+LEGACY_STREAM = 1
 
 
 class DeviceView(View):
@@ -205,7 +205,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int] | None, item: int) ->
 
 def _stream_of(about: dict[str, Any], obj: Any) -> int:
     if about.get("version", 0) < 3:
-        return _LEGACY_STREAM
+        return LEGACY_STREAM
     handle = about.get("stream")
     if handle is None:
         return cuda.NO_STREAM

@@ -331,6 +331,20 @@ def test_a_future_of_the_backend_orders_its_callbacks(torch_gpu: TorchGpu) -> No
     assert not torch_gpu.waited & OURS
 
 
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_default_stream_by_number_follows_what_is_left_to_do(
+    torch_gpu: TorchGpu, handle: int
+) -> None:
+    def body(comm: Communicator) -> None:
+        part, flat = (torch_gpu.tensor(torch.ones(100)) for _ in range(2))
+        with torch.cuda.stream(torch.cuda.Stream()), cuda.stream(handle):
+            work = RingWork([comm.allreduce(flat, async_op=True)], [part], lambda: part.copy_(flat))
+            assert work.wait()
+        assert torch.equal(torch_gpu.read(part + 1.0), torch.full((100,), 3.0))
+
+    run_ranks(2, body)
+
+
 def test_what_is_left_to_do_is_launched_and_followed(torch_gpu: TorchGpu) -> None:
     """By the Future's stream, and by each that waits."""
 
