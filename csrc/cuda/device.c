@@ -315,16 +315,32 @@ void device_free(cuda_device *device, cu_address address)
         note(device, device->driver->cuMemFree(address));
 }
 
+enum { HOW_PINNED = CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP };
+
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error)
 {
-    return DEVICE_CALL(device, error, cuMemHostRegister, from, bytes,
-                       CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP);
+    cu_result result = device->driver->cuMemHostRegister(from, bytes, HOW_PINNED);
+    if (result == CU_NOT_PERMITTED || result == CU_NOT_SUPPORTED)
+        return RC_AGAIN;
+    return device_result(device, "cuMemHostRegister", result, error);
 }
 
 void device_unpin(cuda_device *device, void *from)
 {
     if (from != NULL && !is_childs(device))
         note(device, device->driver->cuMemHostUnregister(from));
+}
+
+rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error)
+{
+    *out = NULL;
+    return DEVICE_CALL(device, error, cuMemHostAlloc, out, bytes, HOW_PINNED);
+}
+
+void device_free_pinned(cuda_device *device, void *at)
+{
+    if (at != NULL && !is_childs(device))
+        note(device, device->driver->cuMemFreeHost(at));
 }
 
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,

@@ -94,9 +94,13 @@ void device_event_destroy(cuda_device *device, cu_event event); /* takes NULL */
 rc_result device_event_query(cuda_device *device, cu_event event, rc_error *error);
 rc_result device_alloc(cuda_device *device, cu_address *out, size_t bytes, rc_error *error);
 void device_free(cuda_device *device, cu_address address); /* takes 0; waits for the whole GPU */
-/* Pins host memory of whole pages, for copies that run beside the host; all devices may use it. */
+/* Pins host memory of whole pages, for copies that run beside the host; all devices may use it.
+ * RC_AGAIN: here CUDA pins only memory of its own, as where that of a virtual machine is encrypted;
+ * device_alloc_pinned gives such. */
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error);
 void device_unpin(cuda_device *device, void *from); /* takes NULL */
+rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error);
+void device_free_pinned(cuda_device *device, void *at); /* takes NULL */
 /* Launches kernels[kernel]; parameters point at its arguments, which are copied here. */
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,
                         cu_stream stream, void **parameters, rc_error *error);
