@@ -104,6 +104,17 @@ static int cannot_compile(cu_result result)
            result == INVALID_SOURCE;
 }
 
+static void do_without(cuda_device *d, cu_result result, const char *log)
+{
+    snprintf(d->without_kernels, sizeof d->without_kernels,
+             "the driver does not take ringcomm's kernels for GPU %d: %s (%s, %u)%s%s", d->ordinal,
+             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result), result,
+             log[0] ? ": " : "", log);
+    free(d->kernels);
+    d->kernels = NULL;
+    d->kernel_count = 0;
+}
+
 static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
 {
     char log[160] = "";
@@ -116,10 +127,7 @@ static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
         return device_result(d, "cuModuleLoadDataEx", result, error);
     log[sizeof log - 1] = '\0';
     log[strcspn(log, "\r\n")] = '\0';
-    snprintf(d->without_kernels, sizeof d->without_kernels,
-             "the driver does not take ringcomm's kernels for GPU %d: %s (%s, %u)%s%s", d->ordinal,
-             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result), result,
-             log[0] ? ": " : "", log);
+    do_without(d, result, log);
     return RC_OK;
 }
 
@@ -136,6 +144,10 @@ static rc_result find_kernels(cuda_device *d, const char *const *names, int coun
                              "ringcomm's kernels lack %s: they are of another version. Install "
                              "ringcomm anew",
                              names[i]);
+        if (cannot_compile(result)) { /* a driver may put it off until now */
+            do_without(d, result, "");
+            return RC_OK;
+        }
         RC_TRY(device_result(d, "cuModuleGetFunction", result, error));
     }
     return RC_OK;
@@ -185,7 +197,7 @@ static rc_result load_kernels(cuda_device *d, const void *image, const char *con
     if (d->module == NULL)
         return RC_OK;
     RC_TRY(find_kernels(d, names, count, error));
-    return warm_up(d, error);
+    return d->kernels != NULL ? warm_up(d, error) : RC_OK;
 }
 
 /* ---- open and close ---- */
