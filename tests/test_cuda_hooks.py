@@ -345,6 +345,25 @@ def test_the_default_stream_by_number_follows_what_is_left_to_do(
     run_ranks(2, body)
 
 
+def test_what_torch_makes_for_a_call_follows_the_stream_that_was_chosen(
+    torch_gpu: TorchGpu,
+) -> None:
+    """Here a contiguous copy, and the result, whose memory's last use may be still to come."""
+
+    def body(comm: Communicator) -> None:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            tensor = torch_gpu.tensor(torch.ones(40, 30))
+            tensor.add_(1.0)
+        with cuda.stream(side):
+            rows = comm.allgather(tensor.t())
+        assert rows.memory.home == side.cuda_stream
+        with torch.cuda.stream(side):
+            assert torch.equal(torch_gpu.read(rows + 1.0), torch.full((2, 30, 40), 3.0))
+
+    run_ranks(2, body)
+
+
 def test_what_is_left_to_do_is_launched_and_followed(torch_gpu: TorchGpu) -> None:
     """By the Future's stream, and by each that waits."""
 

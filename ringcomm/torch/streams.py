@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from ..devices import LEGACY_STREAM
-
 
 @contextlib.contextmanager
 def on_stream(stream: Any) -> Iterator[None]:
@@ -27,14 +25,6 @@ def on_stream(stream: Any) -> Iterator[None]:
         return
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
-
-
-def stream_of(handle: int, device: torch.device) -> Any:
-    """torch's stream of a cudaStream_t. Of the two numbers of the default stream torch takes one
-    for that of a stream of its own, and the other for none given."""
-    if handle in (0, LEGACY_STREAM):
-        return torch.cuda.default_stream(device)
-    return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
 
 
 class Poison:

@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from .. import cuda, pipe
 from .._native import CALLBACK_THREAD
+from ..devices import torch_stream
 from ..errors import RingcommError
-from .streams import stream_of
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
 # Before 2.7 torch's C++ holds a Work without its Python object, and waits for ever once that is
@@ -194,7 +194,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         for device, event in self._ready:
             torch.cuda.current_stream(device).wait_event(event)
             if chosen is not None:
-                stream_of(chosen, device).wait_event(event)
+                torch_stream(torch, chosen, device).wait_event(event)
 
     def _finish(self, after: Callable[[], None]) -> None:
         """Does what is left to do, on torch's current stream."""

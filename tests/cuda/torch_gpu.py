@@ -60,6 +60,9 @@ class TorchGpu:
         real_empty = torch.empty
 
         def empty(*shape: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+            device = torch.device(how.get("device", "cpu"))
+            if device.type == "cuda":
+                return self.empty(*shape, how["dtype"], device.index)
             made = real_empty(*shape, **how)
             if pin_memory:
                 made.fill_(1)  # what nobody may take for the result
@@ -248,6 +251,11 @@ class Tensor(torch.Tensor):
     def __getitem__(self, index: Any) -> Tensor:
         """By slices; torch would look for its CUDA build."""
         return Tensor(self.twin[index], self.memory)
+
+    def contiguous(self) -> Any:
+        """A copy, as of one that is not."""
+        how = {"memory_format": torch.contiguous_format}
+        return _dispatch(_aten.clone.default, (self,), how)
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> Tensor:
         """The same."""
