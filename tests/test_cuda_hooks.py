@@ -24,6 +24,8 @@ from torch_gpu import LocalGroup, Meeting, Stream, TorchGpu
 
 from ringcomm import Communicator, cuda, pipe
 from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
+from ringcomm.torch.options import Options
+from ringcomm.torch.reducing import Reducing
 from ringcomm.torch.works import RingWork
 
 pytestmark = pytest.mark.torch
@@ -360,6 +362,27 @@ def test_what_torch_makes_for_a_call_follows_the_stream_that_was_chosen(
         assert rows.memory.home == side.cuda_stream
         with torch.cuda.stream(side):
             assert torch.equal(torch_gpu.read(rows + 1.0), torch.full((2, 30, 40), 3.0))
+
+    run_ranks(2, body)
+
+
+def test_what_a_group_makes_for_a_call_goes_before_the_stream_that_was_chosen(
+    torch_gpu: TorchGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the copy of a list of tensors into one."""
+    monkeypatch.setattr("ringcomm.torch.tensors.joined", lambda tensors: None)
+
+    def body(comm: Communicator) -> None:
+        group = Reducing()
+        group.comm, group._options = comm, Options()
+        group._coalescing, group._detailed = None, False
+        parts = [torch_gpu.tensor(torch.full((500,), float(i))) for i in range(2)]
+        out = torch_gpu.empty((500,), torch.float32)
+        side = torch.cuda.Stream()
+        with cuda.stream(side):
+            assert group.reduce_scatter([out], [parts]).wait()
+        with torch.cuda.stream(side):
+            assert torch.equal(torch_gpu.read(out + 1.0), torch.full((500,), 2.0 * comm.rank + 1))
 
     run_ranks(2, body)
 
