@@ -315,6 +315,20 @@ rc_result device_event_query(cuda_device *device, cu_event event, rc_error *erro
     return result == CU_NOT_READY ? RC_AGAIN : device_result(device, "cuEventQuery", result, error);
 }
 
+enum { HOW_PINNED = CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP };
+
+rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error)
+{
+    *out = NULL;
+    return DEVICE_CALL(device, error, cuMemHostAlloc, out, bytes, HOW_PINNED);
+}
+
+void device_free_pinned(cuda_device *device, void *at)
+{
+    if (at != NULL && !is_childs(device))
+        note(device, device->driver->cuMemFreeHost(at));
+}
+
 rc_result device_alloc(cuda_device *device, cu_address *out, size_t bytes, rc_error *error)
 {
     *out = 0;
@@ -326,8 +340,6 @@ void device_free(cuda_device *device, cu_address address)
     if (address != 0 && !is_childs(device))
         note(device, device->driver->cuMemFree(address));
 }
-
-enum { HOW_PINNED = CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP };
 
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error)
 {
@@ -341,18 +353,6 @@ void device_unpin(cuda_device *device, void *from)
 {
     if (from != NULL && !is_childs(device))
         note(device, device->driver->cuMemHostUnregister(from));
-}
-
-rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error)
-{
-    *out = NULL;
-    return DEVICE_CALL(device, error, cuMemHostAlloc, out, bytes, HOW_PINNED);
-}
-
-void device_free_pinned(cuda_device *device, void *at)
-{
-    if (at != NULL && !is_childs(device))
-        note(device, device->driver->cuMemFreeHost(at));
 }
 
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,
