@@ -107,4 +107,15 @@ static inline rc_flight *flights_submit(const flights *all, int rank, const rc_c
     return flight;
 }
 
+/* The stream goes on behind all of them, once they are over, and to its end. */
+static inline void flights_follow(rc_flight *const *in_flight, int count, cu_stream stream)
+{
+    rc_error error;
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(rc_flight_wait(in_flight[i], WORLD_LONG_MS), RC_OK);
+        CHECK_EQ(rc_flight_order(in_flight[i], flights_handle(stream), &error), RC_OK);
+    }
+    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+}
+
 #endif
