@@ -34,13 +34,12 @@ static inline flights *flights_open(int ranks, const char *settings, const char 
     return all;
 }
 
-/* Of ranks whose pipe a test has freed itself, it is NULL. */
 static inline void flights_close(flights *all)
 {
     for (int rank = 0; rank < all->world->size; rank++)
         rc_comm_close(all->world->comms[rank], 0);
     for (int rank = 0; rank < all->world->size; rank++)
-        if (all->pipes[rank] != NULL) {
+        if (all->pipes[rank] != NULL) { /* else the test has freed it */
             rc_pipe_stop(all->pipes[rank]);
             rc_pipe_free(all->pipes[rank]);
         }
