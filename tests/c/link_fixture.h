@@ -1,5 +1,6 @@
-/* link_fixture.h - a link of some lanes over socket pairs, whose other ends the test holds. The
- * test holds the engine's lock throughout.
+/* link_fixture.h - a link whose lanes are halves of socket pairs, and what it sends. Nobody reads
+ * at the far ends unless a test does, so what was sent stays unacknowledged; lanes' rates are set
+ * by hand. The test holds the engine's lock.
  */
 #ifndef RINGCOMM_TEST_LINK_FIXTURE_H
 #define RINGCOMM_TEST_LINK_FIXTURE_H
@@ -59,7 +60,7 @@ static void on_dead(lane *ln)
 
 static const lane_handler handler = {.sent = on_sent, .room = on_room, .dead = on_dead};
 
-static inline fixture *open_fixture(int lanes)
+static fixture *open_fixture(int lanes)
 {
     fixture *f = current = calloc(1, sizeof *f);
     f->link =
@@ -80,14 +81,14 @@ static inline fixture *open_fixture(int lanes)
     return f;
 }
 
-static inline void drop(frame_queue *q)
+static void drop(frame_queue *q)
 {
     out_frame *frame;
     while ((frame = queue_pop(q)) != NULL)
         free(frame);
 }
 
-static inline void close_fixture(fixture *f)
+static void close_fixture(fixture *f)
 {
     drop(&f->link.queue);
     drop(&f->link.held[0]);
@@ -105,7 +106,7 @@ static inline void close_fixture(fixture *f)
     free(f);
 }
 
-static inline out_frame *new_frame(uint64_t seq, uint16_t flags, uint32_t length)
+static out_frame *new_frame(uint64_t seq, uint16_t flags, uint32_t length)
 {
     static const uint8_t payload[1 << 20];
     out_frame *frame = calloc(1, sizeof *frame);
@@ -120,6 +121,23 @@ static inline void learn(fixture *f, frame_type type, uint64_t seq, uint16_t fla
 {
     frame_header h = {.type = (uint8_t)type, .seq = seq, .flags = flags, .consumed = consumed};
     link_learn(&f->link, &h);
+}
+
+static inline int length_of(const frame_queue *q)
+{
+    int count = 0;
+    for (out_frame *frame = q->head; frame != NULL; frame = frame->next)
+        count++;
+    CHECK((q->head == NULL) == (q->tail == NULL));
+    return count;
+}
+
+/* More than any credit lets out. */
+static inline void send_frames(fixture *f, int count, uint32_t length)
+{
+    learn(f, FRAME_CALL, 1000000, 0, 0);
+    for (int i = 0; i < count; i++)
+        link_send(&f->link, new_frame((uint64_t)i, 0, length));
 }
 
 #endif
