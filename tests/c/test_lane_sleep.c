@@ -12,14 +12,13 @@ static int has_begun(const void *arg)
     return ((const fixture *)arg)->begun > 0;
 }
 
-/* The first bytes of a payload have come, by one read (a second one right after it would look like
- * a fast port), and the lane sleeps for more. */
+/* The first bytes of a payload have come, and the lane sleeps for more. */
 static fixture *open_asleep(size_t length, size_t first)
 {
     fixture *f = open_tcp_fixture();
     size_t bytes = make_frame(wire, FRAME_DATA, 1, (uint32_t)length);
-    CHECK(first < bytes && first <= LANE_RBUF_BYTES);
-    drive(f, never, 1);
+    CHECK(first < bytes);
+    drive(f, never, 1); /* not as from a fast port */
     put(f, wire, first);
     drive(f, has_begun, LONG_MS);
     drive(f, never, 20);
@@ -44,7 +43,7 @@ static void parts_do_not_wake(void)
 /* A read that takes all there is, and as much as it can, ends in the next frame. */
 static void a_short_rest_wakes(void)
 {
-    enum { FIRST = 5000, LENGTH = 32768, REST = 1000 };
+    enum { FIRST = 10000, LENGTH = 32768, REST = 1000 };
     static uint8_t next[FRAME_HEADER_BYTES + LANE_RBUF_BYTES + REST];
     fixture *f = open_asleep(LENGTH, FIRST);
     size_t end = FRAME_HEADER_BYTES + LENGTH;
@@ -60,22 +59,22 @@ static void a_short_rest_wakes(void)
 
 static void a_stir_wakes(void)
 {
-    fixture *f = open_asleep(MAX_LENGTH, 5000);
-    put(f, wire + 5000, 5000);
-    drive(f, never, 20);
-    CHECK_EQ(f->ln.received_bytes, 5000);
-    lane_stir(&f->ln);
+    fixture *f = open_asleep(MAX_LENGTH, 10000);
+    put(f, wire + 10000, 5000);
     drive(f, never, 20);
     CHECK_EQ(f->ln.received_bytes, 10000);
-    put(f, wire + 10000, FRAME_HEADER_BYTES + MAX_LENGTH - 10000);
+    lane_stir(&f->ln);
+    drive(f, never, 20);
+    CHECK_EQ(f->ln.received_bytes, 15000);
+    put(f, wire + 15000, FRAME_HEADER_BYTES + MAX_LENGTH - 15000);
     expect_ended(f, 1);
     close_fixture(f);
 }
 
 static void the_end_of_the_stream_wakes(void)
 {
-    fixture *f = open_asleep(MAX_LENGTH, 5000);
-    put(f, wire + 5000, 5000);
+    fixture *f = open_asleep(MAX_LENGTH, 10000);
+    put(f, wire + 10000, 5000);
     hang_up(f);
     expect_death(f, RC_PEER_LOST, "without a goodbye");
     close_fixture(f);
@@ -83,9 +82,9 @@ static void the_end_of_the_stream_wakes(void)
 
 static void a_detached_lane_wakes(void)
 {
-    fixture *f = open_asleep(MAX_LENGTH, 5000);
+    fixture *f = open_asleep(MAX_LENGTH, 10000);
     lane_detach(&f->ln);
-    put(f, wire + 5000, 5000);
+    put(f, wire + 10000, 5000);
     drive(f, never, 20);
     int left = 0;
     CHECK_EQ(ioctl(f->ln.source.fd, FIONREAD, &left), 0);
