@@ -64,7 +64,9 @@ uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
 
 int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
 {
-    return quant_fits(&w->quantised->codec, elems, bytes);
+    const rc_layout *l = &w->quantised->layout;
+    return quant_fits(&w->quantised->codec, elems, bytes) &&
+           (l->counts == 0 || bytes <= encoded_most(l));
 }
 
 uint64_t quantised_segment(const rc_work *w)
@@ -80,12 +82,36 @@ static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
 
 /* ---- what is encoded already ---- */
 
-/* A segment's payload: of a contribution, later of the result. */
+/* A segment's payload, of a contribution. */
 static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const rc_layout *l = &w->quantised->layout;
     return (uint8_t *)w->call.dst + plan_part(&w->plan, chunk) * l->part_bytes +
            segment * l->segment_bytes;
+}
+
+/* The same of the result. */
+static uint8_t *result_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    return payload_of(w, chunk, segment) + w->quantised->layout.result;
+}
+
+/* Bytes of a contribution's payload. */
+static uint32_t bytes_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const rc_layout *l = &w->quantised->layout;
+    if (l->counts == 0)
+        return (uint32_t)work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
+    return TOPK_BYTES * *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 0);
+}
+
+/* A payload of the result is there. */
+static void note_bytes(const rc_work *w, uint32_t chunk, uint32_t segment, size_t bytes)
+{
+    const rc_layout *l = &w->quantised->layout;
+    if (l->counts > 0)
+        *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 1) =
+            (uint32_t)(bytes / TOPK_BYTES);
 }
 
 /* A segment of what lies there as it is. */
@@ -161,7 +187,7 @@ static void note_results(rc_work *w, uint64_t segments)
     if (q->results_left > 0 || !q->poisoned)
         return;
     if (w->call.encoded) {
-        if (p->algorithm == RC_ONE_SHOT)
+        if (p->algorithm == RC_ONE_SHOT && q->layout.counts == 0)
             quant_fill_nan(RC_F32, plain_of(w, 0), w->call.count);
         return;
     }
@@ -203,10 +229,12 @@ static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
     out_frame *frame = work_frame(w, chunk, segment, 0);
     if (frame == NULL)
         return RC_NO_MEMORY;
-    if (w->call.encoded)
+    if (w->call.encoded) {
         frame->payload = payload_of(w, chunk, segment);
-    else
+        frame->header.length = bytes_of(w, chunk, segment);
+    } else {
         frame->encode_src = work_src(w, chunk, segment);
+    }
     link_send(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
     return RC_OK;
 }
@@ -261,7 +289,8 @@ rc_result quantised_go_on(rc_work *w)
     return result;
 }
 
-/* The codec sees what it will encode as a whole before it encodes any of it. */
+/* The codec sees what it will encode as a whole before it encodes any of it; of what is encoded
+ * already there is nothing to see. */
 static rc_result prepare(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -274,6 +303,10 @@ static rc_result prepare(rc_work *w)
                           .exact_count = exact.end - exact.start};
     struct quantised *q = w->quantised;
     topk_segments segments = {plan_segment_elems(p, 0, 0), w->env->segment_bytes};
+    if (w->call.encoded) {
+        source = (topk_source){0};
+        segments.bytes = q->layout.segment_bytes;
+    }
     size_t bytes = quant_room(&q->codec, &source, segments);
     if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
         return RC_NO_MEMORY;
@@ -325,10 +358,13 @@ static quant_terms encoded_terms(rc_work *w, uint32_t segment)
     quant_terms terms = {.wires = join_wires(&w->join, segment),
                          .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size};
-    if (w->plan.algorithm == RC_ONE_SHOT)
-        w->join.wires[w->plan.rank] = payload_of(w, (uint32_t)w->plan.rank, segment);
-    else
+    uint32_t chunk = (uint32_t)w->plan.rank;
+    if (w->plan.algorithm == RC_ONE_SHOT) {
+        w->join.wires[chunk] = payload_of(w, chunk, segment);
+        w->join.lengths[chunk] = bytes_of(w, chunk, segment);
+    } else {
         terms.src = plain_of(w, segment);
+    }
     return terms;
 }
 
@@ -354,12 +390,21 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     pool_buffer *buffer = w->call.encoded ? NULL : pool_take(w->env->buffers);
     if (buffer == NULL && !w->call.encoded)
         return RC_NO_MEMORY;
-    uint8_t *wire = buffer != NULL ? buffer->data : payload_of(w, (uint32_t)w->plan.rank, segment);
+    uint8_t *wire = buffer != NULL ? buffer->data : result_of(w, (uint32_t)w->plan.rank, segment);
     size_t bytes = quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
                                       left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
+    note_bytes(w, (uint32_t)w->plan.rank, segment, bytes);
     note_results(w, 1);
     return send_result(w, segment, wire, bytes, buffer);
+}
+
+/* As a payload: of what two ranks have kept of it. */
+static void join_kept(rc_work *w, uint32_t chunk, uint32_t segment, const quant_terms *terms)
+{
+    struct quantised *q = w->quantised;
+    uint8_t *wire = result_of(w, chunk, segment);
+    note_bytes(w, chunk, segment, quant_join_kept(&q->codec, wire, terms, &q->poisoned));
 }
 
 /* All contributions to a segment are there. chunk: any that brings some. */
@@ -376,7 +421,10 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (is_direct)
         return join_and_send(w, segment, dst, &terms, elems);
-    quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
+    if (q->layout.counts > 0)
+        join_kept(w, chunk, segment, &terms);
+    else
+        quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_results(w, 1);
     return RC_OK;
@@ -423,8 +471,9 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     uint64_t elems = plan_segment_elems(&w->plan, h->chunk, h->segment);
     w->receives_left--;
     if (w->call.encoded) {
-        memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
-        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, elems);
+        memcpy(result_of(w, h->chunk, h->segment), buffer->data, h->length);
+        note_bytes(w, h->chunk, h->segment, h->length);
+        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, h->length, elems);
     } else {
         quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length, elems,
                     &q->poisoned);

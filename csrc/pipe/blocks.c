@@ -1,7 +1,7 @@
-/* blocks.c - what the GPU does of an all-reduce by a codec whose elements share scales: it packs
- * each rank's contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given
- * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
- * rank's own part, and among two ranks the result.
+/* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
+ * contribution, and unpacks the result, by csrc/cuda/kernels.cu (of topk: sparse.c). The core is
+ * given payloads (rc_layout), so only these cross the bus; and floats, where the core adds them:
+ * this rank's own part, and among two ranks the result.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
  *          ---------own part--------->                        -----result of two ranks---->
@@ -30,7 +30,13 @@ int blocks_suits(const rc_flight *f)
 /* Payloads, and behind them the word that says whether one is poisoned: the core finds out, too. */
 static uint64_t scratch_bytes(const rc_flight *f)
 {
-    return f->layout.plain + POISON_BYTES;
+    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
+}
+
+/* Among two ranks the core adds, and has floats. */
+static int is_added_here(const rc_flight *f)
+{
+    return f->layout.own < 0 && f->layout.counts == 0;
 }
 
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
@@ -106,21 +112,19 @@ static uint64_t parts(const rc_flight *f)
     return (f->call.count + f->layout.part_elems - 1) / f->layout.part_elems;
 }
 
-/* Where an element is packed from, and unpacked to. */
-static cu_address source(const rc_flight *f, uint64_t index)
+cu_address blocks_source(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->gathered.at : (uintptr_t)f->call.src;
     return at + index * sizeof(float);
 }
 
-static cu_address target(const rc_flight *f, uint64_t index)
+cu_address blocks_target(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->scattered.at : (uintptr_t)f->call.dst;
     return at + index * sizeof(float);
 }
 
-/* In a buffer of the twin's, or 0. */
-static cu_address residuals_at(const rc_flight *f, int buffer, uint64_t index)
+cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index)
 {
     if (!f->is_fed || buffer < 0)
         return 0;
@@ -132,9 +136,9 @@ static rc_result pack_part(rc_flight *f, uint64_t part, rc_error *error)
     rc_pipe *p = f->pipe;
     uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
     cu_address wire = p->packed.at + part * f->layout.part_bytes;
-    cu_address src = source(f, first);
-    cu_address residual = residuals_at(f, f->residuals.in, first);
-    cu_address left = residuals_at(f, f->residuals.out, first);
+    cu_address src = blocks_source(f, first);
+    cu_address residual = blocks_residuals(f, f->residuals.in, first);
+    cu_address left = blocks_residuals(f, f->residuals.out, first);
     cu_address poisoned = p->packed.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
@@ -148,7 +152,7 @@ static rc_result unpack_part(rc_flight *f, uint64_t part, rc_error *error)
     rc_pipe *p = f->pipe;
     uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
     cu_address wire = p->unpacked.at + part * f->layout.part_bytes;
-    cu_address dst = target(f, first);
+    cu_address dst = blocks_target(f, first);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst, &wire, &n, &segment, &stride, &poisoned};
@@ -182,22 +186,33 @@ static rc_result gather(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-rc_result blocks_copy_in(rc_flight *f, rc_error *error)
+/* The part that stays here, as it is. */
+static rc_result copy_own_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
+    if (l->own < 0 || l->plain_count == 0)
+        return RC_OK;
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + l->plain,
+                       blocks_source(f, l->plain_start), l->plain_count * sizeof(float), p->d2h);
+}
+
+rc_result blocks_copy_in(rc_flight *f, rc_error *error)
+{
+    const rc_layout *l = &f->layout;
     if (f->pieces != NULL)
         RC_TRY(gather(f, error));
+    if (l->counts > 0) {
+        RC_TRY(copy_own_in(f, error));
+        return sparse_copy_in(f, error);
+    }
     uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
             RC_TRY(pack_part(f, part, error));
     RC_TRY(copy_parts_in(f, 0, own < all ? own : all, error));
     RC_TRY(copy_parts_in(f, own + 1, all, error));
-    if (l->own < 0 || l->plain_count == 0)
-        return RC_OK;
-    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + l->plain,
-                       source(f, l->plain_start), l->plain_count * sizeof(float), p->d2h);
+    return copy_own_in(f, error);
 }
 
 /* ---- out ---- */
@@ -217,8 +232,9 @@ static rc_result unpack_here(rc_flight *f, rc_error *error)
             uint64_t n = part_elems(f, part) - at;
             n = n < l->segment_elems ? n : l->segment_elems;
             quant_store(&q, (float *)(void *)wider->data + part * l->part_elems + at,
-                        f->dst + part * l->part_bytes + k * l->segment_bytes,
-                        quant_most_bytes(&q, n), n, &poisoned);
+                        f->dst + l->result + part * l->part_bytes + k * l->segment_bytes,
+                        l->counts > 0 ? sparse_bytes(f, part, k) : quant_most_bytes(&q, n), n,
+                        &poisoned);
         }
     pinned_give(&p->arena, f->staging);
     f->staging = wider;
@@ -230,7 +246,7 @@ static rc_result unpack_here(rc_flight *f, rc_error *error)
 rc_result blocks_make_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (f->layout.own < 0 || quantised_poisoned(f->work))
+    if (is_added_here(f) || quantised_poisoned(f->work))
         return RC_OK;
     rc_result result = packing_room(p, &p->unpacked, scratch_bytes(f), error);
     if (result == RC_OK && f->pieces != NULL)
@@ -251,7 +267,7 @@ static rc_result finish_piece(rc_flight *f, const rc_piece *piece, rc_error *err
     if (quantised_poisoned(f->work))
         return DEVICE_CALL(device, error, cuMemsetD32Async, piece->address, THE_NAN,
                            piece->bytes / sizeof(float), p->h2d);
-    if (f->layout.own < 0)
+    if (is_added_here(f))
         return DEVICE_CALL(device, error, cuMemcpyHtoDAsync, piece->address,
                            f->dst + f->layout.plain + piece->offset, piece->bytes, p->h2d);
     if (f->pieces == NULL)
@@ -264,8 +280,10 @@ static rc_result unpack(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
-    if (l->own < 0 || quantised_poisoned(f->work))
+    if (is_added_here(f) || quantised_poisoned(f->work))
         return RC_OK;
+    if (l->counts > 0)
+        return sparse_unpack(f, error);
     RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at, f->dst,
                        parts(f) * l->part_bytes, p->h2d));
     for (uint64_t part = 0; part < parts(f); part++)
