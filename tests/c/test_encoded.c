@@ -1,6 +1,7 @@
 /* test_encoded.c - all-reduces whose contributions are encoded already: ranks that give such, and
  * ranks that do not, have the results and the residuals that the formulas give.
  */
+#include "../../csrc/coll/encoded.h"
 #include "packer.h"
 #include "quant_world.h"
 
@@ -171,14 +172,97 @@ static void what_does_not_fit_is_refused(void)
     call = good, call.collective = RC_REDUCE_SCATTER;
     refuse(w->comms[0], call, "encoded already");
     CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_INVALID_ARGUMENT);
-    call = good, call.codec = RC_CODEC_TOPK, call.density = 0.1;
-    refuse(w->comms[0], call, "encoded already");
+    call = good, call.codec = RC_CODEC_TOPK, call.density = 1.5;
+    refuse(w->comms[0], call, "a density of 1.5");
     CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_INVALID_ARGUMENT);
+    call.density = 0.1;
+    CHECK_EQ(rc_check(w->comms[0], &call, NULL), RC_OK);
+    CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_OK);
     call = good, call.codec = RC_CODEC_NONE;
     refuse(w->comms[0], call, "encoded already");
     rc_feedback_free(feedback);
     world_close(alone);
     world_close(w);
+}
+
+/* ---- topk ---- */
+
+static rc_call topk_call(rc_comm *comm, rc_layout *layout, uint64_t count, double density)
+{
+    rc_call call = small_call(RC_ALLREDUCE, NULL, count);
+    call.codec = RC_CODEC_TOPK;
+    call.density = density;
+    call.encoded = 1;
+    CHECK_EQ(rc_comm_layout(comm, &call, layout), RC_OK);
+    call.src = call.dst = calloc(1, layout->bytes);
+    return call;
+}
+
+/* Payloads lie apart, with room for what ranks of the density send, and behind them the counts. */
+static void the_layout_of_topk_has_room(void)
+{
+    static const double densities[] = {1e-6, 0.001, 0.01, 0.1, 1.0};
+    static const uint64_t counts[] = {1, 257, 3000, 100003, 5000000};
+    for (int size = 2; size <= 4; size++) {
+        world *w = world_open((world_options){.size = size});
+        for (size_t i = 0; i < CHECK_COUNT(densities) * CHECK_COUNT(counts); i++)
+            for (int rank = 0; rank < size; rank++) {
+                rc_layout l;
+                double density = densities[i % CHECK_COUNT(densities)];
+                rc_call call =
+                    topk_call(w->comms[rank], &l, counts[i / CHECK_COUNT(densities)], density);
+                uint64_t n = l.segment_elems < call.count ? l.segment_elems : call.count;
+                n = n < l.part_elems ? n : l.part_elems;
+                double bound = fmin(ceil(8 * density * (double)n) + 32, (double)n);
+                uint64_t room = (uint64_t)fmin(bound, 262144 / 6) * 6, each, segments;
+                each = (l.part_elems + l.segment_elems - 1) / l.segment_elems;
+                segments = encoded_segments(&l);
+                CHECK_EQ(segments, each * l.parts);
+                CHECK(encoded_most(&l) >= room);
+                CHECK(l.segment_bytes >= (size == 2 ? 2 * room : room));
+                CHECK_EQ(l.part_bytes, each * l.segment_bytes);
+                CHECK_EQ(l.plain, l.parts * l.part_bytes);
+                CHECK_EQ(l.result, size == 2 ? l.plain : 0);
+                CHECK(l.counts >= l.plain + l.plain_count * 4 + (l.result > 0 ? l.part_bytes : 0));
+                CHECK_EQ(l.bytes, l.counts + 8 * segments);
+                free(call.dst);
+            }
+        world_close(w);
+    }
+}
+
+/* Two ranks that have kept all of some elements, so more than ranks of the density do. */
+static void longer_payloads_are_refused(void)
+{
+    enum { COUNT = 4096 };
+    for (int too_long = 0; too_long <= 1; too_long++) {
+        world *w = world_open((world_options){.size = 2});
+        rc_work *works[2];
+        rc_call calls[2];
+        for (int rank = 0; rank < 2; rank++) {
+            rc_layout l;
+            calls[rank] = topk_call(w->comms[rank], &l, COUNT, 0.001);
+            uint64_t kept = encoded_most(&l) / 6 + (uint64_t)too_long;
+            uint16_t *index = calls[rank].dst;
+            *encoded_count(&l, index, 0, 0, 0) = (uint32_t)kept;
+            for (uint64_t i = 0; i < kept; i++) /* the others' values are 0 */
+                index[i] = (uint16_t)(2 * i + (uint64_t)rank);
+            works[rank] = submit(w->comms[rank], &calls[rank]);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            rc_error error;
+            rc_layout l;
+            rc_result result = outcome(works[rank], &error);
+            CHECK_EQ(result == RC_OK, !too_long);
+            CHECK_EQ(rc_comm_layout(w->comms[rank], &calls[rank], &l), RC_OK);
+            if (!too_long)
+                CHECK_EQ(*encoded_count(&l, calls[rank].dst, 0, 0, 1), 2 * (encoded_most(&l) / 6));
+            rc_work_free(works[rank]);
+        }
+        world_close(w);
+        free(calls[0].dst);
+        free(calls[1].dst);
+    }
 }
 
 /* A submission that is refused leaves the feedback with whoever made it ready; a work that fails
@@ -224,6 +308,8 @@ int main(void)
         {"the_layout_covers_the_tensor", the_layout_covers_the_tensor},
         {"what_does_not_fit_is_refused", what_does_not_fit_is_refused},
         {"failures_leave_residuals", failures_leave_residuals},
+        {"the_layout_of_topk_has_room", the_layout_of_topk_has_room},
+        {"longer_payloads_are_refused", longer_payloads_are_refused},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
