@@ -67,7 +67,7 @@ class Call:
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """As kernels are told it: elements, of a part; segments of each; elements and room of one."""
+        """As kernels are told it: elements, those of a part; its segments, their elements, room."""
         part = self.part or self.src.size
         return self.src.size, part, -(-part // self.segment), self.segment, self.stride
 
