@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensors
-from gpu import Gpu
+from gpu import KERNELS, Gpu
 from ranks import run_ranks
 
 from ringcomm import Communicator, Config, ErrorFeedback
 
 Values = np.ndarray[Any, Any]
-KERNELS = 16  # each is launched once when it is loaded
 BY_LINKS = Config(timeout=30.0, shared_memory=False)  # of what is split off, too
 
 
