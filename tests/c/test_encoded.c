@@ -185,6 +185,41 @@ static void what_does_not_fit_is_refused(void)
     world_close(w);
 }
 
+/* A submission that is refused leaves the feedback with whoever made it ready; a work that fails
+ * leaves residuals. */
+static void failures_leave_residuals(void)
+{
+    enum { COUNT = 3000 };
+    rc_error error;
+    rc_work *work;
+    rc_feedback *feedback[WORLD_MAX];
+    world *w = world_open((world_options){.size = 3, .segment_bytes = 4096});
+    tensors t = make_tensors(3, COUNT);
+    open_feedback(feedback, 3, COUNT);
+    draw_values(&t);
+    run_mixed(w, &t, feedback, RC_CODEC_ONEBIT, RC_SUM, 7);
+    float before = rc_feedback_worker(feedback[0])[1500];
+    rc_call call = call_of(&t, 0, RC_CODEC_ONEBIT, RC_SUM, 1);
+    call.feedback = feedback[0];
+    packer p = packer_open(w->comms[0], &call);
+    call = packer_pack(&p);
+    CHECK(rc_feedback_busy(feedback[0]));
+    call.count = COUNT - 1;
+    CHECK_EQ(rc_submit(w->comms[0], &call, &work, &error), RC_INVALID_ARGUMENT);
+    CHECK(feedback_is_ready(feedback[0]));
+    call.count = COUNT;
+    CHECK_EQ(rc_submit(w->comms[0], &call, &work, &error), RC_OK);
+    CHECK(!feedback_is_ready(feedback[0]));
+    rc_comm_abort(w->comms[1], "enough");
+    expect_failure(work, RC_ABORTED, "enough");
+    CHECK(!rc_feedback_busy(feedback[0]));
+    CHECK(rc_feedback_worker(feedback[0])[1500] == before);
+    packer_close(&p);
+    close_feedback(feedback, 3);
+    free_tensors(&t);
+    world_close(w);
+}
+
 /* ---- topk ---- */
 
 static rc_call topk_call(rc_comm *comm, rc_layout *layout, uint64_t count, double density)
@@ -231,73 +266,57 @@ static void the_layout_of_topk_has_room(void)
     }
 }
 
-/* Two ranks that have kept all of some elements, so more than ranks of the density do. */
-static void longer_payloads_are_refused(void)
+/* So many elements of each part but the own, as many as a payload may bring, or one more. */
+static uint32_t keep_too_many(const rc_layout *l, void *memory, int rank, int too_long)
 {
-    enum { COUNT = 4096 };
-    for (int too_long = 0; too_long <= 1; too_long++) {
-        world *w = world_open((world_options){.size = 2});
-        rc_work *works[2];
-        rc_call calls[2];
-        for (int rank = 0; rank < 2; rank++) {
-            rc_layout l;
-            calls[rank] = topk_call(w->comms[rank], &l, COUNT, 0.001);
-            uint64_t kept = encoded_most(&l) / 6 + (uint64_t)too_long;
-            uint16_t *index = calls[rank].dst;
-            *encoded_count(&l, index, 0, 0, 0) = (uint32_t)kept;
-            for (uint64_t i = 0; i < kept; i++) /* the others' values are 0 */
-                index[i] = (uint16_t)(2 * i + (uint64_t)rank);
-            works[rank] = submit(w->comms[rank], &calls[rank]);
+    uint32_t kept = (uint32_t)(encoded_most(l) / TOPK_BYTES) + (uint32_t)too_long;
+    for (uint64_t part = 0; part < l->parts; part++) {
+        uint16_t *index = (void *)((uint8_t *)memory + part * l->part_bytes);
+        const float one = 1.0F;
+        if ((int64_t)part == l->own)
+            continue;
+        *encoded_count(l, memory, part, 0, 0) = kept;
+        for (uint32_t i = 0; i < kept; i++) {
+            index[i] = (uint16_t)(3 * i + (uint32_t)rank);
+            memcpy((uint8_t *)(index + kept) + i * sizeof one, &one, sizeof one);
         }
-        for (int rank = 0; rank < 2; rank++) {
-            rc_error error;
-            rc_layout l;
-            rc_result result = outcome(works[rank], &error);
-            CHECK_EQ(result == RC_OK, !too_long);
-            CHECK_EQ(rc_comm_layout(w->comms[rank], &calls[rank], &l), RC_OK);
-            if (!too_long)
-                CHECK_EQ(*encoded_count(&l, calls[rank].dst, 0, 0, 1), 2 * (encoded_most(&l) / 6));
-            rc_work_free(works[rank]);
-        }
-        world_close(w);
-        free(calls[0].dst);
-        free(calls[1].dst);
     }
+    return kept;
 }
 
-/* A submission that is refused leaves the feedback with whoever made it ready; a work that fails
- * leaves residuals. */
-static void failures_leave_residuals(void)
+/* Ranks that have kept more than ranks of their density do: up to the room that there is. */
+static void longer_payloads_are_refused(void)
 {
-    enum { COUNT = 3000 };
-    rc_error error;
-    rc_work *work;
-    rc_feedback *feedback[WORLD_MAX];
-    world *w = world_open((world_options){.size = 3, .segment_bytes = 4096});
-    tensors t = make_tensors(3, COUNT);
-    open_feedback(feedback, 3, COUNT);
-    draw_values(&t);
-    run_mixed(w, &t, feedback, RC_CODEC_ONEBIT, RC_SUM, 7);
-    float before = rc_feedback_worker(feedback[0])[1500];
-    rc_call call = call_of(&t, 0, RC_CODEC_ONEBIT, RC_SUM, 1);
-    call.feedback = feedback[0];
-    packer p = packer_open(w->comms[0], &call);
-    call = packer_pack(&p);
-    CHECK(rc_feedback_busy(feedback[0]));
-    call.count = COUNT - 1;
-    CHECK_EQ(rc_submit(w->comms[0], &call, &work, &error), RC_INVALID_ARGUMENT);
-    CHECK(feedback_is_ready(feedback[0]));
-    call.count = COUNT;
-    CHECK_EQ(rc_submit(w->comms[0], &call, &work, &error), RC_OK);
-    CHECK(!feedback_is_ready(feedback[0]));
-    rc_comm_abort(w->comms[1], "enough");
-    expect_failure(work, RC_ABORTED, "enough");
-    CHECK(!rc_feedback_busy(feedback[0]));
-    CHECK(rc_feedback_worker(feedback[0])[1500] == before);
-    packer_close(&p);
-    close_feedback(feedback, 3);
-    free_tensors(&t);
-    world_close(w);
+    for (int size = 2; size <= 3; size++)
+        for (int too_long = 0; too_long <= 1; too_long++) {
+            world *w = world_open((world_options){.size = size});
+            rc_work *works[WORLD_MAX];
+            rc_call calls[WORLD_MAX];
+            rc_layout layouts[WORLD_MAX];
+            uint32_t kept = 0, most = 0;
+            int done = 0;
+            for (int rank = 0; rank < size; rank++) {
+                calls[rank] = topk_call(w->comms[rank], &layouts[rank], 4096, 0.001);
+                kept = keep_too_many(&layouts[rank], calls[rank].dst, rank, too_long);
+            }
+            for (int rank = 0; rank < size; rank++)
+                works[rank] = submit(w->comms[rank], &calls[rank]);
+            for (int rank = 0; rank < size; rank++) {
+                rc_error error;
+                const rc_layout *l = &layouts[rank];
+                done += outcome(works[rank], &error) == RC_OK;
+                for (uint64_t part = 0; part < l->parts && !too_long; part++) {
+                    uint32_t count = *encoded_count(l, calls[rank].dst, part, 0, 1);
+                    most = count > most ? count : most;
+                }
+                rc_work_free(works[rank]);
+            }
+            CHECK_EQ(done, too_long ? 0 : size);
+            CHECK_EQ(most, too_long ? 0 : size == 2 ? 2 * kept : kept);
+            world_close(w);
+            for (int rank = 0; rank < size; rank++)
+                free(calls[rank].dst);
+        }
 }
 
 int main(void)
