@@ -1,10 +1,14 @@
 /* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
  * contribution, and unpacks the result, by csrc/cuda/kernels.cu (of topk: sparse.c). The core is
  * given payloads (rc_layout), so only these cross the bus; and floats, where the core adds them:
- * this rank's own part, and among two ranks the result.
+ * this rank's own part.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
- *          ---------own part--------->                        -----result of two ranks---->
+ *          ---------own part--------->
+ *
+ * Among two ranks the core adds nothing: both contributions come back, and are unpacked and added
+ * by one kernel. This rank's own comes with the other's, from staging: that in the scratch of "in"
+ * may be of a later flight by then.
  *
  * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
  * of it at a time.
@@ -27,16 +31,21 @@ int blocks_suits(const rc_flight *f)
            rc_comm_layout(comm, &f->call, &layout) == RC_OK;
 }
 
-/* Payloads, and behind them the word that says whether one is poisoned: the core finds out, too. */
-static uint64_t scratch_bytes(const rc_flight *f)
+/* What this rank sends, by parts. Behind it in scratch, as behind all of plain, is the word that
+ * says whether a block is poisoned: the core finds out, too. */
+static uint64_t sent_bytes(const rc_flight *f)
 {
-    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
+    return f->layout.parts * f->layout.part_bytes;
 }
 
-/* Among two ranks the core adds, and has floats. */
-static int is_added_here(const rc_flight *f)
+static uint64_t packed_bytes(const rc_flight *f)
 {
-    return f->layout.own < 0 && f->layout.counts == 0;
+    return f->layout.counts > 0 ? sparse_scratch(f) : sent_bytes(f) + POISON_BYTES;
+}
+
+static uint64_t unpacked_bytes(const rc_flight *f)
+{
+    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
 }
 
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
@@ -71,7 +80,7 @@ static rc_result begin(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
-    RC_TRY(packing_room(p, &p->packed, scratch_bytes(f), error));
+    RC_TRY(packing_room(p, &p->packed, packed_bytes(f), error));
     if (f->pieces != NULL)
         RC_TRY(packing_room(p, &p->gathered, flight_bytes(f, 1), error));
     return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
@@ -139,7 +148,7 @@ static rc_result pack_part(rc_flight *f, uint64_t part, rc_error *error)
     cu_address src = blocks_source(f, first);
     cu_address residual = blocks_residuals(f, f->residuals.in, first);
     cu_address left = blocks_residuals(f, f->residuals.out, first);
-    cu_address poisoned = p->packed.at + f->layout.plain;
+    cu_address poisoned = p->packed.at + sent_bytes(f);
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&wire, &left,    &src,    &pre,     &residual,
@@ -159,7 +168,26 @@ static rc_result unpack_part(rc_flight *f, uint64_t part, rc_error *error)
     return packing_launch(p, packing_of(f->call.codec) + 1, n, p->h2d, parameters, error);
 }
 
+static rc_result add_both(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cu_address dst = blocks_target(f, 0), wire = p->unpacked.at;
+    cu_address poisoned = p->unpacked.at + f->layout.plain;
+    uint64_t apart = f->layout.part_bytes, n = f->call.count;
+    uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
+    float post = f->call.op == RC_AVG ? (float)(1.0 / p->comm->env.contributors) : 1.0F;
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst, &wire,    &apart,  &post,
+                                               &n,   &segment, &stride, &poisoned};
+    return packing_launch(p, packing_of(f->call.codec) + 2, n, p->h2d, parameters, error);
+}
+
 /* ---- in ---- */
+
+/* Where this rank's payloads begin in staging. */
+static uint64_t own_place(const rc_flight *f)
+{
+    return f->layout.terms == 2 ? (uint64_t)f->pipe->comm->env.rank * f->layout.part_bytes : 0;
+}
 
 /* The payloads of the parts from first to before end. */
 static rc_result copy_parts_in(rc_flight *f, uint64_t first, uint64_t end, rc_error *error)
@@ -168,8 +196,8 @@ static rc_result copy_parts_in(rc_flight *f, uint64_t first, uint64_t end, rc_er
     uint64_t start = first * f->layout.part_bytes;
     if (first >= end)
         return RC_OK;
-    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + start, p->packed.at + start,
-                       (end - first) * f->layout.part_bytes, p->d2h);
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + own_place(f) + start,
+                       p->packed.at + start, (end - first) * f->layout.part_bytes, p->d2h);
 }
 
 /* With zeros between the pieces. */
@@ -217,24 +245,35 @@ rc_result blocks_copy_in(rc_flight *f, rc_error *error)
 
 /* ---- out ---- */
 
+static void unpack_segment_here(rc_flight *f, quant *q, float *dst, uint64_t part, uint64_t segment,
+                                uint64_t n)
+{
+    const rc_layout *l = &f->layout;
+    const uint8_t *wire = f->dst + l->result + part * l->part_bytes + segment * l->segment_bytes;
+    uint64_t bytes = l->counts > 0 ? sparse_bytes(f, part, segment) : quant_most_bytes(q, n);
+    const void *both[] = {wire, wire + f->layout.part_bytes};
+    const quant_terms terms = {.wires = both, .count = 2};
+    int poisoned = 0;
+    if (f->layout.terms == 2)
+        quant_join(q, dst, &terms, n, &poisoned);
+    else
+        quant_store(q, dst, wire, bytes, n, &poisoned);
+}
+
 /* What unpacking does, by the CPU: staging has the elements afterwards. */
 static rc_result unpack_here(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
     pinned_block *wider;
-    int poisoned = 0;
     quant q;
     RC_TRY(pinned_take(&p->arena, flight_bytes(f, 0), 0, &wider, error));
     quant_init(&q, p->comm->engine->kernels, &f->call, p->comm->env.contributors);
     for (uint64_t part = 0; part < parts(f); part++)
         for (uint64_t at = 0, k = 0; at < part_elems(f, part); at += l->segment_elems, k++) {
             uint64_t n = part_elems(f, part) - at;
-            n = n < l->segment_elems ? n : l->segment_elems;
-            quant_store(&q, (float *)(void *)wider->data + part * l->part_elems + at,
-                        f->dst + l->result + part * l->part_bytes + k * l->segment_bytes,
-                        l->counts > 0 ? sparse_bytes(f, part, k) : quant_most_bytes(&q, n), n,
-                        &poisoned);
+            unpack_segment_here(f, &q, (float *)(void *)wider->data + part * l->part_elems + at,
+                                part, k, n < l->segment_elems ? n : l->segment_elems);
         }
     pinned_give(&p->arena, f->staging);
     f->staging = wider;
@@ -246,9 +285,9 @@ static rc_result unpack_here(rc_flight *f, rc_error *error)
 rc_result blocks_make_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (is_added_here(f) || quantised_poisoned(f->work))
+    if (quantised_poisoned(f->work))
         return RC_OK;
-    rc_result result = packing_room(p, &p->unpacked, scratch_bytes(f), error);
+    rc_result result = packing_room(p, &p->unpacked, unpacked_bytes(f), error);
     if (result == RC_OK && f->pieces != NULL)
         result = packing_room(p, &p->scattered, flight_bytes(f, 0), error);
     if (result != RC_NO_MEMORY)
@@ -257,7 +296,7 @@ rc_result blocks_make_room(rc_flight *f, rc_error *error)
     return unpack_here(f, error);
 }
 
-/* A piece of the result: all NaN, of two ranks as it is, or of what has been unpacked. */
+/* A piece of the result: all NaN, or of what has been unpacked. */
 static rc_result finish_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
 {
     rc_pipe *p = f->pipe;
@@ -267,9 +306,6 @@ static rc_result finish_piece(rc_flight *f, const rc_piece *piece, rc_error *err
     if (quantised_poisoned(f->work))
         return DEVICE_CALL(device, error, cuMemsetD32Async, piece->address, THE_NAN,
                            piece->bytes / sizeof(float), p->h2d);
-    if (is_added_here(f))
-        return DEVICE_CALL(device, error, cuMemcpyHtoDAsync, piece->address,
-                           f->dst + f->layout.plain + piece->offset, piece->bytes, p->h2d);
     if (f->pieces == NULL)
         return RC_OK;
     return DEVICE_CALL(device, error, cuMemcpyDtoDAsync, piece->address,
@@ -280,12 +316,14 @@ static rc_result unpack(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
-    if (is_added_here(f) || quantised_poisoned(f->work))
+    if (quantised_poisoned(f->work))
         return RC_OK;
     if (l->counts > 0)
         return sparse_unpack(f, error);
     RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at, f->dst,
-                       parts(f) * l->part_bytes, p->h2d));
+                       l->terms * parts(f) * l->part_bytes, p->h2d));
+    if (l->terms == 2)
+        return add_both(f, error);
     for (uint64_t part = 0; part < parts(f); part++)
         RC_TRY(unpack_part(f, part, error));
     return RC_OK;
