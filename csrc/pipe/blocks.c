@@ -175,8 +175,8 @@ static rc_result pack(rc_flight *f, order_stretch elems, rc_error *error)
     cu_address poisoned = p->packed.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
-    void *parameters[DEVICE_MAX_PARAMETERS] = {
-        &wire, &left, &src, &pre, &residual, &elems.elems, &segment, &stride, &poisoned};
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&wire,        &left,    &src,    &pre,     &residual,
+                                               &elems.elems, &segment, &stride, &poisoned};
     return packing_launch(p, packing_of(f->call.codec), elems.elems, p->d2h, parameters, error);
 }
 

@@ -28,6 +28,10 @@ enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 4 << 20, LEAST_IN_PIECES = 1 << 20 
 
 #ifdef PIPE_FAULTS
 atomic_int pipe_pieces_fed = INT32_MAX;
+int pipe_pieces_shift;
+#define SIZE(bytes) ((uint64_t)(bytes) >> pipe_pieces_shift)
+#else
+#define SIZE(bytes) ((uint64_t)(bytes))
 #endif
 
 /* Bytes that an element has in staging; not in blocks. */
@@ -79,7 +83,7 @@ int pieces_suit(rc_flight *f)
     int is_plain = f->call.codec <= RC_CODEC_FP16 && f->call.feedback == NULL;
     uint64_t bytes = f->in_blocks ? f->layout.bytes : f->call.count * elem_bytes(f);
     if (f->call.collective != RC_ALLREDUCE || !(is_plain || f->in_blocks) ||
-        comm->shared.hosts > 0 || comm->env.world_size == 1 || bytes <= LEAST_IN_PIECES)
+        comm->shared.hosts > 0 || comm->env.world_size == 1 || bytes <= SIZE(LEAST_IN_PIECES))
         return 0;
     take_plan(f);
     return order_parts(&f->feed.plan) > 0;
@@ -96,14 +100,14 @@ static int next_stretch(const rc_flight *f, pieces_cursor *cursor, order_stretch
 {
     const plan *p = &f->feed.plan;
     if (cursor->bytes == 0)
-        begin_piece(f, cursor, LEAST_PIECE);
+        begin_piece(f, cursor, SIZE(LEAST_PIECE));
     if (f->in_blocks && order_next_of_row(p, &cursor->at, cursor->elems, next))
         return 1;
     if (!f->in_blocks && order_next(p, &cursor->at, cursor->elems, next)) {
         cursor->elems -= next->elems;
         return 1;
     }
-    begin_piece(f, cursor, cursor->bytes < MOST_PIECE ? 2 * cursor->bytes : MOST_PIECE);
+    begin_piece(f, cursor, cursor->bytes < SIZE(MOST_PIECE) ? 2 * cursor->bytes : cursor->bytes);
     return 0;
 }
 
@@ -160,8 +164,8 @@ rc_result pieces_begin(rc_flight *f, rc_call *call, rc_work **work, rc_error *er
     RC_TRY(queue_ahead(f, error));
     RC_TRY(wait_for_piece(f, error));
     RC_TRY(rc_check(f->pipe->comm, call, error));
-    gate *gate =
-        gate_create(count_stretches(f), elems_back(f, LEAST_PIECE), elems_back(f, MOST_PIECE));
+    gate *gate = gate_create(count_stretches(f), elems_back(f, SIZE(LEAST_PIECE)),
+                             elems_back(f, SIZE(MOST_PIECE)));
     if (gate == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a flight");
     while (next_stretch(f, &f->feed.shown, &next))

@@ -54,6 +54,7 @@ enum pipe_fault {
 extern int pipe_fault;
 extern atomic_int pipe_paused;     /* 1: no flight lands */
 extern atomic_int pipe_pieces_fed; /* how many pieces of a flight the core may get, at most */
+extern int pipe_pieces_shift;      /* by so many powers of two they are smaller */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
