@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cuda")]
 HALVES = {"bf16": 1, "fp16": 2}
 BLOCKS = {"int8": 3, "int4": 4, "onebit": 5, "fp8": 6}
 LIMITS = {"int8": 127, "int4": 7, "onebit": 1, "fp8": 448}
+AVG = 1  # as the core numbers ops
 CHUNK = 1 << 26
 FENCE = 0xA5  # what lies behind a result, and must stay
 
@@ -176,6 +177,32 @@ def check_block(bench: Bench, codec: str, src: Values, residual: Values | None, 
     return "" if found == want_flag else f"poisoned is {found}, not {want_flag}, of {n} elements"
 
 
+def check_sum(bench: Bench, codec: str, tensors: tuple[Values, Values]) -> str:
+    """Adds two payloads of one segment, for an average; what differs, in words."""
+    n, size = tensors[0].size, payload_bytes(codec, tensors[0].size)
+    apart = size + size % 2
+    both = np.zeros(2 * apart, np.uint8)
+    want, left = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for at, values in zip((0, apart), tensors, strict=True):
+        bench.core.core_pack(BLOCKS[codec], pointer(both[at:]), pointer(left), pointer(values),
+                             ctypes.c_float(1), None, ctypes.c_size_t(n))  # fmt: skip
+    want_flag = bench.core.core_add(BLOCKS[codec], pointer(want), pointer(both),
+                                    pointer(both[apart:]), AVG, ctypes.c_size_t(n))  # fmt: skip
+    want[np.isnan(want)] = np.uint32(0x7FC00000).view(np.float32)  # made of infinities: any
+    wire, flag = bench.on_gpu("wire", both), bench.on_gpu("flag", np.zeros(1, np.uint32))
+    dst = bench.on_gpu("dst", np.full(n + 1, 7, np.float32))
+    assert dst is not None
+    assert flag is not None
+    segment = -(-max(n, 1) // 256) * 256
+    bench.driver.launch(f"add_{codec}", [dst, wire, apart, 0.5, n, segment, 0, flag])
+    expected = np.append(want, np.float32(7))
+    why = first_difference(bench.driver.get(dst, np.empty_like(expected)), expected)
+    found = int(bench.driver.get(flag, np.zeros(1, np.uint32))[0])
+    if why:
+        return f"sum of {n} elements: {why}"
+    return "" if found == want_flag else f"poisoned is {found}, not {want_flag}, of {n} elements"
+
+
 def check_blocks(bench: Bench, whole: bool) -> None:
     try:
         from sides import CLASSES
@@ -186,21 +213,28 @@ def check_blocks(bench: Bench, whole: bool) -> None:
     lengths = [0, 1, 33, 64, 65, 255, 256, 257, 1025] if whole else [65, 1025]
     lengths += [100_003] if whole else []
     for codec, limit in LIMITS.items():
-        why, cases = "", 0
+        why, wrong, cases, sums = "", "", 0, 0
         for values in CLASSES:
             for n in lengths:
                 src, rest = values(random, n, limit), values(random, n, limit)
                 for residual, pre in ((None, 1.0), (rest, 1 / 3)):
                     cases += 1
                     why = why or check_block(bench, codec, src, residual, pre)
+                sums += 1
+                wrong = wrong or check_sum(bench, codec, (src, rest))
         for n in range(1026 if whole else 0):  # tails
             cases += 1
-            why = why or check_block(bench, codec, random.standard_normal(n, np.float32), None, 1.0)
+            src = random.standard_normal(n, np.float32)
+            why = why or check_block(bench, codec, src, None, 1.0)
+            sums += 1
+            wrong = wrong or check_sum(bench, codec, (src, random.standard_normal(n, np.float32)))
         if whole and not why:
             cases += 1
             why = check_block(bench, codec, random.standard_normal(1 << 24, np.float32), None, 1.0)
         how = f"{cases} tensors" if whole else f"a sample of {cases} tensors"
         tell(f"pack and unpack {codec}", "wrong" if why else "ok", how, "", why)
+        how = f"{sums} sums" if whole else f"a sample of {sums} sums"
+        tell(f"add {codec}", "wrong" if wrong else "ok", how, "", wrong)
 
 
 def run(options: argparse.Namespace) -> None:

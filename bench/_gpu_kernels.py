@@ -30,13 +30,13 @@ class Memory:
     def __init__(self, driver: Driver, n: int) -> None:
         self.n = n
         names = ("src", "residual", "dst", "wire", "from", "to")
-        sizes = (4 * n, 4 * n, 4 * n, 2 * n, 8 * n, 8 * n)
+        sizes = (4 * n, 4 * n, 4 * n, 3 * n, 8 * n, 8 * n)
         self.at = {name: driver.alloc(size) for name, size in zip(names, sizes, strict=True)}
         random = np.random.default_rng(3)
         some = random.standard_normal(1 << 20, np.float32)
         for name in ("src", "residual"):
             driver.put(self.at[name], np.resize(some, n))
-        driver.put(self.at["wire"], np.zeros(2 * n, np.uint8))
+        driver.put(self.at["wire"], np.zeros(3 * n, np.uint8))
         self.at["flag"] = driver.alloc(4)
         driver.put(self.at["flag"], np.zeros(1, np.uint32))
 
@@ -62,6 +62,8 @@ def cases(memory: Memory) -> list[tuple[str, str, list[Any], float, float]]:
                       OF_BLOCKS))  # fmt: skip
         found.append((f"unpack {codec}", f"unpack_{codec}", [dst, wire, *last], 4.0 * n + sent,
                       OF_BLOCKS))  # fmt: skip
+        found.append((f"add {codec}", f"add_{codec}", [dst, wire, int(sent), 0.5, *last],
+                      4.0 * n + 2 * sent, OF_BLOCKS))  # fmt: skip
     return found
 
 

@@ -16,7 +16,7 @@ from ranks import run_ranks
 from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
 
 CODECS = ["int8", "int4", "onebit", "fp8"]
-KERNELS = 12  # each is launched once when it is loaded
+KERNELS = 16  # each is launched once when it is loaded
 
 
 def bits(array: np.ndarray[Any, Any]) -> bytes:
@@ -54,7 +54,7 @@ def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(
     if world == 1:
         assert made == 0
     elif world == 2:
-        assert made == 2 * 2 * len(counts) * 2  # the sum is the CPU's
+        assert made == 2 * 2 * len(counts) * 2 * 2  # one packs, one unpacks and adds
     else:
         assert made > 2 * 2 * len(counts) * world
 
@@ -99,6 +99,50 @@ def test_ranks_that_pack_and_ranks_that_do_not_go_together(gpu: Gpu, world: int)
     for fails["k"] in (1, 2, 3, 4):
         gpu.reset()
         run_ranks(world, body)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_one_of_two_has_its_tensor_on_the_host(gpu: Gpu, compression: str) -> None:
+    """The one adds on its GPU, the other on its CPU, each with its residuals."""
+    values = [[tensors.elements("f32", 5001, rank, step) for rank in range(2)] for step in range(6)]
+
+    def body(comm: Communicator) -> None:
+        on_gpu, at_home, mixed = ErrorFeedback(), ErrorFeedback(), ErrorFeedback()
+        array = gpu.empty((5001,), "f4", gpu.stream())
+        for step in range(6):
+            expected, host = values[step][comm.rank].copy(), values[step][comm.rank].copy()
+            comm.allreduce(expected, "avg", compression=compression, feedback=at_home)
+            array.write(host)
+            comm.allreduce(array, "avg", compression=compression, feedback=on_gpu)
+            assert bits(array.read()) == bits(expected)
+            array.write(host)
+            tensor = array if step // 2 % 2 == comm.rank else host
+            comm.allreduce(tensor, "avg", compression=compression, feedback=mixed)
+            assert bits(array.read() if tensor is array else host) == bits(expected), step
+        assert bits(at_home.worker) == bits(on_gpu.worker) == bits(mixed.worker)
+
+    run_ranks(2, body)
+
+
+def test_a_sum_that_is_too_large_is_seen_by_both(gpu: Gpu) -> None:
+    """Of numbers that are finite, also as they are encoded. Residuals stay as they were."""
+
+    def body(comm: Communicator) -> None:
+        both = Both(comm, gpu, 5000)
+        both.reduce("int8")
+        for guest in (None, 0, 1):  # who has its tensor on the host
+            host = np.full(5000, 0.3, np.float32)
+            host[4000] = 3e38
+            both.array.write(host)
+            tensor = host if guest == comm.rank else both.array
+            feedback = both.feedbacks[tensor is host]
+            comm.allreduce(tensor, "avg", compression="int8", feedback=feedback)
+            result = host if tensor is host else both.array.read()
+            assert (result.view(np.uint32) == 0x7FC00000).all()
+        both.reduce("int8")
+        both.check()
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -319,3 +363,18 @@ def test_nothing_but_what_is_packed_crosses_the_bus(gpu: Gpu) -> None:
     at_the_end = 2 * world  # residuals come home
     assert gpu.calls("cuMemcpyDtoHAsync_v2") <= steps * world * 3 + at_the_end
     assert gpu.calls("cuMemcpyHtoDAsync_v2") == steps * world
+
+
+def test_two_ranks_copy_once_each_way(gpu: Gpu) -> None:
+    """What one has packed; back, both contributions at once, for the kernel that adds them."""
+    steps, count = 5, 9001
+
+    def body(comm: Communicator) -> None:
+        array, feedback = gpu.empty((count,), "f4", gpu.stream()), ErrorFeedback()
+        for step in range(steps):
+            array.write(tensors.elements("f32", count, comm.rank, step))
+            comm.allreduce(array, "avg", compression="onebit", feedback=feedback)
+
+    assert launches(gpu, 2, body) == steps * 2 * 2
+    assert gpu.calls("cuMemcpyDtoHAsync_v2") <= steps * 2 + 2 * 2
+    assert gpu.calls("cuMemcpyHtoDAsync_v2") == steps * 2

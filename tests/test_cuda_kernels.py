@@ -37,6 +37,7 @@ from sides import (  # noqa: E402
 HALVES = {"bf16": 1, "fp16": 2}
 BLOCKS = {"int8": 3, "int4": 4, "onebit": 5, "fp8": 6}
 LIMITS = {"int8": 127, "int4": 7, "onebit": 1, "fp8": 448}
+OPS = {"sum": 0, "avg": 1}
 LAUNCHES = [(1, 32), (2, 64), (3, 256)]
 
 
@@ -191,6 +192,82 @@ def check_unpack(sides: Sides, case: Case, wire: Array) -> None:
     same(got[:n], want)
     assert (got[n:] == 7).all()
     assert flag[0] == poisoned
+
+
+def one_nan(values: Array) -> Array:
+    """With NaNs that two kinds of processor make of infinities alike."""
+    return np.where(np.isnan(values), U32(0x7FC00000).view(F32), values)
+
+
+def check_add(sides: Sides, case: Case, first: Array, second: Array, gap: int = 0) -> None:
+    """Of the same elements' wires; the second lies so many bytes behind the first."""
+    n, size = case.src.size, wire_bytes(case)
+    apart = size + gap + (size + gap) % 2
+    both = placed(np.zeros(apart + size, U8), 2 if case.offset is None else 0)
+    both[:size], both[apart:] = first[:size], second[:size]
+    for op, post in (("sum", 1.0), ("avg", 0.5)):
+        want = np.zeros(n, F32)
+        poisoned = 0
+        for part, at in segments(case):
+            poisoned |= sides.core.core_add(
+                BLOCKS[case.codec], pointer(want[part]), pointer(first[at:]), pointer(second[at:]),
+                OPS[op], ctypes.c_size_t(want[part].size),
+            )  # fmt: skip
+        got = placed(np.full(n + 4, 7, F32), case.offset)[4 if case.offset is None else 0 :]
+        flag = np.zeros(1, U32)
+        sides.run(f"add_{case.codec}", case.launch, got, both, apart, post, n, case.segment,
+                  case.stride, flag)  # fmt: skip
+        same(got[:n], one_nan(want))
+        assert (got[n:] == 7).all()
+        assert flag[0] == poisoned
+
+
+@pytest.mark.parametrize("values", CLASSES)
+@pytest.mark.parametrize("codec", BLOCKS)
+def test_sums_of_every_class(
+    sides: Sides, codec: str, values: Callable[[np.random.Generator, int, int], Array]
+) -> None:
+    random = np.random.default_rng(8)
+    for n in [0, 1, 33, 64, 65, 255, 257, 1025, 8000]:
+        for k, offset in enumerate((0, 4, None)):
+            one, two = (Case(codec, values(random, n, LIMITS[codec]), launch=LAUNCHES[k],
+                             offset=offset) for _ in range(2))  # fmt: skip
+            check_add(sides, one, expected(sides, one)[0], expected(sides, two)[0], 14 * k)
+
+
+@pytest.mark.parametrize("codec", BLOCKS)
+def test_sums_of_any_bytes(sides: Sides, codec: str) -> None:
+    """Scales that nobody makes too, in the one or the other, and such whose sums are too large."""
+    random = np.random.default_rng(9)
+    some = np.array([0, 1, 0x7F, 0x80, 0x3F80, 0x7B00, 0x7D80, 0x7E80, 0x7F00, 0x7F7F, 0x7F80,
+                     0x7FC0], U16)  # fmt: skip
+    scales = np.concatenate([some, some | U16(0x8000)])
+    one, two = (each.reshape(-1) for each in np.meshgrid(scales, scales))
+    block = 64 if codec == "int4" else 256
+    case = Case(codec, np.zeros(one.size * block, F32), launch=(5, 256), segment=1 << 20)
+    codes = wire_bytes(case) - 2 * one.size
+    first, second = (np.concatenate([each.view(U8), random.integers(0, 256, codes, U8)])
+                     for each in (one, two))  # fmt: skip
+    check_add(sides, case, first, second)
+    for i in range(0, one.size, 7):  # each by itself, as one makes the flag of all
+        for n in (1, block - 1, block):
+            few = Case(codec, np.zeros(n, F32), launch=(1, 32))
+            codes = payload_bytes(codec, n) - 2
+            first, second = (np.concatenate([each[i : i + 1].view(U8),
+                                             random.integers(0, 256, codes, U8)])
+                             for each in (one, two))  # fmt: skip
+            check_add(sides, few, first, second)
+
+
+@pytest.mark.parametrize("codec", BLOCKS)
+def test_sums_in_segments(sides: Sides, codec: str) -> None:
+    random = np.random.default_rng(10)
+    for segment, padding, offset in [(256, 0, 0), (768, 2, 4), (1024, 14, None)]:
+        stride = payload_bytes(codec, segment) + padding
+        for n in (1, segment - 1, segment, segment + 1, 5 * segment + 333):
+            one, two = (Case(codec, ordinary(random, n, 1), segment=segment, stride=stride,
+                             launch=(2, 96), offset=offset) for _ in range(2))  # fmt: skip
+            check_add(sides, one, expected(sides, one)[0], expected(sides, two)[0])
 
 
 @pytest.mark.parametrize("values", CLASSES)

@@ -223,7 +223,8 @@ void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *po
     for (size_t start = 0; start < n; start += PIECE) {
         size_t count = piece_at(start, n);
         float *out = q->dtype == RC_F32 ? (float *)dst + start : acc;
-        *poisoned |= sum_terms(q, acc, terms, start, count, n) | any_not_finite(acc, count);
+        *poisoned |= sum_terms(q, acc, terms, start, count, n);
+        *poisoned |= any_not_finite(acc, count);
         q->kernels->scale[RC_F32](out, acc, (double)q->post, count);
         if (q->dtype == RC_F64)
             put_f64(q, dst, acc, start, count);
@@ -252,6 +253,32 @@ size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms 
             put_f64(q, dst, acc, start, count);
     }
     return quant_most_bytes(q, n);
+}
+
+/* 1 if a scale is not below 2^100. Of those below, the products with any code's number are below
+ * 2^109, so no sum is infinite. */
+static int has_large_scale(const quant *q, const uint8_t *wire, size_t n)
+{
+    enum { SIZE = 0x7fff, LARGE = (127 + 100) << 7 };
+    const uint16_t *scales = coded_at(q, wire, n, 0).scales;
+    int found = 0;
+    for (size_t i = 0; i < kernel_block_scales(q->format, n); i++)
+        found |= (scales[i] & SIZE) >= LARGE;
+    return found;
+}
+
+int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n)
+{
+    int may_be = 0, poisoned = 0;
+    for (int rank = 0; rank < terms->count; rank++)
+        may_be |= has_large_scale(q, terms->wires[rank], n);
+    for (size_t start = 0; start < n && may_be; start += PIECE) {
+        float acc[PIECE];
+        size_t count = piece_at(start, n);
+        poisoned |= sum_terms(q, acc, terms, start, count, n);
+        poisoned |= any_not_finite(acc, count);
+    }
+    return poisoned;
 }
 
 /* ---- results ---- */

@@ -87,6 +87,11 @@ void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *po
 size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
                           const float *residual, float *left, size_t n, int *poisoned);
 
+/* 1 if quant_join of contributions that are all encoded would find a value that is not finite.
+ * Looks at the scales, and where they are so large that a sum might be none, at the sum; not of the
+ * codec without blocks. */
+int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n);
+
 /* dst = D(wire). */
 void quant_store(quant *q, void *dst, const uint8_t *wire, size_t bytes, size_t n, int *poisoned);
 

@@ -39,14 +39,14 @@ void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
     int is_direct = p.algorithm == RC_DIRECT;
     uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
     *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,
+                       .terms = is_direct ? 1 : (uint64_t)p.world_size,
                        .part_elems = p.chunk_elems,
                        .segment_elems = p.segment_elems,
                        .segment_bytes = aligned(quant_most_bytes(&q, p.segment_elems)),
                        .own = is_direct ? p.rank : -1,
                        .plain_start = start < call->count ? start : call->count,
-                       .plain_count =
-                           is_direct ? plan_chunk_elems(&p, (uint32_t)p.rank) : call->count};
+                       .plain_count = is_direct ? plan_chunk_elems(&p, (uint32_t)p.rank) : 0};
     out->part_bytes = bytes_of_part(&q, &p, out->segment_bytes);
-    out->plain = out->parts * out->part_bytes;
+    out->plain = out->terms * out->parts * out->part_bytes;
     out->bytes = out->plain + out->plain_count * sizeof(float);
 }

@@ -6,11 +6,16 @@
  *
  *   parts 0 .. n-1, each with its segments' payloads       float32
  *   | 0 1 2 .. | 0 1 2 .. | (own) | 0 1 2 .. |             | own part |      RC_DIRECT
- *   | 0 1 2 .. |                                           | result   |      RC_ONE_SHOT: one part
+ *
+ *   one part of each rank
+ *   | 0 1 2 .. | 0 1 2 .. |                                                  RC_ONE_SHOT
  *
  * Contributions to other ranks' parts lie there encoded; that to this rank's own is added as it is,
  * so it lies behind them as float32. When the work is over each payload is that of the result, the
- * own part's too. Among two ranks each adds for itself, and has the sum as float32.
+ * own part's too. Among two ranks each adds for itself, and who packs elsewhere can do that there
+ * as well: when the work is over both contributions lie there as they came. Whether the sum has
+ * something that is not finite the core finds out all the same (quantised_poisoned), for residuals
+ * hang on it.
  */
 #ifndef RINGCOMM_ENCODED_H
 #define RINGCOMM_ENCODED_H

@@ -28,8 +28,9 @@ void join_destroy(join *j, pool *buffers);
 
 /* Takes over a rank's contribution; 1 if it was the last one expected. */
 int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer);
-/* A rank's own contribution, which stays where it is, is free to be overwritten as far as one frame
- * goes: those are awaited like contributions. 1 if it was the last thing expected. */
+/* Something else that is awaited like a contribution, and kept elsewhere if it is one: as that a
+ * rank's own is free to be overwritten as far as one frame goes. 1 if it was the last thing
+ * expected. */
 int join_left(join *j, uint32_t segment);
 /* The contributions by rank, NULL where there is none; valid until the next call. */
 const void *const *join_wires(join *j, uint32_t segment);

@@ -81,12 +81,24 @@ static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
 
 /* ---- what is encoded already ---- */
 
-/* A segment's payload: of a contribution, later of the result. */
-static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
 {
     const rc_layout *l = &w->quantised->layout;
-    return (uint8_t *)w->call.dst + plan_part(&w->plan, chunk) * l->part_bytes +
-           segment * l->segment_bytes;
+    return (uint8_t *)w->call.dst + place * l->part_bytes + segment * l->segment_bytes;
+}
+
+/* 1 if who has encoded this rank's contributions also adds them to the others'. */
+static int is_left_to_caller(const rc_work *w)
+{
+    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT;
+}
+
+/* A segment's payload: of a contribution, later of the result if that is encoded. */
+static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    uint32_t place = is_left_to_caller(w) ? (uint32_t)plan_rank_at(&w->plan, chunk, 0)
+                                          : plan_part(&w->plan, chunk);
+    return payload_at(w, place, segment);
 }
 
 /* A segment of what lies there as it is. */
@@ -153,7 +165,7 @@ static float *left_at(float *residual, uint64_t elem)
 
 /* ---- results ---- */
 
-/* A segment of dst is final. Who gave what is encoded writes the NaNs. */
+/* A segment of dst is final. Who decodes what is encoded asks (quantised_poisoned). */
 static void note_result(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     struct quantised *q = w->quantised;
@@ -320,29 +332,15 @@ static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payloa
     return result;
 }
 
-/* Among two ranks this one's is encoded too, and lies beside what comes of it. */
-static quant_terms encoded_terms(rc_work *w, uint32_t segment)
-{
-    quant_terms terms = {.wires = join_wires(&w->join, segment),
-                         .lengths = join_lengths(&w->join, segment),
-                         .count = w->plan.world_size};
-    if (w->plan.algorithm == RC_ONE_SHOT)
-        w->join.wires[w->plan.rank] = payload_of(w, (uint32_t)w->plan.rank, segment);
-    else
-        terms.src = plain_of(w, segment);
-    return terms;
-}
-
 static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
-    if (w->call.encoded)
-        return encoded_terms(w, segment);
     return (quant_terms){.wires = join_wires(&w->join, segment),
                          .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size,
-                         .src = work_src(w, chunk, segment),
+                         .src = w->call.encoded ? (const void *)plain_of(w, segment)
+                                                : work_src(w, chunk, segment),
                          .residual = at(residual, src_elem(w, chunk, segment))};
 }
 
@@ -363,6 +361,19 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     return send_result(w, segment, wire, bytes, buffer);
 }
 
+/* Both contributions to a segment lie in their places, and stay there: what a sum would tell. */
+static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    struct quantised *q = w->quantised;
+    const void *wires[] = {payload_at(w, 0, segment), payload_at(w, 1, segment)};
+    const quant_terms terms = {.wires = wires, .count = 2};
+    w->receives_left--;
+    q->poisoned |=
+        quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
+    note_result(w, chunk, segment);
+    return RC_OK;
+}
+
 /* All contributions to a segment are there. chunk: any that brings some. */
 static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
@@ -370,9 +381,9 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     struct quantised *q = w->quantised;
     size_t elems = plan_segment_elems(p, chunk, segment);
     int is_direct = p->collective == RC_ALLREDUCE && p->algorithm == RC_DIRECT;
-    void *dst = work_dst(w, chunk, segment);
-    if (w->call.encoded)
-        dst = is_direct ? NULL : plain_of(w, segment);
+    if (is_left_to_caller(w))
+        return leave_both(w, chunk, segment);
+    void *dst = w->call.encoded ? NULL : work_dst(w, chunk, segment);
     quant_terms terms = terms_of(w, chunk, segment);
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (is_direct)
@@ -450,6 +461,14 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     return RC_OK;
 }
 
+/* A contribution that is not added here. */
+static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buffer)
+{
+    memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
+    pool_return(w->env->buffers, buffer);
+    return join_left(&w->join, h->segment) ? join_segment(w, h->chunk, h->segment) : RC_OK;
+}
+
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     if (!quant_valid(&w->quantised->codec, buffer->data, h->length,
@@ -460,6 +479,8 @@ rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
     buffer->length = h->length;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store(w, h, buffer);
+    if (is_left_to_caller(w))
+        return put_beside(w, h, buffer);
     if (!join_keep(&w->join, h->segment, plan_rank_at(&w->plan, h->chunk, 0), buffer))
         return RC_OK;
     return join_segment(w, h->chunk, h->segment);

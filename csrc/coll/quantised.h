@@ -21,7 +21,8 @@
  *
  * Contributions to an all-reduce may be encoded already (rc_call.encoded). Then they leave from
  * where they lie, but for that to this rank's own part, which is there as it is; and results stay
- * encoded (encoded.h). Other ranks cannot tell.
+ * encoded, or among two ranks both contributions, which nobody adds here (encoded.h). Other ranks
+ * cannot tell.
  *
  * Poison. A value that is not finite makes some block of the result NaN, and so known to every rank
  * that sees the block: in an all-reduce and an all-gather all ranks do. Then the whole result is

@@ -1,5 +1,5 @@
 /* topk.cuh - the codec that sends the largest elements as they are (codec/topk.h). A part of
- * kernels.cu, by its words and rules; sums stay on the host here too.
+ * kernels.cu, by its words and rules; sums stay on the host.
  *
  * First the threshold, from a sample of the tensor (topk.c has its geometry: so many runs of run
  * elements, size in all; or, if size is count - exact_count, all of it). kept: density * size,

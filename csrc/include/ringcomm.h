@@ -329,14 +329,16 @@ typedef struct rc_call {
 
 /* Where payloads lie (docs/WIRE.md, 6) that are encoded already. The tensor has parts, of
  * part_elems elements but for the last ones, which may have fewer or none; a part has segments, of
- * segment_elems but for its last one. The payload of segment k of part p lies at byte
- * p * part_bytes + k * segment_bytes: at first this rank's contribution, when the work is over the
- * result. From byte plain on lie floats as they are, plain_count of them:
- *   own >= 0   this rank's contribution to that part, which begins at element plain_start, in place
- *              of its payloads
- *   own < 0    there are two ranks: room for the result, which is not encoded */
+ * segment_elems but for its last one.
+ *   terms 1   The payload of segment k of part p lies at byte p * part_bytes + k * segment_bytes:
+ * at first this rank's contribution, when the work is over the result. This rank's contribution to
+ * part own, which begins at element plain_start, lies not there, but from byte plain on as it is,
+ * plain_count floats. terms 2   There are two ranks, one part, and own < 0. Rank r's contribution
+ * to segment k lies at byte r * part_bytes + k * segment_bytes: at first this rank's, when the work
+ * is over both, whose sum (times 1/2 for an RC_AVG) the result is. */
 typedef struct rc_layout {
     uint64_t parts;
+    uint64_t terms;
     uint64_t part_elems;
     uint64_t segment_elems;
     uint64_t part_bytes;

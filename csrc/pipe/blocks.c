@@ -1,10 +1,14 @@
 /* blocks.c - what the GPU does of an all-reduce by a codec whose elements share scales: it packs
  * each rank's contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given
  * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
- * rank's own part, and among two ranks the result.
+ * rank's own part.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
- *          ---------own part--------->                        -----result of two ranks---->
+ *          ---------own part--------->
+ *
+ * Among two ranks the core adds nothing: both contributions come back, and are unpacked and added
+ * by one kernel. This rank's own comes with the other's, from staging: that in the scratch of "in"
+ * may be of a later flight by then.
  *
  * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a
  * stretch of it at a time, whole segments of one part.
@@ -26,10 +30,11 @@ int blocks_suits(const rc_flight *f)
            rc_comm_layout(comm, &f->call, &layout) == RC_OK;
 }
 
-/* Payloads, and behind them the word that says whether one is poisoned: the core finds out, too. */
-static uint64_t scratch_bytes(const rc_flight *f)
+/* What this rank sends, by parts. Behind it in scratch, as behind all of plain, is the word that
+ * says whether a block is poisoned: the core finds out, too. */
+static uint64_t sent_bytes(const rc_flight *f)
 {
-    return f->layout.plain + POISON_BYTES;
+    return f->layout.parts * f->layout.part_bytes;
 }
 
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
@@ -64,7 +69,7 @@ static rc_result begin(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
-    RC_TRY(packing_room(p, &p->packed, scratch_bytes(f), error));
+    RC_TRY(packing_room(p, &p->packed, sent_bytes(f) + POISON_BYTES, error));
     if (f->pieces != NULL)
         RC_TRY(packing_room(p, &p->gathered, flight_bytes(f, 1), error));
     return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
@@ -172,7 +177,7 @@ static rc_result pack(rc_flight *f, order_stretch elems, rc_error *error)
     cu_address src = source(f, elems.start);
     cu_address residual = residuals_at(f, f->residuals.in, elems.start);
     cu_address left = residuals_at(f, f->residuals.out, elems.start);
-    cu_address poisoned = p->packed.at + f->layout.plain;
+    cu_address poisoned = p->packed.at + sent_bytes(f);
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&wire,        &left,    &src,    &pre,     &residual,
@@ -190,6 +195,19 @@ static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,     &wire,   &elems.elems,
                                                &segment, &stride, &poisoned};
     return packing_launch(p, packing_of(f->call.codec) + 1, elems.elems, p->h2d, parameters, error);
+}
+
+static rc_result add_both(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    cu_address dst = target(f, elems.start), wire = p->unpacked.at + payload_at(f, elems.start);
+    cu_address poisoned = p->unpacked.at + f->layout.plain;
+    uint64_t apart = f->layout.part_bytes;
+    uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
+    float post = f->call.op == RC_AVG ? (float)(1.0 / p->comm->env.contributors) : 1.0F;
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,         &wire,    &apart,  &post,
+                                               &elems.elems, &segment, &stride, &poisoned};
+    return packing_launch(p, packing_of(f->call.codec) + 2, elems.elems, p->h2d, parameters, error);
 }
 
 /* ---- in ---- */
@@ -220,11 +238,17 @@ static rc_result copy_plain_in(rc_flight *f, order_stretch elems, rc_error *erro
                        source(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
 }
 
+/* Where this rank's payloads begin in staging. */
+static uint64_t own_place(const rc_flight *f)
+{
+    return f->layout.terms == 2 ? (uint64_t)f->pipe->comm->env.rank * f->layout.part_bytes : 0;
+}
+
 static rc_result copy_payloads_in(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     payloads at = payloads_of(f, elems);
-    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + at.start,
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + own_place(f) + at.start,
                        p->packed.at + at.start, at.bytes, p->d2h);
 }
 
@@ -264,21 +288,31 @@ rc_result blocks_copy_all_in(rc_flight *f, rc_error *error)
 
 /* ---- out ---- */
 
+static void unpack_segment_here(rc_flight *f, quant *q, float *dst, const uint8_t *wire, uint64_t n)
+{
+    const void *both[] = {wire, wire + f->layout.part_bytes};
+    const quant_terms terms = {.wires = both, .count = 2};
+    int poisoned = 0;
+    if (f->layout.terms == 2)
+        quant_join(q, dst, &terms, n, &poisoned);
+    else
+        quant_store(q, dst, wire, quant_most_bytes(q, n), n, &poisoned);
+}
+
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
     pinned_block *wider;
-    int poisoned = 0;
     quant q;
     RC_TRY(pinned_take(&p->arena, flight_bytes(f, 0), 0, &wider, error));
     quant_init(&q, p->comm->engine->kernels, &f->call, p->comm->env.contributors);
     for (uint64_t part = 0; part < parts(f); part++)
         for (uint64_t at = 0; at < part_elems(f, part); at += l->segment_elems) {
             uint64_t n = part_elems(f, part) - at, start = part * l->part_elems + at;
-            n = n < l->segment_elems ? n : l->segment_elems;
-            quant_store(&q, (float *)(void *)wider->data + start, f->dst + payload_at(f, start),
-                        quant_most_bytes(&q, n), n, &poisoned);
+            unpack_segment_here(f, &q, (float *)(void *)wider->data + start,
+                                f->dst + payload_at(f, start),
+                                n < l->segment_elems ? n : l->segment_elems);
         }
     pinned_give(&p->arena, f->staging);
     f->staging = wider;
@@ -290,16 +324,8 @@ rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
 rc_result blocks_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (f->layout.own < 0)
-        return RC_OK;
-    RC_TRY(packing_room(p, &p->unpacked, scratch_bytes(f), error));
+    RC_TRY(packing_room(p, &p->unpacked, f->layout.plain + POISON_BYTES, error));
     return f->pieces != NULL ? packing_room(p, &p->scattered, flight_bytes(f, 0), error) : RC_OK;
-}
-
-static rc_result copy_plain_out(rc_flight *f, const rc_piece *piece, rc_error *error)
-{
-    return DEVICE_CALL(f->pipe->device, error, cuMemcpyHtoDAsync, piece->address,
-                       f->dst + f->layout.plain + piece->offset, piece->bytes, f->pipe->h2d);
 }
 
 static rc_result scatter_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
@@ -316,18 +342,42 @@ static order_stretch first_part(const rc_flight *f, order_stretch elems)
     return (order_stretch){elems.start, elems.elems < left ? elems.elems : left};
 }
 
-rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
+static rc_result copy_payloads_out(rc_flight *f, payloads at, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (f->layout.own < 0)
-        return flight_each(f, 0, elems, copy_plain_out, error);
-    payloads at = payloads_of(f, elems);
-    RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at + at.start,
-                       f->dst + at.start, at.bytes, p->h2d));
-    order_stretch left = elems;
-    for (order_stretch next; left.elems > 0; left.start += next.elems, left.elems -= next.elems) {
-        next = first_part(f, left);
+    return DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at + at.start,
+                       f->dst + at.start, at.bytes, p->h2d);
+}
+
+/* Both ranks' contributions: all of them are one copy. */
+static rc_result copy_both_out(rc_flight *f, payloads at, rc_error *error)
+{
+    uint64_t apart = f->layout.part_bytes;
+    if (at.bytes == apart)
+        return copy_payloads_out(f, (payloads){0, 2 * apart}, error);
+    RC_TRY(copy_payloads_out(f, at, error));
+    return copy_payloads_out(f, (payloads){apart + at.start, at.bytes}, error);
+}
+
+static rc_result unpack_parts(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    for (order_stretch next; elems.elems > 0;
+         elems.start += next.elems, elems.elems -= next.elems) {
+        next = first_part(f, elems);
         RC_TRY(unpack(f, next, error));
+    }
+    return RC_OK;
+}
+
+rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    payloads at = payloads_of(f, elems);
+    if (f->layout.terms == 2) {
+        RC_TRY(copy_both_out(f, at, error));
+        RC_TRY(add_both(f, elems, error));
+    } else {
+        RC_TRY(copy_payloads_out(f, at, error));
+        RC_TRY(unpack_parts(f, elems, error));
     }
     return f->pieces != NULL ? flight_each(f, 0, elems, scatter_piece, error) : RC_OK;
 }

@@ -21,18 +21,22 @@ const char *const packing_kernels[] = {
     [UNPACK_FP16] = "ringcomm_unpack_fp16",
     [PACK_INT8] = "ringcomm_pack_int8", /* from here on in the order of their codecs */
     "ringcomm_unpack_int8",
+    "ringcomm_add_int8",
     "ringcomm_pack_int4",
     "ringcomm_unpack_int4",
+    "ringcomm_add_int4",
     "ringcomm_pack_onebit",
     "ringcomm_unpack_onebit",
+    "ringcomm_add_onebit",
     "ringcomm_pack_fp8",
     "ringcomm_unpack_fp8",
+    "ringcomm_add_fp8",
 };
 _Static_assert(sizeof packing_kernels / sizeof *packing_kernels == PACKING_KERNELS, "all of them");
 
 int packing_of(rc_codec codec)
 {
-    return PACK_INT8 + 2 * ((int)codec - RC_CODEC_INT8);
+    return PACK_INT8 + 3 * ((int)codec - RC_CODEC_INT8);
 }
 
 int packing_is_aligned(const rc_flight *f)

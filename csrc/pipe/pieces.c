@@ -56,8 +56,8 @@ static uint64_t elems_there(const rc_flight *f, uint64_t bytes)
 static uint64_t elems_back(const rc_flight *f, uint64_t bytes)
 {
     const rc_layout *l = &f->layout;
-    if (f->in_blocks && l->own >= 0)
-        return bytes * l->segment_elems / l->segment_bytes;
+    if (f->in_blocks)
+        return bytes * l->segment_elems / (l->terms * l->segment_bytes);
     return bytes / elem_bytes(f);
 }
 

@@ -197,7 +197,7 @@ rc_result pieces_copy_out(rc_flight *f, rc_error *error);
 void pieces_wait_fed(rc_flight *f, rc_error *error);
 
 /* packing.c */
-enum { PACKING_KERNELS = 12 };
+enum { PACKING_KERNELS = 16 };
 extern const char *const packing_kernels[PACKING_KERNELS];
 /* Whether the GPU packs it. */
 int packing_suits(const rc_flight *f);
@@ -205,7 +205,7 @@ int packing_suits(const rc_flight *f);
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
 /* Whether its memory is one of whole elements; other addresses are for copies only. */
 int packing_is_aligned(const rc_flight *f);
-/* The kernel that packs by a codec of blocks; the next one unpacks. */
+/* The kernel that packs by a codec of blocks; the next one unpacks, that behind it adds two. */
 int packing_of(rc_codec codec);
 /* A kernel that takes so many elements. */
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,

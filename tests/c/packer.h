@@ -50,6 +50,12 @@ static inline uint8_t *packer_payload(const packer *p, uint64_t part, uint64_t s
     return p->memory + part * p->layout.part_bytes + segment * p->layout.segment_bytes;
 }
 
+/* Of this rank's contribution. */
+static inline uint8_t *packer_own(const packer *p, uint64_t part, uint64_t segment)
+{
+    return packer_payload(p, p->layout.terms == 2 ? (uint64_t)p->comm->env.rank : part, segment);
+}
+
 /* The caller's feedback, from here to the end of the work: residuals of a work at home. */
 static inline void packer_begin(const packer *p, feedback_view *view)
 {
@@ -79,7 +85,7 @@ static inline rc_call packer_pack(packer *p)
     for (uint64_t part = 0; part < l->parts; part++)
         for (uint64_t k = 0; (n = packer_segment(p, part, k, &start)) > 0; k++)
             if ((int64_t)part != l->own)
-                quant_encode(&p->codec, packer_payload(p, part, k), src + start,
+                quant_encode(&p->codec, packer_own(p, part, k), src + start,
                              view.worker_in != NULL ? view.worker_in + start : NULL,
                              view.worker_out != NULL ? view.worker_out + start : NULL, n, &ignored);
     float *plain = (float *)(void *)(p->memory + l->plain);
@@ -97,6 +103,13 @@ static inline rc_call packer_pack(packer *p)
     return call;
 }
 
+/* Of two ranks' contributions. */
+static inline void packer_join(packer *p, uint64_t segment, float *dst, uint64_t n, int *poisoned)
+{
+    const void *wires[] = {packer_payload(p, 0, segment), packer_payload(p, 1, segment)};
+    quant_join(&p->codec, dst, &(quant_terms){.wires = wires, .count = 2}, n, poisoned);
+}
+
 /* Of a work that was a success. */
 static inline void packer_unpack(packer *p, const rc_work *w)
 {
@@ -104,14 +117,14 @@ static inline void packer_unpack(packer *p, const rc_work *w)
     uint64_t start, n;
     const rc_layout *l = &p->layout;
     float *dst = p->call.dst;
-    if (l->own < 0 && p->call.count > 0)
-        memcpy(dst, p->memory + l->plain, p->call.count * sizeof *dst);
-    for (uint64_t part = 0; part < l->parts && l->own >= 0; part++)
+    for (uint64_t part = 0; part < l->parts; part++)
         for (uint64_t k = 0; (n = packer_segment(p, part, k, &start)) > 0; k++)
-            quant_store(&p->codec, dst + start, packer_payload(p, part, k),
-                        quant_most_bytes(&p->codec, n), n, &poisoned);
-    if (l->own >= 0)
-        CHECK_EQ(poisoned, quantised_poisoned(w));
+            if (l->terms == 2)
+                packer_join(p, k, dst + start, n, &poisoned);
+            else
+                quant_store(&p->codec, dst + start, packer_payload(p, part, k),
+                            quant_most_bytes(&p->codec, n), n, &poisoned);
+    CHECK_EQ(poisoned, quantised_poisoned(w));
     if (quantised_poisoned(w))
         quant_fill_nan(RC_F32, dst, p->call.count);
 }

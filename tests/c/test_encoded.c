@@ -102,6 +102,38 @@ static void what_is_not_finite_is_found_by_all(void)
             }
 }
 
+/* Two ranks have the largest value, which is finite, also encoded. Is their sum? */
+static void one_large_sum(rc_codec codec, float largest, int is_nan, unsigned packing)
+{
+    enum { COUNT = 5000, AT = 3072 };
+    rc_feedback *feedback[2];
+    world *w = world_open((world_options){.size = 2, .segment_bytes = 4096});
+    tensors t = make_tensors(2, COUNT);
+    open_feedback(feedback, 2, COUNT);
+    draw_values(&t);
+    t.src[0][AT] = t.src[1][AT] = largest;
+    run_mixed(w, &t, feedback, codec, RC_AVG, packing);
+    for (int rank = 0; rank < 2; rank++) {
+        CHECK_EQ(isnan(t.dst[rank][0]), is_nan);
+        CHECK_EQ(isnan(t.dst[rank][AT]), is_nan);
+        CHECK_EQ(rc_feedback_worker(feedback[rank])[7] == 0.0F, is_nan);
+    }
+    close_feedback(feedback, 2);
+    free_tensors(&t);
+    world_close(w);
+}
+
+/* Also where both are told to add for themselves. Of onebit no such values can be encoded. */
+static void a_sum_that_is_too_large_is_found_by_all(void)
+{
+    static const rc_codec some[] = {RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_FP8};
+    for (size_t c = 0; c < CHECK_COUNT(some); c++)
+        for (unsigned packing = 0; packing < 4; packing++) {
+            one_large_sum(some[c], 3.0e38F, 1, packing);
+            one_large_sum(some[c], 1.6e38F, 0, packing);
+        }
+}
+
 static void the_layout_covers_the_tensor(void)
 {
     static const uint64_t counts[] = {1, 255, 256, 257, 3000, 100003, 5000000};
@@ -124,10 +156,12 @@ static void the_layout_covers_the_tensor(void)
                         end = at + quant_most_bytes(&p.codec, n);
                     }
                 CHECK_EQ(elems, call.count);
-                CHECK(end <= l->plain);
-                CHECK_EQ(l->plain_count, size == 2 ? call.count : l->plain_count);
+                CHECK(end <= l->parts * l->part_bytes);
+                CHECK_EQ(l->terms, size == 2 ? 2 : 1);
+                CHECK_EQ(l->plain, l->terms * l->parts * l->part_bytes);
                 CHECK_EQ(l->own, size == 2 ? -1 : rank);
                 CHECK_EQ(l->bytes, l->plain + 4 * l->plain_count);
+                CHECK(size > 2 || l->plain_count == 0);
                 packer_close(&p);
             }
         }
@@ -221,6 +255,7 @@ int main(void)
     static const check_test tests[] = {
         {"it_is_what_the_formulas_give", it_is_what_the_formulas_give},
         {"what_is_not_finite_is_found_by_all", what_is_not_finite_is_found_by_all},
+        {"a_sum_that_is_too_large_is_found_by_all", a_sum_that_is_too_large_is_found_by_all},
         {"the_layout_covers_the_tensor", the_layout_covers_the_tensor},
         {"what_does_not_fit_is_refused", what_does_not_fit_is_refused},
         {"failures_leave_residuals", failures_leave_residuals},

@@ -18,26 +18,24 @@ typedef struct side {
     int count;
 } side;
 
-/* A segment's place in the memory of the call: at first, and at the end. */
 typedef struct place {
     uint64_t at, bytes;
 } place;
 
+/* A segment's place in the memory of the call: at first, and at the end, where of two ranks each
+ * has one. */
 static place source_of(const side *s, uint64_t part, uint64_t segment, uint64_t elems)
 {
     const rc_layout *l = &s->p.layout;
     if ((int64_t)part == l->own)
         return (place){l->plain + segment * l->segment_elems * 4, elems * 4};
-    return (place){part * l->part_bytes + segment * l->segment_bytes,
+    return (place){(uint64_t)(packer_own(&s->p, part, segment) - s->p.memory),
                    quant_most_bytes(&s->p.codec, elems)};
 }
 
-static place result_of(const side *s, uint64_t part, uint64_t segment, uint64_t elems)
+static place result_of(const side *s, uint64_t place_of, uint64_t segment, uint64_t elems)
 {
-    const rc_layout *l = &s->p.layout;
-    if (l->own < 0)
-        return (place){l->plain + segment * l->segment_elems * 4, elems * 4};
-    return (place){part * l->part_bytes + segment * l->segment_bytes,
+    return (place){(uint64_t)(packer_payload(&s->p, place_of, segment) - s->p.memory),
                    quant_most_bytes(&s->p.codec, elems)};
 }
 
@@ -51,8 +49,11 @@ static void copy_stretch(const side *s, order_stretch one, uint8_t *to, const ui
         uint64_t segment = at % s->p.layout.part_elems / s->p.layout.segment_elems;
         n = packer_segment(&s->p, part, segment, &start);
         CHECK_EQ(start, at);
-        place where = is_source ? source_of(s, part, segment, n) : result_of(s, part, segment, n);
-        memcpy(to + where.at, from + where.at, where.bytes);
+        for (uint64_t term = 0; term < (is_source ? 1 : s->p.layout.terms); term++) {
+            place where =
+                is_source ? source_of(s, part, segment, n) : result_of(s, part + term, segment, n);
+            memcpy(to + where.at, from + where.at, where.bytes);
+        }
     }
 }
 

@@ -169,6 +169,36 @@ static void poison_is_told(void)
     each_kind(one_poison);
 }
 
+/* Without the sum, where scales are small; bytes may be any that come from a wire. */
+static void one_large_sum(const kernel_set *kernels, rc_codec codec, size_t n)
+{
+    static float got[MOST_ELEMS];
+    static uint8_t wire[2][ROOM];
+    const void *both[] = {wire[0], wire[1]};
+    const quant_terms terms = {.wires = both, .count = 2};
+    quant q = quant_of(kernels, codec, RC_F32, RC_AVG, n);
+    for (int rank = 0; rank < 2; rank++)
+        for (size_t i = 0; i < bytes_of(codec, n); i++)
+            wire[rank][i] = (uint8_t)draw_below(&seed, 256);
+    for (uint16_t scale = 0x7000; scale <= 0x7fc0 && n > 0; scale += 0x20) {
+        int want = 0;
+        for (int rank = 0; rank < 2; rank++) {
+            uint16_t *scales = (uint16_t *)(void *)wire[rank];
+            for (size_t i = 0; i < scales_of(codec, n); i++)
+                scales[i] = 0x3f80;
+            scales[draw_below(&seed, scales_of(codec, n))] =
+                (uint16_t)(scale | draw_below(&seed, 2) << 15);
+        }
+        quant_join(&q, got, &terms, n, &want);
+        CHECK_EQ(quant_sum_is_poisoned(&q, &terms, n), want);
+    }
+}
+
+static void a_sum_that_is_too_large_is_found(void)
+{
+    each_kind(one_large_sum);
+}
+
 /* ---- sizes ---- */
 
 static void segments_fit(void)
@@ -214,6 +244,7 @@ int main(void)
         {"payloads_are_as_specified", payloads_are_as_specified},
         {"joins_are_in_order_of_rank", joins_are_in_order_of_rank},
         {"poison_is_told", poison_is_told},
+        {"a_sum_that_is_too_large_is_found", a_sum_that_is_too_large_is_found},
         {"segments_fit", segments_fit},
         {"finite_is_told_from_not", finite_is_told_from_not},
         {"only_floats_are_quantised", only_floats_are_quantised},

@@ -54,19 +54,52 @@ static void unpack(const kernel_block *format, const arguments *a, uint64_t n, u
     }
 }
 
+static void add(const kernel_block *format, const arguments *a, uint64_t n, uint64_t segment,
+                uint64_t stride)
+{
+    uint64_t apart;
+    float post;
+    memcpy(&apart, a->params[2], sizeof apart);
+    memcpy(&post, a->params[3], sizeof post);
+    for (uint64_t at = 0, k = 0; at < n; at += segment, k++) {
+        uint64_t count = n - at < segment ? n - at : segment;
+        const uint8_t *first = (const uint8_t *)a->at(a->params[1]) + k * stride;
+        const uint8_t *second = first + apart;
+        uint64_t scales = kernel_block_scales(format, count) * sizeof(uint16_t);
+        float *dst = floats(a, 0, at);
+        int bad =
+            format->decode(dst, (const uint16_t *)(const void *)first, first + scales, count, 0);
+        bad |= format->add(dst, (const uint16_t *)(const void *)second, second + scales, count);
+        if (bad)
+            *(uint32_t *)a->at(a->params[7]) = 1;
+        for (uint64_t i = 0; i < count; i++)
+            dst[i] *= post;
+    }
+}
+
 int block_kernels_launch(const char *name, const arguments *a)
 {
-    char codec[16];
-    int packs = sscanf(name, "ringcomm_pack_%15s", codec) == 1;
-    if (!packs && sscanf(name, "ringcomm_unpack_%15s", codec) != 1)
+    static const struct {
+        const char *name;
+        void (*run)(const kernel_block *format, const arguments *a, uint64_t n, uint64_t segment,
+                    uint64_t stride);
+        int sizes; /* where n, segment and stride are among the parameters */
+    } kinds[] = {{"pack", pack, 5}, {"unpack", unpack, 2}, {"add", add, 4}};
+    char kind[16], codec[16];
+    if (sscanf(name, "ringcomm_%15[a-z]_%15s", kind, codec) != 2)
         return 0;
     const kernel_block *format = format_of(codec);
-    uint64_t three[3];  /* n, segment, stride */
-    if (format == NULL) /* of 16 bits: launched when they are loaded, and no more */
+    for (int i = 0; i < 3; i++) {
+        uint64_t three[3];
+        if (strcmp(kind, kinds[i].name) != 0)
+            continue;
+        if (format == NULL) /* of 16 bits: launched when they are loaded, and no more */
+            return 1;
+        for (int j = 0; j < 3; j++)
+            memcpy(&three[j], a->params[kinds[i].sizes + j], sizeof three[j]);
+        if (three[0] > 0)
+            kinds[i].run(format, a, three[0], three[1], three[2]);
         return 1;
-    for (int i = 0; i < 3; i++)
-        memcpy(&three[i], a->params[(packs ? 5 : 2) + i], sizeof three[i]);
-    if (three[0] > 0)
-        (packs ? pack : unpack)(format, a, three[0], three[1], three[2]);
-    return 1;
+    }
+    return 0;
 }

@@ -58,6 +58,20 @@ EXPORT int core_unpack(int codec, float *dst, const uint8_t *wire, size_t n)
     return format->decode(dst, (const uint16_t *)(const void *)wire, codes, n, 0);
 }
 
+/* The sum of two payloads of one segment. */
+EXPORT int core_add(int codec, float *dst, const uint8_t *first, const uint8_t *second, int op,
+                    size_t n)
+{
+    const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .op = (rc_op)op, .count = n};
+    const void *wires[] = {first, second};
+    const quant_terms terms = {.wires = wires, .count = 2};
+    int poisoned = 0;
+    quant q;
+    quant_init(&q, kernels, &call, 2);
+    quant_join(&q, dst, &terms, n, &poisoned);
+    return poisoned;
+}
+
 /* The payload of one segment as a work makes it, and takes it; returns its bytes. */
 EXPORT size_t core_payload(int codec, uint8_t *wire, float *left, const float *src,
                            const float *residual, size_t n, int *poisoned)

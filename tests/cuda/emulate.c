@@ -291,6 +291,11 @@ static void *pointer(void *param)
     {                                                                                              \
         ringcomm_unpack_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3),     \
                                AT(u64, 4), pointer(params[5]));                                    \
+    }                                                                                              \
+    static void call_add_##name(void **params)                                                     \
+    {                                                                                              \
+        ringcomm_add_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(float, 3),      \
+                            AT(u64, 4), AT(u64, 5), AT(u64, 6), pointer(params[7]));               \
     }
 
 HALF(bf16)
@@ -336,16 +341,22 @@ static void call_scale(void **params)
         "ringcomm_unpack_" #name, call_unpack_##name                                               \
     }
 
+#define THREE(name)                                                                                \
+    BOTH(name),                                                                                    \
+    {                                                                                              \
+        "ringcomm_add_" #name, call_add_##name                                                     \
+    }
+
 static const struct {
     const char *name;
     void (*run)(void **params);
 } kernels[] = {
     BOTH(bf16),
     BOTH(fp16),
-    BOTH(int8),
-    BOTH(int4),
-    BOTH(onebit),
-    BOTH(fp8),
+    THREE(int8),
+    THREE(int4),
+    THREE(onebit),
+    THREE(fp8),
     {"ringcomm_sample_topk", call_sample_topk},
     {"ringcomm_least_topk", call_least_topk},
     BOTH(topk),
