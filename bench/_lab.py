@@ -47,6 +47,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _serial = itertools.count()
 
 
+def _ipv6(wanted: bool) -> dict[str, str]:
+    """Settings of a namespace: its ports' addresses are of use at once, not after a second or two;
+    or there are none, and no neighbour discovery in the measurements."""
+    if not os.path.exists("/proc/sys/net/ipv6"):
+        return {}
+    if wanted:
+        return {"net.ipv6.conf.default.accept_dad": "0"}
+    return {f"net.ipv6.conf.{which}.disable_ipv6": "1" for which in ("all", "default")}
+
+
 class NetLab:
     """A cluster of ``hosts`` hosts with ``len(nics)`` NICs each; use it as a context manager.
 
@@ -56,7 +66,7 @@ class NetLab:
             10.(77+k).0.(h+1)/24, on switch k.
         one_subnet: put all NICs on one switch and in one subnet instead, with addresses
             10.77.k.(h+1)/16. The kernel's defaults are kept, under which both NICs answer for
-            each other's addresses.
+            each other's addresses, and each has a link-local IPv6; elsewhere IPv6 is off.
         mtu: in bytes, on every cable.
         congestion: "cubic" or "reno" on every host, or "" for cubic where the kernel allows it in
             a namespace, else reno. After entering, the attribute names the one in force.
@@ -115,10 +125,11 @@ class NetLab:
 
     def _build(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=self._prefix))
-        self._add_namespace("switch", {})
+        self._add_namespace("switch", _ipv6(False))
         for bridge in ["br0"] if self.one_subnet else [f"br{k}" for k in range(len(self.nics))]:
             add_bridge(self.switch, bridge, self.mtu)
         settings = {
+            **_ipv6(self.one_subnet),
             "net.ipv4.tcp_no_metrics_save": "1",  # a connection must not learn from the last run
             "net.ipv4.conf.all.rp_filter": "0",
             "net.ipv4.conf.default.rp_filter": "0",
@@ -137,9 +148,6 @@ class NetLab:
         full = self._prefix + name
         self._namespaces.append(full)
         add_namespace(full)
-        if os.path.exists("/proc/sys/net/ipv6"):  # no neighbour discovery in the measurements
-            set_sysctls(full, {"net.ipv6.conf.all.disable_ipv6": "1",
-                               "net.ipv6.conf.default.disable_ipv6": "1"})
         set_sysctls(full, settings)
 
     def _plan_cable(self, host: int, nic: int) -> Cable:

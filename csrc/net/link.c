@@ -11,6 +11,7 @@ enum {
     ACKS_LATE_MS = 6,
     /* An idle lane as fast as its siblings is given a frame after so many on these. */
     LEAST_PASSED = 50,
+    LEAST_TRIED = 16 << 10,
     NEARLY_IDLE_MS = 2
 };
 
@@ -160,11 +161,14 @@ static double busy_for(lane *l, double now, const rates *r)
 }
 
 /* 1 if the lane is so slow that it got nothing while its siblings sent so much that a frame on it
- * can hold them up by a fiftieth. Its rate may have changed, and shows only when it is used. */
+ * can hold them up by a fiftieth. Its rate may have changed, and shows only when it is used: by a
+ * frame that is large enough to show it, or small ones would raise hopes that nothing corrects.
+ * One that is half as fast as any is used as soon as there is more than a frame or two. */
 static int is_due(const lane *l, uint64_t bytes, const rates *r)
 {
-    double frames = LEAST_PASSED * r->fastest / rate_of(l, r);
-    return (double)l->passed >= frames * (double)bytes && lane_unacked(l) == 0;
+    double slower = r->fastest / rate_of(l, r);
+    return bytes >= LEAST_TRIED && slower > 2.0 &&
+           (double)l->passed >= LEAST_PASSED * slower * (double)bytes && lane_unacked(l) == 0;
 }
 
 /* The lane that would finish this many bytes first. */

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
@@ -22,15 +22,18 @@ from .interfaces import Interface, choose, is_loopback
 from .joined import LaneSocket, Mesh, RailInfo
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
-from .rails import Endpoint, Pairing, Port, meet, pair_all
+from .netlink import Address
+from .rails import Endpoint, Pairing, Port, meet, meet_on_link, pair_all
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
 from .shared_memory import share
 from .sockets import (
     device_binding_works,
+    is_link_local,
     keep_on_port,
     listen,
     may_bind_to_device,
+    needs_link_local,
     routing_advice,
     shared_subnet,
     sysctl_advice,
@@ -81,9 +84,9 @@ class Bringup:
         self._ports = [offer.ports for offer in offers]
         self._pairings = pair_all(self._ports)[self._rank]
 
-        self._warn_misrouted()
         self._maker = LaneMaker(self._plan())
         self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
+        self._warn_shared_subnet()
         cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
         table = tuned.load(self._config, cluster) if self._rank == 0 else None
         lanes = (lane for lane in self._maker.made if lane.lane != probe.PROBE_LANE)
@@ -143,26 +146,33 @@ class Bringup:
                 "insecure: anyone who can reach %s can join this job or read its data",
                 ", ".join(addresses),
             )
-        lines = sysctl_advice(self._interfaces)
-        if lines:
-            _log.warning(
-                "network ports of this host share a subnet, so their traffic may share one port; "
-                "as root run: sysctl -w %s",
-                " ".join(lines),
-            )
 
     def _listen(self, interface: Interface) -> Port:
         endpoints = []
         for address in interface.usable:
             try:
-                listener = listen(str(address.ip))
+                endpoints.append(self._listen_on(address))
             except OSError as error:
                 raise ConfigError(
                     f"cannot listen on {address.ip} ({interface.name}): {error.strerror}"
                 ) from None
-            self._listeners.append(listener)
-            endpoints.append(Endpoint(address, listener.getsockname()[1]))
-        return Port(interface.name, interface.mbit_per_s or 0, tuple(endpoints))
+        speed = interface.mbit_per_s or 0
+        return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))
+
+    def _listen_on_link(self, interface: Interface) -> Endpoint | None:
+        """On its link-local address, if only that keeps its traffic on it and there is one."""
+        address = interface.link_local
+        if address is None or not needs_link_local(interface, self._interfaces):
+            return None
+        try:
+            return self._listen_on(address, interface.index)
+        except OSError:
+            return None
+
+    def _listen_on(self, address: Address, scope: int = 0) -> Endpoint:
+        listener = listen(str(address.ip), scope=scope)
+        self._listeners.append(listener)
+        return Endpoint(address, listener.getsockname()[1])
 
     # -- connect --
 
@@ -193,22 +203,41 @@ class Bringup:
             self._interfaces[pairing.ours], self._interfaces
         )
         device = self._interfaces[pairing.ours].name if use_device else ""
-        return Target(str(there.address.ip), there.port, str(here.address.ip), device)
+        return Target(
+            str(there.address.ip), there.port, str(here.address.ip), device,
+            link_local=self._link_local_target(peer, pairing),
+        )  # fmt: skip
 
-    def _warn_misrouted(self) -> None:
-        """Where ports share a subnet and no socket may be bound to one, routing by the source's
-        address must keep each port's traffic on it. If it does not, the lanes work all the same,
-        over the ports that routing takes."""
+    def _link_local_target(self, peer: int, pairing: Pairing) -> Target | None:
+        ours, theirs = self._ports[self._rank][pairing.ours], self._ports[peer][pairing.theirs]
+        found = None if self._same_host(peer) else meet_on_link(ours, theirs)
+        if found is None:
+            return None
+        here, there = found
+        scope = self._interfaces[pairing.ours].index
+        return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
+
+    def _warn_shared_subnet(self) -> None:
+        """Where ports share a subnet, what keeps each lane on its own port must be asked of the
+        kernel, unless the lane goes by link-local addresses. The lanes work all the same, over the
+        ports that the kernel takes."""
+        routed = list(self._routed_in_shared_subnet()) if self._speaks else []
+        if not routed:
+            return
+        lines = sysctl_advice(self._interfaces)
+        if lines:
+            _log.warning(
+                "network ports of this host share a subnet, so their traffic may share one port; "
+                "as root run: sysctl -w %s",
+                " ".join(lines),
+            )
         advice: dict[str, str] = {}
-        for peer, pairings in self._pairings.items() if self._speaks else ():
-            for pairing in () if self._same_host(peer) else pairings:
-                port = self._interfaces[pairing.ours]
-                if not shared_subnet(port, self._interfaces) or may_bind_to_device(port.name):
-                    continue
-                here, there = self._addresses(peer, pairing)
-                commands = routing_advice(port, here.address, there.address)
-                if commands:
-                    advice.setdefault(port.name, commands)
+        for peer, pairing in routed:
+            port = self._interfaces[pairing.ours]
+            here, there = self._addresses(peer, pairing)
+            if not may_bind_to_device(port.name):
+                advice.setdefault(port.name, routing_advice(port, here.address, there.address))
+        advice = {name: commands for name, commands in advice.items() if commands}
         if advice:
             _log.warning(
                 "the kernel does not let us bind sockets to a network port (SO_BINDTODEVICE), and "
@@ -216,6 +245,21 @@ class Bringup:
                 ", ".join(advice),
                 "; ".join(advice.values()),
             )
+
+    def _routed_in_shared_subnet(self) -> Iterator[tuple[int, Pairing]]:
+        """Rails by a port that shares a subnet, unless their lanes go by link-local addresses."""
+        assert self._maker is not None
+        for peer, pairings in self._pairings.items():
+            for pairing in () if self._same_host(peer) else pairings:
+                made = (
+                    sock
+                    for lane, sock in self._maker.made.items()
+                    if (lane.peer, lane.rail) == (peer, pairing.rail)
+                )
+                on_link = [is_link_local(sock) for sock in made]
+                port = self._interfaces[pairing.ours]
+                if shared_subnet(port, self._interfaces) and not (on_link and all(on_link)):
+                    yield peer, pairing
 
     def _addresses(self, peer: int, pairing: Pairing) -> tuple[Endpoint, Endpoint]:
         """Ours and the peer's on a rail."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from .handshake import Client
 from .loop import READ, WRITE, Loop, Timer
 from .report import NO_ANSWER, REFUSED
-from .sockets import bind_to_device, family
+from .sockets import bind_to_device, family, place
 from .terms import Outcome, RefusedError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -43,6 +43,10 @@ class Target:
     device: str = ""
     """Interface to bind to where permitted; empty: none. Every other try goes without: the route
     may need it."""
+    scope: int = 0
+    """Index of the interface by which a link-local IPv6 is reached."""
+    link_local: Target | None = None
+    """Another way to the same port of the peer, for every other try, the first among them."""
 
 
 class _State(enum.Enum):
@@ -102,9 +106,10 @@ class Dial:
 
     def _try(self) -> None:
         self._tries += 1
+        way = self._way()
         try:
-            self._sock = sock = self._open()
-            code = sock.connect_ex((self.target.address, self.target.port))
+            self._sock = sock = self._open(way)
+            code = sock.connect_ex(place(way.address, way.port, way.scope))
         except OSError as error:
             self._retry(f"local error: {error.strerror}")
             return
@@ -116,15 +121,21 @@ class Dial:
         self._expire_in(patience, NO_ANSWER)
         self._loop.watch(sock, WRITE, self._on_connect)
 
-    def _open(self) -> socket.socket:
-        sock = socket.socket(family(self.target.address), socket.SOCK_STREAM)
+    def _way(self) -> Target:
+        if self._tries % 2 == 0:
+            return dataclasses.replace(self.target, device="")
+        return self.target.link_local or self.target
+
+    @staticmethod
+    def _open(way: Target) -> socket.socket:
+        sock = socket.socket(family(way.address), socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.target.device and self._tries % 2:
-                bind_to_device(sock, self.target.device)
-            if self.target.source:
-                sock.bind((self.target.source, 0))
+            if way.device:
+                bind_to_device(sock, way.device)
+            if way.source:
+                sock.bind(place(way.source, 0, way.scope))
         except BaseException:
             sock.close()
             raise

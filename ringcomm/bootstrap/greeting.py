@@ -160,16 +160,25 @@ class Offer:
 
 
 def _port_fields(port: Port) -> Fields:
-    endpoints = [{"address": str(e.address), "port": e.port} for e in port.endpoints]
-    return {"name": port.name, "mbit_per_s": port.mbit_per_s, "endpoints": endpoints}
+    endpoints = [_endpoint_fields(endpoint) for endpoint in port.endpoints]
+    fields = {"name": port.name, "mbit_per_s": port.mbit_per_s, "endpoints": endpoints}
+    local = port.link_local
+    return fields if local is None else {**fields, "link_local": _endpoint_fields(local)}
+
+
+def _endpoint_fields(endpoint: Endpoint) -> Fields:
+    return {"address": str(endpoint.address), "port": endpoint.port}
 
 
 def _read_port(rank: int, record: Record) -> Port:
-    endpoints = tuple(
-        Endpoint(_read_address(rank, e.text("address")), e.integer("port", 1, 65535))
-        for e in record.records("endpoints", 2)
-    )
-    return Port(record.text("name"), record.integer("mbit_per_s", 0, 10**9), endpoints)
+    endpoints = tuple(_read_endpoint(rank, e) for e in record.records("endpoints", 2))
+    has_local = record.has("link_local")
+    local = _read_endpoint(rank, record.object("link_local")) if has_local else None
+    return Port(record.text("name"), record.integer("mbit_per_s", 0, 10**9), endpoints, local)
+
+
+def _read_endpoint(rank: int, record: Record) -> Endpoint:
+    return Endpoint(_read_address(rank, record.text("address")), record.integer("port", 1, 65535))
 
 
 def _read_address(rank: int, text: str) -> Address:

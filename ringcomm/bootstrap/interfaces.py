@@ -56,6 +56,13 @@ class Interface:
         return tuple(picked.values())
 
     @property
+    def link_local(self) -> Address | None:
+        """Its link-local IPv6: what is sent to one can leave by the port alone that is named with
+        it, and only the port that has it answers."""
+        local = (a for a in self.addresses if a.version == 6 and a.is_link_local)
+        return next(local, None)
+
+    @property
     def only_link_local(self) -> bool:
         """True if no address was given to it on purpose."""
         return all(address.is_link_local for address in self.addresses)

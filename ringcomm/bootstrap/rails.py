@@ -40,6 +40,8 @@ class Port:
     mbit_per_s: int
     """0: not known."""
     endpoints: tuple[Endpoint, ...]
+    link_local: Endpoint | None = None
+    """Where it listens beside these if it shares a subnet with another port of its rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,15 @@ def meet(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
     ]
     near = [p for p in pairs if _same_subnet(p[0].address, p[1].address)]
     return next(iter(near or pairs), None)
+
+
+def meet_on_link(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
+    """The two link-local addresses to connect, if both have one and may be on one link."""
+    found = meet(ours, theirs)
+    if found is None or ours.link_local is None or theirs.link_local is None:
+        return None
+    may = _same_subnet(found[0].address, found[1].address)
+    return (ours.link_local, theirs.link_local) if may else None
 
 
 def _on(port: Port, seen: Sequence[Address]) -> bool:

@@ -7,6 +7,7 @@ left out, never an error; nothing here waits.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Sequence
 
@@ -27,7 +28,12 @@ def show(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def listen(address: str, port: int = 0) -> socket.socket:
+def place(address: str, port: int, scope: int = 0) -> tuple[str | int, ...]:
+    """As a socket takes it. scope: index of the interface that a link-local IPv6 is used on."""
+    return (address, port, 0, scope) if ":" in address else (address, port)
+
+
+def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
     """A listening socket on exactly this numeric address; port 0: any free one.
 
     Raises OSError.
@@ -38,7 +44,7 @@ def listen(address: str, port: int = 0) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((address, port))
+        sock.bind(place(address, port, scope))
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()
@@ -63,6 +69,12 @@ def bind_to_device(sock: socket.socket, name: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_link_local(sock: socket.socket) -> bool:
+    """Whether a connected socket's own address is a link-local IPv6, and so its port's alone."""
+    address = str(sock.getsockname()[0]).split("%")[0]
+    return ":" in address and ipaddress.ip_address(address).is_link_local
 
 
 def may_bind_to_device(name: str) -> bool:
@@ -129,6 +141,14 @@ def device_binding_works(interface: Interface, others: Sequence[Interface]) -> b
         _sysctl("arp_ignore", interface.name) >= 1
         and _sysctl("arp_announce", interface.name) >= 2
         and _sysctl("rp_filter", interface.name) != 1
+    )
+
+
+def needs_link_local(interface: Interface, others: Sequence[Interface]) -> bool:
+    """True if it shares a subnet with another of these ports and nothing else keeps its sockets'
+    traffic on it."""
+    return shared_subnet(interface, others) and not (
+        device_binding_works(interface, others) and may_bind_to_device(interface.name)
     )
 
 

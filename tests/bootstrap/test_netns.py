@@ -34,6 +34,7 @@ pytestmark = [
 
 SECRET = Secret(b"k" * 32)
 PORT = 29500
+BLOCK_LINK_LOCAL = "ip -6 rule add to fe80::/10 priority 0 prohibit"
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,8 +57,9 @@ class Lab:
     def ip(command: str) -> None:
         subprocess.run(["ip", *command.split()], check=True)
 
-    def host(self, *ports: tuple[int, str]) -> None:
-        """A host with eth0, eth1, ... each given as (bridge, address/prefix)."""
+    def host(self, *ports: tuple[int, str], link_local: bool = False) -> None:
+        """A host with eth0, eth1, ... each given as (bridge, address/prefix); with link-local
+        addresses as well, as the kernel makes them by default, or without."""
         number = len(self.hosts)
         name = self._namespace(f"h{number}")
         self.hosts.append(name)
@@ -66,6 +68,10 @@ class Lab:
             far = self.far_end(number, index)
             self.ip(f"-n {name} link add eth{index} type veth peer name {far} netns {self._switch}")
             self.ip(f"-n {self._switch} link set {far} master br{bridge} up")
+            if link_local:  # at once, not after a second in which nobody may have the same
+                self.inside(number, f"sysctl -qw net.ipv6.conf.eth{index}.accept_dad=0")
+            else:
+                self.ip(f"-n {name} link set eth{index} addrgenmode none")
             self.ip(f"-n {name} link set eth{index} up")
             nodad = " nodad" if ":" in address else ""
             self.ip(f"-n {name} addr add {address} dev eth{index}{nodad}")
@@ -262,18 +268,6 @@ def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> 
         assert f"net.ipv4.conf.eth1.{setting}" in advice[0]
 
 
-def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """As advised: each lane's traffic stays on its own port, in both directions."""
-    caplog.set_level(logging.WARNING, "ringcomm")
-    for host in (1, 2):
-        lab.host((0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24"))
-        for setting in ("arp_ignore=1", "arp_announce=2", "rp_filter=2"):
-            lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
-    found = meshes(lab.join("10.7.0.1"))
-    assert not caplog.records
-    each_rail_keeps_to_its_port(lab, found)
-
-
 @pytest.fixture
 def no_device_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a kernel before 5.7 without CAP_NET_RAW."""
@@ -287,6 +281,59 @@ def no_device_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "setsockopt", setsockopt)
 
 
+def in_one_subnet(lab: Lab, *, link_local: tuple[bool, bool] = (True, True)) -> None:
+    for host in (1, 2):
+        ports = (0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24")
+        lab.host(*ports, link_local=link_local[host - 1])
+
+
+@pytest.mark.usefixtures("no_device_binding")
+def test_one_subnet_by_link_local_addresses(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """No setting, no rule, no privilege: each lane's traffic stays on its own port."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    in_one_subnet(lab)
+    found = meshes(lab.join("10.7.0.1"))
+    assert not caplog.records
+    for made in found:
+        assert [lane.rail for lane in made.lanes] == [0, 1]
+        assert all(end.startswith("fe80:") for lane in made.lanes for end in ends(lane))
+    assert [rail.address for rail in found[0].rails] == ["10.7.0.1", "10.7.0.11"]
+    for host in (0, 1):
+        lab.inside(host, "ip neigh flush all")
+    each_rail_keeps_to_its_port(lab, found)
+
+
+@pytest.mark.parametrize("case", ["none", "one side's", "blocked"])
+def test_one_subnet_where_link_local_addresses_fail(
+    lab: Lab, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    """The lanes go by the addresses given, and what helps these is said."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    in_one_subnet(lab, link_local=(case != "none", case == "blocked"))
+    if case == "blocked":
+        lab.inside(1, BLOCK_LINK_LOCAL)
+    found = meshes(lab.join("10.7.0.1"))
+    assert addresses(found[0]) == {
+        (1, 0, "10.7.0.1", "10.7.0.2"),
+        (1, 1, "10.7.0.11", "10.7.0.12"),
+    }
+    found[1].close()
+    advice = [r.getMessage() for r in caplog.records if "sysctl -w" in r.getMessage()]
+    assert len(advice) == 2
+
+
+def test_one_subnet_with_the_settings(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """As advised: each lane's traffic stays on its own port, in both directions."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    for host in (1, 2):
+        lab.host((0, f"10.7.0.{host}/24"), (0, f"10.7.0.{host + 10}/24"))
+        for setting in ("arp_ignore=1", "arp_announce=2", "rp_filter=2"):
+            lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
+    found = meshes(lab.join("10.7.0.1"))
+    assert not caplog.records
+    each_rail_keeps_to_its_port(lab, found)
+
+
 @pytest.mark.usefixtures("no_device_binding")
 @pytest.mark.parametrize("version", [4, 6])
 def test_one_subnet_without_device_binding(
@@ -296,9 +343,12 @@ def test_one_subnet_without_device_binding(
     caplog.set_level(logging.WARNING, "ringcomm")
     net, bits = ("10.7.0.", 24) if version == 4 else ("fd07::", 64)
     for host in (1, 2):
-        lab.host((0, f"{net}{host}/{bits}"), (0, f"{net}{host + 10}/{bits}"))
+        ports = (0, f"{net}{host}/{bits}"), (0, f"{net}{host + 10}/{bits}")
+        lab.host(*ports, link_local=version == 6)
         for setting in ("arp_ignore=1", "arp_announce=2", "rp_filter=2"):
             lab.inside(host - 1, f"sysctl -qw net.ipv4.conf.all.{setting}")
+    if version == 6:  # where there are such addresses, they would do
+        lab.inside(1, BLOCK_LINK_LOCAL)
     for made in meshes(lab.join(f"{net}1")):
         assert {lane.rail for lane in made.lanes} == {0, 1}
         made.close()
@@ -401,10 +451,6 @@ def test_own_name_on_the_loopback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
     lab.host((0, "10.7.0.2/24"))
     for made in meshes(lab.join("node0")):
         made.close()
-
-
-
-
 
 
 def test_only_ranks_of_one_host_share_memory(lab: Lab) -> None:

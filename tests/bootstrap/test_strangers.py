@@ -204,8 +204,8 @@ def test_lane_listeners_among_strangers(port: int, monkeypatch: pytest.MonkeyPat
     honest = sockets.listen
     held: list[socket.socket] = []
 
-    def listen(address: str, number: int = 0) -> socket.socket:
-        listener = honest(address, number)
+    def listen(address: str, number: int = 0, scope: int = 0) -> socket.socket:
+        listener = honest(address, number, scope)
         where = listener.getsockname()
         for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 4000):
             sock = socket.create_connection(where[:2])

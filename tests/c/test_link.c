@@ -414,18 +414,57 @@ static void unknown_rates_share_evenly(void)
     close_fixture(f);
 }
 
+static void read_all(const fixture *f)
+{
+    static uint8_t bytes[1 << 20];
+    for (int i = 0; i < f->link.lane_count; i++)
+        while (recv(f->far[i], bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+            continue;
+}
+
 /* By its rate it would get nothing at all; but seldom enough to cost next to nothing. */
 static void idle_lane_is_tried_again(void)
 {
-    enum { FRAMES = 200, SLOWER = 3 };
+    enum { FRAMES = 200, SLOWER = 3, LENGTH = 20000 };
     fixture *f = open_fixture(2);
     f->lanes[0]->rate = 1000.0;
     f->lanes[1]->rate = 1000.0 / SLOWER;
-    send_frames(f, FRAMES, 0);
+    for (int i = 0; i < FRAMES; i++) {
+        send_frames(f, 1, LENGTH);
+        read_all(f);
+    }
     CHECK(f->lanes[1]->sent_frames >= 1);
     CHECK(f->lanes[1]->sent_frames <= FRAMES / (50 * SLOWER));
     CHECK(f->lanes[1]->rate > 1000.0 / SLOWER);
     close_fixture(f);
+}
+
+/* Sends large and small frames one at a time: the other lane keeps its rate. */
+static void expect_no_trial(double rate, uint32_t large, uint32_t small)
+{
+    enum { FRAMES = 2000 };
+    fixture *f = open_fixture(2);
+    f->lanes[0]->rate = 1000.0;
+    f->lanes[1]->rate = rate;
+    for (int i = 0; i < FRAMES; i++) {
+        send_frames(f, 1, i % 100 == 0 ? large : small);
+        read_all(f);
+    }
+    CHECK(f->lanes[0]->rate == 1000.0 && f->lanes[1]->rate == rate);
+    close_fixture(f);
+}
+
+/* Its rate would be raised each time, and nothing would come of it that tells the true one. */
+static void small_frames_try_no_lane(void)
+{
+    expect_no_trial(300.0, 100000, 100);
+}
+
+/* It is idle because there is so little to do. */
+static void fast_lane_needs_no_trial(void)
+{
+    expect_no_trial(1000.0, 20000, 20000);
+    expect_no_trial(500.0, 20000, 20000);
 }
 
 /* The frame that would finish first on a full lane waits for it, rather than be hoarded by a slow
@@ -558,6 +597,8 @@ int main(void)
         {"load_follows_the_rates", load_follows_the_rates},
         {"unknown_rates_share_evenly", unknown_rates_share_evenly},
         {"idle_lane_is_tried_again", idle_lane_is_tried_again},
+        {"small_frames_try_no_lane", small_frames_try_no_lane},
+        {"fast_lane_needs_no_trial", fast_lane_needs_no_trial},
         {"frames_wait_for_the_better_lane", frames_wait_for_the_better_lane},
         {"single_lane_takes_a_backlog", single_lane_takes_a_backlog},
         {"dead_lanes_are_left_out", dead_lanes_are_left_out},
