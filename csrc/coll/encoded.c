@@ -1,7 +1,6 @@
 /* encoded.c - see encoded.h. */
 #include "encoded.h"
 
-#include "../codec/quant.h"
 #include "../plan/fingerprint.h"
 
 enum { ALIGNMENT = 64 };
@@ -65,15 +64,20 @@ uint64_t encoded_most(const rc_layout *l)
     return l->result > 0 ? l->segment_bytes / 2 : l->segment_bytes;
 }
 
+void encoded_plan(plan *out, quant *codec, const work_env *env, const rc_call *call)
+{
+    rc_call rounded = *call;
+    rounded.density = fingerprint_density(fingerprint_of(call));
+    quant_init(codec, env->engine->kernels, &rounded, env->contributors);
+    plan_init(out, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
+              quant_segment(codec, env->segment_bytes));
+}
+
 void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
 {
     plan p;
     quant q;
-    rc_call rounded = *call;
-    rounded.density = fingerprint_density(fingerprint_of(call));
-    quant_init(&q, env->engine->kernels, &rounded, env->contributors);
-    plan_init(&p, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
-              quant_segment(&q, env->segment_bytes));
+    encoded_plan(&p, &q, env, call);
     int is_direct = p.algorithm == RC_DIRECT;
     uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
     *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,

@@ -27,10 +27,13 @@
 #ifndef RINGCOMM_ENCODED_H
 #define RINGCOMM_ENCODED_H
 
+#include "../codec/quant.h"
 #include "work.h"
 
 /* 1 if such a call can be given what is encoded already: all but what rc_check looks at. */
 int encoded_suits(const rc_call *call, const work_env *env);
+/* The plan that such a call has on this rank, and its codec. */
+void encoded_plan(plan *out, quant *codec, const work_env *env, const rc_call *call);
 void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call);
 
 /* Of topk: segments of all parts, and where in memory of this layout the elements of a segment's

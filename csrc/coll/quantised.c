@@ -8,6 +8,7 @@
 #include "../codec/quant.h"
 #include "encoded.h"
 #include "feedback.h"
+#include "gated.h"
 
 enum {
     AHEAD = 2 /* contributions to one peer that are not in a socket yet */
@@ -190,15 +191,14 @@ static float *left_at(float *residual, uint64_t elem)
 
 /* ---- results ---- */
 
-/* So many segments of dst are final. */
-static void note_results(rc_work *w, uint64_t segments)
+/* A segment of dst is final. Who decodes what is encoded asks (quantised_poisoned). */
+static void note_result(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     struct quantised *q = w->quantised;
     const plan *p = &w->plan;
-    q->results_left -= segments;
-    if (q->results_left > 0 || !q->poisoned)
-        return;
-    if (w->call.encoded) /* who decodes it asks (quantised_poisoned) */
+    q->results_left--;
+    work_final(w, chunk, segment);
+    if (q->results_left > 0 || !q->poisoned || w->call.encoded)
         return;
     uint64_t all = p->collective == RC_ALLGATHER ? p->total_elems : w->call.count;
     quant_fill_nan(q->codec.dtype, w->call.dst, all);
@@ -257,12 +257,14 @@ static uint32_t chunk_towards(const plan *p, int peer)
     return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
 }
 
-/* 1 if a contribution to a peer's part is left, and few enough are under way. */
+/* 1 if a contribution to a peer's part is left and there, and few enough are under way. */
 static int may_leave(const rc_work *w, int peer)
 {
     const outflow *to = &w->quantised->to[peer];
     uint32_t chunk = chunk_towards(&w->plan, peer);
-    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
+    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD &&
+           to->next < plan_segments(&w->plan, chunk) &&
+           (w->gate == NULL || gate_is_open(w->gate, plan_part(&w->plan, chunk), to->next));
 }
 
 int quantised_may_go_on(const rc_work *w)
@@ -326,13 +328,15 @@ static rc_result prepare(rc_work *w)
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = p->algorithm == RC_ONE_SHOT && !w->call.encoded;
+    int own_too = w->gate != NULL || (p->algorithm == RC_ONE_SHOT && !w->call.encoded);
     if (p->algorithm != RC_RING)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
     RC_TRY(prepare(w));
     w->quantised->results_left = count_results(p);
+    if (w->gate != NULL)
+        RC_TRY(gated_start(w));
     return quantised_go_on(w);
 }
 
@@ -387,7 +391,7 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
                                       left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_bytes(w, (uint32_t)w->plan.rank, segment, bytes);
-    note_results(w, 1);
+    note_result(w, (uint32_t)w->plan.rank, segment);
     return send_result(w, segment, wire, bytes, buffer);
 }
 
@@ -400,7 +404,7 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left--;
     q->poisoned |=
         quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
-    note_results(w, 1);
+    note_result(w, chunk, segment);
     return RC_OK;
 }
 
@@ -434,8 +438,21 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     else
         quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
-    note_results(w, 1);
+    note_result(w, chunk, segment);
     return RC_OK;
+}
+
+int quantised_joins(const rc_work *w, uint32_t part)
+{
+    const plan *p = &w->plan;
+    return p->algorithm == RC_ONE_SHOT ? w->call.encoded : part == (uint32_t)p->rank;
+}
+
+rc_result quantised_open(rc_work *w, uint32_t part, uint32_t segment)
+{
+    if (!quantised_joins(w, part) || !join_left(&w->join, segment))
+        return RC_OK;
+    return join_segment(w, (uint32_t)w->plan.rank, segment);
 }
 
 /* ---- frames ---- */
@@ -451,7 +468,7 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
     if (w->plan.collective == RC_ALLGATHER) {
         quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data, buffer->length,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
-        note_results(w, 1);
+        note_result(w, chunk, segment);
     }
     return RC_OK;
 }
@@ -486,7 +503,7 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
         quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length, elems,
                     &q->poisoned);
     }
-    note_results(w, 1);
+    note_result(w, h->chunk, h->segment);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
         return send(w, h->chunk, h->segment, h->step + 1U, buffer->data, h->length, buffer);
     pool_return(w->env->buffers, buffer);

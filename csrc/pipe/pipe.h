@@ -10,8 +10,8 @@
  * after the copy back, so that less goes over the bus. The core is given what is packed, as
  * encoded; that other ranks cannot tell (rc_call.encoded).
  *
- * A large all-reduce goes in pieces: the core has the work when the first of them is there, and
- * what is final is copied back while the rest is on the wire.
+ * A large all-reduce goes in pieces, packed or not: the core has the work when the first of them is
+ * there, and what is final is copied back while the rest is on the wire.
  *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
@@ -54,6 +54,7 @@ enum pipe_fault {
 extern int pipe_fault;
 extern atomic_int pipe_paused;     /* 1: no flight lands */
 extern atomic_int pipe_pieces_fed; /* how many pieces of a flight the core may get, at most */
+extern int pipe_pieces_shift;      /* by so many powers of two they are smaller */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
@@ -84,7 +85,8 @@ enum { PIPE_PIECES_AHEAD = 4 }; /* that are queued and not there yet */
 /* How far one is with a flight's source. */
 typedef struct pieces_cursor {
     order_cursor at;
-    uint64_t size, left; /* elements of the piece, and what is left of it */
+    uint64_t bytes; /* of staging, about, that the piece has */
+    uint64_t elems; /* that are left of it; in rows (order.h), of each part's share of it */
 } pieces_cursor;
 
 /* Of a flight that goes through the core in pieces (pieces.c). */
@@ -110,7 +112,7 @@ struct rc_flight {
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
     int in_blocks;      /* the GPU packs: staging has what layout says */
     rc_layout layout;
-    int is_fed; /* its feedback is claimed for it, ready for the core */
+    int is_fed; /* it holds the claim on its feedback: the core has not, or "in" still packs */
     twin_view residuals;
     pieces_feed_state feed;
     _Atomic(rc_work *) work;
@@ -173,6 +175,11 @@ int flight_writes(const rc_flight *f);
 /* Queue the copy of some elements of the tensor, packed where that is the GPU's. */
 rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
 rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+/* Calls that for what of each of the tensor's pieces lies in the stretch. */
+typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
+rc_result flight_each(rc_flight *f, int of_src, order_stretch elems, flight_copy *copy,
+                      rc_error *error);
+order_stretch flight_elems(const rc_flight *f, int of_src);
 
 /* pieces.c. Of thread "in": */
 /* Whether it goes through the core in pieces; staging is there. */
@@ -219,14 +226,22 @@ rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 int blocks_suits(const rc_flight *f);
 /* Where the GPU packs the flight, makes room, takes its feedback and sets in_blocks. */
 rc_result blocks_begin(rc_flight *f, rc_error *error);
-/* The core has it; or it never will. */
+/* The core has it, feedback and all. */
 void blocks_hand_over(rc_flight *f);
+/* The same while "in" still packs: the core shares the feedback. And if it has not taken it. */
+void blocks_share(rc_flight *f);
+void blocks_take_back(rc_flight *f);
+/* "in" packs no more. */
 void blocks_give_up(rc_flight *f);
-/* Queue it all, on the stream of "in" and on that of "out". */
-rc_result blocks_copy_in(rc_flight *f, rc_error *error);
-rc_result blocks_copy_out(rc_flight *f, rc_error *error);
-/* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
-rc_result blocks_make_room(rc_flight *f, rc_error *error);
+/* Queue it all, on the stream of "in", or some whole segments of a part. */
+rc_result blocks_copy_all_in(rc_flight *f, rc_error *error);
+rc_result blocks_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
+/* Queue whole segments, on the stream of "out"; or NaN in all of the result. */
+rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+rc_result blocks_poison(rc_flight *f, rc_error *error);
+/* Room to unpack on the GPU, or RC_NO_MEMORY; what that does, by the CPU: in_blocks is 0 then. */
+rc_result blocks_room(rc_flight *f, rc_error *error);
+rc_result blocks_unpack_here(rc_flight *f, rc_error *error);
 /* Where an element is packed from, and unpacked to; and where it is in a buffer of the twin's, or
  * 0. */
 cu_address blocks_source(const rc_flight *f, uint64_t index);
