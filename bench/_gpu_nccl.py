@@ -38,7 +38,7 @@ TUNED = {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2", "NCCL_ALGO":
 @contextlib.contextmanager
 def private_mps() -> Iterator[dict[str, str]]:
     """A daemon of ours; the environment of its clients. Raises RuntimeError."""
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
         env = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY":
                f"{folder}/log"}  # fmt: skip
         for path in env.values():
