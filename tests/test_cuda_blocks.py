@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensors
-from gpu import Gpu
+from gpu import KERNELS, Gpu
 from ranks import run_ranks
 
 from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
 
 CODECS = ["int8", "int4", "onebit", "fp8"]
-KERNELS = 16  # each is launched once when it is loaded
 
 
 def bits(array: np.ndarray[Any, Any]) -> bytes:
@@ -143,6 +142,35 @@ def test_a_sum_that_is_too_large_is_seen_by_both(gpu: Gpu) -> None:
         both.check()
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize(("world", "count"), [(2, 600_000), (3, 500_000)])
+def test_large_tensors_go_in_pieces(gpu: Gpu, world: int, count: int) -> None:
+    """Those of more than 1 MiB of staging. The last rank has its on the host."""
+
+    def body(comm: Communicator) -> None:
+        values = tensors.elements("f32", count, comm.rank)
+        if comm.rank == world - 1:
+            comm.allreduce(values, "avg", compression="int8")
+            return
+        array = gpu.array(values, gpu.stream())
+        comm.allreduce(array, "avg", compression="int8")
+        got[comm.rank] = array.read()
+
+    got: dict[int, Any] = {}
+    expected: dict[int, Any] = {}
+
+    def on_hosts(comm: Communicator) -> None:
+        expected[comm.rank] = tensors.elements("f32", count, comm.rank)
+        comm.allreduce(expected[comm.rank], "avg", compression="int8")
+
+    made = launches(gpu, world, body) + KERNELS  # the last rank has no pipe
+    run_ranks(world, on_hosts)
+    assert len(got) == world - 1
+    for rank, result in got.items():
+        assert bits(result) == bits(expected[rank])
+    as_a_whole = 2 if world == 2 else world - 1 + world
+    assert made > as_a_whole * (world - 1)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -87,6 +87,7 @@ rc_result feedback_create(rc_feedback **out, uint64_t count)
         return RC_NO_MEMORY;
     atomic_init(&f->references, 1);
     atomic_init(&f->claimed, 0);
+    atomic_init(&f->holders, 0);
     f->count = count;
     pthread_mutex_init(&f->moving, NULL);
     f->worker[0].current = f->worker[1].current = FEEDBACK_HOME;
@@ -127,7 +128,14 @@ int feedback_claim(rc_feedback *f)
     if (!atomic_compare_exchange_strong(&f->claimed, &free_now, CLAIMED))
         return 0;
     atomic_fetch_add(&f->references, 1);
+    atomic_store(&f->holders, 1);
     return 1;
+}
+
+void feedback_hold(rc_feedback *f)
+{
+    atomic_fetch_add(&f->references, 1);
+    atomic_fetch_add(&f->holders, 1);
 }
 
 void feedback_make_ready(rc_feedback *f, const feedback_view *left)
@@ -154,7 +162,8 @@ void feedback_hand_back(rc_feedback *f)
 
 void feedback_unclaim(rc_feedback *f)
 {
-    atomic_store(&f->claimed, FREE);
+    if (atomic_fetch_sub(&f->holders, 1) == 1)
+        atomic_store(&f->claimed, FREE);
     feedback_release(f);
 }
 

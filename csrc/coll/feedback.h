@@ -59,6 +59,7 @@ typedef struct feedback_view {
 struct rc_feedback {
     atomic_int references; /* the caller's, and that of the work which uses it */
     atomic_int claimed;    /* a work uses it, or it is ready for one (feedback_claim) */
+    atomic_int holders;    /* of the claim */
     uint64_t count;
     residual worker[2];
     void *owner_memory;
@@ -94,7 +95,9 @@ int feedback_retain_living(rc_feedback *f);
 
 /* For a work: 1 if it has the feedback from here on, with a reference; 0 if another has. */
 int feedback_claim(rc_feedback *f);
-/* The end of that. */
+/* One more holder of that claim, with a reference: who encodes while the work is under way. */
+void feedback_hold(rc_feedback *f);
+/* The end of that, when all who hold it have called this. */
 void feedback_unclaim(rc_feedback *f);
 /* Who encodes contributions before there is a work claims the feedback, begins, and makes it ready
  * for the work with what is left to do: that of the owner. */

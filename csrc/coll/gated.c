@@ -4,6 +4,7 @@
 #include "../base/error.h"
 #include "joined.h"
 #include "one_shot.h"
+#include "quantised.h"
 
 /* A reduction under the lock takes a tenth of a millisecond. */
 enum { UNITS_AT_ONCE = 4 };
@@ -24,6 +25,8 @@ static rc_result go_on_with_held(rc_work *w, uint32_t chunk, uint32_t segment)
 static rc_result open_unit(rc_work *w, uint32_t part, uint32_t segment)
 {
     uint32_t rank = (uint32_t)w->plan.rank;
+    if (w->quantised != NULL)
+        return quantised_open(w, part, segment);
     switch (w->plan.algorithm) {
     case RC_ONE_SHOT: return one_shot_start_segment(w, segment);
     case RC_DIRECT:
@@ -36,10 +39,20 @@ static rc_result open_unit(rc_work *w, uint32_t part, uint32_t segment)
     }
 }
 
-static rc_result open_units(rc_work *w, int most)
+/* Joins of what was encoded take longer; what only leaves is nothing to do here. */
+static int cost_of(const rc_work *w, uint32_t part)
+{
+    if (w->quantised == NULL)
+        return 1;
+    return quantised_joins(w, part) ? UNITS_AT_ONCE : 0;
+}
+
+static rc_result open_units(rc_work *w)
 {
     uint32_t part, segment;
-    while (most-- > 0 && w->env != NULL && gate_next(w->gate, &part, &segment))
+    for (int left = UNITS_AT_ONCE;
+         left > 0 && w->env != NULL && gate_next(w->gate, &part, &segment);
+         left -= cost_of(w, part))
         RC_TRY(open_unit(w, part, segment));
     return RC_OK;
 }
@@ -47,7 +60,7 @@ static rc_result open_units(rc_work *w, int most)
 rc_result gated_start(rc_work *w)
 {
     RC_TRY(gate_lay_out(w->gate, &w->plan));
-    return open_units(w, UNITS_AT_ONCE);
+    return open_units(w);
 }
 
 rc_result gated_go_on(rc_work *w)
@@ -55,7 +68,7 @@ rc_result gated_go_on(rc_work *w)
     const work_env *env = w->env;
     if (!gate_may_open(w->gate))
         return RC_OK;
-    RC_TRY(open_units(w, UNITS_AT_ONCE));
+    RC_TRY(open_units(w));
     work_pump(env);
     return RC_OK;
 }

@@ -4,9 +4,10 @@
  * It is a work of the same plan, with the same frames, so that other ranks cannot tell and results
  * have the same bits. What starts here is queued only as far as the gate (gate.h) is open. What
  * comes to be reduced with values that are not there is held in its pool buffer, as what is joined
- * is; a join waits for this rank's values as for another's. Results cannot come before that: they
- * are made of this rank's values, too. So in place, a value of the source is never written before
- * it was read, and once final nothing is written again.
+ * is; a join waits for this rank's values as for another's. (A codec that quantises queues its
+ * contributions by itself, quantised.c, as far as the gate is open.) Results cannot come before
+ * that: they are made of this rank's values, too. So in place, a value of the source is never
+ * written before it was read, and once final nothing is written again.
  *
  * The gate is opened in the communicator's pump, some units at a time, not by who shows it what is
  * there. Threading: under the engine's lock.

@@ -547,15 +547,15 @@ rc_result work_go_on(rc_work *w)
     if (w->env == NULL)
         return RC_OK;
     if (w->gate != NULL)
-        return gated_go_on(w);
-    return w->quantised != NULL ? quantised_go_on(w) : RC_OK;
+        RC_TRY(gated_go_on(w));
+    return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
 }
 
 int work_may_go_on(const rc_work *w)
 {
     if (w->env == NULL)
         return 0;
-    if (w->gate != NULL)
-        return gate_may_open(w->gate);
+    if (w->gate != NULL && gate_may_open(w->gate))
+        return 1;
     return w->quantised != NULL && quantised_may_go_on(w);
 }

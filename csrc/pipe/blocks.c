@@ -1,7 +1,7 @@
-/* blocks.c - what the GPU does of an all-reduce by a codec whose elements share scales: it packs
- * each rank's contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given
- * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
- * rank's own part.
+/* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
+ * contribution, and unpacks the result, by csrc/cuda/kernels.cu (of topk: sparse.c). The core is
+ * given payloads (rc_layout), so only these cross the bus; and floats, where the core adds them:
+ * this rank's own part.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
  *          ---------own part--------->
@@ -10,15 +10,14 @@
  * by one kernel. This rank's own comes with the other's, from staging: that in the scratch of "in"
  * may be of a later flight by then.
  *
- * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a part
- * of it at a time.
+ * A tensor in pieces is gathered on the GPU first, and scattered there last: a kernel takes a
+ * stretch of it at a time, whole segments of one part.
  *
  * A result that is NaN everywhere, for some value was not finite, the core knows of: it is written
  * on the GPU. Without room there the CPU does it, and other ranks cannot tell.
  */
 #include "../base/error.h"
 #include "../codec/quant.h"
-#include "../coll/quantised.h"
 #include "pipe.h"
 
 enum { POISON_BYTES = 64, THE_NAN = 0x7fc00000 };
@@ -36,6 +35,16 @@ int blocks_suits(const rc_flight *f)
 static uint64_t sent_bytes(const rc_flight *f)
 {
     return f->layout.parts * f->layout.part_bytes;
+}
+
+static uint64_t packed_bytes(const rc_flight *f)
+{
+    return f->layout.counts > 0 ? sparse_scratch(f) : sent_bytes(f) + POISON_BYTES;
+}
+
+static uint64_t unpacked_bytes(const rc_flight *f)
+{
+    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
 }
 
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
@@ -70,7 +79,7 @@ static rc_result begin(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
-    RC_TRY(packing_room(p, &p->packed, sent_bytes(f) + POISON_BYTES, error));
+    RC_TRY(packing_room(p, &p->packed, packed_bytes(f), error));
     if (f->pieces != NULL)
         RC_TRY(packing_room(p, &p->gathered, flight_bytes(f, 1), error));
     return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
@@ -90,6 +99,20 @@ void blocks_hand_over(rc_flight *f)
     f->is_fed = 0;
 }
 
+void blocks_share(rc_flight *f)
+{
+    if (!f->is_fed)
+        return;
+    feedback_hold(f->call.feedback);
+    (void)feedback_take_ready(f->call.feedback); /* it is: nobody else knows of it */
+}
+
+void blocks_take_back(rc_flight *f)
+{
+    if (f->is_fed)
+        feedback_unclaim(f->call.feedback);
+}
+
 void blocks_give_up(rc_flight *f)
 {
     if (f->is_fed)
@@ -97,7 +120,7 @@ void blocks_give_up(rc_flight *f)
     f->is_fed = 0;
 }
 
-/* ---- the kernels ---- */
+/* ---- where things lie ---- */
 
 /* Elements of a part, and how many parts have some. */
 static uint64_t part_elems(const rc_flight *f, uint64_t part)
@@ -111,69 +134,126 @@ static uint64_t parts(const rc_flight *f)
     return (f->call.count + f->layout.part_elems - 1) / f->layout.part_elems;
 }
 
-/* Where an element is packed from, and unpacked to. */
-static cu_address source(const rc_flight *f, uint64_t index)
+/* The payloads of a stretch: from byte start on, and so many. */
+typedef struct payloads {
+    uint64_t start, bytes;
+} payloads;
+
+/* Where the segment that begins with this element has its payload. */
+static uint64_t payload_at(const rc_flight *f, uint64_t elem)
+{
+    const rc_layout *l = &f->layout;
+    return elem / l->part_elems * l->part_bytes +
+           elem % l->part_elems / l->segment_elems * l->segment_bytes;
+}
+
+/* The last segment of a part may have a shorter one. */
+static payloads payloads_of(const rc_flight *f, order_stretch elems)
+{
+    const rc_layout *l = &f->layout;
+    uint64_t last = elems.start + elems.elems - 1;
+    uint64_t start = payload_at(f, elems.start), end = payload_at(f, last) + l->segment_bytes;
+    uint64_t limit = (last / l->part_elems + 1) * l->part_bytes;
+    return (payloads){start, (end < limit ? end : limit) - start};
+}
+
+cu_address blocks_source(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->gathered.at : (uintptr_t)f->call.src;
     return at + index * sizeof(float);
 }
 
-static cu_address target(const rc_flight *f, uint64_t index)
+cu_address blocks_target(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->scattered.at : (uintptr_t)f->call.dst;
     return at + index * sizeof(float);
 }
 
-/* In a buffer of the twin's, or 0. */
-static cu_address residuals_at(const rc_flight *f, int buffer, uint64_t index)
+cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index)
 {
     if (!f->is_fed || buffer < 0)
         return 0;
     return twins_buffer(f->call.feedback->twin, buffer) + index * sizeof(float);
 }
 
-static rc_result pack_part(rc_flight *f, uint64_t part, rc_error *error)
+/* ---- the kernels, for whole segments of one part ---- */
+
+static rc_result pack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
-    cu_address wire = p->packed.at + part * f->layout.part_bytes;
-    cu_address src = source(f, first);
-    cu_address residual = residuals_at(f, f->residuals.in, first);
-    cu_address left = residuals_at(f, f->residuals.out, first);
+    cu_address wire = p->packed.at + payload_at(f, elems.start);
+    cu_address src = blocks_source(f, elems.start);
+    cu_address residual = blocks_residuals(f, f->residuals.in, elems.start);
+    cu_address left = blocks_residuals(f, f->residuals.out, elems.start);
     cu_address poisoned = p->packed.at + sent_bytes(f);
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
-    void *parameters[DEVICE_MAX_PARAMETERS] = {&wire, &left,    &src,    &pre,     &residual,
-                                               &n,    &segment, &stride, &poisoned};
-    return packing_launch(p, packing_of(f->call.codec), n, p->d2h, parameters, error);
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&wire,        &left,    &src,    &pre,     &residual,
+                                               &elems.elems, &segment, &stride, &poisoned};
+    return packing_launch(p, packing_of(f->call.codec), elems.elems, p->d2h, parameters, error);
 }
 
-static rc_result unpack_part(rc_flight *f, uint64_t part, rc_error *error)
+static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    uint64_t first = part * f->layout.part_elems, n = part_elems(f, part);
-    cu_address wire = p->unpacked.at + part * f->layout.part_bytes;
-    cu_address dst = target(f, first);
+    cu_address wire = p->unpacked.at + payload_at(f, elems.start);
+    cu_address dst = blocks_target(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
-    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst, &wire, &n, &segment, &stride, &poisoned};
-    return packing_launch(p, packing_of(f->call.codec) + 1, n, p->h2d, parameters, error);
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,     &wire,   &elems.elems,
+                                               &segment, &stride, &poisoned};
+    return packing_launch(p, packing_of(f->call.codec) + 1, elems.elems, p->h2d, parameters, error);
 }
 
-static rc_result add_both(rc_flight *f, rc_error *error)
+static rc_result add_both(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cu_address dst = target(f, 0), wire = p->unpacked.at;
+    cu_address dst = blocks_target(f, elems.start),
+               wire = p->unpacked.at + payload_at(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
-    uint64_t apart = f->layout.part_bytes, n = f->call.count;
+    uint64_t apart = f->layout.part_bytes;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float post = f->call.op == RC_AVG ? (float)(1.0 / p->comm->env.contributors) : 1.0F;
-    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst, &wire,    &apart,  &post,
-                                               &n,   &segment, &stride, &poisoned};
-    return packing_launch(p, packing_of(f->call.codec) + 2, n, p->h2d, parameters, error);
+    void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,         &wire,    &apart,  &post,
+                                               &elems.elems, &segment, &stride, &poisoned};
+    return packing_launch(p, packing_of(f->call.codec) + 2, elems.elems, p->h2d, parameters, error);
 }
 
 /* ---- in ---- */
+
+static rc_result gather_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoDAsync, p->gathered.at + piece->offset,
+                       piece->address, piece->bytes, p->d2h);
+}
+
+/* With zeros between the pieces. */
+static rc_result gather(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    if (f->pieces == NULL)
+        return RC_OK;
+    RC_TRY(DEVICE_CALL(p->device, error, cuMemsetD32Async, blocks_source(f, elems.start), 0,
+                       elems.elems, p->d2h));
+    return flight_each(f, 1, elems, gather_piece, error);
+}
+
+/* Of the own part. */
+static rc_result copy_plain_in(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    uint64_t at = f->layout.plain + (elems.start - f->layout.plain_start) * sizeof(float);
+    return DEVICE_CALL(f->pipe->device, error, cuMemcpyDtoHAsync, f->src + at,
+                       blocks_source(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
+}
+
+static rc_result copy_own_in(rc_flight *f, rc_error *error)
+{
+    const rc_layout *l = &f->layout;
+    if (l->own < 0 || l->plain_count == 0)
+        return RC_OK;
+    return copy_plain_in(f, (order_stretch){l->plain_start, l->plain_count}, error);
+}
 
 /* Where this rank's payloads begin in staging. */
 static uint64_t own_place(const rc_flight *f)
@@ -181,64 +261,68 @@ static uint64_t own_place(const rc_flight *f)
     return f->layout.terms == 2 ? (uint64_t)f->pipe->comm->env.rank * f->layout.part_bytes : 0;
 }
 
-/* The payloads of the parts from first to before end. */
-static rc_result copy_parts_in(rc_flight *f, uint64_t first, uint64_t end, rc_error *error)
+static rc_result copy_payloads_in(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    uint64_t start = first * f->layout.part_bytes;
-    if (first >= end)
-        return RC_OK;
-    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + own_place(f) + start,
-                       p->packed.at + start, (end - first) * f->layout.part_bytes, p->d2h);
+    payloads at = payloads_of(f, elems);
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + own_place(f) + at.start,
+                       p->packed.at + at.start, at.bytes, p->d2h);
 }
 
-/* With zeros between the pieces. */
-static rc_result gather(rc_flight *f, rc_error *error)
+rc_result blocks_copy_in(rc_flight *f, order_stretch elems, rc_error *error)
 {
-    rc_pipe *p = f->pipe;
-    RC_TRY(
-        DEVICE_CALL(p->device, error, cuMemsetD32Async, p->gathered.at, 0, f->call.count, p->d2h));
-    for (int i = 0; i < f->piece_count; i++)
-        if (f->pieces[i].bytes > 0)
-            RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyDtoDAsync,
-                               p->gathered.at + f->pieces[i].offset, f->pieces[i].address,
-                               f->pieces[i].bytes, p->d2h));
-    return RC_OK;
+    RC_TRY(gather(f, elems, error));
+    if (f->layout.own >= 0 && elems.start / f->layout.part_elems == (uint64_t)f->layout.own)
+        return copy_plain_in(f, elems, error);
+    RC_TRY(pack(f, elems, error));
+    return copy_payloads_in(f, elems, error);
 }
 
-rc_result blocks_copy_in(rc_flight *f, rc_error *error)
+/* From the first part on to before end: one copy for all. */
+static order_stretch elems_of_parts(const rc_flight *f, uint64_t first, uint64_t end)
 {
-    rc_pipe *p = f->pipe;
+    uint64_t start = first * f->layout.part_elems, last = end * f->layout.part_elems;
+    last = last < f->call.count ? last : f->call.count;
+    return (order_stretch){start, last > start ? last - start : 0};
+}
+
+rc_result blocks_copy_all_in(rc_flight *f, rc_error *error)
+{
     const rc_layout *l = &f->layout;
-    if (f->pieces != NULL)
-        RC_TRY(gather(f, error));
     uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
+    const order_stretch others[] = {elems_of_parts(f, 0, own), elems_of_parts(f, own + 1, all)};
+    RC_TRY(gather(f, flight_elems(f, 1), error));
+    if (l->counts > 0) {
+        RC_TRY(copy_own_in(f, error));
+        return sparse_copy_in(f, error);
+    }
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
-            RC_TRY(pack_part(f, part, error));
-    RC_TRY(copy_parts_in(f, 0, own < all ? own : all, error));
-    RC_TRY(copy_parts_in(f, own + 1, all, error));
-    if (l->own < 0 || l->plain_count == 0)
-        return RC_OK;
-    return DEVICE_CALL(p->device, error, cuMemcpyDtoHAsync, f->src + l->plain,
-                       source(f, l->plain_start), l->plain_count * sizeof(float), p->d2h);
+            RC_TRY(pack(f, elems_of_parts(f, part, part + 1), error));
+    for (int i = 0; i < 2; i++)
+        if (others[i].elems > 0)
+            RC_TRY(copy_payloads_in(f, others[i], error));
+    return copy_own_in(f, error);
 }
 
 /* ---- out ---- */
 
-static void unpack_segment_here(rc_flight *f, quant *q, float *dst, const uint8_t *wire, uint64_t n)
+static void unpack_segment_here(rc_flight *f, quant *q, float *dst, uint64_t start, uint64_t n)
 {
+    const rc_layout *l = &f->layout;
+    const uint8_t *wire = f->dst + l->result + payload_at(f, start);
+    uint64_t part = start / l->part_elems, segment = start % l->part_elems / l->segment_elems;
+    uint64_t bytes = l->counts > 0 ? sparse_bytes(f, part, segment) : quant_most_bytes(q, n);
     const void *both[] = {wire, wire + f->layout.part_bytes};
     const quant_terms terms = {.wires = both, .count = 2};
     int poisoned = 0;
     if (f->layout.terms == 2)
         quant_join(q, dst, &terms, n, &poisoned);
     else
-        quant_store(q, dst, wire, quant_most_bytes(q, n), n, &poisoned);
+        quant_store(q, dst, wire, bytes, n, &poisoned);
 }
 
-/* What unpacking does, by the CPU: staging has the elements afterwards. */
-static rc_result unpack_here(rc_flight *f, rc_error *error)
+rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     const rc_layout *l = &f->layout;
@@ -247,10 +331,9 @@ static rc_result unpack_here(rc_flight *f, rc_error *error)
     RC_TRY(pinned_take(&p->arena, flight_bytes(f, 0), 0, &wider, error));
     quant_init(&q, p->comm->engine->kernels, &f->call, p->comm->env.contributors);
     for (uint64_t part = 0; part < parts(f); part++)
-        for (uint64_t at = 0, k = 0; at < part_elems(f, part); at += l->segment_elems, k++) {
-            uint64_t n = part_elems(f, part) - at;
-            unpack_segment_here(f, &q, (float *)(void *)wider->data + part * l->part_elems + at,
-                                f->dst + part * l->part_bytes + k * l->segment_bytes,
+        for (uint64_t at = 0; at < part_elems(f, part); at += l->segment_elems) {
+            uint64_t n = part_elems(f, part) - at, start = part * l->part_elems + at;
+            unpack_segment_here(f, &q, (float *)(void *)wider->data + start, start,
                                 n < l->segment_elems ? n : l->segment_elems);
         }
     pinned_give(&p->arena, f->staging);
@@ -260,58 +343,76 @@ static rc_result unpack_here(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-rc_result blocks_make_room(rc_flight *f, rc_error *error)
+rc_result blocks_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (quantised_poisoned(f->work))
-        return RC_OK;
-    rc_result result = packing_room(p, &p->unpacked, f->layout.plain + POISON_BYTES, error);
-    if (result == RC_OK && f->pieces != NULL)
-        result = packing_room(p, &p->scattered, flight_bytes(f, 0), error);
-    if (result != RC_NO_MEMORY)
-        return result;
-    error_clear(error);
-    return unpack_here(f, error);
+    RC_TRY(packing_room(p, &p->unpacked, unpacked_bytes(f), error));
+    return f->pieces != NULL ? packing_room(p, &p->scattered, flight_bytes(f, 0), error) : RC_OK;
 }
 
-/* A piece of the result: all NaN, or of what has been unpacked. */
-static rc_result finish_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
+static rc_result scatter_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cuda_device *device = p->device;
-    if (piece->bytes == 0)
-        return RC_OK;
-    if (quantised_poisoned(f->work))
-        return DEVICE_CALL(device, error, cuMemsetD32Async, piece->address, THE_NAN,
-                           piece->bytes / sizeof(float), p->h2d);
-    if (f->pieces == NULL)
-        return RC_OK;
-    return DEVICE_CALL(device, error, cuMemcpyDtoDAsync, piece->address,
+    return DEVICE_CALL(p->device, error, cuMemcpyDtoDAsync, piece->address,
                        p->scattered.at + piece->offset, piece->bytes, p->h2d);
 }
 
-static rc_result unpack(rc_flight *f, rc_error *error)
+/* What of a stretch lies in its first part. */
+static order_stretch first_part(const rc_flight *f, order_stretch elems)
+{
+    uint64_t left = f->layout.part_elems - elems.start % f->layout.part_elems;
+    return (order_stretch){elems.start, elems.elems < left ? elems.elems : left};
+}
+
+static rc_result copy_payloads_out(rc_flight *f, payloads at, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    const rc_layout *l = &f->layout;
-    if (quantised_poisoned(f->work))
-        return RC_OK;
-    RC_TRY(DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at, f->dst,
-                       l->terms * parts(f) * l->part_bytes, p->h2d));
-    if (l->terms == 2)
-        return add_both(f, error);
-    for (uint64_t part = 0; part < parts(f); part++)
-        RC_TRY(unpack_part(f, part, error));
+    return DEVICE_CALL(p->device, error, cuMemcpyHtoDAsync, p->unpacked.at + at.start,
+                       f->dst + at.start, at.bytes, p->h2d);
+}
+
+/* Both ranks' contributions: all of them are one copy. */
+static rc_result copy_both_out(rc_flight *f, payloads at, rc_error *error)
+{
+    uint64_t apart = f->layout.part_bytes;
+    if (at.bytes == apart)
+        return copy_payloads_out(f, (payloads){0, 2 * apart}, error);
+    RC_TRY(copy_payloads_out(f, at, error));
+    return copy_payloads_out(f, (payloads){apart + at.start, at.bytes}, error);
+}
+
+static rc_result unpack_parts(rc_flight *f, order_stretch elems, rc_error *error)
+{
+    for (order_stretch next; elems.elems > 0;
+         elems.start += next.elems, elems.elems -= next.elems) {
+        next = first_part(f, elems);
+        RC_TRY(unpack(f, next, error));
+    }
     return RC_OK;
 }
 
-rc_result blocks_copy_out(rc_flight *f, rc_error *error)
+rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
 {
-    const rc_piece whole = {.address = (uintptr_t)f->call.dst, .bytes = flight_bytes(f, 0)};
-    RC_TRY(unpack(f, error));
-    if (f->pieces == NULL)
-        return finish_piece(f, &whole, error);
-    for (int i = 0; i < f->piece_count; i++)
-        RC_TRY(finish_piece(f, &f->pieces[i], error));
-    return RC_OK;
+    payloads at = payloads_of(f, elems);
+    if (f->layout.counts > 0) {
+        RC_TRY(sparse_unpack(f, error)); /* it never goes in pieces */
+    } else if (f->layout.terms == 2) {
+        RC_TRY(copy_both_out(f, at, error));
+        RC_TRY(add_both(f, elems, error));
+    } else {
+        RC_TRY(copy_payloads_out(f, at, error));
+        RC_TRY(unpack_parts(f, elems, error));
+    }
+    return f->pieces != NULL ? flight_each(f, 0, elems, scatter_piece, error) : RC_OK;
+}
+
+static rc_result poison_piece(rc_flight *f, const rc_piece *piece, rc_error *error)
+{
+    return DEVICE_CALL(f->pipe->device, error, cuMemsetD32Async, piece->address, THE_NAN,
+                       piece->bytes / sizeof(float), f->pipe->h2d);
+}
+
+rc_result blocks_poison(rc_flight *f, rc_error *error)
+{
+    return flight_each(f, 0, flight_elems(f, 0), poison_piece, error);
 }

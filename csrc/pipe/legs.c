@@ -9,6 +9,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../coll/quantised.h"
 #include "pipe.h"
 
 /* How long a flight waits for room in the arena. Without a limit it could be for a rank that waits
@@ -122,10 +123,8 @@ static rc_piece cut(const rc_piece *piece, uint64_t start, uint64_t end)
                       .bytes = to > from ? to - from : 0};
 }
 
-typedef rc_result copy_piece(rc_flight *f, const rc_piece *piece, rc_error *error);
-
-static rc_result copy_stretch(rc_flight *f, int of_src, order_stretch elems, copy_piece *copy,
-                              rc_error *error)
+rc_result flight_each(rc_flight *f, int of_src, order_stretch elems, flight_copy *copy,
+                      rc_error *error)
 {
     uint64_t size = rc_dtype_size(f->call.dtype), start = elems.start * size;
     int count;
@@ -139,7 +138,7 @@ static rc_result copy_stretch(rc_flight *f, int of_src, order_stretch elems, cop
     return RC_OK;
 }
 
-static order_stretch all_of(const rc_flight *f, int of_src)
+order_stretch flight_elems(const rc_flight *f, int of_src)
 {
     return (order_stretch){0, flight_bytes(f, of_src) / rc_dtype_size(f->call.dtype)};
 }
@@ -178,14 +177,17 @@ static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *er
 
 rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error)
 {
-    return copy_stretch(f, 1, elems, copy_piece_in, error);
+    if (f->in_blocks)
+        return blocks_copy_in(f, elems, error);
+    return flight_each(f, 1, elems, copy_piece_in, error);
 }
 
 static rc_result copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_event copied = p->copied[0];
-    RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_copy_in(f, all_of(f, 1), error));
+    RC_TRY(f->in_blocks ? blocks_copy_all_in(f, error)
+                        : flight_copy_in(f, flight_elems(f, 1), error));
     RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, copied, p->d2h));
     return DEVICE_CALL(p->device, error, cuEventSynchronize, copied);
 }
@@ -309,59 +311,77 @@ static rc_result copy_piece_out(rc_flight *f, const rc_piece *piece, rc_error *e
     return f->is_packed ? packing_unpack(f, piece, to, p->h2d, error) : RC_OK;
 }
 
-/* Room to unpack on the GPU; without, the CPU has unpacked when it returns. */
-static rc_result make_room(rc_flight *f, rc_error *error)
+/* Room to unpack on the GPU, or RC_NO_MEMORY. */
+static rc_result room_to_unpack(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     if (f->in_blocks)
-        return blocks_make_room(f, error);
-    if (!f->is_packed)
-        return RC_OK;
-    rc_result result = packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error);
+        return blocks_room(f, error);
+    return f->is_packed ? packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error) : RC_OK;
+}
+
+/* Without room on the GPU the CPU has unpacked when it returns. */
+static rc_result make_room(rc_flight *f, rc_error *error)
+{
+    rc_pipe *p = f->pipe;
+    rc_result result = room_to_unpack(f, error);
     if (result != RC_NO_MEMORY)
         return result;
     error_clear(error);
     if (f->feed.copied_out) /* from the staging that this exchanges */
         RC_TRY(DEVICE_CALL(p->device, error, cuStreamSynchronize, p->h2d));
-    return packing_unpack_here(f, error);
+    return f->in_blocks ? blocks_unpack_here(f, error) : packing_unpack_here(f, error);
 }
 
 rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
 {
-    return copy_stretch(f, 0, elems, copy_piece_out, error);
+    if (f->in_blocks)
+        return blocks_copy_out(f, elems, error);
+    return flight_each(f, 0, elems, copy_piece_out, error);
+}
+
+/* Who only receives, or has brought nothing back yet, has not waited. */
+static rc_result begin_copy_out(rc_flight *f, rc_error *error)
+{
+    int begun = f->feed.copied_out;
+    f->feed.copied_out = 1;
+    return begun ? RC_OK : follow_caller(f, f->pipe->h2d, error);
 }
 
 /* What is final of a result that is still on its way; nothing where the GPU has no room now. */
 static rc_result copy_pieces_out(rc_flight *f, rc_error *error)
 {
-    rc_pipe *p = f->pipe;
-    rc_result result =
-        f->is_packed ? packing_room(p, &p->unpacked, flight_bytes(f, 0) / 2, error) : RC_OK;
+    rc_result result = room_to_unpack(f, error);
     if (result == RC_NO_MEMORY) {
         error_clear(error);
         f->feed.at_the_end = 1;
         return RC_OK;
     }
     RC_TRY(result);
-    if (!f->feed.copied_out)
-        RC_TRY(follow_caller(f, p->h2d, error));
-    f->feed.copied_out = 1;
+    RC_TRY(begin_copy_out(f, error));
     return pieces_copy_out(f, error);
+}
+
+/* What is left of a flight in pieces, unless the CPU has unpacked all of it anew. */
+static rc_result copy_rest_out(rc_flight *f, rc_error *error)
+{
+    int was_packed = f->is_packed || f->in_blocks;
+    RC_TRY(make_room(f, error));
+    RC_TRY(begin_copy_out(f, error));
+    if (f->work->gate != NULL && was_packed == (f->is_packed || f->in_blocks))
+        return pieces_copy_out(f, error);
+    return flight_copy_out(f, flight_elems(f, 0), error);
 }
 
 static rc_result copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    int was_packed = f->is_packed;
-    RC_TRY(make_room(f, error));
-    if (!f->feed.copied_out) /* who only receives has not waited */
-        RC_TRY(follow_caller(f, p->h2d, error));
-    if (f->in_blocks)
-        RC_TRY(blocks_copy_out(f, error));
-    else if (f->work->gate != NULL && f->is_packed == was_packed)
-        RC_TRY(pieces_copy_out(f, error));
-    else
-        RC_TRY(flight_copy_out(f, all_of(f, 0), error));
+    if (f->in_blocks && quantised_poisoned(f->work)) {
+        RC_TRY(begin_copy_out(f, error));
+        RC_TRY(blocks_poison(f, error));
+    } else {
+        RC_TRY(copy_rest_out(f, error));
+    }
     return DEVICE_CALL(p->device, error, cuEventRecord, f->done, p->h2d);
 }
 

@@ -20,6 +20,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "../coll/encoded.h"
 #include "pipe.h"
 
 /* Bytes of staging. */
@@ -27,13 +28,37 @@ enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 4 << 20, LEAST_IN_PIECES = 1 << 20 
 
 #ifdef PIPE_FAULTS
 atomic_int pipe_pieces_fed = INT32_MAX;
+int pipe_pieces_shift;
+#define SIZE(bytes) ((uint64_t)(bytes) >> pipe_pieces_shift)
+#else
+#define SIZE(bytes) ((uint64_t)(bytes))
 #endif
 
-/* Bytes that an element has in staging. */
+/* Bytes that an element has in staging; not in blocks. */
 static uint64_t elem_bytes(const rc_flight *f)
 {
     uint64_t whole = rc_dtype_size(f->call.dtype);
     return f->is_packed ? whole / 2 : whole;
+}
+
+/* Elements of a piece of so many bytes. In blocks: of each part, whole segments. */
+static uint64_t elems_there(const rc_flight *f, uint64_t bytes)
+{
+    const rc_layout *l = &f->layout;
+    if (!f->in_blocks)
+        return bytes / elem_bytes(f);
+    uint64_t own = l->own < 0 ? 0 : l->segment_elems * sizeof(float) - l->segment_bytes;
+    uint64_t rows = bytes / (l->parts * l->segment_bytes + own);
+    return (rows > 0 ? rows : 1) * l->segment_elems;
+}
+
+/* Elements of the result that are copied back as so many bytes. */
+static uint64_t elems_back(const rc_flight *f, uint64_t bytes)
+{
+    const rc_layout *l = &f->layout;
+    if (f->in_blocks)
+        return bytes * l->segment_elems / (l->terms * l->segment_bytes);
+    return bytes / elem_bytes(f);
 }
 
 /* ---- the way there ---- */
@@ -41,6 +66,11 @@ static uint64_t elem_bytes(const rc_flight *f)
 static void take_plan(rc_flight *f)
 {
     rc_comm *comm = f->pipe->comm;
+    quant ignored;
+    if (f->in_blocks) {
+        encoded_plan(&f->feed.plan, &ignored, &comm->env, &f->call);
+        return;
+    }
     engine_lock(comm->engine); /* the table may be exchanged */
     rc_algorithm algorithm = work_algorithm(&f->call, &comm->env);
     engine_unlock(comm->engine);
@@ -50,26 +80,35 @@ static void take_plan(rc_flight *f)
 int pieces_suit(rc_flight *f)
 {
     const rc_comm *comm = f->pipe->comm;
-    if (f->call.collective != RC_ALLREDUCE || f->call.codec > RC_CODEC_FP16 ||
-        f->call.feedback != NULL || comm->shared.hosts > 0 || comm->env.world_size == 1 ||
-        f->call.count * elem_bytes(f) <= LEAST_IN_PIECES)
+    int is_plain = f->call.codec <= RC_CODEC_FP16 && f->call.feedback == NULL;
+    uint64_t bytes = f->in_blocks ? f->layout.bytes : f->call.count * elem_bytes(f);
+    if (f->call.collective != RC_ALLREDUCE ||
+        !(is_plain || (f->in_blocks && f->layout.counts == 0)) || comm->shared.hosts > 0 ||
+        comm->env.world_size == 1 || bytes <= SIZE(LEAST_IN_PIECES))
         return 0;
     take_plan(f);
     return order_parts(&f->feed.plan) > 0;
 }
 
+static void begin_piece(const rc_flight *f, pieces_cursor *cursor, uint64_t bytes)
+{
+    cursor->bytes = bytes;
+    cursor->elems = elems_there(f, bytes);
+}
+
 /* The next stretch of the piece, or 0 where it ends; then the next piece is twice as long. */
 static int next_stretch(const rc_flight *f, pieces_cursor *cursor, order_stretch *next)
 {
-    if (cursor->size == 0)
-        cursor->size = cursor->left = LEAST_PIECE / elem_bytes(f);
-    if (order_next(&f->feed.plan, &cursor->at, cursor->left, next)) {
-        cursor->left -= next->elems;
+    const plan *p = &f->feed.plan;
+    if (cursor->bytes == 0)
+        begin_piece(f, cursor, SIZE(LEAST_PIECE));
+    if (f->in_blocks && order_next_of_row(p, &cursor->at, cursor->elems, next))
+        return 1;
+    if (!f->in_blocks && order_next(p, &cursor->at, cursor->elems, next)) {
+        cursor->elems -= next->elems;
         return 1;
     }
-    if (cursor->size < MOST_PIECE / elem_bytes(f))
-        cursor->size *= 2;
-    cursor->left = cursor->size;
+    begin_piece(f, cursor, cursor->bytes < SIZE(MOST_PIECE) ? 2 * cursor->bytes : cursor->bytes);
     return 0;
 }
 
@@ -126,15 +165,17 @@ rc_result pieces_begin(rc_flight *f, rc_call *call, rc_work **work, rc_error *er
     RC_TRY(queue_ahead(f, error));
     RC_TRY(wait_for_piece(f, error));
     RC_TRY(rc_check(f->pipe->comm, call, error));
-    gate *gate =
-        gate_create(count_stretches(f), LEAST_PIECE / elem_bytes(f), MOST_PIECE / elem_bytes(f));
+    gate *gate = gate_create(count_stretches(f), elems_back(f, SIZE(LEAST_PIECE)),
+                             elems_back(f, SIZE(MOST_PIECE)));
     if (gate == NULL)
         return error_set(error, RC_NO_MEMORY, "no memory for a flight");
     while (next_stretch(f, &f->feed.shown, &next))
         gate_show(gate, next);
     f->feed.is_on = 1;
+    blocks_share(f);
     if (comm_submit(f->pipe->comm, call, gate, work) == RC_OK)
         return RC_OK;
+    blocks_take_back(f);
     f->feed.is_on = 0;
     return error_set(error, RC_NO_MEMORY, "no memory for a work");
 }
@@ -188,6 +229,7 @@ void pieces_feed(rc_flight *f)
         rc_comm_abort(p->comm, error.message);
         (void)DEVICE_CALL(p->device, &ignored, cuStreamSynchronize, p->d2h);
     }
+    blocks_give_up(f);
     pthread_mutex_lock(&p->lock);
     f->feed.error = error;
     f->feed.is_on = 0;

@@ -10,8 +10,8 @@
  * after the copy back, so that less goes over the bus. The core is given what is packed, as
  * encoded; that other ranks cannot tell (rc_call.encoded).
  *
- * A large all-reduce goes in pieces: the core has the work when the first of them is there, and
- * what is final is copied back while the rest is on the wire.
+ * A large all-reduce goes in pieces, packed or not: the core has the work when the first of them is
+ * there, and what is final is copied back while the rest is on the wire.
  *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
@@ -28,8 +28,8 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs of
- * blocks; twins.c their residuals.
+ * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs that
+ * quantise, sparse.c topk of them; twins.c their residuals.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -54,6 +54,7 @@ enum pipe_fault {
 extern int pipe_fault;
 extern atomic_int pipe_paused;     /* 1: no flight lands */
 extern atomic_int pipe_pieces_fed; /* how many pieces of a flight the core may get, at most */
+extern int pipe_pieces_shift;      /* by so many powers of two they are smaller */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
@@ -87,7 +88,8 @@ enum { PIPE_PIECES_AHEAD = 4 }; /* that are queued and not there yet */
 /* How far one is with a flight's source. */
 typedef struct pieces_cursor {
     order_cursor at;
-    uint64_t size, left; /* elements of the piece, and what is left of it */
+    uint64_t bytes; /* of staging, about, that the piece has */
+    uint64_t elems; /* that are left of it; in rows (order.h), of each part's share of it */
 } pieces_cursor;
 
 /* Of a flight that goes through the core in pieces (pieces.c). */
@@ -113,7 +115,7 @@ struct rc_flight {
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
     int in_blocks;      /* the GPU packs: staging has what layout says */
     rc_layout layout;
-    int is_fed; /* its feedback is claimed for it, ready for the core */
+    int is_fed; /* it holds the claim on its feedback: the core has not, or "in" still packs */
     twin_view residuals;
     pieces_feed_state feed;
     _Atomic(rc_work *) work;
@@ -176,6 +178,11 @@ int flight_writes(const rc_flight *f);
 /* Queue the copy of some elements of the tensor, packed where that is the GPU's. */
 rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
 rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+/* Calls that for what of each of the tensor's pieces lies in the stretch. */
+typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
+rc_result flight_each(rc_flight *f, int of_src, order_stretch elems, flight_copy *copy,
+                      rc_error *error);
+order_stretch flight_elems(const rc_flight *f, int of_src);
 
 /* pieces.c. Of thread "in": */
 /* Whether it goes through the core in pieces; staging is there. */
@@ -193,7 +200,7 @@ rc_result pieces_copy_out(rc_flight *f, rc_error *error);
 void pieces_wait_fed(rc_flight *f, rc_error *error);
 
 /* packing.c */
-enum { PACKING_KERNELS = 16 };
+enum { PACKING_KERNELS = 20 };
 extern const char *const packing_kernels[PACKING_KERNELS];
 /* Whether the GPU packs it. */
 int packing_suits(const rc_flight *f);
@@ -203,11 +210,14 @@ rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_err
 void packing_release(rc_pipe *p, pipe_scratch *scratch);
 /* Whether its memory is one of whole elements; other addresses are for copies only. */
 int packing_is_aligned(const rc_flight *f);
-/* The kernel that packs by a codec of blocks; the next one unpacks, that behind it adds two. */
+/* The kernel that packs by a codec that quantises; the next one unpacks, that behind it adds two.
+ * After the first two of topk come its sample and its threshold. */
 int packing_of(rc_codec codec);
-/* A kernel that takes so many elements. */
+/* A kernel that takes so many elements; or one block for each of so many segments. */
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
                          void **parameters, rc_error *error);
+rc_result packing_launch_each(rc_pipe *p, int kernel, uint64_t segments, cu_stream stream,
+                              void **parameters, rc_error *error);
 /* Packs the piece to `to`, or unpacks what is there, on the stream. */
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error);
@@ -217,18 +227,39 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
  * there afterwards. */
 rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 
-/* blocks.c: codecs of blocks, as packing.c those of 16 bits. */
+/* blocks.c: codecs that quantise, as packing.c those of 16 bits. */
 int blocks_suits(const rc_flight *f);
 /* Where the GPU packs the flight, makes room, takes its feedback and sets in_blocks. */
 rc_result blocks_begin(rc_flight *f, rc_error *error);
-/* The core has it; or it never will. */
+/* The core has it, feedback and all. */
 void blocks_hand_over(rc_flight *f);
+/* The same while "in" still packs: the core shares the feedback. And if it has not taken it. */
+void blocks_share(rc_flight *f);
+void blocks_take_back(rc_flight *f);
+/* "in" packs no more. */
 void blocks_give_up(rc_flight *f);
-/* Queue it all, on the stream of "in" and on that of "out". */
-rc_result blocks_copy_in(rc_flight *f, rc_error *error);
-rc_result blocks_copy_out(rc_flight *f, rc_error *error);
-/* Room to unpack on the GPU; without, the CPU has unpacked, and in_blocks is 0. */
-rc_result blocks_make_room(rc_flight *f, rc_error *error);
+/* Queue it all, on the stream of "in", or some whole segments of a part. */
+rc_result blocks_copy_all_in(rc_flight *f, rc_error *error);
+rc_result blocks_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
+/* Queue whole segments, on the stream of "out"; or NaN in all of the result. */
+rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+rc_result blocks_poison(rc_flight *f, rc_error *error);
+/* Room to unpack on the GPU, or RC_NO_MEMORY; what that does, by the CPU: in_blocks is 0 then. */
+rc_result blocks_room(rc_flight *f, rc_error *error);
+rc_result blocks_unpack_here(rc_flight *f, rc_error *error);
+/* Where an element is packed from, and unpacked to; and where it is in a buffer of the twin's, or
+ * 0. */
+cu_address blocks_source(const rc_flight *f, uint64_t index);
+cu_address blocks_target(const rc_flight *f, uint64_t index);
+cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index);
+
+/* sparse.c: topk, for blocks.c; layouts with counts. Bytes on the device, for either way. */
+uint64_t sparse_scratch(const rc_flight *f);
+/* Packs, and queues copies of what there is to the host; waits for the GPU in between. */
+rc_result sparse_copy_in(rc_flight *f, rc_error *error);
+rc_result sparse_unpack(rc_flight *f, rc_error *error);
+/* Of a payload of the result. */
+uint64_t sparse_bytes(const rc_flight *f, uint64_t part, uint64_t segment);
 
 /* twins.c: for thread "in", a feedback that was claimed has a twin of the pipe's. RC_NO_MEMORY if
  * there is no room on the GPU. */

@@ -50,6 +50,48 @@ static void every_value_comes_once(void)
                 }
 }
 
+/* In rows: whole segments, those of the others first; the own ones when theirs of as many are there
+ * already. */
+static void walk_rows(const plan *p, uint64_t elems)
+{
+    static uint8_t seen[MOST];
+    order_cursor cursor = {0};
+    order_stretch next;
+    uint64_t all = 0, own_start = plan_src_offset(p, (uint32_t)p->rank), others = 0;
+    int any = 1;
+    memset(seen, 0, sizeof seen);
+    for (uint64_t row = 0; any; row++) {
+        uint64_t row_end = 0;
+        for (any = 0; order_next_of_row(p, &cursor, elems, &next); any = 1, all += next.elems) {
+            uint64_t within = next.start % p->chunk_elems, end = within + next.elems;
+            int is_own = p->algorithm == RC_DIRECT && next.start - own_start < p->chunk_elems;
+            CHECK(next.elems > 0 && next.start + next.elems <= p->total_elems);
+            CHECK_EQ(within % p->segment_elems, 0);
+            if (!is_own)
+                CHECK_EQ(within, row * elems);
+            CHECK(is_own || next.elems <= elems);
+            CHECK(!is_own || end <= others || others + elems > p->chunk_elems || others == 0);
+            row_end = is_own || end < row_end ? row_end : end;
+            for (uint64_t i = 0; i < next.elems; i++)
+                CHECK(!seen[next.start + i]++);
+        }
+        others = row_end > others ? row_end : others;
+    }
+    CHECK_EQ(all, p->total_elems);
+}
+
+static void rows_have_every_value_once(void)
+{
+    for (int n = 2; n <= MAX_WORLD; n++)
+        for (size_t c = 0; c < CHECK_COUNT(counts); c++)
+            for (int rank = 0; rank < n; rank++) {
+                plan p = plan_of(n == 2 ? RC_ONE_SHOT : RC_DIRECT, rank, n, counts[c]);
+                p.segment_elems = PLAN_ALIGN;
+                for (uint64_t rows = 1; rows < 100; rows *= 3)
+                    walk_rows(&p, rows * p.segment_elems);
+            }
+}
+
 /* A rank begins with the chunk that starts there; the i-th after it comes by at step i - 1. */
 static void a_ring_needs_what_comes_by(void)
 {
@@ -91,6 +133,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"every_value_comes_once", every_value_comes_once},
+        {"rows_have_every_value_once", rows_have_every_value_once},
         {"a_ring_needs_what_comes_by", a_ring_needs_what_comes_by},
         {"direct_needs_its_own_part_last", direct_needs_its_own_part_last},
         {"others_have_no_order", others_have_no_order},
