@@ -81,7 +81,7 @@ class Communicator(Collectives):
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
-        self._inside: dict[int, Any] = {}  # threads that use it without (shortcut.py)
+        self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._shortcut = Shortcut(self)
@@ -206,7 +206,7 @@ class Communicator(Collectives):
             self._pipe.stop()
         for work in list(self._in_flight.values()):
             work.done()
-        while self._inside.keys() - {threading.get_ident()}:
+        while set(self._inside.values()) - {threading.get_ident()}:
             time.sleep(_LOOK_S)  # their works are over
         lib.rc_comm_free(handle)
         _native.release_engine(self.config.kernel_set)

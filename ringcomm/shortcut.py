@@ -96,26 +96,23 @@ class Shortcut:
             slot = self._slots.pop()
         except IndexError:
             slot = ffi.new(_SLOT)
-        me = get_ident()
         try:
-            comm._inside[me] = slot  # before the handle is read: close() waits for who is inside
-            handle = comm._handle  # no signal handler, which may close, runs between this and C
+            # Before the handle is read: close() waits for who is inside. No signal handler, which
+            # may close, runs between the reading and C.
+            comm._inside[slot] = get_ident()
+            handle = comm._handle
             if handle is None:
                 return False
             result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
-        except BaseException:  # an interrupt: the core goes on, with the tensor
-            if slot[0]:
-                self._make_work(slot, tensor, op, compression)
-            raise
-        finally:
-            comm._inside.pop(me, None)
+        finally:  # after an interrupt, too, the core goes on with the tensor
+            work = self._make_work(slot, tensor, op, compression) if slot[0] else None
+            comm._inside.pop(slot, None)
+        if work is not None:
+            work.wait()
+            return True
         if result == OK:
             self._slots.append(slot)
-            return True
-        if not slot[0]:
-            return False
-        self._make_work(slot, tensor, op, compression).wait()
-        return True
+        return bool(result == OK)
 
     def submit(self, tensor: Any, op: str, compression: str | None) -> Work | None:
         """The same without waiting, for a torch tensor.
