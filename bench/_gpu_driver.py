@@ -164,11 +164,13 @@ class Driver:
     # ---- kernels ----
 
     def load(self, image: bytes) -> float:
-        """Loads kernels (PTX as a string); the seconds that it took."""
+        """Loads kernels (PTX as a string); the seconds that it took, with one to use, which a
+        driver may put it off to."""
         self.enter()
-        self._module = ctypes.c_void_p()
+        self._module, function = ctypes.c_void_p(), ctypes.c_void_p()
         began = time.perf_counter()
         self.call("cuModuleLoadDataEx", ctypes.byref(self._module), image, 0, None, None)
+        self.call("cuModuleGetFunction", ctypes.byref(function), self._module, b"ringcomm_scale")
         return time.perf_counter() - began
 
     def launch(

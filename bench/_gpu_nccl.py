@@ -38,7 +38,7 @@ TUNED = {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2", "NCCL_ALGO":
 @contextlib.contextmanager
 def private_mps() -> Iterator[dict[str, str]]:
     """A daemon of ours; the environment of its clients. Raises RuntimeError."""
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
         env = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY":
                f"{folder}/log"}  # fmt: skip
         for path in env.values():
@@ -89,14 +89,20 @@ def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str,
     return works
 
 
-def run(options: argparse.Namespace) -> None:
-    why = "fake driver" if options.fake else why_no_torch() or why_unavailable()
-    if not why and shutil.which(CONTROL) is None:
-        why = f"no {CONTROL} here, and without MPS ranks on one GPU take turns"
-    if not why:
-        import torch.distributed
+def why_no_nccl() -> str | None:
+    """None where several ranks on this GPU can be joined by NCCL; else why not. For torch with
+    CUDA."""
+    import torch.distributed
 
-        why = None if torch.distributed.is_nccl_available() else "torch has no NCCL"
+    if not torch.distributed.is_nccl_available():
+        return "torch has no NCCL"
+    if shutil.which(CONTROL) is None:
+        return f"no {CONTROL} here, and without MPS ranks on one GPU take turns"
+    return None
+
+
+def run(options: argparse.Namespace) -> None:
+    why = "fake driver" if options.fake else why_no_torch() or why_unavailable() or why_no_nccl()
     if why:
         tell("NCCL's sockets", "skipped", why=why)
         return

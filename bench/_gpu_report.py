@@ -13,6 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from _columns import aligned
+
 VERDICTS = ("ok", "short", "wrong", "skipped")
 HEADS = ("step", "check", "measured", "goal", "verdict")
 
@@ -67,9 +69,7 @@ def read(step: str, line: str) -> Check | None:
 def table(checks: Sequence[Check]) -> str:
     """All checks, a line each, and how many of each verdict."""
     rows = [HEADS, *((c.step, c.name, c.measured, c.goal, c.verdict) for c in checks)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-             for row in rows]  # fmt: skip
+    lines = aligned(rows, left=range(len(HEADS)))
     counts = ((verdict, sum(c.verdict == verdict for c in checks)) for verdict in VERDICTS)
     return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts)])
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _columns
 import _standings
 from _all import Outcome
 from _scenes import Scene
@@ -32,18 +33,13 @@ def cells(finding: Finding) -> tuple[str, ...]:
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """Aligned lines, with a blank line between groups."""
-    rows = [HEADS, *map(cells, findings)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    right = (False, True, True, True, True, False, False)
-    lines = []
-    last = ""
-    for row, finding in zip(rows, [None, *findings], strict=True):
-        if finding is not None and finding.group != last:
+    head, *rows = _columns.aligned([HEADS, *map(cells, findings)], left=(0, 5, 6))
+    lines, last = [head], ""
+    for row, finding in zip(rows, findings, strict=True):
+        if finding.group != last:
             last = finding.group
             lines.append("")
-        lines.append("  ".join(
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(row, widths, right, strict=True)).rstrip())
+        lines.append(row)
     return lines
 
 
@@ -58,8 +54,7 @@ def markdown(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
     lines = [f"{about['started']}; {about['cpus']} CPUs, {about['cpu']}; Linux {about['kernel']}; "
              f"Python {about['python']}; load before and after {about['load']}; up to "
              f"{about['rounds']} rounds. {summary(findings)}.", "",
-             f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    lines += [f"| {' | '.join(cells(finding))} |" for finding in findings]
+             *_columns.markdown([HEADS, *map(cells, findings)])]
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from _columns import aligned, markdown
 from _site import Site
 from _verdicts import size_name
 from netlab import NetLabError
@@ -215,17 +216,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NetLabError, RuntimeError) as error:
         print(f"codecs: {error}", file=sys.stderr)
         return 2
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADS))]
-    for line in table:
-        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    print("\n".join(aligned(table)))
     notes = [] if options.goals else wins(taken)
     for note in notes:
         print(f"# {note}")
     if options.markdown:
-        lines = [f"| {' | '.join(line)} |" for line in table]
-        lines.insert(1, "|---" * len(HEADS) + "|")
-        lines += ["", *(f"- {note}" for note in notes)]
-        options.markdown.write_text("\n".join(lines) + "\n")
+        lines = [*markdown(table), "", *(f"- {note}" for note in notes)]
+        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 1 if any(one.wrong for one in taken) else 0
 
 

@@ -43,6 +43,7 @@ STEPS = (
     Step("kernels", "_gpu_kernels", 40),
     Step("links", "_gpu_links", 150),
     Step("train", "_gpu_train", 60),
+    Step("hierarchy", "_gpu_hierarchy", 150),
     Step("nccl", "_gpu_nccl", 100),
 )
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from _build import build  # noqa: E402
+from _columns import aligned, markdown  # noqa: E402
 
 import build_ffi  # noqa: E402
 
@@ -116,13 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("kernels: this CPU runs none of these sets", file=sys.stderr)
         return 2
     table = [HEADS, *rows(taken, options.elements)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
-    for row in table:
-        print("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)))
+    print("\n".join(aligned(table)))
     if options.markdown:
-        lines = [f"| {' | '.join(row)} |" for row in table]
-        lines.insert(1, "|---" * len(HEADS) + "|")
-        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        options.markdown.write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
     if options.json:
         records = [dataclasses.asdict(one) for one in taken]
         options.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

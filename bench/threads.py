@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _columns import aligned, markdown
 from _standings import short
 from _verdicts import size_name
 from sweep import parse_sizes
@@ -243,13 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"threads: {error}", file=sys.stderr)
             return 2
     print(f"# 2 ranks, loopback, {len(os.sched_getaffinity(0))} cores")
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
-    for row in table:
-        print("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)))
+    print("\n".join(aligned(table)))
     if options.markdown:
-        lines = [f"| {' | '.join(row)} |" for row in table]
-        lines.insert(1, "|---" * len(HEADS) + "|")
-        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        options.markdown.write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
     return 0
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _build import build
+from _columns import aligned, markdown
 from _rounds import rotated
 from _site import Site
 from _standings import short
@@ -112,13 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ways: {error}", file=sys.stderr)
         return 2
     table = [HEADS, *rows(taken)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
-    for row in table:
-        print("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)))
+    print("\n".join(aligned(table)))
     if options.markdown:
-        lines = [f"| {' | '.join(row)} |" for row in table]
-        lines.insert(1, "|---" * len(HEADS) + "|")
-        options.markdown.write_text("\n".join(lines) + "\n")
+        options.markdown.write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
     return 0 if any(one.way == BASE for one in taken) else 1
 
 

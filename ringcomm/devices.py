@@ -5,13 +5,15 @@ among the modules that the caller has imported already.
 
 Invariants: a DeviceView keeps its object alive and never touches its elements: that is for the
 GPU's streams. No CUDA call is made for a tensor without elements. What is not contiguous and
-receives a result is refused: a copy back would have to follow the result on every stream.
+receives a result is refused: a copy back would have to follow the result on every stream. What a
+library makes for a call, it makes on the stream that the call follows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +131,25 @@ def _not_dense(what: str) -> TensorError:
 # ---- torch ----
 
 
+def torch_stream(torch: Any, handle: int, device: Any) -> Any:
+    """torch's stream of a cudaStream_t. Of the two numbers of the default stream torch takes one
+    for that of a stream of its own, and the other for none given."""
+    if handle in (0, _LEGACY_STREAM):
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device)
+
+
+@contextlib.contextmanager
+def _torch_following(torch: Any, device: Any) -> Iterator[None]:
+    """torch's current stream is that of ``cuda.stream``, if there is one."""
+    chosen = cuda.chosen_stream()
+    if chosen is None:
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch_stream(torch, chosen, device)):
+        yield
+
+
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
     if tensor.layout != torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
@@ -140,13 +161,15 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
     if not dense.is_contiguous() or dense.is_neg():
         if writable:
             raise _not_dense("a tensor")
-        dense = dense.resolve_neg().contiguous()
+        with _torch_following(torch, tensor.device):
+            dense = dense.resolve_neg().contiguous()
     device = tensor.device
     if tensor.numel():
         cuda.require()
 
     def make(shape: tuple[int, ...]) -> Any:
-        return torch.empty(shape, dtype=tensor.dtype, device=device)
+        with _torch_following(torch, device):
+            return torch.empty(shape, dtype=tensor.dtype, device=device)
 
     def current() -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
@@ -219,7 +242,9 @@ def _maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:
         cupy = sys.modules.get("cupy")
         if cupy is None or not isinstance(obj, cupy.ndarray):
             raise TensorError(f"a result like {_kind(obj)} cannot be made here; give out=")
-        with cupy.cuda.Device(None if device < 0 else device):
+        chosen = cuda.chosen_stream()
+        follows = contextlib.nullcontext() if chosen is None else cupy.cuda.ExternalStream(chosen)
+        with cupy.cuda.Device(None if device < 0 else device), follows:
             return cupy.empty(shape, obj.dtype)
 
     return make

@@ -31,13 +31,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ports import free_port
+
 from ringcomm import Communicator, Config, NotInitializedError
 from ringcomm.bootstrap.join import Joined
 from ringcomm.bootstrap.joined import LaneSocket, Mesh, RailInfo
 from ringcomm.bootstrap.sockets import tune
 
 ROOT = Path(__file__).resolve().parent.parent
-_PORTS = itertools.count(20000 + os.getpid() * 37 % 9000)  # below those that connections are given
 
 
 class OwnEngine(str):
@@ -50,18 +51,6 @@ class OwnEngine(str):
 
     def __ne__(self, other: object) -> bool:
         return self is not other
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on just now."""
-    for candidate in itertools.islice(_PORTS, 3000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", candidate))
-            except OSError:
-                continue
-            return candidate
-    raise RuntimeError("no free port")
 
 
 # ---- threads ----

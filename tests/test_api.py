@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import World, free_port, run_processes, run_ranks, start_process
+from ports import free_port
+from ranks import World, run_processes, run_ranks, start_process
 
 import ringcomm
 from ringcomm import (

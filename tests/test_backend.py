@@ -18,7 +18,8 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import groups
-from faults.job import PROMPT, Job, Nursery, clean_environment, free_port
+from faults.job import PROMPT, Job, Nursery, clean_environment
+from ports import free_port
 
 from ringcomm import ConfigError
 

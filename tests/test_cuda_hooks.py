@@ -24,6 +24,8 @@ from torch_gpu import LocalGroup, Meeting, Stream, TorchGpu
 
 from ringcomm import Communicator, cuda, pipe
 from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
+from ringcomm.torch.options import Options
+from ringcomm.torch.reducing import Reducing
 from ringcomm.torch.works import RingWork
 
 pytestmark = pytest.mark.torch
@@ -329,6 +331,60 @@ def test_a_future_of_the_backend_orders_its_callbacks(torch_gpu: TorchGpu) -> No
 
     run_ranks(2, body)
     assert not torch_gpu.waited & OURS
+
+
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_default_stream_by_number_follows_what_is_left_to_do(
+    torch_gpu: TorchGpu, handle: int
+) -> None:
+    def body(comm: Communicator) -> None:
+        part, flat = (torch_gpu.tensor(torch.ones(100)) for _ in range(2))
+        with torch.cuda.stream(torch.cuda.Stream()), cuda.stream(handle):
+            work = RingWork([comm.allreduce(flat, async_op=True)], [part], lambda: part.copy_(flat))
+            assert work.wait()
+        assert torch.equal(torch_gpu.read(part + 1.0), torch.full((100,), 3.0))
+
+    run_ranks(2, body)
+
+
+def test_what_torch_makes_for_a_call_follows_the_stream_that_was_chosen(
+    torch_gpu: TorchGpu,
+) -> None:
+    """Here a contiguous copy, and the result, whose memory's last use may be still to come."""
+
+    def body(comm: Communicator) -> None:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            tensor = torch_gpu.tensor(torch.ones(40, 30))
+            tensor.add_(1.0)
+        with cuda.stream(side):
+            rows = comm.allgather(tensor.t())
+        assert rows.memory.home == side.cuda_stream
+        with torch.cuda.stream(side):
+            assert torch.equal(torch_gpu.read(rows + 1.0), torch.full((2, 30, 40), 3.0))
+
+    run_ranks(2, body)
+
+
+def test_what_a_group_makes_for_a_call_goes_before_the_stream_that_was_chosen(
+    torch_gpu: TorchGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the copy of a list of tensors into one."""
+    monkeypatch.setattr("ringcomm.torch.tensors.joined", lambda tensors: None)
+
+    def body(comm: Communicator) -> None:
+        group = Reducing()
+        group.comm, group._options = comm, Options()
+        group._coalescing, group._detailed = None, False
+        parts = [torch_gpu.tensor(torch.full((500,), float(i))) for i in range(2)]
+        out = torch_gpu.empty((500,), torch.float32)
+        side = torch.cuda.Stream()
+        with cuda.stream(side):
+            assert group.reduce_scatter([out], [parts]).wait()
+        with torch.cuda.stream(side):
+            assert torch.equal(torch_gpu.read(out + 1.0), torch.full((500,), 2.0 * comm.rank + 1))
+
+    run_ranks(2, body)
 
 
 def test_what_is_left_to_do_is_launched_and_followed(torch_gpu: TorchGpu) -> None:

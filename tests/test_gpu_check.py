@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
+import _gpu_hierarchy  # noqa: E402
 import _gpu_links  # noqa: E402
 import _gpu_train  # noqa: E402
 import emulation  # noqa: E402
@@ -66,7 +67,7 @@ def test_a_wrong_bit_is_found(gpu_library: Path, tmp_path: Path) -> None:
     done, verdicts = run(gpu_library, library, tmp_path, "exact")
     assert done.returncode == 1
     assert verdicts.pop("exact, pack bf16") == "wrong"
-    assert len(verdicts) == 8
+    assert len(verdicts) == 12
     assert set(verdicts.values()) == {"ok"}
     assert "0x7fc1, not 0x7fc0" in done.stdout
 
@@ -139,6 +140,16 @@ def test_steps_of_training(changes: dict[str, float], verdict: str) -> None:
     one = {"compute_s": 0.1, "forward_s": 0.03, "step_s": 0.105, "error": 0.001, "same": True,
            "batch": 9, **changes}  # fmt: skip
     assert _gpu_train.verdict(one, 0.04)[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [({}, "ok"), ({"codec": "bf16", "error": 0.009}, "ok"), ({"error": 0.009}, "wrong"),
+     ({"same": False}, "wrong"), ({"error": float("nan")}, "wrong")],
+)  # fmt: skip
+def test_gradients_of_a_hierarchy(changes: dict[str, float], verdict: str) -> None:
+    one = {"codec": "none", "step_s": 0.1, "error": 1e-7, "same": True, **changes}
+    assert _gpu_hierarchy.verdict(one)[0] == verdict
 
 
 def test_wrong_options() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from faults import joining
-from faults.job import Job, Nursery, free_port, nursery_of
+from faults.job import Job, Nursery, nursery_of
+from ports import free_port
 
 
 @pytest.fixture(scope="module")

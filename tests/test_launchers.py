@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.job import clean_environment, free_port
+from faults.job import clean_environment
+from ports import free_port
 
 PROGRAM = str(Path(__file__).parent / "faults" / "launched.py")
 PATIENCE = 90.0

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from faults import deadlines, endings, forks
-from faults.job import PROMPT, Job, Nursery, free_port, nursery_of
+from faults.job import PROMPT, Job, Nursery, nursery_of
+from ports import free_port
 
 
 @pytest.fixture(scope="module")

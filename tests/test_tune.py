@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from ranks import World, free_port, run_processes
+from ports import free_port
+from ranks import World, run_processes
 from reference import OPS, Array
 from tensors import elements, same
 

@@ -12,22 +12,6 @@ rc_result joined_init(rc_work *w)
                      others + (one_shot_sends_src(w) ? others : own));
 }
 
-/* Sends a joined segment to every other rank. Takes over the buffer. The work may be over with the
- * last frame. */
-static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload,
-                             pool_buffer *buffer)
-{
-    work_env *env = w->env;
-    rc_result result = RC_OK;
-    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
-        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
-        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
-        result = w->env != NULL ? work_send(w, chunk, segment, 0, payload, shared) : RC_OK;
-    }
-    pool_return(env->buffers, buffer);
-    return result;
-}
-
 rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const plan *p = &w->plan;
@@ -46,7 +30,9 @@ rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     if (encoded)
         codec_store(&w->codec, dst, out, n);
     work_final(w, chunk, segment);
-    return p->algorithm == RC_DIRECT ? send_result(w, segment, out, wire) : RC_OK;
+    if (p->algorithm != RC_DIRECT)
+        return RC_OK;
+    return work_send_result(w, segment, out, work_segment_bytes(w, n), wire);
 }
 
 rc_result joined_take(rc_work *w, const frame_header *h, pool_buffer *buffer)

@@ -190,22 +190,6 @@ static uint64_t count_results(const plan *p)
 
 /* ---- sending ---- */
 
-/* buffer: that which the payload lies in, or NULL. */
-static rc_result send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
-                      const uint8_t *payload, size_t bytes, pool_buffer *buffer)
-{
-    out_frame *frame = work_frame(w, chunk, segment, step);
-    if (frame == NULL) {
-        pool_return(w->env->buffers, buffer);
-        return RC_NO_MEMORY;
-    }
-    frame->header.length = (uint32_t)bytes;
-    frame->payload = payload;
-    frame->buffer = buffer;
-    link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
-    return RC_OK;
-}
-
 /* To be encoded when it leaves, if it is not yet. */
 static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
 {
@@ -317,21 +301,6 @@ void quantised_released(rc_work *w, const out_frame *frame)
 
 /* ---- joining ---- */
 
-static rc_result send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
-                             pool_buffer *buffer)
-{
-    work_env *env = w->env;
-    rc_result result = RC_OK;
-    for (int distance = 1; distance < env->world_size && result == RC_OK; distance++) {
-        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % env->world_size);
-        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
-        if (w->env != NULL)
-            result = send(w, chunk, segment, 0, payload, bytes, shared);
-    }
-    pool_return(env->buffers, buffer);
-    return result;
-}
-
 static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const feedback_view *f = &w->quantised->feedback;
@@ -358,7 +327,7 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
                                       left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_result(w, (uint32_t)w->plan.rank, segment);
-    return send_result(w, segment, wire, bytes, buffer);
+    return work_send_result(w, segment, wire, bytes, buffer);
 }
 
 /* Both contributions to a segment lie in their places, and stay there: what a sum would tell. */
@@ -456,7 +425,8 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     }
     note_result(w, h->chunk, h->segment);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
-        return send(w, h->chunk, h->segment, h->step + 1U, buffer->data, h->length, buffer);
+        return work_send_bytes(w, h->chunk, h->segment, h->step + 1U, buffer->data, h->length,
+                               buffer);
     pool_return(w->env->buffers, buffer);
     return RC_OK;
 }

@@ -454,18 +454,41 @@ static const uint8_t *reduce(rc_work *w, const frame_header *h, pool_buffer **bu
     return dst;
 }
 
-rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
-                    const uint8_t *payload, pool_buffer *buffer)
+rc_result work_send_bytes(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                          const uint8_t *payload, size_t bytes, pool_buffer *buffer)
 {
     out_frame *frame = work_frame(w, chunk, segment, step);
     if (frame == NULL) {
         pool_return(w->env->buffers, buffer);
         return RC_NO_MEMORY;
     }
+    frame->header.length = (uint32_t)bytes;
     frame->payload = payload;
     frame->buffer = buffer;
     link_send(w->env->links[plan_rank_at(&w->plan, chunk, step + 1U)], frame);
     return RC_OK;
+}
+
+rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                    const uint8_t *payload, pool_buffer *buffer)
+{
+    size_t bytes = work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
+    return work_send_bytes(w, chunk, segment, step, payload, bytes, buffer);
+}
+
+rc_result work_send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
+                           pool_buffer *buffer)
+{
+    work_env *env = w->env;
+    int n = env->world_size;
+    rc_result result = RC_OK;
+    for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++) {
+        uint32_t chunk = plan_result_chunk(&w->plan, (env->rank + distance) % n);
+        pool_buffer *shared = buffer != NULL ? pool_share(buffer) : NULL;
+        result = work_send_bytes(w, chunk, segment, 0, payload, bytes, shared);
+    }
+    pool_return(env->buffers, buffer);
+    return result;
 }
 
 static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *payload,

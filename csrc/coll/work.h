@@ -153,6 +153,12 @@ void work_final(rc_work *w, uint32_t chunk, uint32_t segment);
  * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
                     const uint8_t *payload, pool_buffer *buffer);
+/* The same, of a codec whose payloads may be shorter than the most that they may have. */
+rc_result work_send_bytes(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
+                          const uint8_t *payload, size_t bytes, pool_buffer *buffer);
+/* The same, to every other rank: a segment of the part whose results this rank makes. */
+rc_result work_send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
+                           pool_buffer *buffer);
 
 /* Ends the work with a result; error says why unless result is RC_OK. Its frames must be out of
  * all queues. */

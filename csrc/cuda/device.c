@@ -104,6 +104,17 @@ static int cannot_compile(cu_result result)
            result == INVALID_SOURCE;
 }
 
+static void do_without(cuda_device *d, cu_result result, const char *log)
+{
+    snprintf(d->without_kernels, sizeof d->without_kernels,
+             "the driver does not take ringcomm's kernels for GPU %d: %s (%s, %u)%s%s", d->ordinal,
+             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result), result,
+             log[0] ? ": " : "", log);
+    free(d->kernels);
+    d->kernels = NULL;
+    d->kernel_count = 0;
+}
+
 static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
 {
     char log[160] = "";
@@ -116,10 +127,7 @@ static rc_result load_module(cuda_device *d, const void *image, rc_error *error)
         return device_result(d, "cuModuleLoadDataEx", result, error);
     log[sizeof log - 1] = '\0';
     log[strcspn(log, "\r\n")] = '\0';
-    snprintf(d->without_kernels, sizeof d->without_kernels,
-             "the driver does not take ringcomm's kernels for GPU %d: %s (%s, %u)%s%s", d->ordinal,
-             cuda_error_text(d->driver, result), cuda_error_name(d->driver, result), result,
-             log[0] ? ": " : "", log);
+    do_without(d, result, log);
     return RC_OK;
 }
 
@@ -136,6 +144,10 @@ static rc_result find_kernels(cuda_device *d, const char *const *names, int coun
                              "ringcomm's kernels lack %s: they are of another version. Install "
                              "ringcomm anew",
                              names[i]);
+        if (cannot_compile(result)) { /* a driver may put it off until now */
+            do_without(d, result, "");
+            return RC_OK;
+        }
         RC_TRY(device_result(d, "cuModuleGetFunction", result, error));
     }
     return RC_OK;
@@ -185,7 +197,7 @@ static rc_result load_kernels(cuda_device *d, const void *image, const char *con
     if (d->module == NULL)
         return RC_OK;
     RC_TRY(find_kernels(d, names, count, error));
-    return warm_up(d, error);
+    return d->kernels != NULL ? warm_up(d, error) : RC_OK;
 }
 
 /* ---- open and close ---- */
@@ -303,6 +315,20 @@ rc_result device_event_query(cuda_device *device, cu_event event, rc_error *erro
     return result == CU_NOT_READY ? RC_AGAIN : device_result(device, "cuEventQuery", result, error);
 }
 
+enum { HOW_PINNED = CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP };
+
+rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error)
+{
+    *out = NULL;
+    return DEVICE_CALL(device, error, cuMemHostAlloc, out, bytes, HOW_PINNED);
+}
+
+void device_free_pinned(cuda_device *device, void *at)
+{
+    if (at != NULL && !is_childs(device))
+        note(device, device->driver->cuMemFreeHost(at));
+}
+
 rc_result device_alloc(cuda_device *device, cu_address *out, size_t bytes, rc_error *error)
 {
     *out = 0;
@@ -317,8 +343,10 @@ void device_free(cuda_device *device, cu_address address)
 
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error)
 {
-    return DEVICE_CALL(device, error, cuMemHostRegister, from, bytes,
-                       CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP);
+    cu_result result = device->driver->cuMemHostRegister(from, bytes, HOW_PINNED);
+    if (result == CU_NOT_PERMITTED || result == CU_NOT_SUPPORTED)
+        return RC_AGAIN;
+    return device_result(device, "cuMemHostRegister", result, error);
 }
 
 void device_unpin(cuda_device *device, void *from)

@@ -92,9 +92,14 @@ rc_result device_event_create(cuda_device *device, cu_event *out, rc_error *erro
 void device_event_destroy(cuda_device *device, cu_event event); /* takes NULL */
 /* RC_OK if all before the event is done (or it was never recorded), RC_AGAIN if not. */
 rc_result device_event_query(cuda_device *device, cu_event event, rc_error *error);
+/* Host memory of CUDA's own, pinned as by device_pin. */
+rc_result device_alloc_pinned(cuda_device *device, void **out, size_t bytes, rc_error *error);
+void device_free_pinned(cuda_device *device, void *at); /* takes NULL */
 rc_result device_alloc(cuda_device *device, cu_address *out, size_t bytes, rc_error *error);
 void device_free(cuda_device *device, cu_address address); /* takes 0; waits for the whole GPU */
-/* Pins host memory of whole pages, for copies that run beside the host; all devices may use it. */
+/* Pins host memory of whole pages, for copies that run beside the host; all devices may use it.
+ * RC_AGAIN: here CUDA pins only memory of its own, as where that of a virtual machine is encrypted;
+ * device_alloc_pinned gives such. */
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error);
 void device_unpin(cuda_device *device, void *from); /* takes NULL */
 /* Launches kernels[kernel]; parameters point at its arguments, which are copied here. */

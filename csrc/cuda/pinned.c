@@ -15,7 +15,8 @@ typedef struct pinned_slab {
     uint8_t *data;
     size_t bytes;
     pinned_block *first;
-    int alone; /* of one block, which is larger than there was room for */
+    int alone;    /* of one block, which is larger than there was room for */
+    int is_cudas; /* CUDA's own memory */
 } pinned_slab;
 
 void pinned_init(pinned_arena *arena, cuda_device *device, size_t cap)
@@ -33,34 +34,62 @@ static void slab_free(pinned_arena *arena, pinned_slab *slab)
         next = block->next;
         free(block);
     }
-    if (slab->data != NULL) {
+    if (slab->is_cudas) {
+        device_free_pinned(arena->device, slab->data);
+    } else if (slab->data != NULL) {
         device_unpin(arena->device, slab->data);
         munmap(slab->data, slab->bytes);
     }
     free(slab);
 }
 
+/* A fork leaves the pages to this process alone. Else the first to write to one would get a copy of
+ * it, on older kernels, and the GPU go on with the other. */
+static rc_result map_pinned(pinned_arena *arena, pinned_slab *slab, size_t bytes, rc_error *error)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return error_set(error, RC_NO_MEMORY, "no memory for %zu bytes that a GPU copies to",
+                         bytes);
+    madvise(data, bytes, MADV_DONTFORK);
+    madvise(data, bytes, MADV_HUGEPAGE); /* fewer pages to pin; a kernel without is fine */
+    rc_result result = device_pin(arena->device, data, bytes, error);
+    if (result == RC_OK)
+        slab->data = data;
+    else
+        munmap(data, bytes);
+    return result;
+}
+
+static rc_result slab_fill(pinned_arena *arena, pinned_slab *slab, size_t bytes, rc_error *error)
+{
+    void *data = NULL;
+    slab->first = calloc(1, sizeof *slab->first);
+    if (slab->first == NULL)
+        return error_set(error, RC_NO_MEMORY, "out of memory");
+    rc_result result = map_pinned(arena, slab, bytes, error);
+    if (result == RC_AGAIN) {
+        RC_TRY(device_alloc_pinned(arena->device, &data, bytes, error));
+        slab->data = data;
+        slab->is_cudas = 1;
+    } else {
+        RC_TRY(result);
+    }
+    slab->bytes = bytes;
+    *slab->first = (pinned_block){.data = slab->data, .bytes = bytes, .slab = slab};
+    return RC_OK;
+}
+
 static rc_result slab_make(pinned_arena *arena, size_t bytes, pinned_slab **out, rc_error *error)
 {
     pinned_slab *slab = calloc(1, sizeof *slab);
-    pinned_block *block = calloc(1, sizeof *block);
-    uint8_t *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    rc_result result = RC_NO_MEMORY;
-    if (slab == NULL || block == NULL || data == MAP_FAILED) {
-        error_set(error, RC_NO_MEMORY, "no memory for %zu bytes that a GPU copies to", bytes);
-    } else {
-        madvise(data, bytes, MADV_HUGEPAGE); /* fewer pages to pin; a kernel without is fine */
-        result = device_pin(arena->device, data, bytes, error);
-    }
+    if (slab == NULL)
+        return error_set(error, RC_NO_MEMORY, "out of memory");
+    rc_result result = slab_fill(arena, slab, bytes, error);
     if (result != RC_OK) {
-        if (data != MAP_FAILED)
-            munmap(data, bytes);
-        free(block);
-        free(slab);
+        slab_free(arena, slab);
         return result;
     }
-    *block = (pinned_block){.data = data, .bytes = bytes, .slab = slab};
-    *slab = (pinned_slab){.data = data, .bytes = bytes, .first = block};
     *out = slab;
     return RC_OK;
 }

@@ -344,9 +344,7 @@ static int take_turn(lane *ln)
             fail(ln, RC_PEER_LOST, 0, "the connection was closed without a goodbye");
             return 0;
         }
-        uint64_t before = ln->last_rx;
         ln->last_rx = clock_ns();
-        ln->is_fast = (uint64_t)got * FAST_NS > (ln->last_rx - before) * FAST_BYTES;
         if (ln->striped)
             meter_arrived(&ln->arrivals, ln->last_rx, (size_t)got, between_frames);
         if (!parse(ln))
@@ -359,8 +357,13 @@ static int take_turn(lane *ln)
 
 static void receive(lane *ln)
 {
-    if (take_turn(ln))
-        sleep_well(ln);
+    uint64_t bytes = ln->received_bytes, since = ln->last_rx;
+    if (!take_turn(ln))
+        return;
+    bytes = ln->received_bytes - bytes;
+    if (bytes > 0)
+        ln->is_fast = bytes * FAST_NS > (ln->last_rx - since) * FAST_BYTES;
+    sleep_well(ln);
 }
 
 /* A peer that cannot get rid of what it sends here would not get its abort out either, nor close

@@ -58,16 +58,32 @@ int packing_suits(const rc_flight *f)
            (call->codec == RC_CODEC_BF16 || call->codec == RC_CODEC_FP16);
 }
 
+void packing_release(rc_pipe *p, pipe_scratch *scratch)
+{
+    device_free(p->device, scratch->at);
+    for (int i = 0; i < scratch->outgrown_count; i++)
+        device_free(p->device, scratch->outgrown[i]);
+    *scratch = (pipe_scratch){0};
+}
+
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error)
 {
     uint64_t size = LEAST_SCRATCH;
+    cu_address larger;
     if (scratch->bytes >= bytes)
         return RC_OK;
     while (size < bytes)
         size *= 2;
-    device_free(p->device, scratch->at);
-    *scratch = (pipe_scratch){0};
-    RC_TRY(device_alloc(p->device, &scratch->at, size, error));
+    rc_result result = device_alloc(p->device, &larger, size, error);
+    if (result == RC_NO_MEMORY && scratch->bytes > 0) {
+        error_clear(error);
+        packing_release(p, scratch);
+        result = device_alloc(p->device, &larger, size, error);
+    }
+    RC_TRY(result);
+    if (scratch->bytes > 0)
+        scratch->outgrown[scratch->outgrown_count++] = scratch->at;
+    scratch->at = larger;
     scratch->bytes = size;
     return RC_OK;
 }

@@ -153,10 +153,10 @@ static void give_back(rc_pipe *p)
             device_event_destroy(p->device, p->events[i]);
         for (int i = 0; i < PIPE_PIECES_AHEAD; i++)
             device_event_destroy(p->device, p->copied[i]);
-        device_free(p->device, p->packed.at);
-        device_free(p->device, p->unpacked.at);
-        device_free(p->device, p->gathered.at);
-        device_free(p->device, p->scattered.at);
+        packing_release(p, &p->packed);
+        packing_release(p, &p->unpacked);
+        packing_release(p, &p->gathered);
+        packing_release(p, &p->scattered);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
         device_stream_destroy(p->device, p->fetching);

@@ -60,10 +60,13 @@ extern int pipe_pieces_shift;      /* by so many powers of two they are smaller 
 #define PIPE_HAS(fault) 0
 #endif
 
-/* Memory of the device, for one stream at a time. */
+/* Memory of the device, for one stream at a time. What it has outgrown is kept, less than it has:
+ * to give it back would wait for all that the GPU has to do, which may wait for other ranks. */
 typedef struct pipe_scratch {
     cu_address at;
     uint64_t bytes;
+    cu_address outgrown[44]; /* each twice the one before, or more, from 1 MiB on */
+    int outgrown_count;
 } pipe_scratch;
 
 typedef struct pipe_twin pipe_twin;
@@ -203,6 +206,8 @@ extern const char *const packing_kernels[PACKING_KERNELS];
 int packing_suits(const rc_flight *f);
 /* Room on the device for what is packed. RC_NO_MEMORY if there is none now. */
 rc_result packing_room(rc_pipe *p, pipe_scratch *scratch, uint64_t bytes, rc_error *error);
+/* Gives it all back. */
+void packing_release(rc_pipe *p, pipe_scratch *scratch);
 /* Whether its memory is one of whole elements; other addresses are for copies only. */
 int packing_is_aligned(const rc_flight *f);
 /* The kernel that packs by a codec of blocks; the next one unpacks, that behind it adds two. */

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from .. import cuda
 from ..buffers import View
 from ..communicator import Communicator
-from ..devices import DeviceView
+from ..devices import DeviceView, torch_stream
 from . import detail, profiling
 from .options import Options
 from .staging import staged
@@ -65,6 +66,17 @@ def alike(call: Call) -> Call:
     return dataclasses.replace(call, dst=staged(dst.owner, writable=True, reads=False))
 
 
+def precede_chosen(calls: Sequence[Call]) -> None:
+    """What was made for the calls was made on torch's current stream; that of ``cuda.stream``,
+    which they follow, goes on behind it."""
+    chosen = cuda.chosen_stream()
+    if chosen is None:
+        return
+    views = [view for call in calls for view in (call.src, call.dst)]
+    for device in {view.owner.device for view in views if isinstance(view, DeviceView)}:
+        torch_stream(torch, chosen, device).wait_stream(torch.cuda.current_stream(device))
+
+
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Values of a tensor into another of as many elements."""
     target.detach().copy_(source.detach().reshape(target.shape))
@@ -109,6 +121,7 @@ class Submitter:
         at_once = not getattr(opts, "asyncOp", True) and self._coalescing is None
         timeout = seconds_of(getattr(opts, "timeout", None))
         alone = at_once and len(calls) == 1
+        precede_chosen(calls)
         parts = [
             self.comm._run(
                 call.collective, call.src, call.dst, call.count, op=call.op, root=call.root,

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from .. import cuda, pipe
 from .._native import CALLBACK_THREAD
+from ..devices import torch_stream
 from ..errors import RingcommError
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
@@ -193,7 +194,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         for device, event in self._ready:
             torch.cuda.current_stream(device).wait_event(event)
             if chosen is not None:
-                torch.cuda.ExternalStream(chosen, device).wait_event(event)  # type: ignore[no-untyped-call]
+                torch_stream(torch, chosen, device).wait_event(event)
 
     def _finish(self, after: Callable[[], None]) -> None:
         """Does what is left to do, on torch's current stream."""

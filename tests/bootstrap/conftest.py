@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator
 
 import pytest
+from ports import free_port
 
 from ringcomm.bootstrap import strangers
 
@@ -43,13 +43,5 @@ def fresh_stranger_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    """A loopback port that nobody has just now, below those that connections are given."""
-    for candidate in range(21000 + os.getpid() % 5000, 32000):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", candidate))
-            except OSError:
-                continue
-            return candidate
-    raise RuntimeError("no free port")
+    """A loopback port that nobody has just now."""
+    return free_port()

@@ -194,6 +194,53 @@ static inline void every_kind(rc_collective collective, int rounds)
                                             .codec = (rc_codec)codec});
 }
 
+/* ---- a sum whose steps a test takes by itself ---- */
+
+static float summands[MAX_WORLD][MOST];
+
+/* All ranks call it in place; rank r has r + 1 everywhere. */
+static inline void open_sum(int n, uint64_t count, rc_codec codec)
+{
+    open_world(n);
+    for (int rank = 0; rank < n; rank++) {
+        for (uint64_t i = 0; i < count; i++)
+            summands[rank][i] = (float)(rank + 1);
+        rc_call call = {.collective = RC_ALLREDUCE,
+                        .dtype = RC_F32,
+                        .codec = codec,
+                        .count = count,
+                        .src = summands[rank],
+                        .dst = summands[rank]};
+        start(rank, &call);
+    }
+    collect();
+}
+
+/* Delivers the first frame from one rank to another. 0 if there is none. */
+static inline int deliver_from_to(int from, int to)
+{
+    for (int i = 0; i < bag_count; i++)
+        if (bag[i].from == from && bag[i].to == to) {
+            deliver(i);
+            return 1;
+        }
+    return 0;
+}
+
+/* Delivers what is left. */
+static inline void close_sum(uint64_t count)
+{
+    for (; bag_count > 0; collect())
+        deliver(0);
+    for (int rank = 0; rank < world_size; rank++) {
+        for (uint64_t i = 0; i < count; i++)
+            CHECK_EQ(summands[rank][i], world_size * (world_size + 1) / 2);
+        end_work(&sides[rank]);
+    }
+    close_world();
+    algorithm = RC_RING;
+}
+
 /* Ends a work as a failure does: with its frames out of all queues. */
 static inline void abandon(side *s)
 {

@@ -38,10 +38,11 @@ static inline void flights_close(flights *all)
 {
     for (int rank = 0; rank < all->world->size; rank++)
         rc_comm_close(all->world->comms[rank], 0);
-    for (int rank = 0; rank < all->world->size; rank++) {
-        rc_pipe_stop(all->pipes[rank]);
-        rc_pipe_free(all->pipes[rank]);
-    }
+    for (int rank = 0; rank < all->world->size; rank++)
+        if (all->pipes[rank] != NULL) { /* else the test has freed it */
+            rc_pipe_stop(all->pipes[rank]);
+            rc_pipe_free(all->pipes[rank]);
+        }
     world_close(all->world);
     cuCtxSetCurrent(NULL);
     cuDevicePrimaryCtxRelease_v2(0);
@@ -105,6 +106,17 @@ static inline rc_flight *flights_submit(const flights *all, int rank, const rc_c
                   RC_OK))
         CHECK_NOTE("%s\n", error.message);
     return flight;
+}
+
+/* The stream goes on behind all of them, once they are over, and to its end. */
+static inline void flights_follow(rc_flight *const *in_flight, int count, cu_stream stream)
+{
+    rc_error error;
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(rc_flight_wait(in_flight[i], WORLD_LONG_MS), RC_OK);
+        CHECK_EQ(rc_flight_order(in_flight[i], flights_handle(stream), &error), RC_OK);
+    }
+    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
 }
 
 #endif

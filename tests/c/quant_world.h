@@ -116,4 +116,36 @@ static inline void check_residuals(rc_feedback **feedback, const qref_world *ref
     }
 }
 
+/* One all-reduce of all ranks from src to dst; feedback: one for each, or NULL. */
+typedef void a_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
+                    unsigned step);
+
+/* A few of them, with and without feedback, give what the formulas give. */
+static inline void hold_to_formulas(int size, uint64_t count, rc_codec codec, rc_op op, a_step *run)
+{
+    world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
+    for (int with = 0; with <= 1; with++) {
+        rc_feedback *feedback[WORLD_MAX];
+        tensors t = make_tensors(size, count);
+        qref_world ref = qref_open(size, count, with);
+        float *want = calloc(count + 1, sizeof *want);
+        open_feedback(feedback, size, count);
+        for (unsigned step = 0; step < 3; step++) {
+            draw_values(&t);
+            qref_allreduce(&ref, codec, op, t.src, want);
+            run(w, &t, with ? feedback : NULL, codec, op, step);
+            for (int rank = 0; rank < size; rank++)
+                if (!same(t.dst[rank], want, count, "result", rank))
+                    CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, size, step);
+            if (with)
+                check_residuals(feedback, &ref);
+        }
+        close_feedback(feedback, size);
+        qref_close(&ref);
+        free(want);
+        free_tensors(&t);
+    }
+    world_close(w);
+}
+
 #endif

@@ -9,13 +9,8 @@ static const uint64_t counts[] = {0, 1, 3, 255, 257, 5000, 70001};
 
 static rc_call drawn_call(int collective)
 {
-    rc_call call = {.collective = (rc_collective)collective,
-                    .dtype = (rc_dtype)draw_below(&seed, RC_DTYPE_COUNT),
-                    .op = (rc_op)draw_below(&seed, RC_OP_COUNT),
-                    .count = counts[draw_below(&seed, CHECK_COUNT(counts))]};
-    if (call.dtype == RC_F32 || call.dtype == RC_F64)
-        call.codec = (rc_codec)draw_below(&seed, RC_CODEC_FP16 + 1);
-    return call;
+    uint64_t count = counts[draw_below(&seed, CHECK_COUNT(counts))];
+    return trial_kind((rc_collective)collective, count, &seed);
 }
 
 static void run_kinds(world_options options, int rounds)

@@ -19,12 +19,8 @@ static void run_kinds(world_options options, int rounds)
     world *w = world_open(options);
     for (int round = 0; round < rounds; round++)
         for (int collective = 0; collective < RC_RECV; collective++) {
-            rc_call call = {.collective = (rc_collective)collective,
-                            .dtype = (rc_dtype)draw_below(&seed, RC_DTYPE_COUNT),
-                            .op = (rc_op)draw_below(&seed, RC_OP_COUNT),
-                            .count = counts[draw_below(&seed, CHECK_COUNT(counts))]};
-            if (call.dtype == RC_F32 || call.dtype == RC_F64)
-                call.codec = (rc_codec)draw_below(&seed, RC_CODEC_FP16 + 1);
+            uint64_t count = counts[draw_below(&seed, CHECK_COUNT(counts))];
+            rc_call call = trial_kind((rc_collective)collective, count, &seed);
             trial t = trial_draw(call, w->size, &seed);
             t.algorithm = options.algorithm ? options.algorithm : RC_RING;
             world_run(w, &t, &seed);

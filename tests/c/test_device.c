@@ -95,6 +95,7 @@ static void what_is_too_old_does_without_kernels(void)
     opens_without_kernels("", ".version 8.0\n.target sm_90\n.entry", "NO_BINARY_FOR_GPU");
     opens_without_kernels("", "no PTX", "ptxas fatal   : it was refused");
     opens_without_kernels("FAKE_CUDA_FAIL=cuModuleLoadDataEx:1:221", GPU_PTX, "221");
+    opens_without_kernels("FAKE_CUDA_FAIL=cuModuleGetFunction:2:222", GPU_PTX, "222");
 }
 
 static void a_kernel_that_is_missing_is_a_failure(void)

@@ -4,13 +4,6 @@
 
 enum { RANKS = 2 };
 
-static void wait_over(rc_flight *flight, cu_stream stream)
-{
-    rc_error error;
-    CHECK_EQ(rc_flight_wait(flight, WORLD_LONG_MS), RC_OK);
-    CHECK_EQ(rc_flight_order(flight, flights_handle(stream), &error), RC_OK);
-}
-
 /* A stream writes to a tensor before the call and looks at it after. 1 if it has seen the sum. */
 static int follows_streams(flights *all)
 {
@@ -25,9 +18,7 @@ static int follows_streams(flights *all)
         rc_call call = flights_call(at[rank]);
         in_flight[rank] = flights_submit(all, rank, &call, stream);
     }
-    for (int rank = 0; rank < RANKS; rank++)
-        wait_over(in_flight[rank], stream);
-    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+    flights_follow(in_flight, RANKS, stream);
     for (int rank = 0; rank < RANKS; rank++)
         right &= flights_is(at[rank], 4.0F);
     atomic_store(&pipe_paused, 0);

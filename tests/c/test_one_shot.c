@@ -5,48 +5,11 @@
 
 enum { RANKS = 3, COUNT = 5 };
 
-static float tensors[RANKS][COUNT];
-
-/* All ranks call an all-reduce in place; rank r has r + 1 everywhere. */
 static void open_ranks(rc_codec codec)
 {
     algorithm = RC_ONE_SHOT;
-    open_world(RANKS);
-    for (int rank = 0; rank < RANKS; rank++) {
-        for (int i = 0; i < COUNT; i++)
-            tensors[rank][i] = (float)(rank + 1);
-        rc_call call = {.collective = RC_ALLREDUCE,
-                        .dtype = RC_F32,
-                        .codec = codec,
-                        .count = COUNT,
-                        .src = tensors[rank],
-                        .dst = tensors[rank]};
-        start(rank, &call);
-    }
-    collect();
+    open_sum(RANKS, COUNT, codec);
     CHECK_EQ(bag_count, RANKS * (RANKS - 1));
-}
-
-static void deliver_from_to(int from, int to)
-{
-    for (int i = 0; i < bag_count; i++)
-        if (bag[i].from == from && bag[i].to == to) {
-            deliver(i);
-            return;
-        }
-    CHECK(!"there is such a frame");
-}
-
-static void end_ranks(void)
-{
-    while (bag_count > 0)
-        deliver(0);
-    for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(tensors[rank][COUNT - 1], 6);
-        end_work(&sides[rank]);
-    }
-    close_world();
-    algorithm = RC_RING;
 }
 
 static void a_plain_one_is_sent_from_src(void)
@@ -54,48 +17,48 @@ static void a_plain_one_is_sent_from_src(void)
     open_ranks(RC_CODEC_NONE);
     CHECK(one_shot_sends_src(sides[0].work));
     for (int i = 0; i < bag_count; i++)
-        CHECK(bag[i].frame->payload == (const uint8_t *)tensors[bag[i].from]);
-    end_ranks();
+        CHECK(bag[i].frame->payload == (const uint8_t *)summands[bag[i].from]);
+    close_sum(COUNT);
 }
 
 /* All others' values are there: in place, the result must wait until its own have left for all. */
 static void the_join_waits_until_it_has_left(void)
 {
     open_ranks(RC_CODEC_NONE);
-    deliver_from_to(1, 0);
-    deliver_from_to(2, 0);
-    CHECK_EQ(tensors[0][0], 1);
-    deliver_from_to(0, 1);
-    CHECK_EQ(tensors[0][0], 1);
+    CHECK(deliver_from_to(1, 0));
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(0, 1));
+    CHECK_EQ(summands[0][0], 1);
     CHECK(!work_complete(sides[0].work));
-    deliver_from_to(0, 2);
-    CHECK_EQ(tensors[0][0], 6);
+    CHECK(deliver_from_to(0, 2));
+    CHECK_EQ(summands[0][0], 6);
     CHECK(work_complete(sides[0].work));
-    end_ranks();
+    close_sum(COUNT);
 }
 
 static void it_may_leave_before_others_come(void)
 {
     open_ranks(RC_CODEC_NONE);
-    deliver_from_to(0, 1);
-    deliver_from_to(0, 2);
-    deliver_from_to(1, 0);
-    CHECK_EQ(tensors[0][0], 1);
-    deliver_from_to(2, 0);
-    CHECK_EQ(tensors[0][0], 6);
-    end_ranks();
+    CHECK(deliver_from_to(0, 1));
+    CHECK(deliver_from_to(0, 2));
+    CHECK(deliver_from_to(1, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 6);
+    close_sum(COUNT);
 }
 
 static void an_encoded_one_is_kept_in_a_buffer(void)
 {
     open_ranks(RC_CODEC_BF16);
     CHECK(!one_shot_sends_src(sides[0].work));
-    deliver_from_to(1, 0);
-    CHECK_EQ(tensors[0][0], 1);
-    deliver_from_to(2, 0);
-    CHECK_EQ(tensors[0][0], 6); /* though it has left for nobody yet */
+    CHECK(deliver_from_to(1, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 6); /* though it has left for nobody yet */
     CHECK(!work_complete(sides[0].work));
-    end_ranks();
+    close_sum(COUNT);
 }
 
 int main(void)

@@ -49,7 +49,13 @@ static void test_room_grows_and_may_be_lacking(void)
     CHECK(pipe->packed.at == first);
     CHECK_EQ(packing_room(pipe, &pipe->packed, (1 << 20) + 1, &error), RC_OK);
     CHECK_EQ(pipe->packed.bytes, 2 << 20);
+    CHECK_EQ(fake_cuda_calls("cuMemFree_v2"), 0); /* it would wait for whatever the GPU does */
     fake_cuda_fail("cuMemAlloc_v2", 1, CU_OUT_OF_MEMORY);
+    CHECK_EQ(packing_room(pipe, &pipe->packed, 3 << 20, &error), RC_OK);
+    CHECK_EQ(fake_cuda_calls("cuMemFree_v2"), 2);
+    CHECK_EQ(fake_cuda_leaks("memory"), 1);
+    for (int k = 1; k <= 2; k++)
+        fake_cuda_fail("cuMemAlloc_v2", k, CU_OUT_OF_MEMORY);
     CHECK_EQ(packing_room(pipe, &pipe->packed, 5 << 20, &error), RC_NO_MEMORY);
     CHECK_EQ(pipe->packed.bytes, 0);
     flights_close(all);

@@ -1,4 +1,7 @@
 /* Pinned memory: slabs that stay, blocks that come back, and memory for what fits in none. */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../../csrc/base/clock.h"
@@ -148,6 +151,45 @@ static void test_a_failure_to_pin_leaves_nothing(void)
     teardown(&b);
 }
 
+/* Confidential computing, and some virtual machines. */
+static void test_where_cuda_pins_only_its_own_memory(void)
+{
+    bench b;
+    pinned_block *block = NULL;
+    setup(&b, 4 * MIB);
+    for (int code = CU_NOT_PERMITTED; code <= CU_NOT_SUPPORTED; code++) {
+        fake_cuda_fail("cuMemHostRegister_v2", 1, code);
+        block = take(&b, 9 * MIB);
+        memset(block->data, 1, block->bytes);
+        CHECK_EQ(fake_cuda_calls("cuMemHostAlloc"), code - CU_NOT_PERMITTED + 1);
+        pinned_give(&b.arena, block);
+        CHECK_EQ(fake_cuda_leaks("pinned"), 0);
+    }
+    fake_cuda_fail("cuMemHostRegister_v2", 1, CU_NOT_SUPPORTED);
+    fake_cuda_fail("cuMemHostAlloc", 1, CU_OUT_OF_MEMORY);
+    CHECK_EQ(pinned_take(&b.arena, MIB, 0, &block, &b.error), RC_NO_MEMORY);
+    gpu_expect(&b.error, RC_NO_MEMORY, "cuMemHostAlloc failed on GPU 0");
+    teardown(&b);
+}
+
+/* Else, on kernels before 5.9, what this process writes after a fork the GPU would not read. */
+static void test_a_forked_child_has_no_pinned_memory(void)
+{
+    bench b;
+    setup(&b, 4 * MIB);
+    pinned_block *block = take(&b, MIB);
+    memset(block->data, 1, block->bytes);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(msync(block->data, PINNED_ALIGN, MS_ASYNC) != 0 && errno == ENOMEM ? 0 : 1);
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(msync(block->data, PINNED_ALIGN, MS_ASYNC), 0);
+    pinned_give(&b.arena, block);
+    teardown(&b);
+}
+
 int main(void)
 {
     const check_test tests[] = {
@@ -156,6 +198,8 @@ int main(void)
         {"what fits nowhere has memory of its own", test_what_fits_nowhere_has_memory_of_its_own},
         {"room is waited for", test_room_is_waited_for},
         {"a failure to pin leaves nothing", test_a_failure_to_pin_leaves_nothing},
+        {"where CUDA pins only its own memory", test_where_cuda_pins_only_its_own_memory},
+        {"a forked child has no pinned memory", test_a_forked_child_has_no_pinned_memory},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -183,13 +183,7 @@ static void test_a_stop_ends_what_waits(void)
     rc_flight_free(flight);
     all->pipes[0] = NULL;
     cuMemFree_v2(at);
-    rc_comm_close(all->world->comms[1], 0);
-    rc_pipe_stop(all->pipes[1]);
-    rc_pipe_free(all->pipes[1]);
-    world_close(all->world);
-    cuCtxSetCurrent(NULL);
-    cuDevicePrimaryCtxRelease_v2(0);
-    free(all);
+    flights_close(all);
     gpu_expect_clean();
 }
 

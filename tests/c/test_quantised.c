@@ -4,32 +4,10 @@
  */
 #include "quant_world.h"
 
-/* A few steps, with and without feedback, in place and not. */
-static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
+static void in_place_or_not(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
+                            unsigned step)
 {
-    world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
-    for (int with = 0; with <= 1; with++) {
-        rc_feedback *feedback[WORLD_MAX];
-        tensors t = make_tensors(size, count);
-        qref_world ref = qref_open(size, count, with);
-        float *want = calloc(count + 1, sizeof *want);
-        open_feedback(feedback, size, count);
-        for (int step = 0; step < 3; step++) {
-            draw_values(&t);
-            qref_allreduce(&ref, codec, op, t.src, want);
-            run_step(w, &t, with ? feedback : NULL, codec, op, step % 2);
-            for (int rank = 0; rank < size; rank++)
-                if (!same(t.dst[rank], want, count, "result", rank))
-                    CHECK_NOTE("codec %d op %d world %d step %d\n", codec, op, size, step);
-            if (with)
-                check_residuals(feedback, &ref);
-        }
-        close_feedback(feedback, size);
-        qref_close(&ref);
-        free(want);
-        free_tensors(&t);
-    }
-    world_close(w);
+    run_step(w, t, feedback, codec, op, step % 2);
 }
 
 static void all_reduce_is_what_the_formulas_give(void)
@@ -41,7 +19,8 @@ static void all_reduce_is_what_the_formulas_give(void)
             const uint64_t counts[] = {0, 1, (uint64_t)n - 1, 255, 256, 257, 3000, 100003};
             size_t large = c == s % CHECK_COUNT(codecs); /* one codec in each world */
             for (size_t k = 0; k < CHECK_COUNT(counts) - 1 + large; k++)
-                one_world(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM);
+                hold_to_formulas(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM,
+                                 in_place_or_not);
         }
 }
 

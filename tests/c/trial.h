@@ -104,6 +104,18 @@ static inline void trial_close(trial *t)
     }
 }
 
+/* A call of a collective, with its kind of numbers drawn. */
+static inline rc_call trial_kind(rc_collective collective, uint64_t count, uint64_t *seed)
+{
+    rc_call call = {.collective = collective,
+                    .dtype = (rc_dtype)draw_below(seed, RC_DTYPE_COUNT),
+                    .op = (rc_op)draw_below(seed, RC_OP_COUNT),
+                    .count = count};
+    if (call.dtype == RC_F32 || call.dtype == RC_F64)
+        call.codec = (rc_codec)draw_below(seed, RC_CODEC_FP16 + 1);
+    return call;
+}
+
 /* A trial of this kind in a world of this size, with the rest drawn. */
 static inline trial trial_draw(rc_call call, int world_size, uint64_t *seed)
 {

@@ -60,6 +60,9 @@ class TorchGpu:
         real_empty = torch.empty
 
         def empty(*shape: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+            device = torch.device(how.get("device", "cpu"))
+            if device.type == "cuda":
+                return self.empty(*shape, how["dtype"], device.index)
             made = real_empty(*shape, **how)
             if pin_memory:
                 made.fill_(1)  # what nobody may take for the result
@@ -68,9 +71,8 @@ class TorchGpu:
 
         monkeypatch.setattr(torch, "empty", empty)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Stream(self, device))
-        monkeypatch.setattr(
-            torch.cuda, "ExternalStream", lambda handle, device: Stream(self, device, handle)
-        )
+        monkeypatch.setattr(torch.cuda, "ExternalStream", self._external)
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream(self, device, 0))
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
         monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
@@ -81,6 +83,12 @@ class TorchGpu:
         """Gives back what the driver counts."""
         for event in self._events:
             self.gpu.call("cuEventDestroy_v2", event)
+
+    def _external(self, handle: int, device: Any) -> Stream:
+        """As torch's: a number that is odd tells a stream of its own, and for 0 it makes one."""
+        if handle % 2:
+            raise RuntimeError(f"invalid StreamId {handle}")
+        return Stream(self, device, handle or None)
 
     # ---- what is current in a thread ----
 
@@ -102,6 +110,18 @@ class TorchGpu:
             yield
         finally:
             self._here.streams[stream.device.index] = before
+
+    @contextlib.contextmanager
+    def streams(self, streams: Sequence[Stream]) -> Iterator[None]:
+        """Makes each the current one of its GPU, and leaves the current GPU as it is."""
+        before = [self.current_stream(stream.device) for stream in streams]
+        for stream in streams:
+            self._here.streams[stream.device.index] = stream
+        try:
+            yield
+        finally:
+            for stream in before:
+                self._here.streams[stream.device.index] = stream
 
     @contextlib.contextmanager
     def device(self, device: Any) -> Iterator[None]:
@@ -231,6 +251,11 @@ class Tensor(torch.Tensor):
     def __getitem__(self, index: Any) -> Tensor:
         """By slices; torch would look for its CUDA build."""
         return Tensor(self.twin[index], self.memory)
+
+    def contiguous(self) -> Any:
+        """A copy, as of one that is not."""
+        how = {"memory_format": torch.contiguous_format}
+        return _dispatch(_aten.clone.default, (self,), how)
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> Tensor:
         """The same."""
@@ -367,6 +392,7 @@ class Future:
         self._error: BaseException | None = None
         self._events: list[tuple[int, Event]] = []
         self._memories: list[Memory] = []
+        self._current = 0
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -386,20 +412,20 @@ class Future:
         with self._lock:
             assert not self._over.is_set(), "completed twice"
             self._value, self._error = value, error
+            self._current = self._owner._index(None)
             self._over.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """A Future of what the callback returns, which has streams of its own."""
+        """A Future of what the callback returns, which has streams of its own, and for its current
+        GPU that of who completed this one."""
         child = Future(self._owner, devices=self._devices)
 
         def call() -> None:
-            with contextlib.ExitStack() as streams:
-                for device in self._devices:
-                    streams.enter_context(self._owner.device(device))
-                    streams.enter_context(self._owner.stream(Stream(self._owner, device)))
+            own = [Stream(self._owner, device) for device in self._devices]
+            with self._owner.device(self._current), self._owner.streams(own):
                 self._order()
                 try:
                     value = callback(self)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import itertools
 import json
 import os
 import select
@@ -23,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+from ports import free_port
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 20.0
@@ -296,21 +297,6 @@ def _take(said: list[dict[str, Any]], event: str) -> dict[str, Any] | None:
         if line["event"] == event:
             return said.pop(index)
     return None
-
-
-_ports = itertools.count(20000 + os.getpid() * 16 % 8000, 16)
-
-
-def free_port() -> int:
-    """A loopback port that nobody has just now, below those that the kernel gives to connections,
-    with room for the next few that ringcomm tries."""
-    for candidate in _ports:
-        port = 20000 + (candidate - 20000) % 12000
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
 
 
 @contextlib.contextmanager
