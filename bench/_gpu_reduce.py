@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,32 @@ from _gpu_report import tell
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from ringcomm import Communicator, ErrorFeedback  # noqa: E402
+from ringcomm import Communicator, Config, ErrorFeedback  # noqa: E402
 
 HALVES = ("bf16", "fp16")
 CODECS = (*HALVES, "int8", "fp8", "int4", "onebit", "topk:0.1", "onebit-deepspeed")
 
 
-def differs(comm: Communicator, driver: Driver, dtype: str, codec: str | None, count: int) -> str:
-    """Two steps of one codec on one dtype; what differs, in words."""
+def differs(
+    comms: Sequence[Communicator], driver: Driver, dtype: str, codec: str | None, count: int
+) -> str:
+    """Two steps of one codec on one dtype; what differs, in words. Each side has a communicator of
+    its own, for what topk sends depends on a call's number."""
     import tensors
 
     op = "avg" if codec == "onebit-deepspeed" else "sum"
+    rank = comms[0].rank
     feedbacks: list[Any] = [None, None]
     if codec is not None and codec not in HALVES:
         feedbacks = [ErrorFeedback(), ErrorFeedback()]
     for step in range(2 if codec else 1):
-        values = tensors.elements(dtype, count, comm.rank, step)
+        values = tensors.elements(dtype, count, rank, step)
         if codec in (None, *HALVES):
-            values[:100] = tensors.special(dtype, min(100, count), comm.rank)
+            values[:100] = tensors.special(dtype, min(100, count), rank)
         host = values.copy()
         array = Array.of(driver, values, dtype, driver.stream())
         there: Any = tensors.tensor(host, dtype) if dtype == "bf16" else host
-        for tensor, feedback in ((array, feedbacks[0]), (there, feedbacks[1])):
+        for comm, tensor, feedback in zip(comms, (array, there), feedbacks, strict=True):
             comm.allreduce(tensor, op, compression=codec, feedback=feedback)
         if array.read().tobytes() != host.tobytes():
             return f"{dtype} by {codec or 'no codec'}, {count} elements, step {step + 1}"
@@ -56,16 +61,21 @@ def run(options: argparse.Namespace) -> None:
     cases: list[tuple[str, str | None]] = [(dtype, None) for dtype in plain]
     cases += [(dtype, codec) for codec in CODECS for dtype in ("f32", "f64")]
     driver = Driver()
+    by_links = Config(timeout=50.0, shared_memory=False)  # or the GPU would pack nothing
     for world in (2, 3, 4):
         counts = [3001] if small else [1, 3001, 1 << 20]
 
         def body(comm: Communicator, counts: list[int] = counts) -> list[str]:
-            found = [differs(comm, driver, dtype, codec, count)
+            comms = comm.split(0), comm.split(0)
+            found = [differs(comms, driver, dtype, codec, count)
                      for dtype, codec in cases for count in counts]  # fmt: skip
+            for one in comms:
+                one.close()
             return [why for why in found if why]
 
         with np.errstate(all="ignore"):
-            found = [why for rank in run_ranks(world, body, timeout=50.0) for why in rank]
+            found = [why for rank in run_ranks(world, body, timeout=50.0, config=by_links)
+                     for why in rank]  # fmt: skip
         tell(f"all-reduce, {world} ranks", "wrong" if found else "ok",
              f"{len(cases) * len(counts)} tensors", "", f"of others bits: {found[0]}" if found
              else "")  # fmt: skip

@@ -12,7 +12,7 @@ from _gpu_driver import Values
 from _gpu_exact import FENCE, Bench, first_difference, pointer
 from _gpu_report import tell
 
-SEGMENT, ELEMENT_BYTES, TURN = 65536, 6, 5
+SEGMENT, ELEMENT_BYTES, TURN, NO_PART = 65536, 6, 5, 2**64 - 1
 F32, U8, U32 = np.float32, np.uint8, np.uint32
 
 
@@ -52,11 +52,12 @@ def check_topk(bench: Bench, src: Values, residual: Values, density: float, cap:
     launch = bench.driver.launch
     launch("sample_topk", [sample, src_at, residual_at, size, run, n, 0, 0, TURN])
     launch("least_topk", [at["threshold"], sample, size, int(density * size + 0.5)])
-    launch("pack_topk", [at["wire"], at["kept"], at["left"], src_at, residual_at, n, SEGMENT,
-                         stride, at["threshold"], ctypes.c_double(density), ctypes.c_uint32(cap),
+    place = [n, n, segments, SEGMENT, stride]  # one part
+    launch("pack_topk", [at["wire"], at["kept"], at["left"], src_at, residual_at, *place,
+                         NO_PART, at["threshold"], ctypes.c_double(density), ctypes.c_uint32(cap),
                          TURN, flag])  # fmt: skip
     found_flag = int(bench.driver.get(flag, np.zeros(1, U32))[0])
-    launch("unpack_topk", [dst, at["wire"], at["kept"], n, SEGMENT, stride, flag])
+    launch("unpack_topk", [dst, at["wire"], at["kept"], *place, flag])
     for name, expected in zip((*names, "decoded"), (*want, back), strict=True):
         address = dst if name == "decoded" else at[name]
         assert address is not None

@@ -376,15 +376,15 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
 static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
     int fits = call->dtype == RC_F32 && call->collective == RC_ALLREDUCE &&
-               call->codec >= RC_CODEC_BF16 && call->codec <= RC_CODEC_FP8;
+               call->codec >= RC_CODEC_BF16 && call->codec <= RC_CODEC_TOPK;
     int quantises = call->codec >= RC_CODEC_INT8;
     if (!call->encoded)
         return RC_OK;
     if (!fits || comm->shared.hosts > 0 || (call->feedback != NULL && !quantises))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "what is encoded already goes into all-reduces of f32 tensors by bf16, "
-                         "fp16, int8, int4, onebit or fp8 only, without shared memory, and by the "
-                         "first two without error feedback");
+                         "fp16, int8, int4, onebit, fp8 or topk only, without shared memory, and "
+                         "by the first two without error feedback");
     if (quantises && (comm->env.world_size < 2 || call->src != call->dst))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "payloads are given and taken in one memory, among two ranks or more");
@@ -511,6 +511,21 @@ rc_result rc_work_wait(rc_work *work, int timeout_ms)
         engine_unlock(work->engine);
     }
     return (rc_result)atomic_load(&work->result);
+}
+
+rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
+                 rc_work **out)
+{
+    rc_call in_place = *call;
+    in_place.count = count;
+    in_place.src = in_place.dst = data;
+    RC_TRY(rc_submit(comm, &in_place, out, NULL));
+    rc_result result = rc_work_wait(*out, timeout_ms);
+    if (result == RC_OK) {
+        rc_work_free(*out);
+        *out = NULL;
+    }
+    return result;
 }
 
 void rc_work_error(rc_work *work, rc_error *out)

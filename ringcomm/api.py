@@ -94,7 +94,8 @@ def default_communicator() -> Communicator:
 
 
 def _use(comm: Communicator | None) -> Communicator:
-    return default_communicator() if comm is None else comm
+    used = _default if comm is None else comm
+    return default_communicator() if used is None else used
 
 
 def rank() -> int:

@@ -37,6 +37,7 @@ from .work import Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
+_LOOK_S = 1e-4
 _UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
 
 
@@ -80,6 +81,7 @@ class Communicator(Collectives):
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
+        self._inside: dict[int, Any] = {}  # threads that use it without (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._shortcut = Shortcut(self)
@@ -204,6 +206,8 @@ class Communicator(Collectives):
             self._pipe.stop()
         for work in list(self._in_flight.values()):
             work.done()
+        while self._inside.keys() - {threading.get_ident()}:
+            time.sleep(_LOOK_S)  # their works are over
         lib.rc_comm_free(handle)
         _native.release_engine(self.config.kernel_set)
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensors
-from gpu import Gpu
+from gpu import KERNELS, Gpu
 from ranks import run_ranks
 
 from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
 
 CODECS = ["int8", "int4", "onebit", "fp8"]
-KERNELS = 16  # each is launched once when it is loaded
 
 
 def bits(array: np.ndarray[Any, Any]) -> bytes:

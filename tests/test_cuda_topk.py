@@ -34,7 +34,7 @@ from sides import (  # noqa: E402
     zeros,
 )  # fmt: skip
 
-BYTES = 6
+BYTES, NO_PART = 6, 2**64 - 1
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,25 @@ class Call:
     exact_count: int = 0
     threshold: tuple[int, int] = (0, 0)
     """(smallest size, whether many have it); a size of 0: to be found"""
+    part: int = 0
+    """elements of a part; 0: there is one"""
+    own: int = NO_PART
+    """of which nothing is packed"""
 
     @property
     def stride(self) -> int:
         return BYTES * min(self.segment, self.cap)
 
     @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """As kernels are told it: elements, those of a part; its segments, their elements, room."""
+        part = self.part or self.src.size
+        return self.src.size, part, -(-part // self.segment), self.segment, self.stride
+
+    @property
     def segments(self) -> int:
-        return -(-self.src.size // self.segment)
+        n, part, each, _, _ = self.place
+        return -(-n // part) * each
 
 
 @dataclass
@@ -118,7 +129,7 @@ def packed(sides: Sides, call: Call, launch: tuple[int, int], alias: str = "") -
     p.wire = placed(p.wire, 2)
     flag = np.zeros(1, U32)
     sides.run("pack_topk", launch, p.wire, p.kept, p.left, src, residual, call.src.size,
-              call.segment, call.stride, p.threshold, ctypes.c_double(call.density),
+              *call.place[1:], call.own, p.threshold, ctypes.c_double(call.density),
               ctypes.c_uint32(call.cap), call.turn, flag)  # fmt: skip
     p.poisoned = int(flag[0])
     return p
@@ -142,8 +153,7 @@ def check_unpack(sides: Sides, call: Call, p: Packed, launch: tuple[int, int]) -
         pointer(want), pointer(p.wire), pointer(p.kept),
         *map(ctypes.c_size_t, (n, call.segment, call.stride)),
     )  # fmt: skip
-    sides.run("unpack_topk", launch, got, placed(p.wire, 2), p.kept, n, call.segment, call.stride,
-              flag)  # fmt: skip
+    sides.run("unpack_topk", launch, got, placed(p.wire, 2), p.kept, *call.place, flag)
     same(got, want)
     assert flag[0] == poisoned
 
@@ -171,6 +181,37 @@ def test_samples_of_long_tensors(sides: Sides, density: float) -> None:
         call = Call(src, residual, density, turn=turn, exact=exact, exact_count=count)
         got = check(sides, call, (2, 256))
         assert 0.5 * density * n < got.kept.sum() < 2 * density * n
+
+
+@pytest.mark.parametrize(("n", "world"), [(9000, 3), (4000, 4), (300, 3), (257, 5)])
+def test_parts(sides: Sides, n: int, world: int) -> None:
+    """Of all but one, in one launch, what each would be by itself; the last ones may be empty."""
+    random = np.random.default_rng(8)
+    src, residual = ordinary(random, n, 1), ordinary(random, n, 1)
+    part = -(-n // world // 256) * 256
+    for own in range(-(-n // part)):
+        call = Call(src, residual, 0.05, segment=512, part=part, own=own, exact=own * part,
+                    exact_count=min(part, n - own * part))  # fmt: skip
+        got, each = packed(sides, call, (2, 64)), call.place[2]
+        unpacked, flag = placed(np.full(n, 7, F32), None), np.zeros(1, U32)
+        sides.run("unpack_topk", (3, 32), unpacked, placed(got.wire, 2), got.kept, *call.place,
+                  flag)  # fmt: skip
+        for number, start in enumerate(range(0, n, part)):
+            within, kept = slice(start, start + part), slice(number * each, (number + 1) * each)
+            if number == own:
+                assert not got.kept[kept].any()
+                assert not got.left[within].any()
+                assert not unpacked[within].any()
+                continue
+            one = Call(src[within], residual[within], 0.05, segment=512,
+                       threshold=(int(got.threshold[0]), int(got.threshold[1])))  # fmt: skip
+            want = expected(sides, one)
+            same(got.kept[kept][: one.segments], want.kept)
+            assert not got.kept[kept][one.segments :].any()
+            wire = got.wire[kept.start * call.stride :][: want.wire.size]
+            same(wire, want.wire)
+            same(got.left[within], want.left)
+            same(unpacked[within] + got.left[within], src[within] + residual[within])
 
 
 @pytest.mark.parametrize("exact", [0, 100, 250])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -162,6 +163,43 @@ def test_an_interrupt_loses_nothing() -> None:
             assert not first._in_flight
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_handler_may_close_meanwhile() -> None:
+    with World(2) as world:
+        first = world.comms[0]
+        before = signal.signal(signal.SIGALRM, lambda *_: first.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.03)
+            with pytest.raises(AbortedError, match="closed its communicator"):
+                first.allreduce(np.ones(7))
+            with pytest.raises(NotInitializedError):
+                first.allreduce(np.ones(7))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_a_close_waits_for_who_is_inside() -> None:
+    for _ in range(20):
+        with World(1) as world:
+            comm, rounds = world.comms[0], []
+
+            def reduce(comm: Communicator = comm, rounds: list[int] = rounds) -> None:
+                ones = np.ones(3)
+                with contextlib.suppress(NotInitializedError, AbortedError):
+                    while True:
+                        comm.allreduce(ones)
+                        rounds.append(1)
+
+            threads = [threading.Thread(target=reduce) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            while len(rounds) < 30:
+                time.sleep(1e-4)
+            comm.close()
+            for thread in threads:
+                thread.join()
+            assert not comm._inside
 
 
 def test_another_thread_may_close_meanwhile() -> None:

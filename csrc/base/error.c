@@ -27,8 +27,12 @@ const char *rc_result_name(rc_result result)
 
 void error_clear(rc_error *error)
 {
-    memset(error, 0, sizeof *error);
+    error->code = RC_OK;
+    error->sys_errno = 0;
     error->rank = error->rail = error->lane = -1;
+    error->seq = 0;
+    error->elapsed_s = 0.0;
+    error->message[0] = '\0'; /* the rest is long, and each frame has an error at hand */
 }
 
 rc_result error_set(rc_error *error, rc_result code, const char *format, ...)

@@ -186,21 +186,13 @@ void codec_reduce(const codec *c, void *out, const void *wire, const void *src, 
         c->kernels->scale[c->dtype](out, out, c->plain_post, n);
 }
 
-static int has_nan_f32(const float *x, size_t n)
-{
-    int found = 0;
-    for (size_t i = 0; i < n; i++)
-        found |= x[i] != x[i];
-    return found;
-}
-
 /* Every rank may do it for itself, and which payload a sum of NaNs has is unspecified: one for all.
  */
 static void make_nans_equal(const codec *c, void *acc, size_t n)
 {
     if (c->dtype == RC_F32) {
         float *x = acc;
-        size_t nans = has_nan_f32(x, n) ? n : 0; /* rare, and reading is half the work */
+        size_t nans = c->kernels->has_nan(x, n) ? n : 0; /* rare, and reading is half the work */
         for (size_t i = 0; i < nans; i++)
             x[i] = x[i] == x[i] ? x[i] : NAN;
     } else if (c->dtype == RC_F64) {

@@ -231,6 +231,12 @@ void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *po
     }
 }
 
+size_t quant_join_kept(quant *q, uint8_t *wire, const quant_terms *terms, int *poisoned)
+{
+    topk_terms t = topk_terms_of(terms);
+    return topk_join_kept(&q->topk, wire, &t, poisoned);
+}
+
 size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
                           const float *residual, float *left, size_t n, int *poisoned)
 {
@@ -283,9 +289,11 @@ int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n)
 
 /* ---- results ---- */
 
-int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t n)
+int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t bytes, size_t n)
 {
     enum { NOT_FINITE = 0x7f80 };
+    if (q->format == NULL)
+        return topk_is_poisoned(wire, bytes);
     const uint16_t *scales = coded_at(q, wire, n, 0).scales;
     int found = 0;
     for (size_t i = 0; i < kernel_block_scales(q->format, n); i++)

@@ -82,8 +82,11 @@ typedef struct quant_terms {
 
 /* dst = S * post; dst may be src. */
 void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *poisoned);
-/* The result, encoded for the others and decoded to dst, which may be src (a codec with blocks: or
- * NULL, where it stays as it is encoded). residual and left as above. Returns the bytes of wire. */
+/* The same of two contributions that both have a payload, by the codec without blocks: as a payload
+ * of all their elements. Returns its bytes. */
+size_t quant_join_kept(quant *q, uint8_t *wire, const quant_terms *terms, int *poisoned);
+/* The result, encoded for the others and decoded to dst, which may be src, or NULL where it stays
+ * as it is encoded. residual and left as above. Returns the bytes of wire. */
 size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
                           const float *residual, float *left, size_t n, int *poisoned);
 
@@ -95,8 +98,8 @@ int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n);
 /* dst = D(wire). */
 void quant_store(quant *q, void *dst, const uint8_t *wire, size_t bytes, size_t n, int *poisoned);
 
-/* 1 if that would find a poisoned block; not of the codec without blocks. */
-int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t n);
+/* 1 if that would find a poisoned block. */
+int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t bytes, size_t n);
 
 /* 1 if n elements are neither NaN nor infinite. */
 int quant_is_finite(rc_dtype dtype, const void *x, size_t n);

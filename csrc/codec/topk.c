@@ -121,10 +121,17 @@ static void draw(const topk *t, float *sample, size_t size, const topk_source *s
     }
 }
 
+topk_sample topk_sample_of(const topk *t, uint64_t n)
+{
+    size_t size = sample_size(t, n);
+    return (topk_sample){size, run_length(t), (size_t)(t->density * (double)size + 0.5)};
+}
+
 static void choose_least(topk *t, float *sample, const topk_source *s)
 {
     uint64_t n = s->count - s->exact_count;
-    size_t size = sample_size(t, n), kept = (size_t)(t->density * (double)size + 0.5), large = 0;
+    topk_sample drawn = topk_sample_of(t, n);
+    size_t size = drawn.size, kept = drawn.kept, large = 0;
     t->least = 1;
     t->tied = 0;
     if (n == 0 || t->density >= 1.0)
@@ -232,6 +239,14 @@ static size_t drop_smallest(const topk *t, uint16_t *index, float *value, size_t
     return kept;
 }
 
+/* Writes a payload; returns its bytes. */
+static size_t put_payload(uint8_t *wire, const uint16_t *index, const float *value, size_t count)
+{
+    memcpy(wire, index, count * sizeof *index);
+    memcpy(wire + count * sizeof *index, value, count * sizeof *value);
+    return count * TOPK_BYTES;
+}
+
 /* c = src + residual, encoded: of what has at least the size least, at most so many elements. */
 static size_t encode_largest(const topk *t, uint8_t *wire, const float *src, const float *residual,
                              float *left, size_t n, uint32_t least, size_t most, int *poisoned)
@@ -241,26 +256,29 @@ static size_t encode_largest(const topk *t, uint8_t *wire, const float *src, con
     if (count > most)
         count = drop_smallest(t, t->index, t->values, count, most, left);
     *poisoned |= any_not_finite(t->values, count);
-    memcpy(wire, t->index, count * sizeof *t->index);
-    memcpy(wire + count * sizeof *t->index, t->values, count * sizeof *t->values);
-    return count * TOPK_BYTES;
+    return put_payload(wire, t->index, t->values, count);
 }
 
 /* most elements, but no more than there are, or fit into a payload. */
-static size_t bounded(const topk *t, double most, size_t n)
+static size_t bounded(size_t room, double most, size_t n)
 {
-    size_t bound = n < t->most ? n : t->most;
+    size_t bound = n < room ? n : room;
     return most < (double)bound ? (size_t)most : bound;
 }
 
 /* ---- contributions ---- */
 
 /* The most elements of a segment. */
-static size_t limit(const topk *t, size_t n)
+static size_t limit(const topk *t, size_t room, int tied, size_t n)
 {
     double share = t->density * (double)n;
-    double most = t->tied ? ceil(share) : ceil(LIMIT * share) + LIMIT_ADD;
-    return bounded(t, most, n);
+    double most = tied ? ceil(share) : ceil(LIMIT * share) + LIMIT_ADD;
+    return bounded(room, most, n);
+}
+
+size_t topk_most_contributed(const topk *t, size_t bytes, size_t n)
+{
+    return limit(t, bytes / TOPK_BYTES, 0, n);
 }
 
 size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residual, float *left,
@@ -271,7 +289,8 @@ size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residua
         t->kernels->f64_to_f32(t->dense, src, n);
         x = t->dense;
     }
-    return encode_largest(t, wire, x, residual, left, n, t->least, limit(t, n), poisoned);
+    return encode_largest(t, wire, x, residual, left, n, t->least, limit(t, t->most, t->tied, n),
+                          poisoned);
 }
 
 /* ---- sums ---- */
@@ -337,6 +356,13 @@ static entries merge(const topk *t, const topk_terms *terms)
     return (entries){t->index, (const uint8_t *)t->values, count};
 }
 
+size_t topk_join_kept(topk *t, uint8_t *wire, const topk_terms *terms, int *poisoned)
+{
+    entries e = merge(t, terms);
+    *poisoned |= any_not_finite(t->values, e.count);
+    return put_payload(wire, t->index, t->values, e.count);
+}
+
 void topk_join(topk *t, void *dst, const topk_terms *terms, size_t n, int *poisoned)
 {
     if (terms->count == 2 && terms->wires[0] != NULL && terms->wires[1] != NULL) {
@@ -353,16 +379,27 @@ void topk_join(topk *t, void *dst, const topk_terms *terms, size_t n, int *poiso
         t->kernels->f32_to_f64(dst, sum, n);
 }
 
-/* How many elements of a sum are sent. The contributions came from all other ranks. */
-static size_t wanted(const topk *t, const topk_terms *terms, size_t n)
+/* How many elements of a sum are sent, of contributions with so many. */
+static size_t wanted(const topk *t, size_t room, double came, int ranks, size_t n)
+{
+    double usual = (3.0 * came / ranks + t->density * (double)n) / 4.0;
+    return bounded(room, ceil(SUM_SHARE * usual), n);
+}
+
+size_t topk_most_of_sum(const topk *t, size_t bytes, size_t n)
+{
+    double came = (double)topk_most_contributed(t, bytes, n);
+    return wanted(t, bytes / TOPK_BYTES, came, 1, n);
+}
+
+/* They came from all other ranks. */
+static double count_all(const topk_terms *terms)
 {
     double came = 0.0;
     for (int rank = 0; rank < terms->count; rank++)
         if (terms->wires[rank] != NULL)
             came += (double)(terms->lengths[rank] / TOPK_BYTES);
-    double usual = (3.0 * came / (terms->count - 1) + t->density * (double)n) / 4.0;
-    double most = ceil(SUM_SHARE * usual);
-    return bounded(t, most, n);
+    return came;
 }
 
 /* A size that the k largest of x have, and few others: found among the largest of each group. */
@@ -384,7 +421,7 @@ size_t topk_join_encoded(topk *t, void *dst, uint8_t *wire, const topk_terms *te
                          const float *residual, float *left, size_t n, int *poisoned)
 {
     float *sum = sum_terms(t, terms, n);
-    size_t most = wanted(t, terms, n), bytes = 0;
+    size_t most = wanted(t, t->most, count_all(terms), terms->count - 1, n), bytes = 0;
     t->kernels->scale[RC_F32](sum, sum, (double)t->post, n);
     if (residual != NULL)
         t->kernels->reduce[RC_F32][RC_SUM](sum, sum, residual, n);
@@ -392,16 +429,25 @@ size_t topk_join_encoded(topk *t, void *dst, uint8_t *wire, const topk_terms *te
         bytes = encode_largest(t, wire, sum, NULL, left, n, size_of_largest(t, sum, n, most), most,
                                poisoned);
     entries e = entries_of(wire, bytes);
-    put(t, dst, &e, n);
+    if (dst != NULL)
+        put(t, dst, &e, n);
     return bytes;
 }
 
 /* ---- results ---- */
 
+int topk_is_poisoned(const void *wire, size_t bytes)
+{
+    entries e = entries_of(wire, bytes);
+    int found = 0;
+    for (size_t i = 0; i < e.count; i++)
+        found |= size_of(value_at(&e, i)) >= INFINITE;
+    return found;
+}
+
 void topk_store(topk *t, void *dst, const void *wire, size_t bytes, size_t n, int *poisoned)
 {
     entries e = entries_of(wire, bytes);
-    for (size_t i = 0; i < e.count; i++)
-        *poisoned |= size_of(value_at(&e, i)) >= INFINITE;
+    *poisoned |= topk_is_poisoned(wire, bytes);
     put(t, dst, &e, n);
 }

@@ -82,6 +82,18 @@ typedef struct topk_segments {
 
 /* Elements of the largest segment whose payload is not to have more bytes. */
 size_t topk_segment(const topk *t, size_t bytes);
+/* The most elements of n that a contribution has, with payloads of so many bytes; and of what is
+ * sent of a sum of such contributions. Ranks of one density keep to it. */
+size_t topk_most_contributed(const topk *t, size_t bytes, size_t n);
+size_t topk_most_of_sum(const topk *t, size_t bytes, size_t n);
+
+/* The sample of n elements: size of them, in runs, or as they lie if that is all; kept of them have
+ * the size `least` or more. */
+typedef struct topk_sample {
+    size_t size, run, kept;
+} topk_sample;
+
+topk_sample topk_sample_of(const topk *t, uint64_t n);
 
 /* Bytes of memory that it needs until the end of a work. */
 size_t topk_room(const topk *t, const topk_source *source, topk_segments segments);
@@ -90,12 +102,15 @@ size_t topk_room(const topk *t, const topk_source *source, topk_segments segment
 void topk_prepare(topk *t, void *room, const topk_source *source, topk_segments segments,
                   uint64_t turn);
 
-/* As quant_encode, quant_join, quant_join_encoded and quant_store. */
+/* As quant_encode, quant_join, quant_join_kept, quant_join_encoded, quant_store and
+ * quant_is_poisoned. */
 size_t topk_encode(topk *t, uint8_t *wire, const void *src, const float *residual, float *left,
                    size_t n, int *poisoned);
 void topk_join(topk *t, void *dst, const topk_terms *terms, size_t n, int *poisoned);
+size_t topk_join_kept(topk *t, uint8_t *wire, const topk_terms *terms, int *poisoned);
 size_t topk_join_encoded(topk *t, void *dst, uint8_t *wire, const topk_terms *terms,
                          const float *residual, float *left, size_t n, int *poisoned);
 void topk_store(topk *t, void *dst, const void *wire, size_t bytes, size_t n, int *poisoned);
+int topk_is_poisoned(const void *wire, size_t bytes);
 
 #endif

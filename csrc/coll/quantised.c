@@ -65,7 +65,9 @@ uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
 
 int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
 {
-    return quant_fits(&w->quantised->codec, elems, bytes);
+    const rc_layout *l = &w->quantised->layout;
+    return quant_fits(&w->quantised->codec, elems, bytes) &&
+           (l->counts == 0 || bytes <= encoded_most(l));
 }
 
 uint64_t quantised_segment(const rc_work *w)
@@ -90,15 +92,39 @@ static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
 /* 1 if who has encoded this rank's contributions also adds them to the others'. */
 static int is_left_to_caller(const rc_work *w)
 {
-    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT;
+    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT && w->quantised->layout.counts == 0;
 }
 
-/* A segment's payload: of a contribution, later of the result if that is encoded. */
+/* A segment's payload, of a contribution. */
 static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     uint32_t place = is_left_to_caller(w) ? (uint32_t)plan_rank_at(&w->plan, chunk, 0)
                                           : plan_part(&w->plan, chunk);
     return payload_at(w, place, segment);
+}
+
+/* The same of the result, if that is encoded. */
+static uint8_t *result_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    return payload_of(w, chunk, segment) + w->quantised->layout.result;
+}
+
+/* Bytes of a contribution's payload. */
+static uint32_t bytes_of(const rc_work *w, uint32_t chunk, uint32_t segment)
+{
+    const rc_layout *l = &w->quantised->layout;
+    if (l->counts == 0)
+        return (uint32_t)work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
+    return TOPK_BYTES * *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 0);
+}
+
+/* A payload of the result is there. */
+static void note_bytes(const rc_work *w, uint32_t chunk, uint32_t segment, size_t bytes)
+{
+    const rc_layout *l = &w->quantised->layout;
+    if (l->counts > 0)
+        *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 1) =
+            (uint32_t)(bytes / TOPK_BYTES);
 }
 
 /* A segment of what lies there as it is. */
@@ -196,10 +222,12 @@ static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
     out_frame *frame = work_frame(w, chunk, segment, 0);
     if (frame == NULL)
         return RC_NO_MEMORY;
-    if (w->call.encoded)
+    if (w->call.encoded) {
         frame->payload = payload_of(w, chunk, segment);
-    else
+        frame->header.length = bytes_of(w, chunk, segment);
+    } else {
         frame->encode_src = work_src(w, chunk, segment);
+    }
     link_send(w->env->links[plan_rank_at(&w->plan, chunk, 1)], frame);
     return RC_OK;
 }
@@ -256,7 +284,8 @@ rc_result quantised_go_on(rc_work *w)
     return result;
 }
 
-/* The codec sees what it will encode as a whole before it encodes any of it. */
+/* The codec sees what it will encode as a whole before it encodes any of it; of what is encoded
+ * already there is nothing to see. */
 static rc_result prepare(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -269,6 +298,10 @@ static rc_result prepare(rc_work *w)
                           .exact_count = exact.end - exact.start};
     struct quantised *q = w->quantised;
     topk_segments segments = {plan_segment_elems(p, 0, 0), w->env->segment_bytes};
+    if (w->call.encoded) {
+        source = (topk_source){0};
+        segments.bytes = q->layout.segment_bytes;
+    }
     size_t bytes = quant_room(&q->codec, &source, segments);
     if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
         return RC_NO_MEMORY;
@@ -322,10 +355,11 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     pool_buffer *buffer = w->call.encoded ? NULL : pool_take(w->env->buffers);
     if (buffer == NULL && !w->call.encoded)
         return RC_NO_MEMORY;
-    uint8_t *wire = buffer != NULL ? buffer->data : payload_of(w, (uint32_t)w->plan.rank, segment);
+    uint8_t *wire = buffer != NULL ? buffer->data : result_of(w, (uint32_t)w->plan.rank, segment);
     size_t bytes = quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
                                       left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
+    note_bytes(w, (uint32_t)w->plan.rank, segment, bytes);
     note_result(w, (uint32_t)w->plan.rank, segment);
     return work_send_result(w, segment, wire, bytes, buffer);
 }
@@ -343,6 +377,17 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
     return RC_OK;
 }
 
+/* What both ranks have kept of a segment, as a payload. This rank's lies beside that. */
+static void join_kept(rc_work *w, uint32_t segment, const quant_terms *terms)
+{
+    struct quantised *q = w->quantised;
+    uint32_t chunk = (uint32_t)w->plan.rank;
+    w->join.wires[chunk] = payload_of(w, chunk, segment);
+    w->join.lengths[chunk] = bytes_of(w, chunk, segment);
+    note_bytes(w, chunk, segment,
+               quant_join_kept(&q->codec, result_of(w, chunk, segment), terms, &q->poisoned));
+}
+
 /* All contributions to a segment are there. chunk: any that brings some. */
 static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
@@ -357,7 +402,10 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (is_direct)
         return join_and_send(w, segment, dst, &terms, elems);
-    quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
+    if (q->layout.counts > 0)
+        join_kept(w, segment, &terms);
+    else
+        quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_result(w, chunk, segment);
     return RC_OK;
@@ -417,8 +465,9 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     uint64_t elems = plan_segment_elems(&w->plan, h->chunk, h->segment);
     w->receives_left--;
     if (w->call.encoded) {
-        memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
-        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, elems);
+        memcpy(result_of(w, h->chunk, h->segment), buffer->data, h->length);
+        note_bytes(w, h->chunk, h->segment, h->length);
+        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, h->length, elems);
     } else {
         quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length, elems,
                     &q->poisoned);

@@ -10,16 +10,19 @@
  *                        u64 count, u64 exact, u64 exact_count, u64 turn)
  *   ringcomm_least_topk(u32 *threshold, const float *sample, u64 size, u64 kept)
  *
- * Then the payloads. That of the segment from k * segment on is at wire + k * stride and has
- * kept[k] elements, at most cap; segment is at most 65536, and a stride has room for cap. left may
- * be NULL, residual or src. turn is the number of the call. To unpack, payloads must be valid
- * (topk_valid). *poisoned is set to 1 if an element is not finite, and else not touched.
+ * Then the payloads. A tensor has parts of part elements (the last ones may have fewer, or none),
+ * each of each segments, of segment elements but for the last ones; a segment is at most 65536. The
+ * payload of segment k of part p is at wire + s * stride, s = p * each + k, and has kept[s]
+ * elements, at most cap, for which a stride has room. Of part own (none: ~0) nothing is packed, and
+ * kept is 0. left may be NULL, residual or src. turn is the number of the call. To unpack, payloads
+ * must be valid (topk_valid). *poisoned is set to 1 if an element is not finite, and else not
+ * touched.
  *
  *   ringcomm_pack_topk(u8 *wire, u32 *kept, float *left, const float *src, const float *residual,
- *                      u64 n, u64 segment, u64 stride, const u32 *threshold, double density,
- *                      u32 cap, u64 turn, u32 *poisoned)
- *   ringcomm_unpack_topk(float *dst, const u8 *wire, const u32 *kept, u64 n, u64 segment,
- *                        u64 stride, u32 *poisoned)
+ *                      u64 n, u64 part, u64 each, u64 segment, u64 stride, u64 own,
+ *                      const u32 *threshold, double density, u32 cap, u64 turn, u32 *poisoned)
+ *   ringcomm_unpack_topk(float *dst, const u8 *wire, const u32 *kept, u64 n, u64 part, u64 each,
+ *                        u64 segment, u64 stride, u32 *poisoned)
  *
  * One block has a segment, or the sample. It reads a segment twice, the second time to put what it
  * counted in order; and four times more if there is more than the limit, to find the largest.
@@ -158,6 +161,23 @@ KERNEL ringcomm_least_topk(u32 *threshold, const float *sample, u64 size, u64 ke
 
 /* ---- payloads ---- */
 
+/* Which elements are a segment's. */
+typedef struct extent {
+    u64 start;
+    u32 length;
+} extent;
+
+DEVICE extent extent_of(u64 s, u64 n, u64 part, u64 each, u64 segment)
+{
+    const u64 first = s / each * part, end = n - first < part ? n : first + part;
+    extent e;
+    e.start = first + s % each * segment;
+    e.length = 0;
+    if (e.start < end)
+        e.length = (u32)(end - e.start < segment ? end - e.start : segment);
+    return e;
+}
+
 /* What a warp has of a segment, and what the warps before it have of what is sent. */
 typedef struct stretch {
     u32 start, end;
@@ -272,24 +292,25 @@ DEVICE void emit(u8 *payload, u32 kept, float *left, const float *src, const flo
 }
 
 KERNEL ringcomm_pack_topk(u8 *wire, u32 *kept, float *left, const float *src, const float *residual,
-                          u64 n, u64 segment, u64 stride, const u32 *threshold, double density,
-                          u32 cap, u64 turn, u32 *poisoned)
+                          u64 n, u64 part, u64 each, u64 segment, u64 stride, u64 own,
+                          const u32 *threshold, double density, u32 cap, u64 turn, u32 *poisoned)
 {
-    for (u64 s = blockIdx.x; s * segment < n; s += gridDim.x) {
-        const u64 start = s * segment;
-        const u32 length = (u32)(n - start < segment ? n - start : segment);
+    for (u64 s = blockIdx.x; n > 0 && s / each * part < n; s += gridDim.x) {
+        const extent e = extent_of(s, n, part, each, segment);
+        const u64 start = e.start;
+        const u32 length = s / each == own ? 0 : e.length;
         const u32 most = limit_of(density, threshold[1] != 0, length, cap);
-        const float *x = src + start, *e = residual ? residual + start : 0;
+        const float *x = src + start, *rest = residual ? residual + start : 0;
         u32 least = threshold[0];
         tally sums[2]; /* of all warps, of those before */
         ring r;
-        count(sums, x, e, length, least);
+        count(sums, x, rest, length, least);
         r.first = 0;
         r.equal = r.wanted = sums[0].equal;
         if (sums[0].larger + sums[0].equal > most) {
-            const place last = kth_largest(x, e, length, least, most);
+            const place last = kth_largest(x, rest, length, least, most);
             least = last.size;
-            count(sums, x, e, length, least);
+            count(sums, x, rest, length, least);
             r.first = (u32)(hashed(turn) % last.equal);
             r.equal = last.equal;
             r.wanted = most - last.larger;
@@ -297,20 +318,20 @@ KERNEL ringcomm_pack_topk(u8 *wire, u32 *kept, float *left, const float *src, co
         const u32 all = sums[0].larger + r.wanted;
         if (threadIdx.x == 0)
             kept[s] = all;
-        emit(wire + s * stride, all, left ? left + start : 0, x, e, length, least, &r, sums[1],
+        emit(wire + s * stride, all, left ? left + start : 0, x, rest, length, least, &r, sums[1],
              poisoned);
     }
 }
 
-KERNEL ringcomm_unpack_topk(float *dst, const u8 *wire, const u32 *kept, u64 n, u64 segment,
-                            u64 stride, u32 *poisoned)
+KERNEL ringcomm_unpack_topk(float *dst, const u8 *wire, const u32 *kept, u64 n, u64 part, u64 each,
+                            u64 segment, u64 stride, u32 *poisoned)
 {
-    for (u64 s = blockIdx.x; s * segment < n; s += gridDim.x) {
-        const u64 length = n - s * segment < segment ? n - s * segment : segment;
+    for (u64 s = blockIdx.x; n > 0 && s / each * part < n; s += gridDim.x) {
+        const extent e = extent_of(s, n, part, each, segment);
         const u16 *index = (const u16 *)(wire + s * stride);
         const u16 *halves = index + kept[s];
-        float *out = dst + s * segment;
-        for (u64 i = threadIdx.x; i < length; i += blockDim.x)
+        float *out = dst + e.start;
+        for (u32 i = threadIdx.x; i < e.length; i += blockDim.x)
             out[i] = 0.0f;
         __syncthreads();
         for (u32 i = threadIdx.x; i < kept[s]; i += blockDim.x) {

@@ -321,8 +321,8 @@ typedef struct rc_call {
     /* 1: what src and dst hold is encoded already, in an all-reduce of RC_F32 without shared
      * memory; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16, without feedback: the 16
      * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
-     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
-     * payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
+     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8 or RC_CODEC_TOPK, among two ranks
+     * or more: payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
      * (rc_pipe_submit), whose pipe has to do with it. */
     int32_t encoded;
 } rc_call;
@@ -335,7 +335,11 @@ typedef struct rc_call {
  * part own, which begins at element plain_start, lies not there, but from byte plain on as it is,
  * plain_count floats. terms 2   There are two ranks, one part, and own < 0. Rank r's contribution
  * to segment k lies at byte r * part_bytes + k * segment_bytes: at first this rank's, when the work
- * is over both, whose sum (times 1/2 for an RC_AVG) the result is. */
+ * is over both, whose sum (times 1/2 for an RC_AVG) the result is.
+ * With RC_CODEC_TOPK terms is 1, a part_bytes is that of as many segments in each part, and
+ * payloads have less than their room: from byte counts on lie the elements of each, u32, in the
+ * order of the payloads; first of this rank's contributions, then as many for the result. Among two
+ * ranks own < 0, and the result's payloads begin at byte result. */
 typedef struct rc_layout {
     uint64_t parts;
     uint64_t terms;
@@ -346,7 +350,9 @@ typedef struct rc_layout {
     uint64_t plain;
     uint64_t plain_start;
     uint64_t plain_count;
-    uint64_t bytes; /* of all */
+    uint64_t result; /* 0: payloads of the result take the place of the contributions' */
+    uint64_t counts; /* 0: each payload has its full length */
+    uint64_t bytes;  /* of all */
     int32_t own;
 } rc_layout;
 
@@ -360,6 +366,11 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out);
 /* Waits up to timeout_ms (0 polls). RC_OK: done. RC_AGAIN: still in flight, or a signal came. Any
  * other result: the work failed with it. */
 rc_result rc_work_wait(rc_work *work, int timeout_ms);
+/* rc_submit and rc_work_wait in one, of the same call with count elements at data, in place. RC_OK:
+ * it is over, and there is no work (*out is NULL). Otherwise *out is what rc_submit made: NULL
+ * where the call was refused, or a work in flight (RC_AGAIN) or failed. */
+rc_result rc_run(rc_comm *comm, const rc_call *call, uint64_t count, void *data, int timeout_ms,
+                 rc_work **out);
 /* The work's failure; code RC_OK if there is none (yet). */
 void rc_work_error(rc_work *work, rc_error *out);
 /* The collective's number on its communicator; of a send or receive, that between these two ranks

@@ -121,6 +121,14 @@ static void f32_to_f64(double *dst, const float *src, size_t n)
         dst[i] = src[i];
 }
 
+static int has_nan(const float *x, size_t n)
+{
+    int found = 0;
+    for (size_t i = 0; i < n; i++)
+        found |= x[i] != x[i];
+    return found;
+}
+
 /* ---- memory ---- */
 
 /* Asks for what lies 2 KiB behind x, LANES floats of it, whether there is anything or not: a core
@@ -195,6 +203,7 @@ const kernel_set SET = {
     .topk = {topk_pick, topk_put, topk_tops},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
+    .has_nan = has_nan,
 };
 
 #endif

@@ -117,6 +117,7 @@ typedef struct kernel_set {
     kernel_topk topk;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
+    int (*has_nan)(const float *x, size_t n);
 } kernel_set;
 
 /* The sets, one file each; those of another architecture do not exist. */

@@ -356,10 +356,9 @@ static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 /* epoll_wait, after a spin if one is likely to succeed. Memory is polled before every sleep: what
  * is waited for there is never far away, and the bell that ends a sleep is a hundred looks. Without
  * the lock; the spin counts belong to the driver. */
-static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t spin,
-                           const polled_members *polled)
+static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t start,
+                           uint64_t spin, const polled_members *polled)
 {
-    uint64_t start = clock_ns();
     int may_spin = spin != 0 && (polled->briefly || !e->crowded);
     int in_memory = polled->count > 0 && !e->crowded;
     if (timeout == 0)
@@ -402,7 +401,7 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
         if (sender_has_news(e->sender)) /* after that: it would not have known whom to wake */
             timeout = 0;
         engine_unlock(e);
-        count = wait_for_events(e, events, timeout, spin, &polled);
+        count = wait_for_events(e, events, timeout, now, spin, &polled);
         interrupted = count < 0 && errno == EINTR;
         engine_lock(e);
         e->sleeping = 0;
@@ -438,23 +437,24 @@ static void hand_over(rc_engine *e)
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
                  uint64_t spin)
 {
-    uint64_t start = clock_ns();
+    uint64_t start = clock_ns(), now = start;
+    int interrupted = 0;
     e->waiters++;
-    while (!finished(arg) && clock_ns() < deadline) {
+    while (!finished(arg) && now < deadline && !interrupted) {
         if (e->driver == ENGINE_REST) {
-            if (!drive_once(e, ENGINE_WAITER, deadline, spin))
-                break;
-            continue;
+            interrupted = !drive_once(e, ENGINE_WAITER, deadline, spin);
+        } else {
+            if (e->driver == ENGINE_PROGRESS && !e->yielding) {
+                e->yielding = 1;
+                wake(e);
+            }
+            sleep_until_changed(e, deadline);
         }
-        if (e->driver == ENGINE_PROGRESS && !e->yielding) {
-            e->yielding = 1;
-            wake(e);
-        }
-        sleep_until_changed(e, deadline);
+        now = clock_ns();
     }
     e->waiters--;
-    e->last_waiter = clock_ns();
-    e->waited += e->last_waiter - start;
+    e->last_waiter = now;
+    e->waited += now - start;
     hand_over(e);
     return finished(arg);
 }

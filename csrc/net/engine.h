@@ -89,6 +89,7 @@ struct rc_engine {
     uint64_t sleep_until;  /* of the driver */
     int spin_misses;       /* vain spins in a row */
     int spin_rest;         /* waits to go without a spin */
+    int unlooked;          /* polls of memory in a row without a look at descriptors (polled.h) */
     int crowded;           /* ranks outnumber cores: only brief works are polled for, yielding */
     struct sender *sender; /* a second thread (sender.h), or NULL */
     engine_source *sources;

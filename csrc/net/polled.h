@@ -20,13 +20,14 @@ typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
     int others_stirred; /* one for which there was no room can go on */
+    int alone;          /* the only work in flight waits there */
     int briefly;        /* what is waited for, there or at sockets, is worth polling for where ranks
                            outnumber cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)
 {
-    polled_members polled = {.briefly = e->active > 0 && e->lengthy == 0};
+    polled_members polled = {.briefly = e->active > 0 && e->lengthy == 0, .alone = e->active == 1};
     for (engine_member *member = e->members; member != NULL; member = member->next) {
         if (member->expects && polled.count < MOST_POLLED) {
             polled.member[polled.count++] = member;
@@ -48,11 +49,23 @@ static inline int polled_stirred(const polled_members *polled)
     return 0;
 }
 
+/* What has come by the descriptors, now that memory lets a member go on. Where nothing else is in
+ * flight that is heartbeats and bad news, and one look in so many is enough. */
+static inline int polled_beside(rc_engine *e, struct epoll_event *events, int most,
+                                const polled_members *polled)
+{
+    enum { UNLOOKED = 16 };
+    if (polled->alone && ++e->unlooked < UNLOOKED)
+        return 0;
+    e->unlooked = 0;
+    return epoll_wait(e->epoll_fd, events, most, 0);
+}
+
 /* epoll_wait for at most so many events, again and again until there is something or the deadline.
  * Looking at memory costs next to nothing, looking at descriptors a system call: where there is
  * memory to look at, it is looked at more often. Where ranks outnumber cores, each look lets
  * another rank run, which may be the one that is waited for. */
-static inline int polled_events(const rc_engine *e, struct epoll_event *events, int most,
+static inline int polled_events(rc_engine *e, struct epoll_event *events, int most,
                                 uint64_t deadline, const polled_members *polled)
 {
     enum { LOOKS = 32 };
@@ -60,7 +73,7 @@ static inline int polled_events(const rc_engine *e, struct epoll_event *events, 
     do {
         for (int i = 0; i < LOOKS && polled->count > 0; i++) {
             if (polled_stirred(polled))
-                return epoll_wait(e->epoll_fd, events, most, 0);
+                return polled_beside(e, events, most, polled);
             if (e->crowded)
                 sched_yield();
         }

@@ -1,7 +1,7 @@
-/* blocks.c - what the GPU does of an all-reduce by a codec whose elements share scales: it packs
- * each rank's contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given
- * payloads (rc_layout), so only these cross the bus; and floats, where the core adds them: this
- * rank's own part.
+/* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
+ * contribution, and unpacks the result, by csrc/cuda/kernels.cu (of topk: sparse.c). The core is
+ * given payloads (rc_layout), so only these cross the bus; and floats, where the core adds them:
+ * this rank's own part.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
  *          ---------own part--------->
@@ -37,6 +37,16 @@ static uint64_t sent_bytes(const rc_flight *f)
     return f->layout.parts * f->layout.part_bytes;
 }
 
+static uint64_t packed_bytes(const rc_flight *f)
+{
+    return f->layout.counts > 0 ? sparse_scratch(f) : sent_bytes(f) + POISON_BYTES;
+}
+
+static uint64_t unpacked_bytes(const rc_flight *f)
+{
+    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
+}
+
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
 static feedback_use use_of(const rc_flight *f)
 {
@@ -69,7 +79,7 @@ static rc_result begin(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     RC_TRY(rc_comm_layout(p->comm, &f->call, &f->layout));
-    RC_TRY(packing_room(p, &p->packed, sent_bytes(f) + POISON_BYTES, error));
+    RC_TRY(packing_room(p, &p->packed, packed_bytes(f), error));
     if (f->pieces != NULL)
         RC_TRY(packing_room(p, &p->gathered, flight_bytes(f, 1), error));
     return f->call.feedback != NULL ? take_feedback(f, error) : RC_OK;
@@ -147,21 +157,19 @@ static payloads payloads_of(const rc_flight *f, order_stretch elems)
     return (payloads){start, (end < limit ? end : limit) - start};
 }
 
-/* Where an element is packed from, and unpacked to. */
-static cu_address source(const rc_flight *f, uint64_t index)
+cu_address blocks_source(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->gathered.at : (uintptr_t)f->call.src;
     return at + index * sizeof(float);
 }
 
-static cu_address target(const rc_flight *f, uint64_t index)
+cu_address blocks_target(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->scattered.at : (uintptr_t)f->call.dst;
     return at + index * sizeof(float);
 }
 
-/* In a buffer of the twin's, or 0. */
-static cu_address residuals_at(const rc_flight *f, int buffer, uint64_t index)
+cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index)
 {
     if (!f->is_fed || buffer < 0)
         return 0;
@@ -174,9 +182,9 @@ static rc_result pack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_address wire = p->packed.at + payload_at(f, elems.start);
-    cu_address src = source(f, elems.start);
-    cu_address residual = residuals_at(f, f->residuals.in, elems.start);
-    cu_address left = residuals_at(f, f->residuals.out, elems.start);
+    cu_address src = blocks_source(f, elems.start);
+    cu_address residual = blocks_residuals(f, f->residuals.in, elems.start);
+    cu_address left = blocks_residuals(f, f->residuals.out, elems.start);
     cu_address poisoned = p->packed.at + sent_bytes(f);
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
@@ -189,7 +197,7 @@ static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_address wire = p->unpacked.at + payload_at(f, elems.start);
-    cu_address dst = target(f, elems.start);
+    cu_address dst = blocks_target(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,     &wire,   &elems.elems,
@@ -200,7 +208,8 @@ static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
 static rc_result add_both(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cu_address dst = target(f, elems.start), wire = p->unpacked.at + payload_at(f, elems.start);
+    cu_address dst = blocks_target(f, elems.start),
+               wire = p->unpacked.at + payload_at(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t apart = f->layout.part_bytes;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
@@ -225,8 +234,8 @@ static rc_result gather(rc_flight *f, order_stretch elems, rc_error *error)
     rc_pipe *p = f->pipe;
     if (f->pieces == NULL)
         return RC_OK;
-    RC_TRY(DEVICE_CALL(p->device, error, cuMemsetD32Async, source(f, elems.start), 0, elems.elems,
-                       p->d2h));
+    RC_TRY(DEVICE_CALL(p->device, error, cuMemsetD32Async, blocks_source(f, elems.start), 0,
+                       elems.elems, p->d2h));
     return flight_each(f, 1, elems, gather_piece, error);
 }
 
@@ -235,7 +244,15 @@ static rc_result copy_plain_in(rc_flight *f, order_stretch elems, rc_error *erro
 {
     uint64_t at = f->layout.plain + (elems.start - f->layout.plain_start) * sizeof(float);
     return DEVICE_CALL(f->pipe->device, error, cuMemcpyDtoHAsync, f->src + at,
-                       source(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
+                       blocks_source(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
+}
+
+static rc_result copy_own_in(rc_flight *f, rc_error *error)
+{
+    const rc_layout *l = &f->layout;
+    if (l->own < 0 || l->plain_count == 0)
+        return RC_OK;
+    return copy_plain_in(f, (order_stretch){l->plain_start, l->plain_count}, error);
 }
 
 /* Where this rank's payloads begin in staging. */
@@ -275,28 +292,34 @@ rc_result blocks_copy_all_in(rc_flight *f, rc_error *error)
     uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
     const order_stretch others[] = {elems_of_parts(f, 0, own), elems_of_parts(f, own + 1, all)};
     RC_TRY(gather(f, flight_elems(f, 1), error));
+    if (l->counts > 0) {
+        RC_TRY(copy_own_in(f, error));
+        return sparse_copy_in(f, error);
+    }
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
             RC_TRY(pack(f, elems_of_parts(f, part, part + 1), error));
     for (int i = 0; i < 2; i++)
         if (others[i].elems > 0)
             RC_TRY(copy_payloads_in(f, others[i], error));
-    if (l->own < 0 || l->plain_count == 0)
-        return RC_OK;
-    return copy_plain_in(f, (order_stretch){l->plain_start, l->plain_count}, error);
+    return copy_own_in(f, error);
 }
 
 /* ---- out ---- */
 
-static void unpack_segment_here(rc_flight *f, quant *q, float *dst, const uint8_t *wire, uint64_t n)
+static void unpack_segment_here(rc_flight *f, quant *q, float *dst, uint64_t start, uint64_t n)
 {
+    const rc_layout *l = &f->layout;
+    const uint8_t *wire = f->dst + l->result + payload_at(f, start);
+    uint64_t part = start / l->part_elems, segment = start % l->part_elems / l->segment_elems;
+    uint64_t bytes = l->counts > 0 ? sparse_bytes(f, part, segment) : quant_most_bytes(q, n);
     const void *both[] = {wire, wire + f->layout.part_bytes};
     const quant_terms terms = {.wires = both, .count = 2};
     int poisoned = 0;
     if (f->layout.terms == 2)
         quant_join(q, dst, &terms, n, &poisoned);
     else
-        quant_store(q, dst, wire, quant_most_bytes(q, n), n, &poisoned);
+        quant_store(q, dst, wire, bytes, n, &poisoned);
 }
 
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
@@ -310,8 +333,7 @@ rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
     for (uint64_t part = 0; part < parts(f); part++)
         for (uint64_t at = 0; at < part_elems(f, part); at += l->segment_elems) {
             uint64_t n = part_elems(f, part) - at, start = part * l->part_elems + at;
-            unpack_segment_here(f, &q, (float *)(void *)wider->data + start,
-                                f->dst + payload_at(f, start),
+            unpack_segment_here(f, &q, (float *)(void *)wider->data + start, start,
                                 n < l->segment_elems ? n : l->segment_elems);
         }
     pinned_give(&p->arena, f->staging);
@@ -324,7 +346,7 @@ rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
 rc_result blocks_room(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    RC_TRY(packing_room(p, &p->unpacked, f->layout.plain + POISON_BYTES, error));
+    RC_TRY(packing_room(p, &p->unpacked, unpacked_bytes(f), error));
     return f->pieces != NULL ? packing_room(p, &p->scattered, flight_bytes(f, 0), error) : RC_OK;
 }
 
@@ -372,7 +394,9 @@ static rc_result unpack_parts(rc_flight *f, order_stretch elems, rc_error *error
 rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
 {
     payloads at = payloads_of(f, elems);
-    if (f->layout.terms == 2) {
+    if (f->layout.counts > 0) {
+        RC_TRY(sparse_unpack(f, error)); /* it never goes in pieces */
+    } else if (f->layout.terms == 2) {
         RC_TRY(copy_both_out(f, at, error));
         RC_TRY(add_both(f, elems, error));
     } else {

@@ -51,7 +51,7 @@ typedef struct region_rank {
     _Alignas(128) _Atomic uint64_t done[REGION_STAGES];
     /* It waits until all have done so many laps of one of the stages. */
     _Alignas(128) _Atomic uint64_t awaited[REGION_STAGES];
-    _Atomic uint32_t dozing;
+    _Alignas(128) _Atomic uint32_t dozing; /* read by all who go on, and hardly ever written */
     _Alignas(128) struct {
         uint64_t seq;
         uint64_t fingerprint;

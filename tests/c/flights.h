@@ -15,8 +15,8 @@ typedef struct flights {
     cu_context context; /* of the test itself */
 } flights;
 
-static inline flights *flights_open(int ranks, const char *settings, const char *kernels,
-                                    uint64_t arena)
+static inline flights *flights_open_in(world_options options, const char *settings,
+                                       const char *kernels, uint64_t arena)
 {
     flights *all = calloc(1, sizeof *all);
     rc_error error;
@@ -25,13 +25,19 @@ static inline flights *flights_open(int ranks, const char *settings, const char 
     CHECK_EQ(cuInit(0), CU_OK);
     CHECK_EQ(cuDevicePrimaryCtxRetain(&all->context, 0), CU_OK);
     CHECK_EQ(cuCtxSetCurrent(all->context), CU_OK);
-    all->world = world_open((world_options){.size = ranks});
-    for (int rank = 0; rank < ranks; rank++)
+    all->world = world_open(options);
+    for (int rank = 0; rank < options.size; rank++)
         if (!CHECK_EQ(rc_pipe_create(&all->pipes[rank], all->world->comms[rank], path, 0, kernels,
                                      arena, &error),
                       RC_OK))
             CHECK_NOTE("%s\n", error.message);
     return all;
+}
+
+static inline flights *flights_open(int ranks, const char *settings, const char *kernels,
+                                    uint64_t arena)
+{
+    return flights_open_in((world_options){.size = ranks}, settings, kernels, arena);
 }
 
 static inline void flights_close(flights *all)

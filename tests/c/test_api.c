@@ -405,9 +405,17 @@ static void *run_rank(void *arg)
             values[i] = (float)(c->rank + round);
         rc_call call = small_call(RC_ALLREDUCE, values, 100);
         call.waits = round % 2;
-        rc_work *work = submit(c->w->comms[c->rank], &call);
         rc_error error;
-        c->failed |= outcome(work, &error) != RC_OK;
+        rc_work *work = NULL;
+        if (round % 4 == 3) {
+            call.src = call.dst = NULL;
+            c->failed |=
+                rc_run(c->w->comms[c->rank], &call, 100, values, WORLD_LONG_MS, &work) != RC_OK;
+            c->failed |= !CHECK(work == NULL);
+        } else {
+            work = submit(c->w->comms[c->rank], &call);
+            c->failed |= outcome(work, &error) != RC_OK;
+        }
         rc_work_free(work);
         int n = c->w->size;
         c->failed |= !CHECK(values[99] == (float)(n * (n - 1) / 2 + n * round));

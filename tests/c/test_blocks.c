@@ -163,7 +163,8 @@ static void which_flights_it_takes(void)
     rc_flight flight = good;
     CHECK(blocks_suits(&flight));
     flight.call.codec = RC_CODEC_TOPK;
-    CHECK(!blocks_suits(&flight));
+    flight.call.density = 0.01;
+    CHECK(blocks_suits(&flight));
     flight.call.codec = RC_CODEC_BF16;
     CHECK(!blocks_suits(&flight));
     flight = good, flight.call.src = (const void *)4098;

@@ -107,6 +107,32 @@ static void what_stays_is_copied_bit_by_bit(void)
     world_close(w);
 }
 
+/* ---- submitted and waited for in one ---- */
+
+static void a_run_leaves_what_is_not_over(void)
+{
+    float first[10] = {0}, second[10] = {0};
+    world *w = world_open((world_options){.size = 2});
+    rc_call call = small_call(RC_ALLREDUCE, NULL, 0);
+    rc_work *work = (rc_work *)w;
+    call.timeout_ms = 0;
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &work), RC_INVALID_ARGUMENT);
+    CHECK(work == NULL); /* refused */
+    call = small_call(RC_ALLREDUCE, NULL, 0);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 5, &work), RC_AGAIN);
+    rc_work *late = work;
+    CHECK_EQ(rc_run(w->comms[1], &call, 10, second, WORLD_LONG_MS, &work), RC_OK);
+    CHECK(work == NULL);
+    expect_done(late);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &late), RC_AGAIN);
+    rc_comm_abort(w->comms[0], "enough");
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &work), RC_ABORTED);
+    CHECK_EQ(rc_work_wait(late, 0), RC_ABORTED);
+    rc_work_free(late);
+    rc_work_free(work);
+    world_close(w);
+}
+
 /* ---- floods: all submitted before any is waited for ---- */
 
 enum { FLOOD = 300 };
@@ -314,6 +340,7 @@ int main(void)
         {"through_narrow_sockets", through_narrow_sockets},
         {"any_segment_size", any_segment_size},
         {"what_stays_is_copied_bit_by_bit", what_stays_is_copied_bit_by_bit},
+        {"a_run_leaves_what_is_not_over", a_run_leaves_what_is_not_over},
         {"floods", floods},
         {"late_receiver_of_bulk", late_receiver_of_bulk},
         {"small_send_behind_a_waiting_collective", small_send_behind_a_waiting_collective},

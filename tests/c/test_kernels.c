@@ -254,6 +254,26 @@ static void byte_division(void)
     each_set(byte_division_set);
 }
 
+/* Wherever the only NaN is. */
+static void find_nans(const kernel_set *set)
+{
+    enum { MOST = 70 };
+    float x[MOST + 1];
+    for (size_t i = 0; i <= MOST; i++)
+        x[i] = (float)i;
+    for (size_t n = 0; n <= MOST; n++) {
+        CHECK_EQ(set->has_nan(x, n), 0);
+        for (size_t i = 0; i < n; i++) {
+            x[i] = i % 2 ? NAN : -NAN;
+            CHECK_EQ(set->has_nan(x, n), 1);
+            x[i] = INFINITY;
+        }
+        x[n] = NAN; /* beyond */
+        CHECK_EQ(set->has_nan(x, n), 0);
+        x[n] = 0.0F;
+    }
+}
+
 static void convert_set(const kernel_set *set)
 {
     for (size_t s = 0; s < CHECK_COUNT(sizes); s++) {
@@ -288,6 +308,7 @@ static void convert_set(const kernel_set *set)
 static void conversions(void)
 {
     each_set(convert_set);
+    each_set(find_nans);
 }
 
 /* ---- the table ---- */

@@ -320,14 +320,14 @@ static void call_pack_topk(void **params)
 {
     ringcomm_pack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]),
                        pointer(params[3]), pointer(params[4]), AT(u64, 5), AT(u64, 6), AT(u64, 7),
-                       pointer(params[8]), AT(double, 9), AT(u32, 10), AT(u64, 11),
-                       pointer(params[12]));
+                       AT(u64, 8), AT(u64, 9), AT(u64, 10), pointer(params[11]), AT(double, 12),
+                       AT(u32, 13), AT(u64, 14), pointer(params[15]));
 }
 
 static void call_unpack_topk(void **params)
 {
     ringcomm_unpack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]), AT(u64, 3),
-                         AT(u64, 4), AT(u64, 5), pointer(params[6]));
+                         AT(u64, 4), AT(u64, 5), AT(u64, 6), AT(u64, 7), pointer(params[8]));
 }
 
 static void call_scale(void **params)
