@@ -1,4 +1,4 @@
-/* block_kernels.c - what kernels.cu does of codecs of blocks, by the core's scalar set: for tests
+/* block_kernels.c - what kernels.cu does of codecs, by the core's scalar set: for tests
  * of csrc/pipe under sanitizers, which do not go together with emulate.c. (That they give the same
  * bits is shown by tests/test_cuda_kernels.py.) For small_kernels.c.
  */
@@ -77,6 +77,25 @@ static void add(const kernel_block *format, const arguments *a, uint64_t n, uint
     }
 }
 
+/* Of 16 bits; 1 if the codec is one. */
+static int run_half(const char *codec, const char *kind, const arguments *a)
+{
+    const kernel_half *half =
+        strcmp(codec, "bf16") == 0 ? &kernels_scalar.bf16 : &kernels_scalar.fp16;
+    int packs = strcmp(kind, "pack") == 0;
+    float pre;
+    uint64_t n;
+    if (strcmp(codec, "bf16") != 0 && strcmp(codec, "fp16") != 0)
+        return 0;
+    memcpy(&n, a->params[packs ? 3 : 2], sizeof n);
+    memcpy(&pre, a->params[2], sizeof pre);
+    if (n > 0 && packs)
+        half->encode(a->at(a->params[0]), a->at(a->params[1]), pre, n);
+    else if (n > 0)
+        half->decode(a->at(a->params[0]), a->at(a->params[1]), n);
+    return 1;
+}
+
 int block_kernels_launch(const char *name, const arguments *a)
 {
     static const struct {
@@ -88,13 +107,13 @@ int block_kernels_launch(const char *name, const arguments *a)
     char kind[16], codec[16];
     if (sscanf(name, "ringcomm_%15[a-z]_%15s", kind, codec) != 2)
         return 0;
+    if (run_half(codec, kind, a))
+        return 1;
     const kernel_block *format = format_of(codec);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 && format != NULL; i++) {
         uint64_t three[3];
         if (strcmp(kind, kinds[i].name) != 0)
             continue;
-        if (format == NULL) /* of 16 bits: launched when they are loaded, and no more */
-            return 1;
         for (int j = 0; j < 3; j++)
             memcpy(&three[j], a->params[kinds[i].sizes + j], sizeof three[j]);
         if (three[0] > 0)
