@@ -97,5 +97,6 @@ compile_commands: $(BIN)/python
 	@$(BIN)/python tools/compile_commands.py > compile_commands.json
 
 clean:
-	rm -rf $(VENV) build dist test-torch.log *.egg-info ringcomm/_core*.so compile_commands.json
+	rm -rf $(VENV) build dist test-torch.log *.egg-info ringcomm/_core*.so compile_commands.json \
+	    ringcomm/kernels-*.fatbin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,16 @@
 """Builds ringcomm._core: the C core, through cffi, with a C compiler and the Python headers alone.
 
 Metadata is in pyproject.toml; only what is code is here. A missing compiler or header ends the
-build with a sentence that says what to install.
+build with a sentence that says what to install. Where there is an nvcc, the GPU's kernels are
+assembled as well, from the PTX that the package has; without one a GPU's driver does that when it
+is first used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +47,46 @@ def _missing(compiler: list[str]) -> str | None:
     return None
 
 
+def _nvcc() -> str | None:
+    """That of the variable NVCC, which may be empty for none, of the PATH, or of CUDA_HOME."""
+    if "NVCC" in os.environ:
+        return os.environ["NVCC"] or None
+    return shutil.which("nvcc") or shutil.which(
+        str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
+    )
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise OSError((done.stderr or done.stdout or "no message").splitlines()[0])
+    return done.stdout
+
+
+def assemble(ptx: Path, folder: Path) -> str:
+    """Puts machine code of the kernels into the folder, in a file that is named after its source,
+    for the first GPU of each family that nvcc knows: the others of the family run it, too. Says
+    what came of it; nothing here is needed."""
+    digest = hashlib.sha256(ptx.read_bytes()).hexdigest()[:16]
+    target, part = folder / f"kernels-{digest}.fatbin", folder / f"kernels-{digest}.part"
+    for old in set(folder.glob("kernels-*.fatbin")) - {target}:
+        old.unlink()
+    nvcc = _nvcc()
+    if nvcc is None or target.exists():
+        return ""
+    try:
+        known = sorted(int(name.removeprefix("sm_")) for name in _run(
+            nvcc, "--list-gpu-code").split())
+        first = {number // 10: number for number in reversed(known)}.values()
+        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in first]
+        _run(nvcc, "--fatbin", str(ptx), "-o", str(part), *codes)
+        part.replace(target)
+    except (OSError, ValueError) as error:
+        part.unlink(missing_ok=True)
+        return f"{nvcc} does not assemble the kernels, which a GPU's driver will do: {error}"
+    return f"kernels assembled for sm_{', sm_'.join(map(str, sorted(first)))}"
+
+
 class BuildExt(build_ext):
     """build_ext that finds out first whether it can work, and says at the end what it built."""
 
@@ -52,6 +97,10 @@ class BuildExt(build_ext):
             sys.exit(f"\nerror: {sentence}\n")
         # setuptools names no parallel compile; a few files take most of the time.
         super().build_extensions()
+        package = Path(__file__).resolve().parent / "ringcomm"
+        said = assemble(package / "kernels.ptx", Path(self.get_ext_fullpath("ringcomm._")).parent)
+        if said:
+            print(said)
 
     def _remove_stale(self) -> None:
         """An object left from a build with other flags must not be packed."""

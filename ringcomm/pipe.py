@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import threading
 import weakref
@@ -163,14 +164,13 @@ class Pipe:
     """
 
     def __init__(self, comm: Any, device: int) -> None:
-        out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
-        code = lib.rc_pipe_create(
-            out, comm, cuda.library(), device, _kernels(), ARENA_BYTES, error
-        )
-        if code != OK:
-            raise error_class(code)(f"GPU {device}: {text(error.message)}")
+        *better, last = _images()
         self.device = device
-        self._handle = out[0]
+        self._handle = _make_pipe(comm, device, better[0] if better else last)
+        if better and text(lib.rc_pipe_without_kernels(self._handle)):
+            lib.rc_pipe_stop(self._handle)
+            lib.rc_pipe_free(self._handle)
+            self._handle = _make_pipe(comm, device, last)
         _say_once(device, text(lib.rc_pipe_without_kernels(self._handle)))
         self._free = weakref.finalize(self, lib.rc_pipe_free, self._handle)
         self._free.atexit = False
@@ -260,10 +260,30 @@ class Pipe:
             del work, tell  # they hold the tensor
 
 
+def _make_pipe(comm: Any, device: int, kernels: bytes) -> Any:
+    out, error = ffi.new("rc_pipe **"), ffi.new("rc_error *")
+    code = lib.rc_pipe_create(out, comm, cuda.library(), device, kernels, ARENA_BYTES, error)
+    if code != OK:
+        raise error_class(code)(f"GPU {device}: {text(error.message)}")
+    return out[0]
+
+
+def _images() -> list[bytes]:
+    """What makes packed tensors on the GPU: machine code of the same, if the build had an nvcc and
+    the driver is the one that this is for, which may still be too old for it or have another GPU;
+    and last PTX, which any driver compiles."""
+    folder = resources.files(__package__)
+    ptx, digest = _ptx()
+    code = folder.joinpath(f"kernels-{digest}.fatbin")
+    own = cuda.library() == cuda.LIBRARY.encode() and code.is_file()
+    return [code.read_bytes(), ptx] if own else [ptx]
+
+
 @functools.cache
-def _kernels() -> bytes:
-    """What makes packed tensors on the GPU: PTX, which its driver compiles."""
-    return resources.files(__package__).joinpath("kernels.ptx").read_bytes()
+def _ptx() -> tuple[bytes, str]:
+    """The text, and what setup.py names machine code of it by."""
+    ptx = resources.files(__package__).joinpath("kernels.ptx").read_bytes()
+    return ptx, hashlib.sha256(ptx).hexdigest()[:16]
 
 
 def _say_once(device: int, without_kernels: str) -> None:

@@ -20,7 +20,7 @@ from ranks import run_ranks
 from reference import NUMPY
 
 import ringcomm
-from ringcomm import Communicator, ConfigError, ErrorFeedback, TensorError
+from ringcomm import Communicator, ConfigError, ErrorFeedback, TensorError, pipe
 
 
 def on_gpu(gpu: Gpu, values: np.ndarray[Any, Any], dtype: str, stream: int | None = None) -> Array:
@@ -430,6 +430,21 @@ def test_a_gpu_that_is_too_old_for_the_kernels_leaves_packing_to_the_cpu(
     assert len(said) == 1
     assert said[0].startswith("the CPU compresses the tensors of GPU 0: ")
     assert gpu.calls("cuLaunchKernel") == 0
+
+
+def test_machine_code_that_a_gpu_does_not_take_is_replaced_by_ptx(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (ptx,) = pipe._images()
+    monkeypatch.setattr(pipe, "_images", lambda: [b"\x50\xed\x55\xba of another GPU", ptx])
+    monkeypatch.setattr(pipe, "_told", set())
+
+    def body(comm: Communicator) -> None:
+        both(comm, gpu, "f32", 1000, lambda c, x: c.allreduce(x, compression="bf16"))
+
+    run_ranks(2, body)
+    assert gpu.calls("cuLaunchKernel") > 2 * KERNELS
+    assert not caplog.records
 
 
 def test_ranks_that_share_memory(gpu: Gpu) -> None:

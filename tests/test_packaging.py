@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import runpy
 import subprocess
 import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wheels
 from beside import Done
 from wheels import ROOT, build_wheel, source_copy
+
+from ringcomm import pipe
 
 built_beside = pytest.mark.beside(sys.executable, wheels.__file__, "{folder}")
 
@@ -60,6 +65,76 @@ def test_a_missing_compiler_is_a_sentence(tmp_path: Path) -> None:
     assert "ringcomm needs a C compiler, and 'no-such-compiler' cannot compile" in (
         done.stdout + done.stderr
     )
+
+
+@pytest.fixture
+def assemble(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """That of setup.py."""
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    return runpy.run_path(str(ROOT / "setup.py"))["assemble"]
+
+
+def nvcc(folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Path:
+    """One that writes what it was asked for into the file that it was asked for."""
+    script = folder / "nvcc"
+    script.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --list-gpu-code ]; then echo "sm_86 sm_75 sm_80 sm_103 sm_100"; exit; fi\n'
+        f'[ {int(fails)} = 0 ] || {{ echo "no such thing" >&2; exit 1; }}\n'
+        'echo "$@" > "$4"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(script))
+    return script
+
+
+def test_an_nvcc_assembles_the_kernels(
+    assemble: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc(tmp_path, monkeypatch)
+    ptx = tmp_path / "some.ptx"
+    ptx.write_text("one")
+    assert assemble(ptx, tmp_path) == "kernels assembled for sm_75, sm_80, sm_100"
+    (made,) = tmp_path.glob("*.fatbin")
+    digest = hashlib.sha256(b"one").hexdigest()[:16]
+    assert made.name == f"kernels-{digest}.fatbin"
+    assert made.read_text().count("-gencode") == 3
+    assert assemble(ptx, tmp_path) == ""  # it is there
+    ptx.write_text("two")
+    assemble(ptx, tmp_path)
+    (other,) = tmp_path.glob("*.fatbin")  # what is stale goes
+    assert other != made
+
+
+@pytest.mark.parametrize("case", ["none", "missing", "failing"])
+def test_no_nvcc_is_needed(
+    assemble: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    said = nvcc(tmp_path, monkeypatch, fails=True)
+    if case != "failing":
+        monkeypatch.setenv("NVCC", "" if case == "none" else str(tmp_path / "nowhere"))
+    (tmp_path / "some.ptx").write_text("one")
+    answer = assemble(tmp_path / "some.ptx", tmp_path)
+    assert bool(answer) == (case != "none")
+    assert case != "failing" or answer == (
+        f"{said} does not assemble the kernels, which a GPU's driver will do: no such thing"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["nvcc", "some.ptx"]
+
+
+def test_machine_code_is_named_as_it_is_looked_for(
+    assemble: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc(tmp_path, monkeypatch)
+    ptx = ROOT / "ringcomm" / "kernels.ptx"
+    assemble(ptx, tmp_path)
+    (made,) = tmp_path.glob("*.fatbin")
+    (tmp_path / "kernels.ptx").write_bytes(ptx.read_bytes())
+    monkeypatch.setattr("ringcomm.pipe.resources.files", lambda _package: tmp_path)
+    monkeypatch.delenv("RINGCOMM_LIBCUDA", raising=False)
+    assert pipe._images() == [made.read_bytes(), ptx.read_bytes()]
+    monkeypatch.setenv("RINGCOMM_LIBCUDA", "another")
+    assert pipe._images() == [ptx.read_bytes()]
 
 
 @pytest.mark.parametrize(
