@@ -28,7 +28,6 @@ NUMPY_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
     "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64",
 }  # fmt: skip
-_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
@@ -154,11 +153,6 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
 def _as_array(obj: Any) -> np.ndarray[Any, Any]:
     if isinstance(obj, np.ndarray):
         return obj
-    if _on_gpu(obj):
-        raise TensorError(
-            f"{_kind(obj)} lies in GPU memory, and says so by DLPack alone; give what "
-            "torch.from_dlpack or cupy.from_dlpack makes of it, which copies nothing"
-        )
     try:
         if isinstance(obj, np.generic):
             copy = np.asarray(obj)
@@ -174,13 +168,6 @@ def _as_array(obj: Any) -> np.ndarray[Any, Any]:
             f"{_kind(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
             f"the buffer protocol, __array_interface__ or DLPack ({error})"
         ) from None
-
-
-def _on_gpu(obj: Any) -> bool:
-    """As DLPack has it; of objects that have no other way."""
-    if hasattr(obj, "__array_interface__") or not hasattr(obj, "__dlpack_device__"):
-        return False
-    return int(obj.__dlpack_device__()[0]) in _DLPACK_CUDA
 
 
 @functools.cache

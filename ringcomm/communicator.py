@@ -49,9 +49,10 @@ class Communicator(Collectives):
     All collectives take numpy arrays, torch CPU tensors and objects with the buffer protocol,
     ``__array_interface__`` or DLPack, of float16, bfloat16, float32, float64, int8, uint8, int32 or
     int64 and of any shape and strides. And tensors on a GPU, of torch, CuPy or with
-    ``__cuda_array_interface__``, which must be contiguous: a call follows the current stream, or
-    that of ``cuda.stream``, which goes on behind the result (DeviceWork). All of a communicator's
-    are on one GPU; one call's are all there or all on the host.
+    ``__cuda_array_interface__`` or DLPack, which must be contiguous: a call follows the current
+    stream (by DLPack alone the default one), or that of ``cuda.stream``, which goes on behind the
+    result (DeviceWork). All of a communicator's are on one GPU; one call's are all there or all on
+    the host.
 
     Count and dtype are the same on all ranks. ``out``, where given, has the result's count and
     dtype; results made here are of the tensor's library. ``async_op``, ``timeout``, and the errors

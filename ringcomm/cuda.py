@@ -61,8 +61,7 @@ def ordinal_of(address: int) -> int:
         raise error_class(code)(text(error.message))
     if ordinal[0] < 0:
         raise TensorError(
-            "the tensor has a __cuda_array_interface__, and lies in host memory; give its numpy "
-            "array"
+            "the tensor says that it is on a GPU, and lies in host memory; give its numpy array"
         )
     return int(ordinal[0])
 

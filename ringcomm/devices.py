@@ -1,4 +1,5 @@
-"""What a tensor on a GPU is: torch's CUDA tensors, and anything with __cuda_array_interface__.
+"""What a tensor on a GPU is: torch's CUDA tensors, and anything with __cuda_array_interface__ or,
+if it has nothing else, DLPack.
 
 ``view`` is the one way to any tensor's memory, on a GPU or not. torch and CuPy are only looked for
 among the modules that the caller has imported already.
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import buffers, cuda
+from . import buffers, cuda, dlpack
 from .buffers import NUMPY_NAMES, SUPPORTED, View
 from .errors import TensorError
 
@@ -98,9 +99,13 @@ def view(obj: Any, *, writable: bool) -> View:
         if obj.device.type != "cuda":
             return buffers.view(obj, writable=writable)
         return _torch_view(torch, obj, writable)
-    if isinstance(obj, np.ndarray) or not hasattr(obj, "__cuda_array_interface__"):
+    if isinstance(obj, np.ndarray):
         return buffers.view(obj, writable=writable)
-    return _array_view(obj, writable)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return _array_view(obj, writable)
+    if not hasattr(obj, "__array_interface__") and dlpack.names_gpu(obj):
+        return _dlpack_view(obj)
+    return buffers.view(obj, writable=writable)
 
 
 def common_device(views: Sequence[View]) -> DeviceView | None:
@@ -235,6 +240,37 @@ def _stream_of(about: dict[str, Any], obj: Any) -> int:
     if handle == 0:
         raise TensorError(f"{_kind(obj)} names stream 0, which __cuda_array_interface__ forbids")
     return int(handle)
+
+
+# ---- DLPack ----
+
+
+def _dlpack_view(obj: Any) -> DeviceView:
+    """It does not say what is read-only: of such, producers give nothing."""
+    try:  # 0 is no stream in DLPack
+        capsule = obj.__dlpack__(stream=cuda.chosen_stream() or _LEGACY_STREAM)
+        found = dlpack.look(capsule)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise TensorError(
+            f"{_kind(obj)} lies on a GPU, and does not give its memory by DLPack; give a copy, "
+            f"or a tensor of torch or CuPy ({error})"
+        ) from None
+    dtype = NUMPY_NAMES.get(found.dtype)
+    if dtype is None:
+        raise TensorError(f"dtype {found.dtype} is not supported; use {SUPPORTED}")
+    if not _is_dense(found.shape, found.strides, 1):
+        raise TensorError(f"{_kind(obj)} is not contiguous; pass a contiguous copy")
+    device = -1
+    if 0 not in found.shape:
+        cuda.require()
+        device = cuda.ordinal_of(found.address)
+    return DeviceView(
+        obj, (obj, capsule), found.address, dtype, found.shape, device,
+        lambda: _LEGACY_STREAM, _maker(obj, device),
+    )  # fmt: skip
+
+
+# ---- results ----
 
 
 def _maker(obj: Any, device: int) -> Callable[[tuple[int, ...]], Any]:

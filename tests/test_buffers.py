@@ -243,17 +243,6 @@ def test_dlpack_for_reading_and_its_errors() -> None:
     refused(Broken(np.zeros(3)), r"Broken is not a tensor: .*\(on another device\)")
 
 
-def test_gpu_memory_is_named_as_such() -> None:
-    class OnGpu:
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, 0
-
-        def __dlpack__(self) -> None:
-            raise AssertionError("not asked for")
-
-    refused(OnGpu(), "OnGpu lies in GPU memory, and says so by DLPack alone; give what torch.from_")
-
-
 # ---- torch ----
 
 

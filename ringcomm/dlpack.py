@@ -1,0 +1,68 @@
+"""What DLPack says of a tensor on a GPU: of its capsule, as the library's consumers read it.
+
+Invariants: a capsule is looked into and not consumed: its own destructor gives the memory back, so
+who keeps the capsule keeps the memory. Without a version asked for, it holds a DLManagedTensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
+#: DLDataTypeCode -> a name as numpy's, but for the bits
+_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor, with which a DLManagedTensor begins."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Found(NamedTuple):
+    """A tensor. ``dtype``: as numpy would name it; ``strides``: in elements, None: dense."""
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
+# Not the attribute of ctypes.pythonapi, whose types are everybody's.
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def names_gpu(obj: Any) -> bool:
+    """Whether an object says by DLPack that it lies on a GPU."""
+    if not hasattr(obj, "__dlpack__") or not hasattr(obj, "__dlpack_device__"):
+        return False
+    return int(obj.__dlpack_device__()[0]) in _GPU
+
+
+def look(capsule: Any) -> Found:
+    """What a capsule holds. Raises TypeError or ValueError where that is no DLManagedTensor."""
+    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    kind = _CODES.get(tensor.code)
+    dtype = f"{kind}{tensor.bits}" if kind else f"of code {tensor.code}, {tensor.bits} bits"
+    if tensor.lanes != 1:
+        dtype += f"x{tensor.lanes}"
+    return Found(
+        (tensor.data or 0) + tensor.byte_offset,
+        dtype,
+        tuple(tensor.shape[: tensor.ndim]),
+        tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
+    )
