@@ -424,8 +424,9 @@ typedef struct rc_piece {
     uint64_t bytes;
 } rc_piece;
 
-/* kernels: ringcomm/kernels.ptx as a string, or a fatbin made of it, or NULL. arena: bytes of pinned memory to keep, at
- * most; larger flights get memory of their own for their time. comm must be open. */
+/* kernels: ringcomm/kernels.ptx as a string, or a fatbin made of it, or NULL. arena: bytes of
+ * pinned memory to keep, at most; larger flights get memory of their own for their time. comm must
+ * be open. */
 rc_result rc_pipe_create(rc_pipe **out, rc_comm *comm, const char *driver, int ordinal,
                          const char *kernels, uint64_t arena, rc_error *error);
 /* Why the CPU packs what is compressed, as a sentence; "" if the GPU does. */
