@@ -12,27 +12,19 @@ static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
 {
     flights *all = flights_open(size, "", ptx(), 1 << 20);
     for (int with = 0; with <= 1; with++) {
-        rc_feedback *feedback[WORLD_MAX];
-        tensors t = make_tensors(size, count);
-        qref_world ref = qref_open(size, count, with);
-        float *want = calloc(count + 1, sizeof *want);
-        open_feedback(feedback, size, count);
+        formulas f = formulas_open(size, count, with);
         for (int i = 0; i < 4; i++) {
-            draw_values(&t);
-            qref_allreduce(&ref, codec, op, t.src, want);
-            if (!step(all, &t, with ? feedback : NULL, codec, op, want))
+            formulas_draw(&f, codec, op);
+            if (!step(all, &f.t, f.feedback, codec, op, f.want))
                 CHECK_NOTE("codec %d op %d world %d step %d\n", codec, op, size, i);
-            if (with)
-                CHECK((feedback[0]->twin != NULL) == (i != 2 || size == 2)); /* looked at before */
+            if (with) /* looked at before */
+                CHECK((f.feedback[0]->twin != NULL) == (i != 2 || size == 2));
             if (with && i == 1)
-                check_residuals(feedback, &ref);
+                check_residuals(f.feedback, &f.ref);
         }
         if (with)
-            check_residuals(feedback, &ref);
-        close_feedback(feedback, size);
-        qref_close(&ref);
-        free(want);
-        free_tensors(&t);
+            check_residuals(f.feedback, &f.ref);
+        formulas_close(&f);
     }
     flights_close(all);
     gpu_expect_clean();

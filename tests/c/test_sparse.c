@@ -92,39 +92,30 @@ static void use_staging(const flights *all)
 
 static void one_world(const setup *s, int with)
 {
-    rc_feedback *feedback[WORLD_MAX] = {NULL};
     uint64_t sent[WORLD_MAX];
     const world_options options = {.size = s->size, .segment_bytes = s->segment_bytes};
     flights *all = flights_open_in(options, "", ptx(), 4 << 20);
-    tensors t = make_tensors(s->size, s->count);
-    qref_world ref = qref_open(s->size, s->count, with);
+    formulas f = formulas_open(s->size, s->count, with);
     rc_call any = topk_call(s, call_at(0, s->count, RC_CODEC_TOPK, s->op), NULL);
     topk_job job = {fingerprint_density(fingerprint_of(&any)), 1,
                     all->world->comms[0]->env.segment_bytes};
-    float *want = calloc(s->count + 1, sizeof *want);
-    if (with)
-        open_feedback(feedback, s->size, s->count);
     use_staging(all);
     for (unsigned step = 0; step < 6; step++, job.seq++) {
         unsigned on_gpu = step < 3 ? (1U << s->size) - 1 : (unsigned)draw_below(&seed, 16);
-        fill(&t, step % VALUES, step);
-        topk_allreduce(&ref, &job, s->op, t.src, want, sent);
-        if (!run_mixed(all, s, &t, feedback, on_gpu, want))
+        fill(&f.t, step % VALUES, step);
+        topk_allreduce(&f.ref, &job, s->op, f.t.src, f.want, sent);
+        if (!run_mixed(all, s, &f.t, f.feedback, on_gpu, f.want))
             CHECK_NOTE("world %d, %llu elements, density %g, step %u, GPUs %x\n", s->size,
                        (unsigned long long)s->count, s->density, step, on_gpu);
         if (with && step < 3) /* before the last one they were looked at */
-            CHECK((feedback[0]->twin != NULL) == (step < 2 || s->size == 2));
+            CHECK((f.feedback[0]->twin != NULL) == (step < 2 || s->size == 2));
         if (with && step % 2 == 1)
-            check_residuals(feedback, &ref);
+            check_residuals(f.feedback, &f.ref);
     }
     if (with)
-        check_residuals(feedback, &ref);
+        check_residuals(f.feedback, &f.ref);
     CHECK(fake_cuda_calls("cuMemcpy2DAsync_v2") > 0);
-    if (with)
-        close_feedback(feedback, s->size);
-    qref_close(&ref);
-    free(want);
-    free_tensors(&t);
+    formulas_close(&f);
     flights_close(all);
     gpu_expect_clean();
 }
