@@ -10,23 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensors
+from both import Both, launches
 from gpu import KERNELS, Gpu
 from ranks import run_ranks
+from tensors import bits
 
 from ringcomm import Communicator, DeviceError, ErrorFeedback, RingcommError
 
 CODECS = ["int8", "int4", "onebit", "fp8"]
-
-
-def bits(array: np.ndarray[Any, Any]) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
-
-
-def launches(gpu: Gpu, world: int, body: Any) -> int:
-    """Kernels launched in a run of all ranks, by their calls alone."""
-    before = gpu.calls("cuLaunchKernel")
-    run_ranks(world, body)
-    return gpu.calls("cuLaunchKernel") - before - KERNELS * world
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -127,7 +118,7 @@ def test_a_sum_that_is_too_large_is_seen_by_both(gpu: Gpu) -> None:
     """Of numbers that are finite, also as they are encoded. Residuals stay as they were."""
 
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         both.reduce("int8")
         for guest in (None, 0, 1):  # who has its tensor on the host
             host = np.full(5000, 0.3, np.float32)
@@ -209,34 +200,6 @@ def test_a_tensor_between_elements_is_left_to_the_cpu(gpu: Gpu) -> None:
 # ---- residuals on the GPU ----
 
 
-class Both:
-    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike."""
-
-    def __init__(self, comm: Communicator, gpu: Gpu, count: int) -> None:
-        self.comm, self.gpu, self.count, self.step = comm, gpu, count, 0
-        self.array = gpu.empty((count,), "f4", gpu.stream())
-        self.feedbacks = ErrorFeedback(), ErrorFeedback()
-
-    def reduce(self, compression: str, op: str = "avg") -> None:
-        values = tensors.elements("f32", self.count, self.comm.rank, self.step)
-        self.step += 1
-        host = values.copy()
-        self.array.write(values)
-        for tensor, feedback in zip((self.array, host), self.feedbacks, strict=True):
-            self.comm.allreduce(tensor, op, compression=compression, feedback=feedback)
-        assert bits(self.array.read()) == bits(host), self.step
-
-    def each(self, do: Any) -> None:
-        here, there = (do(feedback) for feedback in self.feedbacks)
-        assert repr(here) == repr(there)
-
-    def check(self) -> None:
-        here, there = self.feedbacks
-        assert bits(here.worker) == bits(there.worker), self.step
-        assert bits(here.owner) == bits(there.owner), self.step
-        assert here.owner_start == there.owner_start
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("compression", CODECS)
 def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
@@ -244,7 +207,7 @@ def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
 ) -> None:
     def body(comm: Communicator) -> None:
         for count in (1, 300, 9001):
-            both = Both(comm, gpu, count)
+            both = Both(gpu, count, (comm, comm))
             for _ in range(4):
                 both.reduce(compression)
             both.check()
@@ -257,7 +220,7 @@ def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
 
 def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         for codec in ("onebit", "int4", "int4"):
             both.reduce(codec)
         both.each(lambda one: one.rescale(0.5))
@@ -288,9 +251,9 @@ def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
 def test_residuals_of_another_world_come_home_first(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
         pairs = comm.split(comm.rank // 2)
-        both = Both(comm, gpu, 7000)
+        both = Both(gpu, 7000, (comm, comm))
         for where in (comm, comm, pairs, pairs, comm, comm, comm):
-            both.comm = where
+            both.comms = where, where
             both.reduce("int4")
         both.check()
         pairs.close()
@@ -302,7 +265,7 @@ def test_residuals_are_given_back_with_their_feedback_and_their_pipe(gpu: Gpu) -
     kept: list[Any] = [None, None]
 
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         both.reduce("int4")
         before = gpu.leaks("memory")
         comm.barrier()
@@ -328,7 +291,7 @@ def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
     fails = {"k": 0}
 
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         comm.barrier()
         if comm.rank == 0:
             gpu.fail("cuMemAlloc_v2", fails["k"], 2)
@@ -344,7 +307,7 @@ def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
 
 def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         both.reduce("int8")
         values = np.full(5000, np.nan if comm.rank == 1 else 1, np.float32)
         both.array.write(values)
@@ -358,7 +321,7 @@ def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
 
 def test_residuals_on_a_gpu_that_has_failed_are_said_to_be_lost(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 5000)
+        both = Both(gpu, 5000, (comm, comm))
         both.reduce("int8")
         comm.barrier()
         if comm.rank == 0:

@@ -6,14 +6,15 @@ Where a sample lies depends on a call's number; so each side has a communicator 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensors
+from both import Both, launches
 from gpu import KERNELS, Gpu
 from ranks import run_ranks
+from tensors import bits
 
 from ringcomm import Communicator, Config, ErrorFeedback
 
@@ -21,45 +22,15 @@ Values = np.ndarray[Any, Any]
 BY_LINKS = Config(timeout=30.0, shared_memory=False)  # of what is split off, too
 
 
-def bits(array: Values) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
-
-
-class Both:
-    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike."""
+class Apart(Both):
+    """Each side with a communicator of its own."""
 
     def __init__(self, comm: Communicator, gpu: Gpu, count: int, feedback: bool = True) -> None:
-        self.gpu, self.count, self.rank, self.step = gpu, count, comm.rank, 0
-        self.comms = comm.split(0), comm.split(0)
-        self.array = gpu.empty((count,), "f4", gpu.stream())
-        self.feedbacks: tuple[Any, Any] = (False, False)
-        if feedback:
-            self.feedbacks = ErrorFeedback(), ErrorFeedback()
+        super().__init__(gpu, count, (comm.split(0), comm.split(0)), feedback)
 
     def close(self) -> None:
         for comm in self.comms:
             comm.close()
-
-    def reduce(self, compression: str, op: str = "avg", values: Values | None = None) -> None:
-        if values is None:
-            values = tensors.elements("f32", self.count, self.rank, self.step)
-        self.step += 1
-        host = values.copy()
-        self.array.write(values)
-        for comm, tensor, feedback in zip(self.comms, (self.array, host), self.feedbacks,
-                                          strict=True):  # fmt: skip
-            comm.allreduce(tensor, op, compression=compression, feedback=feedback)
-        assert bits(self.array.read()) == bits(host), self.step
-
-    def each(self, do: Callable[[Any, Communicator], Any]) -> None:
-        here, there = map(do, self.feedbacks, self.comms)
-        assert repr(here) == repr(there)
-
-    def check(self) -> None:
-        here, there = self.feedbacks
-        assert bits(here.worker) == bits(there.worker), self.step
-        assert bits(here.owner) == bits(there.owner), self.step
-        assert here.owner_start == there.owner_start
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -70,7 +41,7 @@ def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(gpu: Gpu, world: 
 
     def body(comm: Communicator) -> None:
         for count, compression in cases:
-            both = Both(comm, gpu, count)
+            both = Apart(comm, gpu, count)
             for _ in range(3):
                 both.reduce(compression)
             both.check()
@@ -78,10 +49,9 @@ def test_what_the_gpu_packs_has_the_bits_of_what_the_cpu_packs(gpu: Gpu, world: 
             both.check()
             both.close()
 
-    before = gpu.calls("cuLaunchKernel")
-    run_ranks(world, body, config=BY_LINKS)
-    loaded = KERNELS * world * len(cases)
-    assert (gpu.calls("cuLaunchKernel") - before > loaded) == (world > 1)
+    made = launches(gpu, world, body, config=BY_LINKS)
+    loaded = KERNELS * world * (len(cases) - 1)  # of more pipes than one each
+    assert (made > loaded) == (world > 1)
 
 
 def test_segments_of_many_lengths(gpu: Gpu) -> None:
@@ -89,7 +59,7 @@ def test_segments_of_many_lengths(gpu: Gpu) -> None:
     count = 70_000
 
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, count, feedback=False)
+        both = Apart(comm, gpu, count, feedback=False)
         values = tensors.elements("f32", count, comm.rank)
         values[: count // 2] *= np.float32(1e-6)
         values[count // 2 + 5000 :] *= np.float32(1e-6)
@@ -108,7 +78,7 @@ def test_ranks_that_pack_and_ranks_that_do_not_go_together(gpu: Gpu, world: int)
     fails = {"k": 0}
 
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 6000)
+        both = Apart(comm, gpu, 6000)
         comm.barrier()
         if comm.rank == 0:
             gpu.fail("cuMemAlloc_v2", fails["k"], 2)
@@ -160,12 +130,12 @@ def test_tensors_that_are_joined(gpu: Gpu) -> None:
 
 def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(comm, gpu, 9000)
+        both = Apart(comm, gpu, 9000)
         for compression in ("topk:0.1", "int4", "topk:0.1"):
             both.reduce(compression)
-        both.each(lambda one, _: one.rescale(0.5))
+        both.each(lambda one: one.rescale(0.5))
         both.reduce("topk")
-        both.each(lambda one, _: one.undo())
+        both.each(lambda one: one.undo())
         both.reduce("topk")
         both.check()
         values = np.full(9000, np.nan if comm.rank == 1 else 1, np.float32)
@@ -221,10 +191,8 @@ def test_nothing_but_lengths_and_payloads_crosses_the_bus(gpu: Gpu) -> None:
             array.write(tensors.elements("f32", 9001, comm.rank, step))
             comm.allreduce(array, "avg", compression="topk:0.1", feedback=feedback)
 
-    before = gpu.calls("cuLaunchKernel")
-    run_ranks(world, body, config=BY_LINKS)
     calls = steps * world
-    assert gpu.calls("cuLaunchKernel") - before == calls * 4 + KERNELS * world
+    assert launches(gpu, world, body, config=BY_LINKS) == calls * 4
     at_the_end = 2 * world  # residuals come home
     assert gpu.calls("cuMemcpyDtoHAsync_v2") <= calls * 2 + at_the_end
     assert gpu.calls("cuMemcpyHtoDAsync_v2") == calls

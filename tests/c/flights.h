@@ -125,4 +125,55 @@ static inline void flights_follow(rc_flight *const *in_flight, int count, cu_str
     CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
 }
 
+/* All end well, and are freed with their tensors. */
+static inline void flights_land(rc_flight *const *in_flight, const cu_address *at, int count)
+{
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(rc_flight_landed(in_flight[i], WORLD_LONG_MS), RC_OK);
+        rc_flight_free(in_flight[i]);
+        cuMemFree_v2(at[i]);
+    }
+}
+
+typedef int flights_state(rc_flight *const *in_flight, int count);
+
+static inline int flights_wait_until(flights_state *holds, rc_flight *const *in_flight, int count)
+{
+    for (int ms = 0; ms < WORLD_LONG_MS && !holds(in_flight, count); ms++)
+        usleep(1000);
+    return holds(in_flight, count);
+}
+
+static inline int flights_reached_core(rc_flight *const *in_flight, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (in_flight[i]->work == NULL)
+            return 0;
+    return 1;
+}
+
+/* A stream writes to each rank's tensor before such a call of FLIGHTS_COUNT elements, and looks at
+ * it after. 1 if it has seen the sum. */
+static inline int flights_follow_stream(const flights *all, rc_call call)
+{
+    cu_stream stream = flights_stream();
+    cu_address at[WORLD_MAX];
+    rc_flight *in_flight[WORLD_MAX];
+    int right = 1, ranks = all->world->size;
+    atomic_store(&pipe_paused, 1); /* else a landing runs what nobody has waited for */
+    for (int rank = 0; rank < ranks; rank++) {
+        at[rank] = flights_tensor(126.0F);
+        CHECK_EQ(fake_cuda_add(stream, at[rank], 1.0F, FLIGHTS_COUNT), CU_OK);
+        call.src = call.dst = (void *)(uintptr_t)at[rank];
+        in_flight[rank] = flights_submit(all, rank, &call, stream);
+    }
+    flights_follow(in_flight, ranks, stream);
+    for (int rank = 0; rank < ranks; rank++)
+        right &= flights_is(at[rank], (float)ranks * 127.0F);
+    atomic_store(&pipe_paused, 0);
+    flights_land(in_flight, at, ranks);
+    cuStreamDestroy_v2(stream);
+    return right;
+}
+
 #endif

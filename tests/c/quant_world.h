@@ -116,35 +116,91 @@ static inline void check_residuals(rc_feedback **feedback, const qref_world *ref
     }
 }
 
+/* What is reduced, and what the formulas say of it. */
+typedef struct formulas {
+    rc_feedback *feedback[WORLD_MAX]; /* NULL without */
+    tensors t;
+    qref_world ref;
+    float *want;
+} formulas;
+
+static inline formulas formulas_open(int size, uint64_t count, int with_feedback)
+{
+    formulas f = {.t = make_tensors(size, count), .ref = qref_open(size, count, with_feedback)};
+    f.want = calloc(count + 1, sizeof *f.want);
+    if (with_feedback)
+        open_feedback(f.feedback, size, count);
+    return f;
+}
+
+static inline void formulas_close(formulas *f)
+{
+    close_feedback(f->feedback, f->t.size);
+    qref_close(&f->ref);
+    free(f->want);
+    free_tensors(&f->t);
+}
+
+static inline void formulas_draw(formulas *f, rc_codec codec, rc_op op)
+{
+    draw_values(&f->t);
+    qref_allreduce(&f->ref, codec, op, f->t.src, f->want);
+}
+
 /* One all-reduce of all ranks from src to dst; feedback: one for each, or NULL. */
 typedef void a_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
                     unsigned step);
 
 /* A few of them, with and without feedback, give what the formulas give. */
+static inline void hold_to_formulas_in(world_options options, uint64_t count, rc_codec codec,
+                                       rc_op op, a_step *run, unsigned steps)
+{
+    world *w = world_open(options);
+    for (int with = 0; with <= 1; with++) {
+        formulas f = formulas_open(w->size, count, with);
+        for (unsigned step = 0; step < steps; step++) {
+            formulas_draw(&f, codec, op);
+            run(w, &f.t, with ? f.feedback : NULL, codec, op, step);
+            for (int rank = 0; rank < w->size; rank++)
+                if (!same(f.t.dst[rank], f.want, count, "result", rank))
+                    CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, w->size, step);
+            if (with)
+                check_residuals(f.feedback, &f.ref);
+        }
+        formulas_close(&f);
+    }
+    world_close(w);
+}
+
 static inline void hold_to_formulas(int size, uint64_t count, rc_codec codec, rc_op op, a_step *run)
 {
+    hold_to_formulas_in((world_options){.size = size, .segment_bytes = 4096}, count, codec, op, run,
+                        3);
+}
+
+/* A value of one rank that is not finite makes all NaN, and leaves residuals as they were. */
+static inline void expect_nan(int size, int guilty, uint64_t count, a_step *run, unsigned step)
+{
     world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
-    for (int with = 0; with <= 1; with++) {
-        rc_feedback *feedback[WORLD_MAX];
-        tensors t = make_tensors(size, count);
-        qref_world ref = qref_open(size, count, with);
-        float *want = calloc(count + 1, sizeof *want);
-        open_feedback(feedback, size, count);
-        for (unsigned step = 0; step < 3; step++) {
-            draw_values(&t);
-            qref_allreduce(&ref, codec, op, t.src, want);
-            run(w, &t, with ? feedback : NULL, codec, op, step);
-            for (int rank = 0; rank < size; rank++)
-                if (!same(t.dst[rank], want, count, "result", rank))
-                    CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, size, step);
-            if (with)
-                check_residuals(feedback, &ref);
-        }
-        close_feedback(feedback, size);
-        qref_close(&ref);
-        free(want);
-        free_tensors(&t);
+    rc_feedback *feedback[WORLD_MAX];
+    tensors t = make_tensors(size, count);
+    float before[WORLD_MAX];
+    open_feedback(feedback, size, count);
+    draw_values(&t);
+    run(w, &t, feedback, RC_CODEC_INT4, RC_AVG, step);
+    for (int rank = 0; rank < size; rank++)
+        before[rank] = rc_feedback_worker(feedback[rank])[7];
+    draw_values(&t);
+    t.src[guilty][((uint64_t)guilty * (count / 2 + 3) + 1) % count] = INFINITY;
+    run(w, &t, feedback, RC_CODEC_INT4, RC_AVG, step);
+    for (int rank = 0; rank < size; rank++) {
+        for (uint64_t i = 0; i < count; i++)
+            if (!CHECK(qref_bits(t.dst[rank][i]) == 0x7fc00000))
+                break;
+        CHECK(before[rank] == rc_feedback_worker(feedback[rank])[7]);
     }
+    close_feedback(feedback, size);
+    free_tensors(&t);
     world_close(w);
 }
 

@@ -119,19 +119,9 @@ static void residuals_are_alike(const exchange *e)
     }
 }
 
-static int waits_until(int (*holds)(const exchange *e), const exchange *e)
+static int waits_until(flights_state *holds, const exchange *e)
 {
-    for (int ms = 0; ms < WORLD_LONG_MS && !holds(e); ms++)
-        usleep(1000);
-    return holds(e);
-}
-
-static int has_reached_the_core(const exchange *e)
-{
-    for (int rank = 0; rank < e->ranks; rank++)
-        if (e->in_flight[rank]->work == NULL)
-            return 0;
-    return 1;
+    return flights_wait_until(holds, e->in_flight, e->ranks);
 }
 
 /* ---- bits ---- */
@@ -262,7 +252,7 @@ static void the_core_has_it_before_the_last_copy(void)
         int launched = fake_cuda_calls("cuLaunchKernel");
         atomic_store(&pipe_pieces_fed, 1);
         submit_all(&e, 0);
-        CHECK(waits_until(has_reached_the_core, &e));
+        CHECK(waits_until(flights_reached_core, &e));
         usleep(2000); /* no more are queued */
         int in_pieces = fake_cuda_calls("cuLaunchKernel") - launched;
         CHECK(in_pieces >= ranks && in_pieces <= ranks * (ranks - 1) * PIPE_PIECES_AHEAD);
@@ -278,9 +268,10 @@ static void the_core_has_it_before_the_last_copy(void)
 }
 
 /* On each rank, of each part. */
-static int some_has_come_back(const exchange *e)
+static int some_has_come_back(rc_flight *const *in_flight, int ranks)
 {
-    return fake_cuda_calls("cuMemcpyHtoDAsync_v2") >= e->ranks * (e->ranks > 2 ? e->ranks : 1);
+    return in_flight[0] != NULL &&
+           fake_cuda_calls("cuMemcpyHtoDAsync_v2") >= ranks * (ranks > 2 ? ranks : 1);
 }
 
 /* A part of the result is on its way back, and the last rows cannot have come: no rank has the last
@@ -312,7 +303,6 @@ static int follows_streams(int fault)
 {
     enum { RANKS = 3 };
     exchange e = begin(RANKS, RC_CODEC_INT8, SHORT);
-    rc_error error;
     int right = 1;
     cu_stream stream = flights_stream();
     draw_step(&e, 0);
@@ -328,11 +318,7 @@ static int follows_streams(int fault)
         rc_call call = call_for(&e, rank, 0);
         e.in_flight[rank] = flights_submit(e.all, rank, &call, stream);
     }
-    for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(rc_flight_wait(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
-        CHECK_EQ(rc_flight_order(e.in_flight[rank], flights_handle(stream), &error), RC_OK);
-    }
-    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+    flights_follow(e.in_flight, RANKS, stream);
     for (int rank = 0; rank < RANKS; rank++)
         right &= is_right(&e, rank);
     atomic_store(&pipe_paused, 0);
@@ -372,11 +358,11 @@ static void an_early_release_is_seen(void)
 
 /* ---- room ---- */
 
-static int is_fed(const exchange *e)
+static int first_is_fed(rc_flight *const *in_flight, int ranks)
 {
-    rc_pipe *p = e->all->pipes[0];
+    rc_pipe *p = in_flight[0]->pipe;
     pthread_mutex_lock(&p->lock);
-    int over = e->in_flight[0]->work != NULL && !e->in_flight[0]->feed.is_on;
+    int over = ranks > 0 && in_flight[0]->work != NULL && !in_flight[0]->feed.is_on;
     pthread_mutex_unlock(&p->lock);
     return over;
 }
@@ -396,7 +382,7 @@ static void begin_to_come_back(exchange *e, int in_parts)
 {
     draw_step(e, 0);
     submit_in_parts(e, 0, in_parts);
-    CHECK(waits_until(is_fed, e));
+    CHECK(waits_until(first_is_fed, e));
     int is_half = e->codec == RC_CODEC_BF16;
     atomic_store(&pipe_pieces_fed, is_half ? 6 : e->ranks == 2 ? 4 : 7);
     for (int rank = 1; rank < e->ranks; rank++)
@@ -473,7 +459,7 @@ static void an_end_while_it_is_fed(void)
             CHECK(lands_well(&e));
             atomic_store(&pipe_pieces_fed, 2);
             submit_all(&e, 1);
-            CHECK(waits_until(has_reached_the_core, &e));
+            CHECK(waits_until(flights_reached_core, &e));
             if (closes)
                 rc_comm_close(e.all->world->comms[1], 100);
             else

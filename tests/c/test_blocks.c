@@ -12,27 +12,19 @@ static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
 {
     flights *all = flights_open(size, "", ptx(), 1 << 20);
     for (int with = 0; with <= 1; with++) {
-        rc_feedback *feedback[WORLD_MAX];
-        tensors t = make_tensors(size, count);
-        qref_world ref = qref_open(size, count, with);
-        float *want = calloc(count + 1, sizeof *want);
-        open_feedback(feedback, size, count);
+        formulas f = formulas_open(size, count, with);
         for (int i = 0; i < 4; i++) {
-            draw_values(&t);
-            qref_allreduce(&ref, codec, op, t.src, want);
-            if (!step(all, &t, with ? feedback : NULL, codec, op, want))
+            formulas_draw(&f, codec, op);
+            if (!step(all, &f.t, f.feedback, codec, op, f.want))
                 CHECK_NOTE("codec %d op %d world %d step %d\n", codec, op, size, i);
-            if (with)
-                CHECK((feedback[0]->twin != NULL) == (i != 2 || size == 2)); /* looked at before */
+            if (with) /* looked at before */
+                CHECK((f.feedback[0]->twin != NULL) == (i != 2 || size == 2));
             if (with && i == 1)
-                check_residuals(feedback, &ref);
+                check_residuals(f.feedback, &f.ref);
         }
         if (with)
-            check_residuals(feedback, &ref);
-        close_feedback(feedback, size);
-        qref_close(&ref);
-        free(want);
-        free_tensors(&t);
+            check_residuals(f.feedback, &f.ref);
+        formulas_close(&f);
     }
     flights_close(all);
     gpu_expect_clean();
@@ -45,113 +37,18 @@ static void flights_give_what_the_formulas_say(void)
             one_world(size, c % 2 ? COUNT : 700, codecs[c], c / 2 ? RC_AVG : RC_SUM);
 }
 
-/* ---- faults ---- */
-
-/* A stream writes to a tensor before the call and looks at it after. */
-static int follows_streams(int size, int fault)
-{
-    cu_address at[WORLD_MAX];
-    rc_flight *in_flight[WORLD_MAX];
-    rc_error error;
-    int right = 1;
-    pipe_fault = fault;
-    flights *all = flights_open(size, "", ptx(), 8 << 20);
-    cu_stream stream = flights_stream();
-    atomic_store(&pipe_paused, 1);
-    for (int rank = 0; rank < size; rank++) {
-        at[rank] = flights_tensor(126.0F);
-        CHECK_EQ(fake_cuda_add(stream, at[rank], 1.0F, FLIGHTS_COUNT), CU_OK);
-        rc_call call = call_at(at[rank], FLIGHTS_COUNT, RC_CODEC_INT8, RC_SUM);
-        in_flight[rank] = flights_submit(all, rank, &call, stream);
-    }
-    for (int rank = 0; rank < size; rank++) {
-        CHECK_EQ(rc_flight_wait(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        CHECK_EQ(rc_flight_order(in_flight[rank], flights_handle(stream), &error), RC_OK);
-    }
-    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
-    for (int rank = 0; rank < size; rank++)
-        right &= flights_is(at[rank], (float)size * 127.0F);
-    atomic_store(&pipe_paused, 0);
-    for (int rank = 0; rank < size; rank++) {
-        CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        rc_flight_free(in_flight[rank]);
-        cuMemFree_v2(at[rank]);
-    }
-    cuStreamDestroy_v2(stream);
-    flights_close(all);
-    pipe_fault = PIPE_SOUND;
-    return right;
-}
+/* ---- faults and failures ---- */
 
 static void faults_are_seen(void)
 {
-    for (int size = 2; size <= 3; size++) {
-        CHECK(follows_streams(size, PIPE_SOUND));
-        gpu_expect_clean();
-        for (int i = 0; i < 10; i++) {
-            CHECK(!follows_streams(size, PIPE_NO_INPUT_EVENT));
-            CHECK(!follows_streams(size, PIPE_NO_DONE_EVENT));
-        }
-    }
-}
-
-/* ---- failures ---- */
-
-/* Two steps with feedback, of which the k-th call of the driver fails: 1 if one did. */
-static int one_call_fails(int size, int k)
-{
-    rc_feedback *feedback[WORLD_MAX];
-    float values[COUNT];
-    int failed = 0;
-    for (int i = 0; i < COUNT; i++)
-        values[i] = (float)(i % 97);
-    flights *all = flights_open(size, "", ptx(), 1 << 20);
-    open_feedback(feedback, size, COUNT);
-    cu_address at[WORLD_MAX];
-    for (int rank = 0; rank < size; rank++)
-        at[rank] = on_device(values, COUNT);
-    int before = fake_cuda_faults();
-    fake_cuda_fail("*", k, CU_LAUNCH_FAILED);
-    for (int turn = 0; turn < 2; turn++) {
-        rc_flight *in_flight[WORLD_MAX] = {NULL};
-        for (int rank = 0; rank < size; rank++) {
-            rc_error error;
-            rc_call call = call_at(at[rank], COUNT, RC_CODEC_INT4, RC_AVG);
-            call.feedback = feedback[rank];
-            rc_pipe_submit(all->pipes[rank], &call, NULL, 0, 1, &in_flight[rank], &error);
-        }
-        for (int rank = 0; rank < size; rank++) {
-            rc_result result = in_flight[rank] == NULL
-                                   ? RC_DEVICE
-                                   : rc_flight_landed(in_flight[rank], WORLD_LONG_MS);
-            CHECK(result != RC_AGAIN && result != RC_TIMEOUT);
-            CHECK(!rc_feedback_busy(feedback[rank]));
-            failed |= result != RC_OK;
-            rc_flight_free(in_flight[rank]);
-        }
-    }
-    failed |= fake_cuda_faults() == before;
-    for (int rank = 0; rank < size; rank++) {
-        (void)rc_feedback_worker(feedback[rank]);
-        cuMemFree_v2(at[rank]);
-    }
-    rc_feedback_free(feedback[0]);
-    flights_close(all);
-    for (int rank = 1; rank < size; rank++)
-        rc_feedback_free(feedback[rank]); /* beyond its pipe */
-    CHECK_EQ(fake_cuda_leaks(NULL), 0);
-    CHECK(fake_cuda_misuse() == NULL);
-    return failed;
+    for (int size = 2; size <= 3; size++)
+        expect_faults_seen(size, call_at(0, FLIGHTS_COUNT, RC_CODEC_INT8, RC_SUM));
 }
 
 static void failures_leave_nothing_behind(void)
 {
-    for (int size = 2; size <= 3; size++) {
-        int failures = 0;
-        for (int k = 1; k < 250; k += 1 + k / 16)
-            failures += one_call_fails(size, k);
-        CHECK(failures > 20);
-    }
+    for (int size = 2; size <= 3; size++)
+        expect_clean_failures(size, call_at(0, COUNT, RC_CODEC_INT4, RC_AVG));
 }
 
 static void which_flights_it_takes(void)

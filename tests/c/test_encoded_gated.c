@@ -170,35 +170,20 @@ static void run_mixed(world *w, tensors *t, rc_feedback **feedback, rc_codec cod
     }
 }
 
+/* By turns all ranks pack, or some of them, and one comes late. */
+static void by_turns(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
+                     unsigned step)
+{
+    unsigned size = (unsigned)w->size, all = (1U << size) - 1;
+    run_mixed(w, t, feedback, codec, op, step % 2 ? all : 0x6db6U >> (step + size) & all,
+              step < 2 ? -1 : (int)(step % size));
+}
+
 static void one_world(int size, uint64_t count, rc_codec codec, rc_op op)
 {
-    world *w = world_open(
-        (world_options){.size = size, .segment_bytes = 4096, .engines = size % 2, .lanes = 2});
-    for (int with = 0; with <= 1; with++) {
-        rc_feedback *feedback[WORLD_MAX];
-        tensors t = make_tensors(size, count);
-        qref_world ref = qref_open(size, count, with);
-        float *want = calloc(count + 1, sizeof *want);
-        open_feedback(feedback, size, count);
-        for (unsigned turn = 0; turn < 4; turn++) {
-            unsigned all = (1U << size) - 1;
-            unsigned gated = turn % 2 ? all : 0x6db6U >> (turn + (unsigned)size) & all;
-            draw_values(&t);
-            qref_allreduce(&ref, codec, op, t.src, want);
-            run_mixed(w, &t, with ? feedback : NULL, codec, op, gated,
-                      turn < 2 ? -1 : (int)turn % size);
-            for (int rank = 0; rank < size; rank++)
-                if (!same(t.dst[rank], want, count, "result", rank))
-                    CHECK_NOTE("codec %d op %d world %d turn %u\n", codec, op, size, turn);
-            if (with)
-                check_residuals(feedback, &ref);
-        }
-        close_feedback(feedback, size);
-        qref_close(&ref);
-        free(want);
-        free_tensors(&t);
-    }
-    world_close(w);
+    const world_options options = {
+        .size = size, .segment_bytes = 4096, .engines = size % 2, .lanes = 2};
+    hold_to_formulas_in(options, count, codec, op, by_turns, 4);
 }
 
 static void sources_that_come_bit_by_bit(void)
@@ -212,33 +197,17 @@ static void sources_that_come_bit_by_bit(void)
         }
 }
 
+static void most_pack(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
+                      unsigned late)
+{
+    run_mixed(w, t, feedback, codec, op, 7, (int)late);
+}
+
 static void what_is_not_finite_is_found_by_all(void)
 {
-    enum { COUNT = 30000 };
     for (int size = 2; size <= 4; size++)
-        for (int guilty = 0; guilty < size; guilty++) {
-            world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
-            rc_feedback *feedback[WORLD_MAX];
-            tensors t = make_tensors(size, COUNT);
-            float before[WORLD_MAX];
-            open_feedback(feedback, size, COUNT);
-            draw_values(&t);
-            run_mixed(w, &t, feedback, RC_CODEC_INT4, RC_AVG, 7, -1);
-            for (int rank = 0; rank < size; rank++)
-                before[rank] = rc_feedback_worker(feedback[rank])[7];
-            draw_values(&t);
-            t.src[guilty][(guilty * 15003 + 1) % COUNT] = INFINITY;
-            run_mixed(w, &t, feedback, RC_CODEC_INT4, RC_AVG, 7, guilty);
-            for (int rank = 0; rank < size; rank++) {
-                for (int i = 0; i < COUNT; i++)
-                    if (!CHECK(qref_bits(t.dst[rank][i]) == 0x7fc00000))
-                        break;
-                CHECK(before[rank] == rc_feedback_worker(feedback[rank])[7]);
-            }
-            close_feedback(feedback, size);
-            free_tensors(&t);
-            world_close(w);
-        }
+        for (int guilty = 0; guilty < size; guilty++)
+            expect_nan(size, guilty, 30000, most_pack, (unsigned)guilty);
 }
 
 /* A result cannot come without this rank's part of it. */

@@ -4,31 +4,9 @@
 
 enum { RANKS = 2 };
 
-/* A stream writes to a tensor before the call and looks at it after. 1 if it has seen the sum. */
 static int follows_streams(flights *all)
 {
-    cu_stream stream = flights_stream();
-    cu_address at[RANKS];
-    rc_flight *in_flight[RANKS];
-    int right = 1;
-    atomic_store(&pipe_paused, 1); /* else a landing runs what nobody has waited for */
-    for (int rank = 0; rank < RANKS; rank++) {
-        at[rank] = flights_tensor(1.0F);
-        CHECK_EQ(fake_cuda_add(stream, at[rank], 1.0F, FLIGHTS_COUNT), CU_OK);
-        rc_call call = flights_call(at[rank]);
-        in_flight[rank] = flights_submit(all, rank, &call, stream);
-    }
-    flights_follow(in_flight, RANKS, stream);
-    for (int rank = 0; rank < RANKS; rank++)
-        right &= flights_is(at[rank], 4.0F);
-    atomic_store(&pipe_paused, 0);
-    for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        rc_flight_free(in_flight[rank]);
-        cuMemFree_v2(at[rank]);
-    }
-    cuStreamDestroy_v2(stream);
-    return right;
+    return flights_follow_stream(all, flights_call(0));
 }
 
 /* Two tensors, one after the other, through one block of pinned memory. 1 if each has its sum. */

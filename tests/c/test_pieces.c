@@ -89,11 +89,9 @@ static int lands_well(exchange *e)
     return right;
 }
 
-static int waits_until(int (*holds)(const exchange *e), const exchange *e)
+static int waits_until(flights_state *holds, const exchange *e)
 {
-    for (int ms = 0; ms < WORLD_LONG_MS && !holds(e); ms++)
-        usleep(1000);
-    return holds(e);
+    return flights_wait_until(holds, e->in_flight, e->ranks);
 }
 
 /* ---- tests ---- */
@@ -183,18 +181,13 @@ static void test_a_tensor_in_parts(void)
     gpu_expect_clean();
 }
 
-static int has_reached_the_core(const exchange *e)
-{
-    return e->in_flight[0]->work != NULL && e->in_flight[1]->work != NULL;
-}
-
 /* The core has the work, and most of the tensor is still to be copied. */
 static void test_the_core_has_it_before_the_last_copy(void)
 {
     atomic_store(&pipe_pieces_fed, 1);
     exchange e = begin(2, RC_RING, COUNT);
     submit_all(&e);
-    CHECK(waits_until(has_reached_the_core, &e));
+    CHECK(waits_until(flights_reached_core, &e));
     CHECK_EQ(fake_cuda_calls("cuMemcpyDtoHAsync_v2"), 2 * PIPE_PIECES_AHEAD);
     CHECK(fake_cuda_pending() > 0);
     CHECK_EQ(rc_flight_wait(e.in_flight[0], 0), RC_AGAIN);
@@ -205,9 +198,9 @@ static void test_the_core_has_it_before_the_last_copy(void)
     gpu_expect_clean();
 }
 
-static int copies_back(const exchange *e)
+static int copies_back(rc_flight *const *in_flight, int ranks)
 {
-    return e->ranks > 0 && fake_cuda_calls("cuMemcpyHtoDAsync_v2") >= 2;
+    return in_flight[0] != NULL && fake_cuda_calls("cuMemcpyHtoDAsync_v2") >= ranks;
 }
 
 /* A part of the result is on its way back, and the last segments cannot have come: neither rank has
@@ -262,7 +255,6 @@ static int follows_streams(void)
     int right = 1;
     for (int turn = 0; turn < 2; turn++) {
         cu_stream stream = flights_stream();
-        rc_error error;
         for (int rank = 0; rank < 2; rank++) {
             float *values = calloc(e.count, sizeof *values);
             for (uint64_t i = 0; i < e.count; i++)
@@ -274,11 +266,7 @@ static int follows_streams(void)
             call.count = e.count;
             e.in_flight[rank] = flights_submit(e.all, rank, &call, stream);
         }
-        for (int rank = 0; rank < 2; rank++) {
-            CHECK_EQ(rc_flight_wait(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
-            CHECK_EQ(rc_flight_order(e.in_flight[rank], flights_handle(stream), &error), RC_OK);
-        }
-        CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+        flights_follow(e.in_flight, 2, stream);
         for (int rank = 0; rank < 2; rank++)
             right &= is_sum(e.at[rank], 2, e.count);
         for (int rank = 0; rank < 2; rank++) {
@@ -315,18 +303,13 @@ static void test_faults_are_seen(void)
  * while landings wait. */
 static int is_seen_late(int fault)
 {
-    rc_error error;
     int right = 1;
     pipe_fault = fault;
     atomic_store(&pipe_paused, 1);
     exchange e = begin(2, RC_RING, 400000);
     cu_stream stream = flights_stream();
     submit_all(&e);
-    for (int rank = 0; rank < 2; rank++) {
-        CHECK_EQ(rc_flight_wait(e.in_flight[rank], WORLD_LONG_MS), RC_OK);
-        CHECK_EQ(rc_flight_order(e.in_flight[rank], flights_handle(stream), &error), RC_OK);
-    }
-    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
+    flights_follow(e.in_flight, 2, stream);
     for (int rank = 0; rank < 2; rank++)
         right &= is_sum(e.at[rank], 2, e.count);
     atomic_store(&pipe_paused, 0);
@@ -368,7 +351,7 @@ static void test_an_end_while_it_is_fed(void)
         atomic_store(&pipe_pieces_fed, 2);
         exchange e = begin(2, RC_RING, COUNT);
         submit_all(&e);
-        CHECK(waits_until(has_reached_the_core, &e));
+        CHECK(waits_until(flights_reached_core, &e));
         if (closes)
             rc_comm_close(e.all->world->comms[1], 100);
         else
@@ -396,7 +379,7 @@ static void test_a_copy_that_fails_is_named(void)
         atomic_store(&pipe_pieces_fed, 2);
         exchange e = begin(2, RC_RING, COUNT);
         submit_all(&e);
-        CHECK(waits_until(has_reached_the_core, &e));
+        CHECK(waits_until(flights_reached_core, &e));
         usleep(10000);
         snprintf(symbol, sizeof symbol, "%s_v2", names[back]);
         fake_cuda_fail(symbol, 1, 999);

@@ -87,48 +87,35 @@ static void use_staging(const flights *all)
         rc_call call = call_at(at[rank], ELEMENTS, RC_CODEC_NONE, RC_SUM);
         in_flight[rank] = flights_submit(all, rank, &call, CU_LEGACY_STREAM);
     }
-    for (int rank = 0; rank < all->world->size; rank++) {
-        CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        rc_flight_free(in_flight[rank]);
-        cuMemFree_v2(at[rank]);
-    }
+    flights_land(in_flight, at, all->world->size);
 }
 
 static void one_world(const setup *s, int with)
 {
-    rc_feedback *feedback[WORLD_MAX] = {NULL};
     uint64_t sent[WORLD_MAX];
     const world_options options = {.size = s->size, .segment_bytes = s->segment_bytes};
     flights *all = flights_open_in(options, "", ptx(), 4 << 20);
-    tensors t = make_tensors(s->size, s->count);
-    qref_world ref = qref_open(s->size, s->count, with);
+    formulas f = formulas_open(s->size, s->count, with);
     rc_call any = topk_call(s, call_at(0, s->count, RC_CODEC_TOPK, s->op), NULL);
     topk_job job = {fingerprint_density(fingerprint_of(&any)), 1,
                     all->world->comms[0]->env.segment_bytes};
-    float *want = calloc(s->count + 1, sizeof *want);
-    if (with)
-        open_feedback(feedback, s->size, s->count);
     use_staging(all);
     for (unsigned step = 0; step < 6; step++, job.seq++) {
         unsigned on_gpu = step < 3 ? (1U << s->size) - 1 : (unsigned)draw_below(&seed, 16);
-        fill(&t, step % VALUES, step);
-        topk_allreduce(&ref, &job, s->op, t.src, want, sent);
-        if (!run_mixed(all, s, &t, feedback, on_gpu, want))
+        fill(&f.t, step % VALUES, step);
+        topk_allreduce(&f.ref, &job, s->op, f.t.src, f.want, sent);
+        if (!run_mixed(all, s, &f.t, f.feedback, on_gpu, f.want))
             CHECK_NOTE("world %d, %llu elements, density %g, step %u, GPUs %x\n", s->size,
                        (unsigned long long)s->count, s->density, step, on_gpu);
         if (with && step < 3) /* before the last one they were looked at */
-            CHECK((feedback[0]->twin != NULL) == (step < 2 || s->size == 2));
+            CHECK((f.feedback[0]->twin != NULL) == (step < 2 || s->size == 2));
         if (with && step % 2 == 1)
-            check_residuals(feedback, &ref);
+            check_residuals(f.feedback, &f.ref);
     }
     if (with)
-        check_residuals(feedback, &ref);
+        check_residuals(f.feedback, &f.ref);
     CHECK(fake_cuda_calls("cuMemcpy2DAsync_v2") > 0);
-    if (with)
-        close_feedback(feedback, s->size);
-    qref_close(&ref);
-    free(want);
-    free_tensors(&t);
+    formulas_close(&f);
     flights_close(all);
     gpu_expect_clean();
 }
@@ -177,109 +164,18 @@ static void what_is_not_finite_is_found_by_all(void)
         }
 }
 
-/* ---- faults ---- */
-
-/* A stream writes to a tensor before the call and looks at it after. */
-static int follows_streams(int fault)
-{
-    enum { RANKS = 3 };
-    const setup s = {RANKS, FLIGHTS_COUNT, 1.0, RC_SUM, 0};
-    cu_address at[RANKS];
-    rc_flight *in_flight[RANKS];
-    rc_error error;
-    int right = 1;
-    pipe_fault = fault;
-    flights *all = flights_open(RANKS, "", ptx(), 8 << 20);
-    cu_stream stream = flights_stream();
-    atomic_store(&pipe_paused, 1);
-    for (int rank = 0; rank < RANKS; rank++) {
-        at[rank] = flights_tensor(126.0F);
-        CHECK_EQ(fake_cuda_add(stream, at[rank], 1.0F, FLIGHTS_COUNT), CU_OK);
-        rc_call call = topk_call(&s, flights_call(at[rank]), NULL);
-        in_flight[rank] = flights_submit(all, rank, &call, stream);
-    }
-    for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(rc_flight_wait(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        CHECK_EQ(rc_flight_order(in_flight[rank], flights_handle(stream), &error), RC_OK);
-    }
-    CHECK_EQ(cuStreamSynchronize(stream), CU_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        right &= flights_is(at[rank], 381.0F);
-    atomic_store(&pipe_paused, 0);
-    for (int rank = 0; rank < RANKS; rank++) {
-        CHECK_EQ(rc_flight_landed(in_flight[rank], WORLD_LONG_MS), RC_OK);
-        rc_flight_free(in_flight[rank]);
-        cuMemFree_v2(at[rank]);
-    }
-    cuStreamDestroy_v2(stream);
-    flights_close(all);
-    pipe_fault = PIPE_SOUND;
-    return right;
-}
+/* ---- faults and failures ---- */
 
 static void faults_are_seen(void)
 {
-    CHECK(follows_streams(PIPE_SOUND));
-    gpu_expect_clean();
-    for (int i = 0; i < 10; i++) {
-        CHECK(!follows_streams(PIPE_NO_INPUT_EVENT));
-        CHECK(!follows_streams(PIPE_NO_DONE_EVENT));
-    }
-}
-
-/* ---- failures ---- */
-
-/* Two steps with feedback, of which the k-th call of the driver fails: 1 if one did. */
-static int one_call_fails(int k)
-{
-    const setup s = {3, 3000, 0.1, RC_AVG, 0};
-    rc_feedback *feedback[3];
-    cu_address at[3];
-    int failed = 0;
-    tensors t = make_tensors(s.size, s.count);
-    fill(&t, RANDOM, 0);
-    flights *all = flights_open(s.size, "", ptx(), 1 << 20);
-    open_feedback(feedback, s.size, s.count);
-    for (int rank = 0; rank < s.size; rank++)
-        at[rank] = on_device(t.src[rank], s.count);
-    int before = fake_cuda_faults();
-    fake_cuda_fail("*", k, CU_LAUNCH_FAILED);
-    for (int turn = 0; turn < 2; turn++) {
-        rc_flight *in_flight[3] = {NULL};
-        for (int rank = 0; rank < s.size; rank++) {
-            rc_error error;
-            rc_call call = topk_call(&s, call_at(at[rank], s.count, 0, 0), feedback[rank]);
-            rc_pipe_submit(all->pipes[rank], &call, NULL, 0, 1, &in_flight[rank], &error);
-        }
-        for (int rank = 0; rank < s.size; rank++) {
-            rc_result result = in_flight[rank] == NULL
-                                   ? RC_DEVICE
-                                   : rc_flight_landed(in_flight[rank], WORLD_LONG_MS);
-            CHECK(result != RC_AGAIN && result != RC_TIMEOUT);
-            CHECK(!rc_feedback_busy(feedback[rank]));
-            failed |= result != RC_OK;
-            rc_flight_free(in_flight[rank]);
-        }
-    }
-    failed |= fake_cuda_faults() == before;
-    for (int rank = 0; rank < s.size; rank++) {
-        (void)rc_feedback_worker(feedback[rank]);
-        cuMemFree_v2(at[rank]);
-    }
-    flights_close(all);
-    close_feedback(feedback, s.size);
-    free_tensors(&t);
-    CHECK_EQ(fake_cuda_leaks(NULL), 0);
-    CHECK(fake_cuda_misuse() == NULL);
-    return failed;
+    const setup s = {3, FLIGHTS_COUNT, 1.0, RC_SUM, 0};
+    expect_faults_seen(s.size, topk_call(&s, flights_call(0), NULL));
 }
 
 static void failures_leave_nothing_behind(void)
 {
-    int failures = 0;
-    for (int k = 1; k < 250; k += 1 + k / 16)
-        failures += one_call_fails(k);
-    CHECK(failures > 20);
+    const setup s = {3, 3000, 0.1, RC_AVG, 0};
+    expect_clean_failures(s.size, topk_call(&s, call_at(0, s.count, 0, 0), NULL));
 }
 
 int main(void)

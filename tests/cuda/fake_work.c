@@ -200,16 +200,20 @@ static void read_parameters(cu_function f, const char *at)
     }
 }
 
+/* Each is read from a copy of its head: sanitizers look through all that is behind a string, as
+ * often as it is searched. */
 static void read_functions(cu_module module, const char *ptx)
 {
-    for (const char *at = ptx; (at = strstr(at, ".entry")) != NULL;) {
+    for (const char *at = ptx; (at = strstr(at, ".entry")) != NULL; at += strlen(".entry")) {
         cu_function f = calloc(1, sizeof *f);
-        if (f == NULL || sscanf(at, ".entry %127[A-Za-z0-9_$]", f->name) != 1)
+        const char *end = strchr(at, ')');
+        char *head = end != NULL ? strndup(at, (size_t)(end - at) + 1) : strdup(at);
+        if (f == NULL || head == NULL || sscanf(head, ".entry %127[A-Za-z0-9_$]", f->name) != 1)
             abort();
-        at += strlen(".entry");
-        const char *bracket = strchr(at, '(');
+        const char *bracket = strchr(head, '(');
         if (bracket != NULL)
             read_parameters(f, bracket);
+        free(head);
         f->next = module->functions;
         module->functions = f;
     }
