@@ -231,8 +231,8 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     return RC_OK;
 }
 
-/* The next flight, or NULL when there will be no more. */
-static rc_flight *next_entering(rc_pipe *p)
+/* The next flight, or NULL when there will be no more. too_late: it shall fail. */
+static rc_flight *next_entering(rc_pipe *p, int *too_late)
 {
     pthread_mutex_lock(&p->lock);
     while (p->entering.head == NULL && (!p->closing || p->visitors > 0))
@@ -241,6 +241,7 @@ static rc_flight *next_entering(rc_pipe *p)
     if (f != NULL)
         queue_remove(&p->entering, f);
     p->in_ended = f == NULL;
+    *too_late = p->closing;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     return f;
@@ -278,11 +279,12 @@ void *pipe_run_in(void *arg)
 {
     rc_pipe *p = arg;
     rc_error unbound, error;
+    int too_late;
     error_clear(&unbound);
     device_bind_thread(p->device, &unbound);
-    for (rc_flight *f; (f = next_entering(p)) != NULL;) {
+    for (rc_flight *f; (f = next_entering(p, &too_late)) != NULL;) {
         error = unbound;
-        if (p->closing)
+        if (too_late)
             error_set(&error, RC_INVALID_STATE, "the communicator was closed");
         if (error.code == RC_OK && bring_in(f, &error) == RC_OK) {
             flight_retain(f); /* it may land at any time from here on */

@@ -2,6 +2,7 @@
  * closing with works in flight, fork. Every rank must hear of a failure, with the same code and
  * naming the same culprit, and nothing may be left behind.
  */
+#include <poll.h>
 #include <pthread.h>
 #include <sys/wait.h>
 
@@ -402,12 +403,19 @@ static void *close_slowly(void *arg)
     return NULL;
 }
 
+/* Closing has begun: its goodbye is on the way. */
+static void await_goodbye(const stage *s)
+{
+    struct pollfd far = {.fd = s->far[1][0], .events = POLLIN};
+    CHECK_EQ(poll(&far, 1, 20000), 1);
+}
+
 static void call_during_goodbye_ends(void)
 {
     stage s = stage_open((stage_options){0});
     pthread_t thread;
     pthread_create(&thread, NULL, close_slowly, s.comm);
-    usleep(50000);
+    await_goodbye(&s);
     rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
     rc_work *work;
     if (rc_submit(s.comm, &call, &work, NULL) == RC_OK)
@@ -425,7 +433,7 @@ static void goodbye_is_the_last_frame(void)
     frame_header h;
     for (int i = 0; i < 2; i++)
         pthread_create(&threads[i], NULL, close_slowly, s.comm);
-    usleep(50000);
+    await_goodbye(&s);
     rc_call call = small_call(RC_BROADCAST, data[1], BULK);
     for (uint32_t i = 0; i < 5; i++) { /* of which it would say what it has called */
         h = data_header(&call, 0);
