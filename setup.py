@@ -102,6 +102,15 @@ class BuildExt(build_ext):
         if said:
             print(said)
 
+    def copy_extensions_to_source(self) -> None:
+        """Of a build in place, which goes to a folder of its own first."""
+        super().copy_extensions_to_source()
+        package = Path(__file__).resolve().parent / "ringcomm"
+        for old in package.glob("kernels-*.fatbin"):
+            old.unlink()
+        for made in Path(self.build_lib, "ringcomm").glob("kernels-*.fatbin"):
+            shutil.copy2(made, package)
+
     def _remove_stale(self) -> None:
         """An object left from a build with other flags must not be packed."""
         for extension in self.extensions:
