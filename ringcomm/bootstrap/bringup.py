@@ -234,10 +234,12 @@ class Bringup:
         advice: dict[str, str] = {}
         for peer, pairing in routed:
             port = self._interfaces[pairing.ours]
+            if may_bind_to_device(port.name):
+                continue
             here, there = self._addresses(peer, pairing)
-            if not may_bind_to_device(port.name):
-                advice.setdefault(port.name, routing_advice(port, here.address, there.address))
-        advice = {name: commands for name, commands in advice.items() if commands}
+            commands = routing_advice(port, here.address, there.address)
+            if commands:
+                advice.setdefault(port.name, commands)
         if advice:
             _log.warning(
                 "the kernel does not let us bind sockets to a network port (SO_BINDTODEVICE), and "
