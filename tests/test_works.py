@@ -127,8 +127,8 @@ def test_a_call_that_times_out_fails_the_communicator_and_names_the_absent() -> 
         with pytest.raises(CommTimeoutError):
             comm.barrier()
 
-    with World(3) as ranks:
-        ranks.run(body)
+    # each call is announced, as all deadlines come before the first heartbeats
+    run_ranks(3, body, config=Config(timeout=30.0, heartbeat=20.0, peer_timeout=60.0))
 
 
 def test_a_failed_work_keeps_its_error() -> None:

@@ -40,8 +40,12 @@ static void a_deadline_behind_other_works(void)
 {
     float data[2][4] = {{0.0F}};
     rc_error error;
-    world *w =
-        world_open((world_options){.size = 4, .memory = 1, .algorithm = RC_DIRECT, .engines = 1});
+    world *w = world_open((world_options){.size = 4,
+                                          .memory = 1,
+                                          .algorithm = RC_DIRECT,
+                                          .engines = 1,
+                                          .heartbeat_ms = 20000, /* calls are announced before */
+                                          .peer_timeout_ms = 60000});
     rc_work *works[2][4] = {{NULL}};
     for (int rank = 0; rank < 3; rank++)
         for (int i = 0; i < 2; i++) {

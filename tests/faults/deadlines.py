@@ -14,12 +14,12 @@ import ringcomm
 
 def call_without(rank: Rank, absent: int, timeout: float) -> None:
     """All ranks but one call allreduce, rank 0 last and with this timeout; the absent one comes too
-    late."""
-    comm = rank.open()
+    late. Before the first heartbeats, so that each call is announced."""
+    comm = rank.open(heartbeat=30.0)
     if rank.number in (0, absent):
         rank.wait_for_go()
     tensor = np.ones(1 << 16, dtype=np.float32)
-    work = comm.allreduce(tensor, async_op=True, timeout=timeout if rank.number == 0 else 60)
+    work = comm.allreduce(tensor, async_op=True, timeout=timeout if rank.number == 0 else 50)
     rank.emit("called")
     rank.attempt("failed", work.wait)
     rank.attempt("later", lambda: comm.allreduce(tensor))
