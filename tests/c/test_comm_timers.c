@@ -199,7 +199,7 @@ static void slow_peer_is_not_lost(void)
     frame_encode(wire, &h, wire + FRAME_HEADER_BYTES);
     play_bytes(s.far[1][0], wire, FIRST);
     uint64_t before = wait_until_read(&s, 1, 0, FIRST), last = before;
-    for (size_t at = FIRST; at < FIRST + 24 * PART; at += PART) {
+    for (size_t at = FIRST; at < FIRST + 24 * PART && last > 0; at += PART) {
         play_bytes(s.far[1][0], wire + at, PART);
         last = wait_until_read(&s, 1, 0, at + PART);
     }

@@ -51,9 +51,7 @@ def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, 
     rank.attempt("refused", lambda: ringcomm.init(**arguments[rank.number], config=config))
     rank.emit("left", initialized=ringcomm.is_initialized())
     rank.wait_for_go()
-    good = dataclasses.replace(
-        config, interfaces=(), lanes=1, secret_file="", connect_timeout=30.0
-    )
+    good = dataclasses.replace(config, interfaces=(), lanes=1, secret_file="", connect_timeout=30.0)
     _check(rank, ringcomm.init(config=good))
     ringcomm.shutdown()
 
