@@ -255,9 +255,9 @@ static void *submit_now(void *arg)
     return NULL;
 }
 
-/* While nobody drives: a waiter has just left, and a third thread holds the lock for a moment. It is
- * not left for the 20 ms that the progress thread stands back after a waiter: at the first try, or
- * on a busy machine at one of many. */
+/* While nobody drives: a waiter has just left, and a third thread holds the lock for a moment. It
+ * is not left for the 20 ms that the progress thread stands back after a waiter: at the first try,
+ * or on a busy machine at one of many. */
 static void submission_beside_the_lock_is_not_left(void)
 {
     uint64_t least = LONG_MS * CLOCK_MS;
