@@ -101,7 +101,7 @@ def nothing_left() -> Iterator[None]:
     """Fails a test that leaves a socket open or an engine running."""
     before, engines = _open_fds(), set(_native._shared)
     yield
-    for _ in range(40):
+    for _ in range(200):
         leaked = set(_open_fds().items()) - set(before.items())
         running = set(_native._shared) - engines
         if not leaked and not running:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PROMPT, SILENCE
 from ports import free_port
 from ranks import World, run_processes, run_ranks, start_process
 
@@ -38,6 +39,9 @@ from ringcomm import (
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LOUD = {"RINGCOMM_PEER_TIMEOUT": str(SILENCE)}
+"""For processes of which none may end by the silence of another."""
 
 
 @pytest.fixture
@@ -114,7 +118,7 @@ def test_an_absent_rank_is_named_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(BootstrapError, match="rank 1"):
         ringcomm.init(0, 2, init_method=f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 0.5 + PROMPT
     assert not ringcomm.is_initialized()
 
 
@@ -344,7 +348,7 @@ def test_leaving_the_with_block_by_an_exception_aborts_the_others() -> None:
         began = time.monotonic()
         with pytest.raises(AbortedError) as caught, comm:
             comm.allreduce(np.ones(1))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PROMPT
         assert caught.value.rank == 1
         return str(caught.value)
 
@@ -363,9 +367,8 @@ def test_exit_without_shutdown() -> None:
             time.sleep(0.5)
         assert comm.allreduce(numpy.ones(2), async_op=True).wait().tolist() == [2, 2]
     """
-    for one in run_processes(2, code, timeout=30):
+    for one in run_processes(2, code, env=LOUD, timeout=30):
         assert (one.stdout, one.stderr) == ("", "")
-        assert one.seconds < 15
 
 
 def test_exit_says_goodbye_on_every_communicator() -> None:
@@ -398,11 +401,10 @@ def test_exit_by_an_exception_with_works_in_flight() -> None:
         except ringcomm.RingcommError as error:
             print(type(error).__name__)
     """
-    first, second = run_processes(2, code, timeout=30, check=False)
+    first, second = run_processes(2, code, env=LOUD, timeout=30, check=False)
     assert first.returncode == 3
     assert (second.returncode, second.stderr) == (0, "")
     assert second.stdout in ("PeerLostError\n", "AbortedError\n")
-    assert max(first.seconds, second.seconds) < 15
 
 
 def test_ctrl_c_ends_a_wait() -> None:
@@ -411,8 +413,8 @@ def test_ctrl_c_ends_a_wait() -> None:
         import numpy, ringcomm, sys, threading, time
         from ranks import World
         with World(2) as world:
-            print("waiting", flush=True)
             try:
+                print("waiting", flush=True)
                 world.comms[0].allreduce(numpy.ones(3))
             except KeyboardInterrupt:
                 print("interrupted", time.monotonic(), flush=True)
@@ -427,7 +429,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         process.send_signal(signal.SIGINT)
         said, when = process.stdout.readline().split()
         assert said == "interrupted"
-        assert float(when) - sent < 3.0  # not when the wait would have ended
+        assert float(when) - sent < PROMPT  # not when the wait would have ended
         _, errors = process.communicate(timeout=15)
         assert (process.returncode, errors) == (0, "")
     finally:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from ranks import run_ranks
 
 from ringcomm import Communicator, TensorError
@@ -333,9 +335,11 @@ def test_a_cuda_tensor_is_refused_by_name(torch: Any) -> None:
 
 
 def test_a_work_keeps_its_tensor() -> None:
+    looked = threading.Event()
+
     def body(comm: Communicator) -> None:
         if comm.rank == 1:
-            time.sleep(0.2)
+            assert looked.wait(PATIENCE)
         tensor = np.full(50_000, 1.0)
         gone = weakref.ref(tensor)
         work = comm.allreduce(tensor, async_op=True)
@@ -343,6 +347,7 @@ def test_a_work_keeps_its_tensor() -> None:
         gc.collect()
         if comm.rank == 0:
             assert gone() is not None
+            looked.set()
         others = [np.full(50_000, 9.0) for _ in range(4)]  # would take its memory if it were free
         assert np.all(work.wait() == 2)
         assert others[0][0] == 9
@@ -354,14 +359,17 @@ def test_a_work_keeps_its_tensor() -> None:
 
 
 def test_a_strided_array_may_change_its_flags_and_shape_in_flight() -> None:
+    changed = threading.Event()
+
     def body(comm: Communicator) -> None:
         memory = np.arange(10.0)
         array = memory[::2]
         if comm.rank == 1:
-            time.sleep(0.2)
+            assert changed.wait(PATIENCE)
         work = comm.allreduce(array, async_op=True)
         array.flags.writeable = False
         array.shape = (5, 1)
+        changed.set()
         assert work.wait() is array
         assert memory[:5].tolist() == [0, 1, 4, 3, 8]
 
@@ -370,14 +378,17 @@ def test_a_strided_array_may_change_its_flags_and_shape_in_flight() -> None:
 
 @pytest.mark.torch
 def test_a_strided_tensor_whose_memory_goes_in_flight(torch: Any) -> None:
+    gone = threading.Event()
+
     def body(comm: Communicator) -> None:
         tensor = torch.arange(10.0)[::2]
         if comm.rank == 1:
-            time.sleep(0.2)
+            assert gone.wait(PATIENCE)
         work = comm.allreduce(tensor, async_op=True)
         if comm.rank == 0:
             assert not work.done()
             tensor.untyped_storage().resize_(0)
+            gone.set()
             with pytest.raises(TensorError, match=r"cannot be written to .* resized"):
                 work.wait()
         work.exception()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from ranks import World
 from reference import Array
 from tensors import bits, elements
@@ -128,16 +129,19 @@ def test_different_tensors_are_a_mismatch() -> None:
 def test_wait_with_a_timeout() -> None:
     """It goes on, and its parts are done one after the other."""
 
+    waited = threading.Event()
+
     def body(comm: Communicator) -> None:
         tensors = [np.ones(10, np.float32), np.ones(300_000, np.float32)]
         if comm.rank == 1:
-            time.sleep(0.4)
+            assert waited.wait(PATIENCE)
         works = comm.allreduce_many(tensors, async_op=True)
         if comm.rank == 0:
             assert not works.done()
             assert works.exception() is None
             with pytest.raises(CommTimeoutError, match=r"one of 2, is still in flight after 0\.05"):
                 works.wait(timeout=0.05)
+            waited.set()
         assert works.wait() is not None
         assert works.done()
         assert all((x == 2).all() for x in tensors)

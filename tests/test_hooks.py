@@ -15,7 +15,8 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import training
-from faults.job import PROMPT, Job, Nursery
+from faults.job import Job, Nursery
+from patience import PROMPT
 from ranks import World
 from torch.nn.parallel import DistributedDataParallel
 

@@ -128,6 +128,4 @@ def test_random_programs(seed: int) -> None:
     config = Config(segment_bytes=segment, timeout=20.0, heartbeat=10.0, peer_timeout=30.0)
     engines = ("own", "shared")[seed // 8 % 2]
     with World(n, lanes=1 + seed % 2, rails=1 + seed % 3 // 2, config=config, engines=engines) as w:
-        began = time.monotonic()
         w.run(runner(seed, program(seed, n)))
-        assert time.monotonic() - began < 8

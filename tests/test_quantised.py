@@ -518,4 +518,4 @@ def test_ranks_that_disagree(n: int, other: str | None) -> None:
             calls(comm)
 
     with World(n) as world:
-        world.run(body, timeout=10)
+        world.run(body)

@@ -61,7 +61,7 @@ def join_world(
 ) -> dict[int, Outcome]:
     """Joins the given ranks (all, if None) of a world; settings make their Config. late: seconds
     by which a rank comes later."""
-    settings.setdefault("connect_timeout", 10.0)
+    settings.setdefault("connect_timeout", 30.0)
     config = Config(**settings)
 
     def call(rank: int) -> mesh.Mesh:

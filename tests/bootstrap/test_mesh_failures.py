@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from bringup_world import Outcome, identity, join_world, meshes, run_ranks
+from patience import PROMPT
 
 from ringcomm.bootstrap import bringup, interfaces, lanes, mesh
 from ringcomm.bootstrap.dialer import Target
@@ -48,7 +49,7 @@ def test_missing_rank(port: int) -> None:
         assert [(r.rank, r.state) for r in outcome.error.rows] == [
             (3, "never came to the rendezvous")
         ]
-        assert 0.7 < outcome.seconds < 1.8
+        assert 0.7 < outcome.seconds < 0.8 + PROMPT
 
 
 def test_settings_that_differ(port: int) -> None:
@@ -57,7 +58,7 @@ def test_settings_that_differ(port: int) -> None:
     for outcome in outcomes.values():
         assert isinstance(outcome.error, ConfigError)
         assert "lanes differs between ranks: 1 on ranks 0-1, 2 on ranks 2-3" in str(outcome.error)
-        assert outcome.seconds < 3
+        assert outcome.seconds < PROMPT
 
 
 def test_versions_that_differ(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_a_bad_interface_on_one_rank(port: int) -> None:
         assert isinstance(error, BootstrapError)
         assert "rank 1: there is no interface 'nope0'" in str(error)
         assert error.rank == 1
-        assert outcomes[rank].seconds < 3
+        assert outcomes[rank].seconds < PROMPT
 
 
 def test_a_port_that_others_can_reach_needs_a_secret(
@@ -186,7 +187,7 @@ def test_pair_that_cannot_connect(port: int, monkeypatch: pytest.MonkeyPatch) ->
             (1, 2, 1, "refused"),
         }
         assert "127.0.0.1:1 " in str(outcome.error)
-        assert outcome.seconds < 3.0
+        assert outcome.seconds < 2.0 + PROMPT
 
 
 def test_addresses_that_were_tampered_with(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def test_rank_that_dies_while_lanes_are_made(
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, BootstrapError)
         assert "rank 1" in str(outcomes[rank].error)
-        assert outcomes[rank].seconds < 3.5
+        assert outcomes[rank].seconds < 2.0 + PROMPT
 
 
 @pytest.mark.parametrize(
@@ -269,12 +270,12 @@ def test_malformed_blobs(blob: bytes, port: int) -> None:
             self._exchange.close()
 
     def call(rank: int) -> None:
-        config = Config(connect_timeout=5.0)
+        config = Config(connect_timeout=30.0)
         me = identity(rank, 2, port)
-        exchange = open_tcp(me, config, None, lanes.time.monotonic() + 5)
+        exchange = open_tcp(me, config, None, lanes.time.monotonic() + 30)
         mesh.join(me, config, None, Liar(exchange) if rank else exchange).close()
 
     for outcome in run_ranks(call, range(2)).values():
         assert isinstance(outcome.error, BootstrapError)
         assert "rank 1" in str(outcome.error)
-        assert outcome.seconds < 3
+        assert outcome.seconds < PROMPT

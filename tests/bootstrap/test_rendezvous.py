@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, identity, run_ranks
+from patience import PROMPT
 
 from ringcomm.bootstrap import member, rendezvous
 from ringcomm.bootstrap.blobs import MAX_BYTES
@@ -48,7 +49,7 @@ def over_tcp(
     port: int,
     *,
     ranks: list[int] | None = None,
-    patience: float = 10.0,
+    patience: float = 30.0,
     late: dict[int, float] | None = None,
     who: Callable[[int], Identity] | None = None,
     secrets: dict[int, Secret] | None = None,
@@ -95,7 +96,7 @@ def test_again_on_the_same_port(port: int) -> None:
 
 def test_largest_blob(port: int) -> None:
     def call(rank: int) -> bool:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
         try:
             return exchange.allgather(b"x" * MAX_BYTES, deadline) == [b"x" * MAX_BYTES] * 3
@@ -111,12 +112,12 @@ def test_missing_rank_is_named_to_all(port: int) -> None:
         assert rows(outcome) == [(2, "never came to the rendezvous")]
         assert f"only 3 of 4 ranks met at 127.0.0.1:{port} within" in str(outcome.error)
         assert outcome.error.rank == 2  # type: ignore[union-attr]
-        assert 0.6 < outcome.seconds < 1.7
+        assert 0.6 < outcome.seconds < 0.7 + PROMPT
 
 
 def test_the_earliest_deadline_counts(port: int) -> None:
     def call(rank: int) -> list[bytes]:
-        deadline = time.monotonic() + (0.5 if rank == 1 else 20.0)
+        deadline = time.monotonic() + (0.5 if rank == 1 else 30.0)
         exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
         try:
             return exchange.allgather(b"x", deadline)
@@ -125,7 +126,7 @@ def test_the_earliest_deadline_counts(port: int) -> None:
 
     for outcome in run_ranks(call, [0, 1]).values():
         assert rows(outcome) == [(2, "never came to the rendezvous")]
-        assert outcome.seconds < 2.0
+        assert outcome.seconds < 0.5 + PROMPT
 
 
 def test_rank_0_missing(port: int) -> None:
@@ -133,12 +134,12 @@ def test_rank_0_missing(port: int) -> None:
     for outcome in outcomes.values():
         assert rows(outcome) == [(0, "refused")]
         assert f"127.0.0.1:{port}" in str(outcome.error)
-        assert outcome.seconds < 1.5
+        assert outcome.seconds < 0.5 + PROMPT
 
 
 def test_rank_that_leaves_is_noticed_at_once(port: int) -> None:
     def call(rank: int) -> Any:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         exchange = open_tcp(identity(rank, 3, port), Config(), None, deadline)
         try:
             exchange.allgather(b"1", deadline)
@@ -151,12 +152,12 @@ def test_rank_that_leaves_is_noticed_at_once(port: int) -> None:
     outcomes = run_ranks(call, range(3))
     for rank in (0, 1):
         assert rows(outcomes[rank]) == [(2, "left during the bring-up")]
-        assert outcomes[rank].seconds < 5
+        assert outcomes[rank].seconds < PROMPT
 
 
 def test_rank_0_leaves(port: int) -> None:
     def call(rank: int) -> Any:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
         try:
             exchange.allgather(b"1", deadline)
@@ -208,7 +209,7 @@ def test_two_processes_claim_one_rank(port: int) -> None:
     refused = [o for r, o in outcomes.items() if r and rows(o) == [(0, "duplicate")]]
     assert len(refused) == 1
     assert "already rank 1" in str(refused[0].error)
-    assert refused[0].seconds < 0.9
+    assert refused[0].seconds < min(o.seconds for o in outcomes.values() if o is not refused[0])
 
 
 def test_world_sizes_that_differ(port: int) -> None:
@@ -235,7 +236,7 @@ def test_candidate_ports_step_over_taken_ones(port: int) -> None:
         outcomes = over_tcp(3, port, who=who)
     for outcome in outcomes.values():
         assert outcome.value == expected(3, 3)
-        assert outcome.seconds < 3
+        assert outcome.seconds < PROMPT
 
 
 def test_two_jobs_with_the_same_candidates(port: int) -> None:
@@ -296,7 +297,7 @@ def test_hub_survives_a_broken_member(message: bytes, port: int) -> None:
     """One that holds the key, even."""
 
     def call(rank: int) -> Any:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         exchange = open_tcp(identity(rank, 2, port), Config(), None, deadline)
         try:
             if rank == 1:
@@ -313,7 +314,7 @@ def test_hub_survives_a_broken_member(message: bytes, port: int) -> None:
 
     outcome = run_ranks(call, range(2))[0]
     assert [row[0] for row in rows(outcome)] == [1]
-    assert outcome.seconds < 5
+    assert outcome.seconds < PROMPT
 
 
 @pytest.mark.parametrize(
@@ -391,7 +392,7 @@ def test_store_with_missing_ranks() -> None:
     for outcome in over_store(lambda _: store, 4, [0, 2], 0.4).values():
         assert rows(outcome) == [(1, "never came to the rendezvous"),
                                  (3, "never came to the rendezvous")]  # fmt: skip
-        assert outcome.seconds < 1.5
+        assert outcome.seconds < 0.4 + PROMPT
 
 
 def test_broken_store() -> None:
@@ -414,7 +415,7 @@ class FakeRequest:
 
     def _wait(self, barrier: threading.Barrier) -> None:
         try:
-            barrier.wait(5)
+            barrier.wait(30)
         except threading.BrokenBarrierError:
             return
         self._finish()

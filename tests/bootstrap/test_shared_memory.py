@@ -270,7 +270,7 @@ def test_bring_up(port: int) -> None:
 
 def test_bring_up_with_an_unwilling_rank(port: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "ringcomm")
-    configs = {1: Config(shared_memory=False, connect_timeout=10.0)}
+    configs = {1: Config(shared_memory=False)}
     for mesh in meshes(join_world(3, port, configs=configs)):
         assert mesh.shared == []
         mesh.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, run_ranks
+from patience import PROMPT
 
 from ringcomm.bootstrap.rendezvous import StoreExchange
 from ringcomm.bootstrap.report import JoinError
@@ -30,7 +31,7 @@ def gather_over(stores: list[Any], ranks: list[int], patience: float) -> dict[in
 
 
 def tcp_stores(count: int) -> list[Any]:
-    wait = datetime.timedelta(seconds=10)
+    wait = datetime.timedelta(seconds=30)
     first = torch_distributed.TCPStore(
         "127.0.0.1", 0, count, is_master=True, timeout=wait, wait_for_workers=False
     )
@@ -50,7 +51,7 @@ def test_store(kind: str) -> None:
     if kind == "prefix":
         stores = [torch_distributed.PrefixStore("mine", store) for store in stores]
     for _ in range(3):  # the same store again, as by init, shutdown, init
-        for outcome in gather_over(stores, [0, 1, 2], 10.0).values():
+        for outcome in gather_over(stores, [0, 1, 2], 30.0).values():
             assert outcome.error is None
             assert outcome.value == [
                 [f'{{"{n}":{r}}}'.encode() for r in range(3)] for n in range(3)
@@ -63,4 +64,4 @@ def test_missing_rank(kind: str) -> None:
     for outcome in gather_over(stores, [0, 2], 0.6).values():
         assert isinstance(outcome.error, JoinError)
         assert [row.rank for row in outcome.error.rows] == [1]
-        assert outcome.seconds < 2.0
+        assert outcome.seconds < 0.6 + PROMPT

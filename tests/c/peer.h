@@ -6,6 +6,7 @@
 
 #include <poll.h>
 
+#include "../../csrc/base/clock.h"
 #include "../../csrc/net/frame.h"
 #include "../../csrc/plan/fingerprint.h"
 #include "world.h"
@@ -147,6 +148,37 @@ static inline int watch_for(int fd, frame_type type, frame_header *h, uint8_t *p
         if (h->type == type)
             return 1;
     return CHECK(!"the stream ended before the frame came");
+}
+
+/* ---- what it has read, and time ---- */
+
+/* Waits until a lane of the rank under test has so many bytes from a peer. The time, in ns, at
+ * which it read the last of them; 0 if they do not come. */
+static inline uint64_t wait_until_read(stage *s, int peer, int lane, uint64_t bytes)
+{
+    struct lane *l = s->comm->env.links[peer]->lanes[lane];
+    uint64_t give_up = clock_ns() + WORLD_LONG_MS * CLOCK_MS, read, at;
+    do {
+        engine_lock(s->engine);
+        read = l->received_bytes;
+        at = l->last_rx;
+        engine_unlock(s->engine);
+    } while (read < bytes && clock_ns() < give_up && usleep(200) == 0);
+    return CHECK(read >= bytes) ? at : 0;
+}
+
+/* Lets time pass up to then, in steps over which no silence is forgiven. Afterwards time is what it
+ * was, so a machine that is held up changes nothing. */
+static inline void pass_time(stage *s, uint64_t until)
+{
+    rc_comm *c = s->comm;
+    uint64_t step = c->config.peer_timeout_ms * CLOCK_MS / 3;
+    engine_lock(s->engine);
+    for (uint64_t now = c->last_tick ? c->last_tick : clock_ns(); now < until;) {
+        now = until - now > step ? now + step : until;
+        comm_tick(&c->member, now);
+    }
+    engine_unlock(s->engine);
 }
 
 /* The rank under test says why it fails, whatever it was sending before. */

@@ -42,7 +42,7 @@ static void leaving_rank_is_missed_when_needed(void)
     for (int rank = 0; rank < 3; rank++)
         expect_done(works[rank]);
     rc_work *pending = submit_kind(w, 0, RC_ALLREDUCE, 1000);
-    CHECK_EQ(rc_comm_close(w->comms[1], 2000), RC_OK);
+    CHECK_EQ(rc_comm_close(w->comms[1], WORLD_LONG_MS), RC_OK);
     expect_blame(pending, RC_PEER_LOST, 1, "rank 1 has shut down without taking part in it");
     expect_blame(submit_kind(w, 2, RC_BARRIER, 0), RC_PEER_LOST, 1, "rank 1 has shut down");
     world_close(w);
@@ -60,7 +60,7 @@ static void leaving_in_turn_fails_nobody(void)
             expect_done(works[rank]);
     }
     for (int rank = 0; rank < 4; rank++) {
-        CHECK_EQ(rc_comm_close(w->comms[rank], 2000), RC_OK);
+        CHECK_EQ(rc_comm_close(w->comms[rank], WORLD_LONG_MS), RC_OK);
         for (int other = rank + 1; other < 4; other++) {
             rc_error error;
             rc_comm_error(w->comms[other], &error);
@@ -81,7 +81,7 @@ static void last_words_are_received(void)
         memset(data[0], 0, sizeof data[0]);
         call.root = !p2p;
         expect_done(submit(w->comms[1], &call));
-        CHECK_EQ(rc_comm_close(w->comms[1], 2000), RC_OK);
+        CHECK_EQ(rc_comm_close(w->comms[1], WORLD_LONG_MS), RC_OK);
         usleep(10000);
         rc_call receive = small_call(p2p ? RC_RECV : RC_BROADCAST, data[0], 5000);
         receive.root = 1;
@@ -113,7 +113,7 @@ static void goodbye_ends_works_nobody_holds(void)
     world *w = world_open((world_options){.size = 2});
     for (int i = 0; i < 5; i++)
         rc_work_free(submit_kind(w, 0, RC_ALLREDUCE, 100));
-    CHECK_EQ(rc_comm_close(w->comms[1], 2000), RC_OK);
+    CHECK_EQ(rc_comm_close(w->comms[1], WORLD_LONG_MS), RC_OK);
     expect_blame(submit_kind(w, 0, RC_ALLREDUCE, 100), RC_PEER_LOST, 1, "rank 1 has shut down");
     world_close(w);
 }
@@ -162,7 +162,7 @@ static void vanished_peer_is_seen_when_idle(void)
     CHECK_EQ(error.code, RC_PEER_LOST);
     rc_call call = small_call(RC_BARRIER, NULL, 0);
     expect_blame(submit(s.comm, &call), RC_PEER_LOST, 1, "without a goodbye");
-    CHECK_EQ(rc_comm_close(s.comm, 1000), RC_OK);
+    CHECK_EQ(rc_comm_close(s.comm, WORLD_LONG_MS), RC_OK);
     stage_close(&s);
 }
 
@@ -317,8 +317,8 @@ static void close_ends_works_in_flight(void)
         works[rank] = submit_kind(w, rank, RC_ALLREDUCE, BULK);
     usleep(5000);
     uint64_t start = clock_ns();
-    CHECK_EQ(rc_comm_close(w->comms[0], 2000), RC_OK);
-    CHECK(clock_seconds(start, clock_ns()) < 1.5);
+    CHECK_EQ(rc_comm_close(w->comms[0], WORLD_LONG_MS), RC_OK);
+    CHECK(clock_ns() - start < WORLD_LONG_MS / 2 * CLOCK_MS);
     memset(data[0], 0, sizeof data[0]); /* the caller's again */
     const char *text = "rank 0 closed its communicator with collectives in flight";
     for (int rank = 0; rank < 2; rank++)
@@ -332,7 +332,7 @@ static void close_does_not_wait_for_ever(void)
     uint64_t start = clock_ns();
     CHECK_EQ(rc_comm_close(s.comm, 50), RC_TIMEOUT);
     double took = clock_seconds(start, clock_ns());
-    CHECK(took >= 0.05 && took < 5.0);
+    CHECK(took >= 0.05 && took < 10.0);
     uint8_t payload[PEER_SEGMENT];
     frame_header h;
     CHECK(watch_frame(s.far[1][0], &h, payload)); /* and yet it was said */
@@ -347,8 +347,8 @@ static void closed_takes_no_calls(void)
     rc_call call = small_call(RC_BARRIER, NULL, 0);
     rc_work *work;
     rc_error error;
-    CHECK_EQ(rc_comm_close(w->comms[0], 1000), RC_OK);
-    CHECK_EQ(rc_comm_close(w->comms[0], 1000), RC_OK);
+    CHECK_EQ(rc_comm_close(w->comms[0], WORLD_LONG_MS), RC_OK);
+    CHECK_EQ(rc_comm_close(w->comms[0], WORLD_LONG_MS), RC_OK);
     CHECK_EQ(rc_submit(w->comms[0], &call, &work, &error), RC_INVALID_STATE);
     CHECK(work == NULL);
     CHECK(strstr(error.message, "closed") != NULL);

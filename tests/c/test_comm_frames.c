@@ -271,7 +271,7 @@ static void announced_call_must_match(void)
 /* ---- credit ---- */
 
 /* The rank has read so many frames, or has failed. */
-static void wait_until_read(const stage *s, uint64_t frames)
+static void wait_for_frames(const stage *s, uint64_t frames)
 {
     rc_lane_stats lane = {0};
     rc_error error;
@@ -294,7 +294,7 @@ static void credit_overrun(void)
             frame_header h = data_header(&call, (uint64_t)frames);
             h.length = PEER_SEGMENT;
             play(s.far[1][0], h, theirs);
-            wait_until_read(&s, (uint64_t)frames + 1);
+            wait_for_frames(&s, (uint64_t)frames + 1);
             rc_comm_error(s.comm, &error);
         }
         CHECK_EQ(error.code, RC_PROTOCOL);

@@ -216,6 +216,24 @@ static double cpu_seconds(void)
     return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
 }
 
+/* Of a core, while a work or, without one, nothing is waited for: the least of some looks. A busy
+ * machine may charge a sleeper for more than there was, now and then; who polls uses what it can
+ * get, always. */
+static double least_share(rc_work *late, int ms, double enough)
+{
+    double least = 1.0;
+    for (int look = 0; look < 5 && least >= enough; look++) {
+        double before = cpu_seconds();
+        if (late != NULL)
+            CHECK_EQ(rc_work_wait(late, ms), RC_AGAIN);
+        else
+            usleep((useconds_t)ms * 1000);
+        double share = (cpu_seconds() - before) / (ms * 1e-3);
+        least = share < least ? share : least;
+    }
+    return least;
+}
+
 static void many_communicators(void)
 {
     enum { WORLDS = 12, RANKS = 3, LATE_MS = 500 };
@@ -244,11 +262,8 @@ static void many_communicators(void)
             rc_call call = sum_of(&v[i][rank]);
             works[i][rank] = submit(comms[i][rank], &call);
         }
-        if (rank == RANKS - 2) {
-            double before = cpu_seconds();
-            CHECK_EQ(rc_work_wait(works[WORLDS - 1][0], LATE_MS), RC_AGAIN);
-            CHECK(cpu_seconds() - before < 0.2 * LATE_MS * 1e-3);
-        }
+        if (rank == RANKS - 2)
+            CHECK(least_share(works[WORLDS - 1][0], LATE_MS, 0.2) < 0.2);
     }
     for (int i = 0; i < WORLDS; i++) {
         for (int rank = 0; rank < RANKS; rank++)
@@ -258,7 +273,7 @@ static void many_communicators(void)
     }
     for (int i = 0; i < WORLDS; i++)
         for (int rank = 0; rank < RANKS; rank++) {
-            CHECK_EQ(rc_comm_close(comms[i][rank], 1000), RC_OK);
+            CHECK_EQ(rc_comm_close(comms[i][rank], WORLD_LONG_MS), RC_OK);
             rc_comm_free(comms[i][rank]);
         }
     rc_engine_free(engine);
@@ -360,9 +375,7 @@ static void waiting_is_asleep(void)
         vector v[2] = {make_vector(50000, 0), make_vector(50000, 1)};
         rc_call call = sum_of(&v[0]);
         rc_work *late = submit(w->comms[0], &call);
-        double before = cpu_seconds();
-        CHECK_EQ(rc_work_wait(late, LATE_MS), RC_AGAIN);
-        double share = (cpu_seconds() - before) / (LATE_MS * 1e-3);
+        double share = least_share(late, LATE_MS, 0.1);
         if (!CHECK(share < 0.1))
             fprintf(stderr, "%.3f of a core with a spin of %u us\n", share, spin);
         call = sum_of(&v[1]);
@@ -371,9 +384,7 @@ static void waiting_is_asleep(void)
         expect_done(other);
         check_sum(v[0], 2);
         check_sum(v[1], 2);
-        before = cpu_seconds();
-        usleep(LATE_MS * 1000 / 2);
-        CHECK(cpu_seconds() - before < 0.05);
+        CHECK(least_share(NULL, LATE_MS / 2, 0.1) < 0.1);
         world_close(w);
     }
 }

@@ -255,11 +255,13 @@ static void *submit_now(void *arg)
     return NULL;
 }
 
-/* While nobody drives: a waiter has just left, and a third thread holds the lock for a moment. */
+/* While nobody drives: a waiter has just left, and a third thread holds the lock for a moment. It
+ * is not left for the 20 ms that the progress thread stands back after a waiter: at the first try,
+ * or on a busy machine at one of many. */
 static void submission_beside_the_lock_is_not_left(void)
 {
     uint64_t least = LONG_MS * CLOCK_MS;
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 200 && least >= 5 * CLOCK_MS; i++) {
         rc_engine *e = open_engine();
         member m = {.period = 0};
         pthread_t thread;
@@ -447,9 +449,14 @@ static void idle_engine_uses_no_cpu(void)
 {
     rc_engine *e = open_engine();
     usleep(50000);
-    double before = engine_cpu_seconds(e);
-    usleep(200000);
-    CHECK(engine_cpu_seconds(e) - before < 0.02);
+    double least = 1.0;
+    for (int look = 0; look < 5 && least >= 0.02; look++) {
+        double before = engine_cpu_seconds(e);
+        usleep(200000);
+        double used = engine_cpu_seconds(e) - before;
+        least = used < least ? used : least;
+    }
+    CHECK(least < 0.02);
     rc_engine_free(e);
 }
 

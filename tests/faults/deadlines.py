@@ -13,12 +13,15 @@ import ringcomm
 
 
 def call_without(rank: Rank, absent: int, timeout: float) -> None:
-    """All ranks but one call allreduce with this timeout; the absent one comes too late."""
-    comm = rank.open()
-    if rank.number == absent:
+    """All ranks but one call allreduce, rank 0 last and with this timeout; the absent one comes too
+    late. Before the first heartbeats, so that each call is announced."""
+    comm = rank.open(heartbeat=30.0)
+    if rank.number in (0, absent):
         rank.wait_for_go()
     tensor = np.ones(1 << 16, dtype=np.float32)
-    rank.attempt("failed", lambda: comm.allreduce(tensor, timeout=timeout))
+    work = comm.allreduce(tensor, async_op=True, timeout=timeout if rank.number == 0 else 50)
+    rank.emit("called")
+    rank.attempt("failed", work.wait)
     rank.attempt("later", lambda: comm.allreduce(tensor))
 
 
@@ -123,13 +126,15 @@ def interrupted(rank: Rank, call: str) -> None:
 
         threading.Thread(target=drive, daemon=True).start()
         time.sleep(0.2)
-    rank.emit("waiting")
-    error = rank.attempt("failed", lambda: _wait_in(comm, call, tensor))
+    error = rank.attempt("failed", lambda: _wait_in(rank, comm, call, tensor))
     assert error is not None
     raise error
 
 
-def _wait_in(comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any]) -> None:
+def _wait_in(
+    rank: Rank, comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any]
+) -> None:
+    rank.emit("waiting")
     if call == "wait":
         comm.allreduce(tensor, async_op=True).wait()
     elif call == "wait with a timeout":
@@ -141,18 +146,22 @@ def _wait_in(comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any
 
 
 def interrupted_with_much_to_send(rank: Rank) -> None:
-    """Rank 0 has more under way than sockets hold, to a rank that is stopped, until Ctrl-C."""
-    comm = rank.open()
+    """Rank 0 has more under way than sockets hold, to a rank that is stopped, until Ctrl-C. With a
+    minute for goodbyes."""
+    ringcomm.communicator._CLOSE_MS = 60_000
+    comm = rank.open(shared_memory=False)
     comm.barrier()
     tensor = np.ones(30_000_000, dtype=np.float32)
-    rank.emit("waiting")
-    if rank.number == 1:
+
+    def reduce() -> None:
+        rank.emit("waiting")
         rank.wait_for_go()
-        rank.attempt("failed", lambda: comm.allreduce(tensor))
-        return
-    error = rank.attempt("failed", lambda: comm.allreduce(tensor))
-    assert error is not None
-    raise error
+        comm.allreduce(tensor)
+
+    error = rank.attempt("failed", reduce)
+    if rank.number == 0:
+        assert error is not None
+        raise error
 
 
 def survives_an_interrupt(rank: Rank) -> None:
@@ -165,8 +174,7 @@ def survives_an_interrupt(rank: Rank) -> None:
         comm.barrier()
         return
     work = comm.allreduce(tensor, async_op=True)
-    rank.emit("waiting")
-    rank.attempt("failed", work.wait)
+    rank.attempt("failed", lambda: (rank.emit("waiting"), work.wait()))
     rank.attempt("over", work.wait)
     rank.emit("right", right=bool((tensor == 3).all()))
     comm.barrier()

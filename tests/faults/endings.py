@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from faults.rank import Rank
+from patience import PATIENCE
 
 import ringcomm
 
@@ -20,7 +21,7 @@ def _holdings() -> dict[str, Any]:
     """What this process has open, by kind."""
     gc.collect()
     links = []
-    deadline = time.monotonic() + 1  # threads that were joined are a moment yet in leaving
+    deadline = time.monotonic() + PATIENCE  # threads that were joined are a moment yet in leaving
     while len(os.listdir("/proc/self/task")) > threading.active_count():
         if time.monotonic() > deadline:
             break

@@ -216,13 +216,14 @@ def asynchronous(rank: Rank) -> None:
     assert values == [2 * (n * k + n * (n - 1) / 2) for k in range(20)]
     assert all(w.is_completed() and w.is_success() and w.exception() is None for w in works)
     assert works[3].result()[0] is tensors[3] or torch.equal(works[3].result()[0], tensors[3])
-    late = torch.zeros(1)
+    late, looked = torch.zeros(1), torch.zeros(1)
     if me == 0:
-        time.sleep(0.2)
+        dist.recv(looked, 1)
     work = dist.all_reduce(late, async_op=True)
     if me == 1:
         assert not work.is_completed()
         rank.attempt("in flight", lambda: work.wait(datetime.timedelta(milliseconds=20)))
+        dist.send(looked, 0)
     work.wait()
     outputs = [torch.empty(3) for _ in range(n)]
     gathered = dist.all_gather(outputs, torch.full((3,), float(me)), async_op=True)
@@ -350,7 +351,7 @@ def shapes_differ(rank: Rank) -> None:
 def timeouts(rank: Rank) -> None:
     """The group's timeout holds for every call; works pending do not keep a rank."""
     me, _ = _open(timeout=datetime.timedelta(seconds=20))
-    brief = dist.new_group(timeout=datetime.timedelta(milliseconds=300))
+    brief = dist.new_group(timeout=datetime.timedelta(milliseconds=1200))  # to meet in, too
     if me == 0:
         rank.attempt("late", lambda: dist.all_reduce(torch.ones(3), group=brief))
     dist.barrier()

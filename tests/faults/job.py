@@ -23,14 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from patience import PATIENCE, SILENCE
 from ports import free_port
 
 TESTS = Path(__file__).parents[1]
-PATIENCE = 20.0
-"""Seconds for what is not under test, such as start-up, on a busy machine."""
-PROMPT = 3.0
-"""Seconds within which every rank must know of a loss, and within which everything closes, on a
-busy machine: far below the 12 after which silence alone would tell."""
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI",
               "PMIX", "SLURM_", "RINGCOMM_", "MPI", "PRTE_", "PYTHONWARNINGS")  # fmt: skip
@@ -60,7 +56,7 @@ class Nursery:
     """
 
     def __init__(self, *modules: str) -> None:
-        self.environment: dict[str, str] = {}
+        self.environment = {"RINGCOMM_PEER_TIMEOUT": str(SILENCE)}
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(

@@ -51,17 +51,17 @@ def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, 
     rank.attempt("refused", lambda: ringcomm.init(**arguments[rank.number], config=config))
     rank.emit("left", initialized=ringcomm.is_initialized())
     rank.wait_for_go()
-    good = dataclasses.replace(config, interfaces=(), lanes=1, secret_file="")
+    good = dataclasses.replace(config, interfaces=(), lanes=1, secret_file="", connect_timeout=30.0)
     _check(rank, ringcomm.init(config=good))
     ringcomm.shutdown()
 
 
-def with_secrets(rank: Rank, secrets: list[str | None]) -> None:
+def with_secrets(rank: Rank, secrets: list[str | None], timeout: float) -> None:
     """Joins with the secret at this rank's number in the environment."""
     secret = secrets[rank.number]
     if secret is not None:
         os.environ["RINGCOMM_SECRET"] = secret
-    rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=1.5)))
+    rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=timeout)))
     ringcomm.shutdown()
 
 

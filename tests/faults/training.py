@@ -13,6 +13,7 @@ import torch
 import torch._dynamo  # which DDP imports when it is first used: here once for all ranks
 import torch.distributed as dist
 from faults.rank import Rank
+from patience import PROMPT, until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -212,20 +213,19 @@ def overlap(rank: Rank) -> None:
     model = Net(layers=12)
     state = HookState("bf16")
     ddp = _wrap(model, state)
-    held_up: list[float] = []
+    expected = early = 0
 
     def hold_up(*_: object) -> None:
-        time.sleep(0.3)
-        held_up.append(time.perf_counter())
+        nonlocal early
+        until(lambda: state.report()["buckets"] >= expected, PROMPT)
+        early = state.report()["buckets"]
 
     model.row[1].register_full_backward_hook(hold_up)
     for step in range(3):  # the last one counts: the buckets are laid out anew after the first
+        expected = state.report()["buckets"] - 2 if step == 2 else 0
         state.reset()
-        held_up.clear()
         ddp(_batch(rank, step, torch.float32), True).sum().backward()
-    works = state.report()["works"]
-    early = sum(done < held_up[0] for _, done in works)
-    rank.emit("overlap", buckets=len(works), early=early)
+    rank.emit("overlap", buckets=state.report()["buckets"], early=early)
     _end()
 
 
