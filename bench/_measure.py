@@ -3,24 +3,30 @@
 Per size, every variant (a library with a compression) is verified, then timed in rounds: one round
 of each variant after the other, so that a disturbance of the machine meets all of them. A round is
 a barrier, one untimed call that uses up what the links' token buckets saved during the barrier,
-and then back-to-back calls, each timed.
+and then back-to-back calls, each timed. A round during which a machine's host took processor time
+away (_steal.py) is made again, all variants of it, until the size has taken PATIENCE times its
+budget; of each round the take that lost least counts.
 
-Invariants: every choice that depends on a clock is rank 0's, handed round before it is used, so
-all ranks make the same calls. Input is written anew before each round, outside the timed part.
+Invariants: every choice that depends on a clock is rank 0's, or follows from what all ranks saw,
+handed round before it is used, so all ranks make the same calls. Input is written anew before each
+round, outside the timed part.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from _closed_form import count_wrong, expected, pattern, tile
 from _peers import ITEM_BYTES, Call, Peer, What
+from _steal import stolen
 
 MIN_ROUNDS = 3
+PATIENCE = 6
 CALLS_PER_ROUND = 25  # few enough that sums of sums stay finite in f32
 MIN_CALLS = 6
 MAX_CALLS = 500
@@ -58,6 +64,7 @@ class Row:
     wirebw: float | None
     wrong: int
     cpu_s_per_gb: float
+    stolen: float
     ratios: dict[str, float] = dataclasses.field(default_factory=dict)
     """busbw over that of each other library at this size."""
 
@@ -70,6 +77,17 @@ class _Timing:
     cpu_s: float = 0.0
     wire: float = 0.0
     payload: float = 0.0
+    stolen_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runner:
+    """A variant made ready: its call, how many are planned, and the guess of one's seconds."""
+
+    peer: Peer
+    call: Call
+    plan: int
+    guess: float
 
 
 def busbw_factor(collective: str, world: int) -> float:
@@ -107,28 +125,65 @@ def measure_size(
     what = variants[0].what
     count = element_count(what, size, control.world)
     inputs = _input(what, count, control.rank, control.world)
-    prepared, wrong, guesses = [], [], []
+    runners, wrong = [], []
     for variant in variants:
         call = variant.peer.prepare(variant.what, inputs.size)
-        prepared.append(call)
         call.fill(inputs)
         wrong.append(_wrong(what, call.read(call.run()), control))
-        guesses.append(_warm_up(variant.peer, call, control, warmup, budget))
-    plans = [calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess))) for guess in guesses]
-    rounds = min(max(plans), max(MIN_ROUNDS, math.ceil(max(plans) / CALLS_PER_ROUND)))
-    timings = [_Timing() for _ in variants]
-    for turn in range(rounds):
-        for variant, call, plan, guess, timing in zip(
-            variants, prepared, plans, guesses, timings, strict=True
-        ):
-            share = (turn + 1) * plan // rounds - turn * plan // rounds
-            if share:
-                call.fill(inputs)
-                _time_round(variant.peer, call, share, guess < LONG_CALL_S, timing)
+        guess = _warm_up(variant.peer, call, control, warmup, budget)
+        plan = calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess)))
+        runners.append(_Runner(variant.peer, call, plan, guess))
+    most = max(runner.plan for runner in runners)
+    rounds = min(most, max(MIN_ROUNDS, math.ceil(most / CALLS_PER_ROUND)))
+    until = time.monotonic() + PATIENCE * budget * len(variants)
+    takes = [
+        _undisturbed(functools.partial(_take, runners, inputs, turn, rounds), control, until)
+        for turn in range(rounds)
+    ]
+    timings = map(_joined, zip(*takes, strict=True))
     return [
         _row(variant, count, timing, bad)
         for variant, timing, bad in zip(variants, timings, wrong, strict=True)
     ]
+
+
+def _take(
+    runners: Sequence[_Runner], inputs: np.ndarray, turn: int, rounds: int
+) -> list[_Timing]:
+    """One round of each, with its share of the planned calls."""
+    taken = []
+    for runner in runners:
+        share = (turn + 1) * runner.plan // rounds - turn * runner.plan // rounds
+        runner.call.fill(inputs)
+        taken.append(_time_round(runner.peer, runner.call, share, runner.guess < LONG_CALL_S))
+    return taken
+
+
+def _joined(rounds: Sequence[_Timing]) -> _Timing:
+    return _Timing(
+        seconds=[one for timing in rounds for one in timing.seconds],
+        cpu_s=sum(timing.cpu_s for timing in rounds),
+        wire=sum(timing.wire for timing in rounds),
+        payload=sum(timing.payload for timing in rounds),
+        stolen_s=sum(timing.stolen_s for timing in rounds),
+    )
+
+
+def _undisturbed(
+    take: Callable[[], list[_Timing]], control: Peer, until: float
+) -> list[_Timing]:
+    """The first take from which no machine's host took time; else that which lost least."""
+    best: list[_Timing] = []
+    least = math.inf
+    while True:
+        taken = take()
+        lost_s = sum(timing.stolen_s for timing in taken)
+        everyone = control.gather(np.array([lost_s, time.monotonic() >= until]))
+        worst = float(everyone[:, 0].max())
+        if worst < least:
+            best, least = taken, worst
+        if worst == 0 or everyone[0, 1]:
+            return best
 
 
 def _input(what: What, count: int, rank: int, world: int) -> np.ndarray:
@@ -174,30 +229,37 @@ def _warm_up(
     return guess
 
 
-def _time_round(peer: Peer, call: Call, calls: int, lead_in: bool, timing: _Timing) -> None:
+def _time_round(peer: Peer, call: Call, calls: int, lead_in: bool) -> _Timing:
+    timing = _Timing()
+    if not calls:
+        return timing
     peer.barrier()
     if lead_in:
         call.run()
-    sent = peer.sent()
+    sent, lost = peer.sent(), stolen()
     cpu = time.process_time()
     stamps = [time.perf_counter()]
     for _ in range(calls):
         call.run()
         stamps.append(time.perf_counter())
-    timing.cpu_s += time.process_time() - cpu
+    timing.cpu_s = time.process_time() - cpu
     now = peer.sent()
     if sent is not None and now is not None:
-        timing.wire += now[0] - sent[0]
-        timing.payload += now[1] - sent[1]
-    timing.seconds += np.diff(stamps).tolist()
+        timing.wire = now[0] - sent[0]
+        timing.payload = now[1] - sent[1]
+    timing.stolen_s = stolen() - lost
+    timing.seconds = np.diff(stamps).tolist()
+    return timing
 
 
 def _row(variant: Variant, count: int, timing: _Timing, wrong: int) -> Row:
     peer, what = variant.peer, variant.what
     size = count * ITEM_BYTES[what.dtype]
-    everyone = peer.gather(np.array([timing.cpu_s, timing.wire, timing.payload, *timing.seconds]))
-    cpu, wire, payload = everyone[:, :3].sum(axis=0)
-    calls = everyone[:, 3:].mean(axis=0)
+    everyone = peer.gather(np.array([timing.stolen_s, timing.cpu_s, timing.wire, timing.payload,
+                                     *timing.seconds]))
+    lost = float(everyone[:, 0].max())
+    cpu, wire, payload = everyone[:, 1:4].sum(axis=0)
+    calls = everyone[:, 4:].mean(axis=0)
     seconds = float(np.median(calls))
     known = peer.sent() is not None
     if not known:
@@ -217,4 +279,5 @@ def _row(variant: Variant, count: int, timing: _Timing, wrong: int) -> Row:
         wirebw=float(wire / peer.world / calls.size / seconds / 1e9) if known else None,
         wrong=wrong,
         cpu_s_per_gb=float(cpu / payload * 1e9) if payload else 0.0,
+        stolen=lost / float(calls.sum()),
     )

@@ -19,21 +19,23 @@ from _scenes import Scene
 from _standings import short
 from _verdicts import Finding, size_name
 
-HEADS = ("row", "goal", "measured", "spread", "x floor", "peers' figure over ringcomm's", "verdict")
+HEADS = ("row", "goal", "measured", "spread", "stolen", "x floor",
+         "peers' figure over ringcomm's", "verdict")
 
 
 def cells(finding: Finding) -> tuple[str, ...]:
     """A finding as the columns of HEADS."""
     peers = ", ".join(f"{name} {short(ratio)}" for name, ratio in finding.peers.items())
     spread = "-" if finding.spread is None else f"{100 * finding.spread:.0f} %"
+    stolen = "-" if finding.stolen is None else f"{finding.stolen:.2f}"
     floor = "-" if finding.over_floor is None else short(finding.over_floor)
-    return (finding.what, finding.goal, finding.measured, spread, floor, peers or "-",
+    return (finding.what, finding.goal, finding.measured, spread, stolen, floor, peers or "-",
             finding.verdict)
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """Aligned lines, with a blank line between groups."""
-    head, *rows = _columns.aligned([HEADS, *map(cells, findings)], left=(0, 5, 6))
+    head, *rows = _columns.aligned([HEADS, *map(cells, findings)], left=(0, 6, 7))
     lines, last = [head], ""
     for row, finding in zip(rows, findings, strict=True):
         if finding.group != last:

@@ -127,7 +127,8 @@ def _take(
     record.congestion[contender.name] = document["congestion"]
     record.measurements += [
         Measurement(site.name, contender.name, row["compression"], row["size"], turn,
-                    row["time_us"], row["busbw"], row["cpu_s_per_gb"], row["wrong"])
+                    row["time_us"], row["busbw"], row["cpu_s_per_gb"], row["wrong"],
+                    row["stolen"])
         for row in document["rows"]
     ]
     return None

@@ -55,6 +55,7 @@ class Measurement(Entry):
         busbw: GB/s that a port must carry each way.
         cpu: CPU seconds of all ranks per GB of payload sent.
         wrong: wrong elements over all ranks.
+        stolen: cores that the machine's host took from it while it was timed.
     """
 
     turn: int
@@ -62,6 +63,7 @@ class Measurement(Entry):
     busbw: float
     cpu: float
     wrong: int
+    stolen: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Finding:
         goal, measured: in words, with units.
         value: measured, in the unit of the goal's limit; None where it was not measured.
         spread: (largest - smallest) / median over the rounds.
+        stolen: cores that the machine's host took while ringcomm was timed; mean of the rounds.
         over_floor: ringcomm's figure over the floor's; None where there is no floor to it.
         peers: by library: its figure over ringcomm's.
         verdict: "met", "short", "wrong" or "not measured"; after a colon, more about it. A row that
@@ -45,6 +46,7 @@ class Finding:
     measured: str
     value: float | None
     spread: float | None
+    stolen: float | None
     over_floor: float | None
     peers: Mapping[str, float]
     verdict: str
@@ -83,6 +85,7 @@ def _judge_one(
         measured=_said(goal, value, mine),
         value=value,
         spread=(max(values) - min(values)) / value if value else 0.0,
+        stolen=statistics.mean(one.stolen for one in mine),
         over_floor=_over_floor(scene, goal, mine, floors),
         peers=peers,
         verdict=f"wrong: {wrong} elements" if wrong else outcome,
@@ -154,7 +157,7 @@ def verdict(goal: Goal, value: float) -> str:
 def missing(scene: Scene, goal: Goal) -> Finding:
     """The row, without a figure."""
     return Finding(scene.group, scene.name, _what(scene, goal), _goal(goal), "-", None, None, None,
-                   {}, "not measured")
+                   None, {}, "not measured")
 
 
 # --- ranks that wait, and rates that change ---

@@ -52,7 +52,7 @@ class Communicator(Collectives):
     ``__cuda_array_interface__`` or DLPack, which must be contiguous: a call follows the current
     stream (by DLPack alone the default one), or that of ``cuda.stream``, which goes on behind the
     result (DeviceWork). All of a communicator's are on one GPU; one call's are all there or all on
-    the host.
+    the host, and follow one stream.
 
     Count and dtype are the same on all ranks. ``out``, where given, has the result's count and
     dtype; results made here are of the tensor's library. ``async_op``, ``timeout``, and the errors

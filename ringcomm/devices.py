@@ -62,6 +62,11 @@ class DeviceView(View):
         chosen = cuda.chosen_stream()
         return self._current() if chosen is None else chosen
 
+    @property
+    def streams(self) -> list[int]:
+        """As ``stream``, of each tensor that this stands for."""
+        return [self.stream]
+
 
 class PackedView(DeviceView):
     """Several tensors of a GPU as one: at multiples of ``align`` elements, and zeros between them.
@@ -84,6 +89,10 @@ class PackedView(DeviceView):
             [part.owner for part in parts], parts, 0, some.dtype, (total,), some.device,
             some._current, some.new,
         )  # fmt: skip
+
+    @property
+    def streams(self) -> list[int]:
+        return [part.stream for _, part in self.pieces]
 
 
 def view(obj: Any, *, writable: bool) -> View:
@@ -120,6 +129,13 @@ def common_device(views: Sequence[View]) -> DeviceView | None:
     if len(devices) > 1:
         raise TensorError(f"the call's tensors lie on GPUs {devices}; all must be on one")
     return next((view for view in found if view.count), found[0])
+
+
+def streams_of(views: Sequence[View]) -> list[int]:
+    """The streams, each once, that a call on these follows now: there is one, but where the tensors
+    are of several libraries, or an array names its own."""
+    found = [view.streams for view in views if isinstance(view, DeviceView) and view.count]
+    return list(dict.fromkeys(stream for streams in found for stream in streams))
 
 
 def _kind(obj: Any) -> str:

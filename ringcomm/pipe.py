@@ -25,8 +25,8 @@ import numpy as np
 from . import cuda
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
-from .devices import DeviceView, PackedView
-from .errors import RingcommError
+from .devices import DeviceView, PackedView, streams_of
+from .errors import RingcommError, TensorError
 from .work import SLICE_MS, Work
 
 if TYPE_CHECKING:
@@ -136,17 +136,18 @@ class DeviceWork(Work):
         result = self._poll(0)
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error
-        stream = self._where.stream
-        if stream == cuda.NO_STREAM:
+        streams = streams_of(self._views)
+        if cuda.NO_STREAM in streams or not streams:
             while (result := int(lib.rc_flight_landed(self._slot[0], SLICE_MS))) == AGAIN:
                 pass
             if result != OK:
                 raise self._make_error(result)
             return self._result
         error = ffi.new("rc_error *")
-        code = lib.rc_flight_order(self._slot[0], stream, error)
-        if code != OK:
-            raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
+        for stream in streams:
+            code = lib.rc_flight_order(self._slot[0], stream, error)
+            if code != OK:
+                raise error_class(code)(f"{self.name} #{self.seq}: {text(error.message)}")
         return self._result
 
     def _scatter_back(self) -> RingcommError | None:
@@ -184,14 +185,17 @@ class Pipe:
 
         Returns:
             The rc_result and the rc_error; the work is under way if the former is OK.
+
+        Raises TensorError for tensors that follow several streams.
         """
+        stream = _one_stream(work)
         error, slot = ffi.new("rc_error *"), work._slot
         pieces = work._where.pieces if isinstance(work._where, PackedView) else []
         parts = ffi.new("rc_piece[]", [(p.address, at, p.nbytes) for at, p in pieces])
         with self._registered:
             try:
                 code = lib.rc_pipe_submit(
-                    self._handle, call, parts, len(parts), work._where.stream, slot, error
+                    self._handle, call, parts, len(parts), stream, slot, error
                 )
             finally:
                 if slot[0]:
@@ -258,6 +262,17 @@ class Pipe:
             except BaseException:  # sys.exit() in a callback too: others are still to be called
                 _log.exception("a callback of a finished collective raised")
             del work, tell  # they hold the tensor
+
+
+def _one_stream(work: DeviceWork) -> int:
+    """The stream that the work's call follows. Raises TensorError."""
+    streams = [stream for stream in streams_of(work._views) if stream != cuda.NO_STREAM]
+    if len(streams) > 1:
+        raise TensorError(
+            f"{work.name}: the call's tensors follow streams {', '.join(map(hex, streams))}; let "
+            "one wait for the others, and call within `with ringcomm.cuda.stream(...)` of that"
+        )
+    return streams[0] if streams else cuda.NO_STREAM
 
 
 def _make_pipe(comm: Any, device: int, kernels: bytes) -> Any:

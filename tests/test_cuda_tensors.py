@@ -206,6 +206,31 @@ def test_a_stream_may_be_chosen_for_calls_and_for_waits(gpu: Gpu) -> None:
     run_ranks(2, body)
 
 
+def test_tensors_of_several_streams_need_one_to_follow(gpu: Gpu) -> None:
+    """Else the call would follow that of one of them. What waits lets all go on behind it."""
+
+    def body(comm: Communicator) -> None:
+        first, second = gpu.stream(), gpu.stream()
+        array, out = gpu.array(np.ones(5000, np.float32), first), gpu.empty((5000,), "f4", second)
+        several = r"follow streams 0x.*, 0x.*; let one wait"
+        with pytest.raises(TensorError, match=several):
+            comm.allreduce(array, out=out)
+        with pytest.raises(TensorError, match=several):
+            comm.allreduce_many([array, out])
+        array.add(1.0, first)
+        with ringcomm.cuda.stream(first):
+            work = comm.allreduce(array, out=out, async_op=True)
+        work.wait()
+        for stream in (first, second):
+            assert bits(out.read(stream)) == bits(np.full(5000, 4, np.float32))
+        out.stream = None
+        array.add(1.0, first)
+        comm.allreduce(array, out=out)
+        assert bits(out.peek()) == bits(np.full(5000, 6, np.float32))
+
+    run_ranks(2, body)
+
+
 def test_host_tensors_between_gpu_tensors_keep_their_turn(gpu: Gpu) -> None:
     """Else ranks would find that they called different collectives."""
 

@@ -128,7 +128,7 @@ def test_bandwidths_as_defined() -> None:
 def _row(library: str, compression: str, time_us: float, size: int = 4_194_304) -> _measure.Row:
     algbw = size / time_us / 1e3
     return _measure.Row(size, size // 4, "f32", "sum", library, compression, 6, time_us, time_us,
-                        algbw, algbw, None, 0, 0.1)
+                        algbw, algbw, None, 0, 0.1, 0.0)
 
 
 def test_verdicts_follow_from_the_rows() -> None:
@@ -144,6 +144,23 @@ def test_verdicts_follow_from_the_rows() -> None:
     assert "4096 B" not in text
     heads = _table.header(["gloo"]).splitlines()
     assert {len(line) for line in heads} == {len(_table.line(rows[0], ["gloo"]))}
+
+
+@pytest.mark.parametrize(("lost", "counts", "made"), [
+    ([0.0, 9.0], 0, 1),  # nothing was taken away: once
+    ([0.3, 0.0, 9.0], 1, 2),
+    ([0.3, 0.1, 0.2], 1, 3),  # then its time is up
+])  # fmt: skip
+def test_rounds_that_the_host_disturbed_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, lost: list[float], counts: int, made: int
+) -> None:
+    clock = iter([0.0, 0.0, 99.0])
+    monkeypatch.setattr(_measure.time, "monotonic", lambda: next(clock))
+    takes = [[_measure._Timing([number], stolen_s=each)] for number, each in enumerate(lost)]
+    left = iter(takes)
+    alone = Together(0, [None], threading.Barrier(1))
+    assert _measure._undisturbed(lambda: next(left), alone, 50.0) is takes[counts]
+    assert len(list(left)) == len(lost) - made
 
 
 # --- the floor ---
