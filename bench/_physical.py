@@ -3,8 +3,8 @@
     half round trip   two ranks throw a message to and fro, polling, the others idle
     duplex stream     every rank sends to its right neighbour and receives from its left, all at
                       once, each with one polling thread; the rank that receives least counts
-    memory copy       every rank copies a buffer, all at once: one larger than any cache, and one
-                      of 1 MiB that stays in them
+    memory copy       every rank copies a buffer, all at once: one larger than any cache, one of
+                      1 MiB that stays in them, and one that its neighbour has just written
 
 peers.py starts it between the libraries' jobs, once a round, so that it meets the same machine.
 Sockets and buffers are driven from Python, which shows in the half round trip of a small message,
@@ -27,6 +27,7 @@ import os
 import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,9 @@ from sweep import _address_of
 PING_BYTES = (4, 4096, 65536)
 COPY_BYTES = 64 << 20
 NEAR_BYTES = 1 << 20
+HANDED_BYTES = 512 << 10  # what two ranks hand over of NEAR_BYTES at once
+_HANDED_TURNS = 40
+_SHARED = Path("/dev/shm")  # which no disk has to do with
 _TURNS = 400  # of ping-pong: some 10 ms where the ranks have a core each
 
 
@@ -52,6 +56,7 @@ class Physical:
         stream_cpu: CPU seconds of all ranks per GB sent.
         copy: GB/s of the slowest rank's memory copy (bytes copied, not read plus written).
         copy_near: the same of a buffer that stays in the caches.
+        copy_handed: the same of one that the neighbour has just written, in memory that they share.
         congestion: congestion control of the streams.
     """
 
@@ -60,6 +65,7 @@ class Physical:
     stream_cpu: float
     copy: float
     copy_near: float
+    copy_handed: float
     congestion: str
 
     @classmethod
@@ -82,6 +88,7 @@ def measure(control: Star, rails: list[tuple[str, str]], seconds: float, wanted:
         rate, sent, cpu = _duplex(right, left, seconds)
         control.barrier()
     copied = [_copy_rate(size, seconds / 8) for size in (COPY_BYTES, NEAR_BYTES)]
+    copied.append(_handed_rate(control))
     table = control.gather(np.array([rate, sent, cpu, *copied]))
     everyone = control.gather(np.array([*trips.values()]))
     return Physical(
@@ -90,6 +97,7 @@ def measure(control: Star, rails: list[tuple[str, str]], seconds: float, wanted:
         stream_cpu=float(table[:, 2].sum() / max(1.0, table[:, 1].sum()) * 1e9),
         copy=float(table[:, 3].min() / 1e9),
         copy_near=float(table[:, 4].min() / 1e9),
+        copy_handed=float(table[:, 5].min() / 1e9),
         congestion=used.rstrip(b"\0").decode(),
     )
 
@@ -189,6 +197,47 @@ def _copy_rate(size: int, seconds: float) -> float:
         np.copyto(target, source)
         times.append(time.perf_counter() - began)
     return float(size / np.median(times))
+
+
+def _handed_rate(control: Star) -> float:
+    """Bytes per second of copying what another core's cache holds; the median of the copies."""
+    allowed = os.sched_getaffinity(0)
+    cores = sorted(allowed)
+    os.sched_setaffinity(0, [cores[control.rank % len(cores)]])  # never its neighbour's
+    try:
+        return _hand_round(control, _shared(control).reshape(control.world, HANDED_BYTES))
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _hand_round(control: Star, parts: np.ndarray) -> float:
+    mine, theirs = parts[control.rank], parts[(control.rank + 1) % control.world]
+    target, times = np.ones(HANDED_BYTES, np.uint8), []
+    for turn in range(_HANDED_TURNS):
+        mine[:] = turn
+        control.barrier()
+        began = time.perf_counter()
+        np.copyto(target, theirs)
+        times.append(time.perf_counter() - began)
+        control.barrier()
+    return float(HANDED_BYTES / np.median(times))
+
+
+def _shared(control: Star) -> np.ndarray:
+    """HANDED_BYTES of each rank in memory that all see; nothing of it is left when they end."""
+    token = control.gather(np.frombuffer(os.urandom(8), np.uint8))[0].tobytes().hex()
+    folder = _SHARED if _SHARED.is_dir() else Path(tempfile.gettempdir())
+    path = folder / f"floor-{token}"
+    if control.rank == 0:
+        path.touch(0o600)
+        os.truncate(path, control.world * HANDED_BYTES)
+    control.barrier()
+    with path.open("r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+    control.barrier()
+    if control.rank == 0:
+        path.unlink()
+    return memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:

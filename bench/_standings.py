@@ -166,6 +166,7 @@ def best_floor(floors: Sequence[Physical]) -> Physical | None:
         stream_cpu=min(floor.stream_cpu for floor in floors),
         copy=max(floor.copy for floor in floors),
         copy_near=max(floor.copy_near for floor in floors),
+        copy_handed=max(floor.copy_handed for floor in floors),
         congestion=floors[0].congestion,
     )
 
@@ -174,12 +175,13 @@ def floor_us(floor: Physical, size: int, world: int, shared: bool = False) -> fl
     """What an all-reduce must take: one message's way, or the bytes' way.
 
     Whatever the algorithm, a rank must hear from the others once, and must send and receive
-    2(N-1)/N of the size, as fast as the streams can. In shared memory those bytes must be copied;
-    there is no floor of a message there, so none below a page.
+    2(N-1)/N of the size, as fast as the streams can. In shared memory those bytes must be copied,
+    from where another core has written them; there is no floor of a message there, so none below a
+    page.
     """
     sent = size * 2 * (world - 1) / world
     if shared:
-        rate = floor.copy_near if size <= NEAR_BYTES else floor.copy
+        rate = floor.copy_handed if size <= NEAR_BYTES else floor.copy
         return sent / rate / 1e3 if size > 4096 else None
     hop = floor.half_trip_us[min(floor.half_trip_us)]
     return max(hop, sent / floor.stream / 1e3) if floor.stream else hop
@@ -238,7 +240,8 @@ def describe_floor(floor: Physical) -> str:
     trips = ", ".join(f"{size} B {us:.1f}" for size, us in floor.half_trip_us.items())
     return (f"floor, best of the rounds: half round trip in us: {trips}; duplex stream "
             f"{floor.stream:.4f} GB/s into each rank, {floor.stream_cpu:.3f} CPU s/GB; memory copy "
-            f"{floor.copy:.1f} GB/s in each rank, {floor.copy_near:.1f} within the caches; "
+            f"{floor.copy:.1f} GB/s in each rank, {floor.copy_near:.1f} within the caches, "
+            f"{floor.copy_handed:.1f} from another core's; "
             f"{floor.congestion}")
 
 

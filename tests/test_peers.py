@@ -40,7 +40,7 @@ def one(
 
 
 FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, copy_near=20.0,
-                 congestion="reno")
+                 copy_handed=10.0, congestion="reno")
 
 
 def merge(rows: list[Measurement], floors: list[Physical] | None = None) -> list:
@@ -86,16 +86,16 @@ def test_the_floor_is_one_way_or_the_bytes() -> None:
     assert _standings.floor_us(FLOOR, 64, 2) == 5.0
     assert _standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
     assert _standings.floor_us(FLOOR, 1_000_000, 4) == pytest.approx(750.0)
-    slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, 15.0, "reno")
+    slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, 15.0, 12.0, "reno")
     best = _standings.best_floor([FLOOR, slower])
-    assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, 20.0, "reno")
+    assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, 20.0, 12.0, "reno")
     assert merge([one("gloo", 0, 10.0)], [FLOOR, slower])[0].floor_us == 4.0
     assert _standings.best_floor([]) is None
 
 
 def test_the_floor_of_shared_memory_is_a_copy() -> None:
     assert _standings.floor_us(FLOOR, 4096, 2, shared=True) is None
-    assert _standings.floor_us(FLOOR, 1_000_000, 2, shared=True) == pytest.approx(50.0)
+    assert _standings.floor_us(FLOOR, 1_000_000, 2, shared=True) == pytest.approx(100.0)
     assert _standings.floor_us(FLOOR, 9_000_000, 2, shared=True) == pytest.approx(1000.0)
 
 

@@ -28,7 +28,8 @@ from _scenes import GROUPS, LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
 from _standings import SUBJECTS, Measurement  # noqa: E402
 from _verdicts import followed, judge  # noqa: E402
 
-FLOOR = Physical({4: 5.0}, stream=2.0, stream_cpu=0.2, copy=9.0, copy_near=20.0, congestion="reno")
+FLOOR = Physical({4: 5.0}, stream=2.0, stream_cpu=0.2, copy=9.0, copy_near=20.0,
+                 copy_handed=10.0, congestion="reno")
 SIZE = 1_000_000
 
 
