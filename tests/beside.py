@@ -8,6 +8,8 @@ A test that is about such a command names it, and is given how it ended:
         assert beside.code == 0, beside.output
 
 conftest.py puts these tests last and starts what the chosen ones name when the first test begins.
+A command that keeps all cores busy by itself is marked so (all_cores=True) and follows the others:
+what runs when no test is left to run beside it then leaves no core idle.
 The commands run one after the other, in the repository's root, in a process of their own (this file
 as a script), of low priority so that tests that measure time do not feel them; a command that two
 tests name runs once. "{folder}" in a command is a folder of its own, which the test finds as

@@ -2,7 +2,7 @@
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
 reaches a test, and no tuned table of the user who runs them; tests that wait for what runs beside
-the others come last.
+the others come last, and of these those whose command uses all cores by itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 # ---- what runs beside the tests ----
 
 
+def _turn(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("beside")
+    return 0 if mark is None else 2 if mark.kwargs.get("all_cores") else 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # the commands wait for each other

@@ -128,7 +128,7 @@ static int waits_until(flights_state *holds, const exchange *e)
 
 static void it_has_the_bits_of_host_tensors(void)
 {
-    for (int ranks = 2; ranks <= 4; ranks++)
+    for (int ranks = 2; ranks <= CHECK_LESS(4, 3); ranks++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
             exchange e = begin(ranks, codecs[c], COUNT - 1 - c * 256);
             for (int i = 0; i < 5; i++) {
@@ -334,7 +334,7 @@ static void faults_are_seen(void)
 {
     CHECK(follows_streams(PIPE_SOUND));
     gpu_expect_clean();
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < CHECK_LESS(10, 2); i++) {
         CHECK(!follows_streams(PIPE_EARLY_SHOW));
         CHECK(!follows_streams(PIPE_NO_INPUT_EVENT));
         CHECK(!follows_streams(PIPE_NO_DONE_EVENT));
@@ -344,7 +344,7 @@ static void faults_are_seen(void)
 static void an_early_release_is_seen(void)
 {
     for (int sound = 0; sound < 2; sound++)
-        for (int i = 0; i < 10; i++) {
+        for (int i = 0; i < CHECK_LESS(10, 2); i++) {
             exchange e = begin(3, RC_CODEC_INT8, SHORT);
             pipe_fault = sound ? PIPE_SOUND : PIPE_EARLY_RELEASE;
             submit_all(&e, 0);
@@ -424,7 +424,7 @@ static void go_past_it(exchange *e, int first_failure, int failures)
 static void room_is_lost(rc_codec codec)
 {
     for (int first = 1; first <= 2; first++)
-        for (int failures = first > 1; failures <= 5; failures++) {
+        for (int failures = first > 1; failures <= 5; failures += CHECK_LESS(1, 2)) {
             int ranks = codec == RC_CODEC_BF16 ? 2 : 2 + (first + failures) % 2;
             exchange e = begin_with(ranks, codec, COUNT, SMALL_ARENA);
             begin_to_come_back(&e, failures % 3 == 1);
@@ -522,7 +522,7 @@ static int one_call_fails(int k, int error)
 static void any_call_may_fail(void)
 {
     int k = 1;
-    for (; k < 2000 && one_call_fails(k, CU_LAUNCH_FAILED); k += 1 + k / 24)
+    for (; k < 2000 && one_call_fails(k, CU_LAUNCH_FAILED); k += 1 + k / CHECK_LESS(24, 8))
         continue;
     CHECK(k > 200 && k < 2000);
 }
