@@ -11,6 +11,7 @@ static const double WINDOW_NS = 2 * MS;
 /* Between packets of a stream that does not pause: the receiver's own delays, or the packets'. */
 static const double PAUSE_NS = 0.2 * MS;
 static const double PACKETS_BYTES = 4 * 1500;
+static const double NO_FASTER = 1.1; /* than is known, but for noise */
 /* What a shaper saves up at most, and the longest that this takes to come out. */
 static const double BUCKET_BYTES = 128 << 10, BUCKET_NS = 1.25 * MS, BURST_NS = 2 * MS;
 
@@ -37,6 +38,15 @@ static double saved_up(const rate_meter *m, double pause)
     return m->last == 0 || m->rate == 0.0 || saved > most ? most : saved;
 }
 
+/* 1 for what comes within a frame after so long that nothing saved up is left: that would have come
+ * at once, and made it seem faster rather than slower than it is. Where a slow port passes large
+ * packets whole (GSO), a frame is two of them, and of a frame that waited for none there is no more
+ * to be measured than the time between these. */
+static int is_no_burst(const rate_meter *m, double elapsed, double bytes, int between_frames)
+{
+    return !between_frames && elapsed > PAUSE_NS && bytes < NO_FASTER * elapsed * m->rate;
+}
+
 static void close_window(rate_meter *m)
 {
     m->backing += m->span;
@@ -53,7 +63,7 @@ void meter_arrived(rate_meter *m, uint64_t now, size_t bytes, int between_frames
     if (is_pause(m, elapsed, between_frames)) {
         m->burst = saved_up(m, elapsed);
         m->burst_span = 0.0;
-    } else if (m->burst > 0.0) {
+    } else if (m->burst > 0.0 && !is_no_burst(m, elapsed, (double)bytes, between_frames)) {
         m->burst = m->burst > (double)bytes ? m->burst - (double)bytes : 0.0;
         m->burst_span += elapsed;
         if (m->burst_span > BURST_NS)

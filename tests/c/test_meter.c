@@ -124,6 +124,28 @@ static void change_is_followed(void)
     }
 }
 
+/* A slow port passes packets of 64 KiB whole, two for each frame, and a call has few frames. What
+ * comes first after each pause, and with it all of a frame, could be saved up; but not so late. */
+static void packets_as_long_as_pauses(void)
+{
+    static const double rate = LINE / 5, believed[] = {1.0, 1.3, 5.0};
+    enum { LUMP = 65160, REST = 65960, HEAD = 8192 };
+    for (size_t i = 0; i < CHECK_COUNT(believed); i++) {
+        rate_meter m;
+        meter_init(&m, rate * believed[i]);
+        uint64_t now = CLOCK_S;
+        for (int frames = 0; frames < 120; frames++) {
+            now += frames % 5 == 0 ? 8 * CLOCK_MS : (uint64_t)(LUMP / rate);
+            meter_arrived(&m, now, HEAD, 1);
+            meter_arrived(&m, now + 40 * US, LUMP - HEAD, 0);
+            now += (uint64_t)(REST / rate);
+            meter_arrived(&m, now, REST, 0);
+        }
+        if (!CHECK(near(m.rate, rate, 0.05)))
+            fprintf(stderr, "believed %g: %g\n", believed[i], m.rate / rate);
+    }
+}
+
 /* The reader was away: what waited in the kernel meanwhile then comes at once. */
 static void late_reader_measures_the_same(void)
 {
@@ -149,6 +171,7 @@ int main(void)
         {"bursts_are_left_over", bursts_are_left_over},
         {"small_messages_change_nothing", small_messages_change_nothing},
         {"change_is_followed", change_is_followed},
+        {"packets_as_long_as_pauses", packets_as_long_as_pauses},
         {"late_reader_measures_the_same", late_reader_measures_the_same},
     };
     return check_run(tests, CHECK_COUNT(tests));
