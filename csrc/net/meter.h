@@ -7,7 +7,7 @@
  *     | pause | burst |<------- measured ------->| pause
  *
  * A pause ends a measurement, and after it come, at once, the bytes that a shaper has saved up
- * meanwhile: these and their time are left out.
+ * meanwhile: these and their time are left out, unless they come too late for that.
  *
  * Pure: no OS; times are given. Not thread-safe.
  */
