@@ -26,7 +26,7 @@ from _peers import ITEM_BYTES, Call, Peer, What
 from _steal import stolen
 
 MIN_ROUNDS = 3
-PATIENCE = 6
+PATIENCE = 6  # budgets of a size, until disturbed rounds are made again no more
 CALLS_PER_ROUND = 25  # few enough that sums of sums stay finite in f32
 MIN_CALLS = 6
 MAX_CALLS = 500
