@@ -1,0 +1,198 @@
+"""What a trial of faults.py comes to, and the table of many: pure functions over its rows.
+
+A trial is short of what docs/RELIABILITY.md claims if a rank gets no exception within the bound, if
+an exception is none of ringcomm's, or does not name the rail that was hurt where there are several,
+or names others and not the host that was hurt; if a sum was wrong or a process crashed. In bring-up
+the job may start without the port instead, if a rank says so in its log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _fault_lab import FAULTS, PHASES, Trial
+
+GRACE_S = 2.0  # added to peer_timeout: what noticing, telling all ranks and waking them may take
+
+_OWN_PLACE = re.compile(r"^.*? failed on rank \d+ \([^)]*\) after [\d.]+ s: ", re.DOTALL)
+_NAMED = re.compile(r"\b(?:ranks?|host) ?(\d+(?:(?:, | and )\d+)*)\b")
+
+BLAME = ("host", "pair", "own end", "nobody", "wrong")
+"""Whom an exception names, best first: the hurt host by its rank; it among others; the hurt host's
+own rank names the other end, as it cannot know better; nobody; others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of a trial.
+
+    Attributes:
+        seconds: from the fault until the slowest rank had its exception, or the job had started
+            without the port; infinite if a rank never came so far.
+        left_out: the job started without the port.
+        rail: whether the hurt rail was named: "rail", "nobody" or "wrong"; of the worst rank.
+        blame: one of BLAME; of the worst rank.
+        short: in what it falls short; empty if in nothing.
+    """
+
+    seconds: float
+    left_out: bool
+    rail: str
+    blame: str
+    short: tuple[str, ...]
+
+
+def judge(row: dict[str, Any]) -> Verdict:
+    """The verdict on a row."""
+    trial, ranks = Trial(**row["trial"]), row["ranks"]
+    failed = [rank for rank in ranks if rank["error"]]
+    left_out = not failed and trial.phase == "bring-up" and not _still_has(trial, ranks)
+    came = "opened" if left_out else "failed"
+    missing = sum(came not in rank["after"] for rank in ranks)
+    seconds = float("inf") if missing else max(rank["after"][came] for rank in ranks)
+    blames = [_blame(trial, me, rank["error"]) for me, rank in enumerate(ranks) if rank["error"]]
+    rails = [_rail(trial, rank["error"]) for rank in failed]
+    blame = max(blames, key=BLAME.index, default="-")
+    rail = max(rails, key=("rail", "nobody", "wrong").index, default="-")
+    late = seconds > row["settings"][_limit(trial, ranks)] + GRACE_S
+    faults = {
+        f"{missing} of {len(ranks)} ranks never noticed": missing,
+        "late": late and not missing,
+        "an untyped error": any(not rank["error"]["typed"] for rank in failed),
+        f"rail: {rail}": trial.ports > 1 and rail in ("nobody", "wrong"),
+        f"host: {blame}": blame in ("nobody", "wrong"),
+        "left out without a word": left_out and not any(_warns(trial, rank) for rank in ranks),
+        "a wrong sum": any(rank["wrong"] for rank in ranks),
+        "a crash": any(rank["code"] < 0 for rank in ranks),
+    }
+    return Verdict(seconds, left_out, rail, blame, tuple(name for name, is_so in faults.items()
+                                                         if is_so))
+
+
+def _limit(trial: Trial, ranks: Sequence[dict[str, Any]]) -> str:
+    """The setting that bounds the trial: ranks that are not in yet go by connect_timeout."""
+    in_time = all("opened" in rank["after"] for rank in ranks)
+    return "peer_timeout" if trial.phase != "bring-up" or in_time else "connect_timeout"
+
+
+def _still_has(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:
+    return any(trial.hurts(me, peer, rail)
+               for me, rank in enumerate(ranks) for peer, rail in rank["lanes"])
+
+
+def _warns(trial: Trial, rank: dict[str, Any]) -> bool:
+    return any(f"rail {trial.nic} " in line for line in rank["logged"])
+
+
+def _rail(trial: Trial, error: dict[str, Any]) -> str:
+    if error["rail"] is not None:
+        return "rail" if error["rail"] == trial.nic else "wrong"
+    named = set(re.findall(r"\b(?:rail |eth)(\d+)", error["text"]))
+    return "nobody" if not named else "rail" if str(trial.nic) in named else "wrong"
+
+
+def _blame(trial: Trial, me: int, error: dict[str, Any]) -> str:
+    hurt = {trial.host, trial.to} - {-1}
+    text = _OWN_PLACE.sub("", error["text"])
+    named = {int(number) for group in _NAMED.findall(text) for number in re.findall(r"\d+", group)}
+    if error["rank"] is not None:
+        named.add(error["rank"])
+    if error["rank"] in hurt:
+        return "host"
+    if named & hurt:
+        return "pair"
+    return "nobody" if not named else "own end" if me in hurt else "wrong"
+
+
+# ---- the table ----
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown: a summary, a line per fault, world and phase, and what fell short."""
+    judged = [(row, judge(row)) for row in rows]
+    if not judged:
+        return "No trials yet."
+    ports = sorted({row["trial"]["ports"] for row, _ in judged}, reverse=True)
+    parts = [_summary(judged)]
+    for count in ports:
+        mine = [(row, verdict) for row, verdict in judged if row["trial"]["ports"] == count]
+        parts.append(f"**{count} port{'s' if count > 1 else ''} per host**\n\n"
+                     + _lines(mine, by_world=count > 1))
+    return "\n\n".join([*parts, *_shortfalls(judged)])
+
+
+_Judged = list[tuple[dict[str, Any], Verdict]]
+
+
+def _summary(judged: _Judged) -> str:
+    settings = judged[0][0]["settings"]
+    short = sum(bool(verdict.short) for _, verdict in judged)
+    never = sum(verdict.seconds == float("inf") for _, verdict in judged)
+    slowest = max((v.seconds for _, v in judged if v.seconds != float("inf")), default=0.0)
+    wrong = sum(verdict.blame == "wrong" or verdict.rail == "wrong" for _, verdict in judged)
+    return (
+        f"{len(judged)} trials; {short} fall short, of which in {never} a rank never noticed, and in "
+        f"{wrong} an exception blames another end or rail. The slowest rank of all the others had "
+        f"its exception {slowest:.2f} s after the fault. heartbeat {settings['heartbeat']:g} s, "
+        f"peer_timeout {settings['peer_timeout']:g} s, connect_timeout "
+        f"{settings['connect_timeout']:g} s. {os.cpu_count()} cores of {_cpu()}, "
+        f"{platform.system()} {platform.release()}."
+    )
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _lines(judged: _Judged, by_world: bool) -> str:
+    lines = ["| fault | hosts | phase | trials | median | slowest | named | short |",
+             "|---|---|---|---|---|---|---|---|"]
+    key: Callable[[dict[str, Any]], tuple[str, str, str]] = lambda t: (
+        t["fault"], str(t["world"]) if by_world else "all", t["phase"])
+    worlds = sorted({key(row["trial"])[1] for row, _ in judged})
+    for fault in FAULTS:
+        for world in worlds:
+            for phase in PHASES:
+                cell = [v for row, v in judged if key(row["trial"]) == (fault, world, phase)]
+                if cell:
+                    lines.append(f"| {fault} | {world} | {phase} | {_cell(cell)} |")
+    return "\n".join(lines)
+
+
+def _cell(verdicts: Sequence[Verdict]) -> str:
+    ended = [verdict.seconds for verdict in verdicts]
+    named = Counter("started without it" if v.left_out else
+                    f"rail, {v.blame}" if v.rail == "rail" else v.blame for v in verdicts)
+    said = "; ".join(f"{name} {count}" if len(named) > 1 else name
+                     for name, count in named.most_common())
+    short = sum(bool(verdict.short) for verdict in verdicts)
+    return (f"{len(verdicts)} | {_seconds(statistics.median(ended))} | {_seconds(max(ended))} | "
+            f"{said} | {short or ''}")
+
+
+def _seconds(value: float) -> str:
+    return "never" if value == float("inf") else f"{value:.2f} s"
+
+
+def _shortfalls(judged: _Judged) -> list[str]:
+    """What fell short, by kind, with an example of each."""
+    examples: dict[str, tuple[int, dict[str, Any]]] = {}
+    for row, verdict in judged:
+        for short in verdict.short:
+            count, example = examples.get(short, (0, row))
+            examples[short] = (count + 1, example)
+    if not examples:
+        return []
+    lines = [f"- {short}: {count}, as in {Trial(**row['trial'])}"
+             for short, (count, row) in sorted(examples.items(), key=lambda e: -e[1][0])]
+    return ["Short:\n\n" + "\n".join(lines)]
