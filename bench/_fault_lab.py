@@ -1,8 +1,8 @@
 """One fault on an emulated cluster at a time, and what every rank made of it.
 
-A Cluster is a netlab whose hosts have a worker each (_fault_rank.py). A trial forks the ranks, waits
-until all are in the phase in which the fault shall come, breaks one port, and takes down when each
-rank's exception came and what it said. Then the port is mended for the next trial.
+A Cluster is a netlab whose hosts have a worker each (_fault_rank.py). A trial forks the ranks,
+waits until all are in the phase in which the fault shall come, breaks one port, and takes down when
+each rank's exception came and what it said. Then the port is mended for the next trial.
 
 Invariants: no rank of a trial lives when run() returns; leaving the ``with`` block removes workers,
 namespaces and files; nothing waits without a limit, and everything ends soon after ``stop`` is set.
@@ -43,11 +43,11 @@ _DELAY_S = {"bring-up": 0.3}  # the fault comes at a random moment within; 0.6 u
 _TRIES = 5
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The command is to end."""
 
 
-class Void(Exception):
+class VoidError(Exception):
     """A trial that says nothing: the phase was over, or something failed, before the fault."""
 
 
@@ -111,7 +111,7 @@ class Cluster:
 
     Args:
         mbit: rate of every port.
-        stop: ends whatever is going on, with Stopped.
+        stop: ends whatever is going on, with StoppedError.
     """
 
     def __init__(self, world: int, ports: int, mbit: float, stop: threading.Event) -> None:
@@ -170,7 +170,9 @@ class Cluster:
 
     # ---- a trial ----
 
-    def run(self, trial: Trial, settings: dict[str, Any], seed: str, limit: float) -> dict[str, Any]:
+    def run(
+        self, trial: Trial, settings: dict[str, Any], seed: str, limit: float
+    ) -> dict[str, Any]:
         """The trial's row: settings, and per rank when it failed, and with what.
 
         Args:
@@ -178,13 +180,13 @@ class Cluster:
             seed: decides the moment of the fault.
             limit: seconds after the fault at which ranks that have not failed are given up.
 
-        Raises Void when it did not come to the fault in several tries.
+        Raises VoidError when it did not come to the fault in several tries.
         """
         for attempt in range(_TRIES):
             try:
                 return self._try(trial, settings, random.Random(f"{seed} {trial.key} {attempt}"),
                                  limit)
-            except Void as void:
+            except VoidError as void:
                 reason = void
         raise reason
 
@@ -197,7 +199,7 @@ class Cluster:
             ready = "starting" if trial.phase == "bring-up" else "ready"
             if not self._pump(lambda: all(r.said(ready) or r.said("failed") for r in self._ranks),
                               _START_S):
-                raise Void(f"{trial}: the ranks did not come so far: {self._printed()}")
+                raise VoidError(f"{trial}: the ranks did not come so far: {self._printed()}")
             self._pump(lambda: False, delay)
             self._check_before(trial)
             hit = time.monotonic()
@@ -221,16 +223,16 @@ class Cluster:
             worker.send(json.dumps(order).encode())
 
     def _check_before(self, trial: Trial) -> None:
-        """Raises Void if the trial's moment has passed, or the ranks were not well before."""
+        """Raises VoidError if the trial's moment has passed, or the ranks were not well before."""
         for rank in self._ranks:
             if rank.said("failed"):
-                raise Void(f"{trial}: failed before: {rank.events['failed']['text']}")
+                raise VoidError(f"{trial}: failed before: {rank.events['failed']['text']}")
         everything = (self.world - 1) * self.ports
         if trial.phase == "bring-up":
             if all(rank.said("opened") for rank in self._ranks):
-                raise Void(f"{trial}: all were in before the fault came")
+                raise VoidError(f"{trial}: all were in before the fault came")
         elif any(len(rank.lanes) < everything for rank in self._ranks):
-            raise Void(f"{trial}: not all lanes were made")
+            raise VoidError(f"{trial}: not all lanes were made")
 
     def _over(self, trial: Trial) -> bool:
         """Whether nothing more is to be expected: all have failed, or go on without the port."""
@@ -281,7 +283,7 @@ class Cluster:
         while not done():
             left = deadline - time.monotonic()
             if self._stop.is_set():
-                raise Stopped
+                raise StoppedError
             if left <= 0:
                 return False
             for worker in select.select(self._workers, [], [], min(left, 0.2))[0]:

@@ -3,9 +3,9 @@
     faults.py  --(order)-->  worker  --fork-->  rank: opens a communicator, works, until it fails
                <--------------- (events) ----------------'
 
-Events and orders are JSON, one a message, over a Unix socket whose path is the only argument. A fork
-saves each trial the time that imports take; the worker starts no thread, so that a fork is as good as
-a fresh interpreter.
+Events and orders are JSON, one a message, over a Unix socket whose path is the only argument. A
+fork saves each trial the time that imports take; the worker starts no thread, so that a fork is as
+good as a fresh interpreter.
 
 Invariants: at most one rank lives at a time; none outlives its worker by more than a moment.
 """
@@ -148,7 +148,7 @@ def serve(orders: socket.socket) -> None:
 
 
 def _end(child: int) -> int:
-    """Ends the rank, if it has not yet; its exit code, or minus the signal that it died of before."""
+    """Ends the rank; its exit code, minus the signal that it died of before, or 0 if it lived."""
     if not child:
         return 0
     pid, status = os.waitpid(child, os.WNOHANG)

@@ -14,7 +14,7 @@ import platform
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ def _blame(trial: Trial, me: int, error: dict[str, Any]) -> str:
     named = {int(number) for group in _NAMED.findall(text) for number in re.findall(r"\d+", group)}
     if error["rank"] is not None:
         named.add(error["rank"])
-    if error["rank"] in hurt:
+    own_port = me in hurt and not named and f"eth{trial.nic}" in text
+    if error["rank"] in hurt or own_port:
         return "host"
     if named & hurt:
         return "pair"
@@ -139,11 +140,11 @@ def _summary(judged: _Judged) -> str:
     slowest = max((v.seconds for _, v in judged if v.seconds != float("inf")), default=0.0)
     wrong = sum(verdict.blame == "wrong" or verdict.rail == "wrong" for _, verdict in judged)
     return (
-        f"{len(judged)} trials; {short} fall short, of which in {never} a rank never noticed, and in "
-        f"{wrong} an exception blames another end or rail. The slowest rank of all the others had "
-        f"its exception {slowest:.2f} s after the fault. heartbeat {settings['heartbeat']:g} s, "
-        f"peer_timeout {settings['peer_timeout']:g} s, connect_timeout "
-        f"{settings['connect_timeout']:g} s. {os.cpu_count()} cores of {_cpu()}, "
+        f"{len(judged)} trials; {short} fall short, of which in {never} a rank never noticed, and "
+        f"in {wrong} an exception blames another end or rail. The slowest rank of all the others "
+        f"had its exception {slowest:.2f} s after the fault. heartbeat "
+        f"{settings['heartbeat']:g} s, peer_timeout {settings['peer_timeout']:g} s, "
+        f"connect_timeout {settings['connect_timeout']:g} s. {os.cpu_count()} cores of {_cpu()}, "
         f"{platform.system()} {platform.release()}."
     )
 
@@ -157,8 +158,9 @@ def _cpu() -> str:
 def _lines(judged: _Judged, by_world: bool) -> str:
     lines = ["| fault | hosts | phase | trials | median | slowest | named | short |",
              "|---|---|---|---|---|---|---|---|"]
-    key: Callable[[dict[str, Any]], tuple[str, str, str]] = lambda t: (
-        t["fault"], str(t["world"]) if by_world else "all", t["phase"])
+    def key(trial: dict[str, Any]) -> tuple[str, str, str]:
+        return trial["fault"], str(trial["world"]) if by_world else "all", trial["phase"]
+
     worlds = sorted({key(row["trial"])[1] for row, _ in judged})
     for fault in FAULTS:
         for world in worlds:

@@ -211,7 +211,7 @@ class Cable:
         sh("ip", "-n", self.switch, "link", "set", self.port, state)
 
     def is_up(self) -> bool:
-        """Whether the kernel holds both ends for usable, which it may do a moment after they are."""
+        """Whether the kernel holds both ends for usable; it may learn of it a moment later."""
         ends = ((self.namespace, self.device), (self.switch, self.port))
         return all(" UP " in sh("ip", "-n", namespace, "-br", "link", "show", device)
                    for namespace, device in ends)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import signal
 import sys
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from _fault_lab import FAULTS, PHASES, Cluster, Stopped, Trial, Void
+from _fault_lab import FAULTS, PHASES, Cluster, StoppedError, Trial, VoidError
 from _fault_table import judge, table
 from _wiring import NetLabError, why_unavailable
 
@@ -148,9 +149,11 @@ class Runner:
                 with Cluster(*shape, self._options.mbit, self._stop) as cluster:
                     while (trial := self._next(shape)) is not None:
                         self._make(cluster, trial)
-        except Stopped:
+        except StoppedError:
             pass
         except Exception:
+            if self._stop.wait(0.5):  # Ctrl-C in a terminal ends ranks and `ip` as well
+                return
             self._say(f"faults: {traceback.format_exc()}")
             with self._lock:
                 self.failed += 1
@@ -171,7 +174,7 @@ class Runner:
         try:
             row = cluster.run(trial, settings_of(self._options), str(self._options.seed),
                               TIMEOUT_S + 2 * self._options.peer_timeout)
-        except Void as void:
+        except VoidError as void:
             self._say(f"faults: no trial: {void}")
             with self._lock:
                 self.failed += 1
@@ -179,8 +182,7 @@ class Runner:
         with self._lock:
             self.rows.append(row)
             if self._options.out is not None:
-                with self._options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                _append(self._options.out, json.dumps(row))
             self._done += 1
             print(f"[{self._done}/{self._count}] {trial}: {_outcome(row)}", file=sys.stderr)
 
@@ -217,6 +219,14 @@ def read_rows(path: Path | None) -> list[dict[str, Any]]:
     return rows
 
 
+def _append(path: Path, line: str) -> None:
+    """Adds a line; a last one that was cut short stays one of its own."""
+    with path.open("a+b") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
+        file.write(line.encode() + b"\n")
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
@@ -237,7 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     rows = read_rows(options.out)
     made = {Trial(**row["trial"]).key for row in rows}
-    runner = Runner(options, [t for t in plan(options) if t.key not in made], len(made))
+    trials = plan(options)
+    left = [trial for trial in trials if trial.key not in made]
+    runner = Runner(options, left, len(trials) - len(left))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
