@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _fault_lab import FAULTS, PHASES, Trial
+from _lab import FIRST_NET
 
 GRACE_S = 2.0  # added to peer_timeout: what noticing, telling all ranks and waking them may take
 
@@ -93,10 +94,13 @@ def _warns(trial: Trial, rank: dict[str, Any]) -> bool:
 
 
 def _rail(trial: Trial, error: dict[str, Any]) -> str:
+    """By number, by port, or by one of the rail's addresses, as tables of a bring-up have them."""
     if error["rail"] is not None:
         return "rail" if error["rail"] == trial.nic else "wrong"
-    named = set(re.findall(r"\b(?:rail |eth)(\d+)", error["text"]))
-    return "nobody" if not named else "rail" if str(trial.nic) in named else "wrong"
+    named = {int(number) for number in re.findall(r"\b(?:rail |eth)(\d+)", error["text"])}
+    nets = re.findall(r"\b10\.(\d+)\.0\.\d+", error["text"])
+    named |= {int(net) - FIRST_NET for net in nets}
+    return "nobody" if not named else "rail" if trial.nic in named else "wrong"
 
 
 def _blame(trial: Trial, me: int, error: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ from _wiring import (
 MAX_HOSTS = 16
 MAX_NICS = 8
 MASTER_PORT = 29500
+FIRST_NET = 77  # NIC k is in 10.(77+k).0.0/24
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _serial = itertools.count()
@@ -155,7 +156,7 @@ class NetLab:
             namespace=self.namespace(host),
             device=f"eth{nic}",
             address=(f"10.77.{nic}.{host + 1}/16" if self.one_subnet
-                     else f"10.{77 + nic}.0.{host + 1}/24"),
+                     else f"10.{FIRST_NET + nic}.0.{host + 1}/24"),
             switch=self.switch,
             port=f"h{host}n{nic}",
             bridge="br0" if self.one_subnet else f"br{nic}",
