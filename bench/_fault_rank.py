@@ -13,6 +13,7 @@ Invariants: at most one rank lives at a time; none outlives its worker by more t
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from ringcomm._native import OK, ffi, lib
 
 SMALL = 1 << 10  # float32 elements: 4 KiB
 LARGE = 16_000_000  # 64 MB
+_GOING_S = 0.5
 _STRIDE = 4096  # of a large result, one element in so many is looked at
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWUTS = 0x04000000
@@ -59,9 +61,6 @@ class Rank:
             comm = ringcomm.init(config=Config.from_env(**settings))
             self.tell("opened", lanes=[(lane["peer"], lane["rail"])
                                        for lane in comm.stats()["lanes"]])
-            if phase != "bring-up":
-                comm.barrier()
-            self.tell("ready")
             PHASES[phase](comm, self)
         except BaseException as error:  # a KeyboardInterrupt would be a finding as well
             self.tell("failed", **describe(error))
@@ -76,13 +75,15 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "typed": typed, "text": str(error), **fields}
 
 
-# ---- what is going on when the fault comes ----
+# ---- what is going on when the fault comes, once all are "ready" ----
 
 
 def _idle(comm: Communicator, rank: Rank) -> None:
     """No call is made until the communicator has failed; then one is, for its exception."""
     error = ffi.new("rc_error *")
     error.code = OK
+    comm.barrier()
+    rank.tell("ready")
     while error.code == OK:
         time.sleep(0.01)
         lib.rc_comm_error(comm._handle, error)
@@ -97,30 +98,41 @@ def _large(comm: Communicator, rank: Rank) -> None:
     _loop(comm, rank, LARGE, 0.0)
 
 
-def _loop(comm: Communicator, rank: Rank, count: int, pause: float) -> None:
+def _start(comm: Communicator, rank: Rank) -> None:
+    _loop(comm, rank, SMALL, 0.002, going=True)
+
+
+def _loop(
+    comm: Communicator, rank: Rank, count: int, pause: float, going: bool = False
+) -> None:
+    """All-reduces, each checked; says "going" after a while of them if asked to."""
     tensor = np.empty(count, dtype=np.float32)
     total = comm.world_size * (comm.world_size + 1) / 2
-    began, going = time.monotonic(), False
-    while True:
+    began = time.monotonic()
+    for number in itertools.count():
         tensor.fill(comm.rank + 1)
         comm.allreduce(tensor)
         if (tensor[::_STRIDE] != total).any():
             rank.tell("wrong")
-        if not going and time.monotonic() - began > 0.5:
-            going = True
+        if number == 0:  # and no page of the tensor is touched for the first time after it
+            rank.tell("ready")
+        if going and time.monotonic() - began > _GOING_S:
             rank.tell("going")
+            going = False
         time.sleep(pause)
 
 
 def _split(comm: Communicator, rank: Rank) -> None:
-    while True:
+    for number in itertools.count():
         part = comm.split(0)
         assert part is not None
         part.close()
+        if number == 0:
+            rank.tell("ready")
 
 
 PHASES: dict[str, Callable[[Communicator, Rank], None]] = {
-    "idle": _idle, "small": _small, "64 MB": _large, "split": _split, "bring-up": _small,
+    "idle": _idle, "small": _small, "64 MB": _large, "split": _split, "bring-up": _start,
 }
 
 

@@ -26,6 +26,7 @@ GRACE_S = 2.0  # added to peer_timeout: what noticing, telling all ranks and wak
 _OWN_PLACE = re.compile(r"^.*? failed on rank \d+ \([^)]*\) after [\d.]+ s: ", re.DOTALL)
 _NAMED = re.compile(r"\b(?:ranks?|host) ?(\d+(?:(?:, | and )\d+)*)\b")
 
+RAIL = ("rail", "none", "wrong")
 BLAME = ("host", "pair", "own end", "nobody", "wrong")
 """Whom an exception names, best first: the hurt host by its rank; it among others; the hurt host's
 own rank names the other end, as it cannot know better; nobody; others."""
@@ -39,16 +40,26 @@ class Verdict:
         seconds: from the fault until the slowest rank had its exception, or the job had started
             without the port; infinite if a rank never came so far.
         left_out: the job started without the port.
-        rail: whether the hurt rail was named: "rail", "nobody" or "wrong"; of the worst rank.
-        blame: one of BLAME; of the worst rank.
+        rails: of each rank's exception, whether it names the hurt rail: one of RAIL.
+        blames: of each, whom it names: one of BLAME.
         short: in what it falls short; empty if in nothing.
     """
 
     seconds: float
     left_out: bool
-    rail: str
-    blame: str
+    rails: tuple[str, ...]
+    blames: tuple[str, ...]
     short: tuple[str, ...]
+
+    @property
+    def rail(self) -> str:
+        """The worst of rails; "-" if there is none."""
+        return max(self.rails, key=RAIL.index, default="-")
+
+    @property
+    def blame(self) -> str:
+        """The worst of blames; "-" if there is none."""
+        return max(self.blames, key=BLAME.index, default="-")
 
 
 def judge(row: dict[str, Any]) -> Verdict:
@@ -59,23 +70,23 @@ def judge(row: dict[str, Any]) -> Verdict:
     came = "opened" if left_out else "failed"
     missing = sum(came not in rank["after"] for rank in ranks)
     seconds = float("inf") if missing else max(rank["after"][came] for rank in ranks)
-    blames = [_blame(trial, me, rank["error"]) for me, rank in enumerate(ranks) if rank["error"]]
-    rails = [_rail(trial, rank["error"]) for rank in failed]
-    blame = max(blames, key=BLAME.index, default="-")
-    rail = max(rails, key=("rail", "nobody", "wrong").index, default="-")
+    named = Verdict(
+        seconds, left_out, tuple(_rail(trial, rank["error"]) for rank in failed),
+        tuple(_blame(trial, me, r["error"]) for me, r in enumerate(ranks) if r["error"]), (),
+    )  # fmt: skip
     late = seconds > row["settings"][_limit(trial, ranks)] + GRACE_S
     faults = {
         f"{missing} of {len(ranks)} ranks never noticed": missing,
         "late": late and not missing,
         "an untyped error": any(not rank["error"]["typed"] for rank in failed),
-        f"rail: {rail}": trial.ports > 1 and rail in ("nobody", "wrong"),
-        f"host: {blame}": blame in ("nobody", "wrong"),
+        f"rail: {named.rail}": trial.ports > 1 and named.rail in RAIL[1:],
+        f"host: {named.blame}": named.blame in ("nobody", "wrong"),
         "left out without a word": left_out and not any(_warns(trial, rank) for rank in ranks),
         "a wrong sum": any(rank["wrong"] for rank in ranks),
         "a crash": any(rank["code"] < 0 for rank in ranks),
     }
-    return Verdict(seconds, left_out, rail, blame, tuple(name for name, is_so in faults.items()
-                                                         if is_so))
+    short = tuple(name for name, is_so in faults.items() if is_so)
+    return dataclasses.replace(named, short=short)
 
 
 def _limit(trial: Trial, ranks: Sequence[dict[str, Any]]) -> str:
@@ -100,7 +111,7 @@ def _rail(trial: Trial, error: dict[str, Any]) -> str:
     named = {int(number) for number in re.findall(r"\b(?:rail |eth)(\d+)", error["text"])}
     nets = re.findall(r"\b10\.(\d+)\.0\.\d+", error["text"])
     named |= {int(net) - FIRST_NET for net in nets}
-    return "nobody" if not named else "rail" if trial.nic in named else "wrong"
+    return "none" if not named else "rail" if trial.nic in named else "wrong"
 
 
 def _blame(trial: Trial, me: int, error: dict[str, Any]) -> str:
@@ -160,8 +171,8 @@ def _cpu() -> str:
 
 
 def _lines(judged: _Judged, by_world: bool) -> str:
-    lines = ["| fault | hosts | phase | trials | median | slowest | named | short |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| fault | hosts | phase | trials | median | slowest | rail | host | short |",
+             "|---|---|---|---|---|---|---|---|---|"]
     def key(trial: dict[str, Any]) -> tuple[str, str, str]:
         return trial["fault"], str(trial["world"]) if by_world else "all", trial["phase"]
 
@@ -177,13 +188,16 @@ def _lines(judged: _Judged, by_world: bool) -> str:
 
 def _cell(verdicts: Sequence[Verdict]) -> str:
     ended = [verdict.seconds for verdict in verdicts]
-    named = Counter("started without it" if v.left_out else
-                    f"rail, {v.blame}" if v.rail == "rail" else v.blame for v in verdicts)
-    said = "; ".join(f"{name} {count}" if len(named) > 1 else name
-                     for name, count in named.most_common())
+    rails = Counter(rail for verdict in verdicts for rail in verdict.rails)
+    blames = Counter(blame for verdict in verdicts for blame in verdict.blames)
+    blames["started without"] = sum(verdict.left_out for verdict in verdicts)
     short = sum(bool(verdict.short) for verdict in verdicts)
     return (f"{len(verdicts)} | {_seconds(statistics.median(ended))} | {_seconds(max(ended))} | "
-            f"{said} | {short or ''}")
+            f"{_counts(rails)} | {_counts(blames)} | {short or ''}")
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counter.most_common() if count)
 
 
 def _seconds(value: float) -> str:

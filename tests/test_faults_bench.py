@@ -96,7 +96,7 @@ def test_a_rank_that_names_rail_and_host_in_time_is_right() -> None:
         ([dict(LOST), {}], "1 of 2 ranks never noticed"),
         ([dict(LOST), {**LOST, "at": 5.1}], "late"),
         ([dict(LOST), {**LOST, "rail": 0}], "rail: wrong"),
-        ([dict(LOST), {**LOST, "rail": None, "text": "rank 1 is gone"}], "rail: nobody"),
+        ([dict(LOST), {**LOST, "rail": None, "text": "rank 1 is gone"}], "rail: none"),
         ([{**LOST, "rank": 2, "text": "rank 2 (host2)"}, dict(LOST), dict(LOST)], "host: wrong"),
         ([dict(LOST), {"rail": 1}], "host: nobody"),
         ([dict(LOST), {**LOST, "typed": False}], "an untyped error"),
@@ -126,7 +126,7 @@ def test_the_table_has_a_line_for_each_fault_world_and_phase() -> None:
             row(dict(LOST), {}, fault="mute", to=0)]  # fmt: skip
     text = table(rows)
     assert text.startswith("3 trials; 1 fall short, of which in 1 a rank never noticed")
-    assert "| cut | 2 | idle | 1 | 0.50 s | 0.50 s | rail, host |  |" in text
+    assert "| cut | 2 | idle | 1 | 0.50 s | 0.50 s | rail 2 | host 2 |  |" in text
     assert "| mute | 2 | idle | 1 | never | never |" in text
     assert table([]) == "No trials yet."
 
