@@ -5,6 +5,7 @@
  * `forked` first and take no lock there.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,6 +82,30 @@ rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double byt
              peer != comm->env.rank && rail >= 0 && bytes_per_s >= 0.0;
     if (ok && fd >= 0)
         return comm_add_lane(comm, peer, rail, fd, bytes_per_s);
+    if (fd >= 0)
+        close(fd);
+    return RC_INVALID_ARGUMENT;
+}
+
+rc_result rc_comm_name_rail(rc_comm *comm, int peer, int rail, int port, const char *here,
+                            const char *there)
+{
+    if (comm == NULL || comm->state != COMM_NEW || peer < 0 || peer >= comm->env.world_size ||
+        peer == comm->env.rank || port < 0)
+        return RC_INVALID_ARGUMENT;
+    lane_path path = {.port = port};
+    snprintf(path.here, sizeof path.here, "%s", here != NULL ? here : "");
+    snprintf(path.there, sizeof path.there, "%s", there != NULL ? there : "");
+    comm_name_rail(comm, peer, rail, &path);
+    return RC_OK;
+}
+
+rc_result rc_comm_watch_ports(rc_comm *comm, int fd)
+{
+    if (fd >= 0 && comm != NULL && comm->state == COMM_NEW && comm->ports.source.fd < 0) {
+        comm_watch_ports(comm, fd);
+        return RC_OK;
+    }
     if (fd >= 0)
         close(fd);
     return RC_INVALID_ARGUMENT;

@@ -294,6 +294,10 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .length = length};
     if (type == FRAME_HEARTBEAT && lane >= 0)
         frame->header.chunk = told_rate(ln->lanes[lane]);
+    if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
+        frame->header.chunk = (uint32_t)c->error.rail + 1;
+        frame->header.segment = (uint32_t)c->error.lane;
+    }
     link_control(ln, frame, lane);
 }
 
@@ -439,6 +443,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     uint32_t kept = BYTES_KEPT / config->segment_bytes;
     pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
+    c->ports.source.fd = -1;
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);
@@ -512,6 +517,7 @@ rc_result comm_start(rc_comm *c)
             if (open_lane(c, ln, ln->lanes[i]) != RC_OK)
                 result = RC_SYSTEM;
     }
+    comm_open_ports(c);
     engine_schedule(c->engine, &c->member, clock_ns() + comm_tick_interval(c));
     if (result != RC_OK)
         comm_fail_text(c, result, -1, "a lane's descriptor is not a usable socket");
@@ -533,7 +539,8 @@ static int is_flushed(const void *arg)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && lane_unacked(ln->lanes[i]) > 0)
+            if (ln->lanes[i]->source.fd >= 0 && !ln->lanes[i]->health.lost &&
+                lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }
     return 1;
@@ -556,6 +563,7 @@ static void close_lanes(rc_comm *c)
             else
                 lane_close(ln->lanes[i]);
     }
+    comm_close_ports(c);
 }
 
 rc_result comm_close(rc_comm *c, int timeout_ms)

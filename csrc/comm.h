@@ -12,7 +12,8 @@
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
  * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
- * comm_timers.c deadlines, heartbeats, silence, idle memory; comm_shared.c shared memory.
+ * comm_timers.c deadlines, idle memory; comm_lanes.c heartbeats, lanes and peers that fall silent,
+ * ports that are lost; comm_shared.c shared memory.
  * Threading: under the engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
@@ -42,6 +43,7 @@ struct rc_comm {
     pool buffers;
     out_frame *frames;
     peer_link *link_storage; /* world_size of them, this rank's own unused */
+    port_watch ports;        /* of this host, or without a descriptor */
     shared_memory shared;
     work_env among_hosts;                 /* the ranks with this one's place on each host */
     rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
@@ -63,10 +65,12 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _tune, _start, _abort, _close, _free and rc_submit do, once
- * api.c has checked the arguments. */
+/* What rc_comm_create, _add_lane, _name_rail, _watch_ports, _tune, _start, _abort, _close, _free
+ * and rc_submit do, once api.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path);
+void comm_watch_ports(rc_comm *c, int fd);
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
 /* gate: of an all-reduce whose source is still on its way (coll/gated.h), by links, encoded
@@ -151,7 +155,24 @@ int comm_has_early_send(const peer_link *ln, uint64_t name);
 /* ---- comm_timers.c ---- */
 
 uint64_t comm_tick(engine_member *member, uint64_t now);
-/* How often the timers run, whatever the deadlines. */
+
+/* ---- comm_lanes.c ---- */
+
+/* How often peers are looked at, and the timers run, whatever the deadlines. */
 uint64_t comm_tick_interval(const rc_comm *c);
+/* Sends heartbeats, and judges peers and lanes. Returns when a port that is lost now is to be
+ * judged (ns), or ENGINE_NEVER. */
+uint64_t comm_check_peers(rc_comm *c, uint64_t now);
+/* Begin and end to watch this host's ports, if there is a descriptor for it. */
+void comm_open_ports(rc_comm *c);
+void comm_close_ports(rc_comm *c);
+/* A lane is of no more use: why is set, but for rail and lane. The one place where the end of a
+ * lane has its consequences. The lane may be closed already, if nothing can be told over it. */
+void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
+/* "rail 1 between rank 0 (eth1 10.8.0.1 on a) and rank 2 (...)". Returns text. */
+const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t size);
+/* "; rail 1 ...: 1.3 MB unacknowledged, 0 B acknowledged in the last 10 s" for the lanes that have
+ * something in flight, those that got nothing through first; "" if there are none. Returns text. */
+const char *comm_list_unacked(const rc_comm *c, char *text, size_t size);
 
 #endif
