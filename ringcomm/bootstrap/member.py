@@ -23,7 +23,7 @@ from .loop import Loop
 from .meeting import resolve
 from .report import MAX_ROWS, Row, join_error
 from .secret import Secret, check_exposed
-from .sockets import show, tune
+from .sockets import end_when_silent, show, tune
 from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
@@ -42,7 +42,9 @@ def open_member(
     """
     addresses = _resolve_by(identity, deadline)
     check_exposed(addresses, secret, config.insecure)
-    return Member(identity, _Search(identity, addresses, key, terms).run(deadline))
+    hub = _Search(identity, addresses, key, terms).run(deadline)
+    end_when_silent(hub, config.peer_timeout)
+    return Member(identity, hub)
 
 
 def _resolve_by(identity: Identity, deadline: float) -> list[str]:

@@ -28,6 +28,7 @@ from .meeting import open_listeners
 from .member import open_member
 from .report import NEVER_CAME, Row, join_error
 from .secret import Secret
+from .sockets import end_when_silent
 from .terms import Key, Role, Terms, job_hash
 
 _WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
@@ -55,13 +56,17 @@ def open_tcp(
     """Our own rendezvous at identity's master address: the hub on rank 0, else a member of it.
 
     Raises ConfigError (no secret off loopback, port in use, not this host's address) before
-    anything listens, BootstrapError if rank 0 is not found by the deadline.
+    anything listens, BootstrapError if rank 0 is not found by the deadline. A rank that was
+    there, and of whose host nothing comes for peer_timeout, is lost.
     """
     job = job_hash(identity.job)
     key = Key.derive(secret, job)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
     if identity.rank == 0:
-        return Hub(open_listeners(identity, config, secret), key, terms)
+        listeners = open_listeners(identity, config, secret)
+        for listener in listeners:
+            end_when_silent(listener, config.peer_timeout)
+        return Hub(listeners, key, terms)
     return open_member(identity, config, secret, key, terms, deadline)
 
 

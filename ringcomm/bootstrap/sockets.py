@@ -62,6 +62,16 @@ def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
             return
 
 
+def end_when_silent(sock: socket.socket, seconds: float) -> None:
+    """The kernel ends a connection of which nothing comes, not even an acknowledgement, for so
+    long, give or take a second; of a listener: the connections that it accepts."""
+    pause = max(1, round(seconds / 4))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+
+
 def bind_to_device(sock: socket.socket, name: str) -> bool:
     """Keeps sock's traffic on one interface; False where the kernel does not permit it."""
     try:
