@@ -456,28 +456,6 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     return RC_OK;
 }
 
-rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
-{
-    lane *l = calloc(1, sizeof *l);
-    peer_link *ln = &c->link_storage[peer];
-    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
-        free(l);
-        close(fd);
-        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
-    }
-    l->engine = c->engine;
-    l->handler = &comm_lane_handler;
-    l->link = ln;
-    l->rail = rail;
-    l->index = ln->lane_count;
-    l->peer = peer;
-    l->rate = bytes_per_s * 1e-9;
-    l->source.fd = fd;
-    l->source.events = 0;
-    ln->lanes[ln->lane_count++] = l;
-    return RC_OK;
-}
-
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
 {
     engine_lock(c->engine);

@@ -433,8 +433,12 @@ static void dead(lane *l)
         return;
     }
     rc_error error;
+    char name[LANE_NAME_BYTES] = "";
     error_clear(&error);
-    error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
+    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
+        comm_name_lane(c, l, name, sizeof name);
+    error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
+              name[0] != '\0' ? ": " : "", name);
     error.rank = l->peer;
     error.sys_errno = l->error.sys_errno;
     if (error.code != RC_PROTOCOL) /* it can still tell the peer why */

@@ -1,5 +1,5 @@
-/* comm_lanes.c - whether peers live, and whether each lane to them does: heartbeats, silence, ports
- * that are lost. See comm.h.
+/* comm_lanes.c - lanes, whether each of them lives, and whether peers do: heartbeats, silence,
+ * ports that are lost. See comm.h.
  *
  * A peer of which nothing comes on any lane is lost as a whole: its process is stopped, or its host
  * or network is down. A lane is judged beside that, by itself, and only by time in which its peer
@@ -8,32 +8,50 @@
  *   silent   nothing came on the lane while something came on others
  *   stuck    something is in flight on it, and no acknowledgement moved meanwhile: what is sent
  *            does not get through, though what the peer sends may
- *   port     the kernel says that the port here has no carrier, is down, or lost its address
+ *   cut      the kernel says that its port here is lost (comm_ports.c)
  *
- * Invariants. After a pause of the peer, or of this process, a lane has a heartbeat's time to show
- * that it lives, too. A port that comes back within PORT_GRACE_MS was never lost.
+ * Invariant. After a pause of the peer, or of this process, a lane has a heartbeat's time to show
+ * that it lives, too.
  */
-#include <arpa/inet.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm.h"
 
-enum {
-    PORT_GRACE_MS = 400, /* a network manager may take an address away and give it back */
-    RECENT_S = 10        /* what a lane did lately is what it did in so many seconds, or half */
-};
+enum { RECENT_S = 10 }; /* what a lane did lately is what it did in so many seconds, or half */
 
 uint64_t comm_tick_interval(const rc_comm *c)
 {
     return c->config.heartbeat_ms * CLOCK_MS / 2;
 }
 
-/* ---- names ---- */
+/* ---- what lanes there are ---- */
+
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
+{
+    lane *l = calloc(1, sizeof *l);
+    peer_link *ln = &c->link_storage[peer];
+    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
+        free(l);
+        close(fd);
+        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
+    }
+    l->engine = c->engine;
+    l->handler = &comm_lane_handler;
+    l->link = ln;
+    l->rail = rail;
+    l->index = ln->lane_count;
+    l->peer = peer;
+    l->rate = bytes_per_s * 1e-9;
+    l->source.fd = fd;
+    l->source.events = 0;
+    ln->lanes[ln->lane_count++] = l;
+    return RC_OK;
+}
 
 void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
 {
@@ -42,6 +60,8 @@ void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
         if (ln->lanes[i]->rail == rail)
             ln->lanes[i]->path = *path;
 }
+
+/* ---- names ---- */
 
 const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t size)
 {
@@ -72,11 +92,6 @@ void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
     why->rail = l->rail;
     why->lane = l->index;
     comm_fail(c, why);
-}
-
-static int is_judged(const lane *l)
-{
-    return l->source.fd >= 0 && !l->goodbye && !l->health.lost;
 }
 
 /* ---- how lanes fare ---- */
@@ -124,18 +139,27 @@ static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
         ln->sign = sign;
 }
 
+/* ", in the midst of a frame (10 of 4096 bytes)", or "". */
+static const char *midst_text(const lane *l, char text[80])
+{
+    text[0] = '\0';
+    if (l->in_payload)
+        snprintf(text, 80, ", in the midst of a frame (%u of %u bytes)", l->rx_have, l->rx.length);
+    return text;
+}
+
 static void judge_lane(rc_comm *c, lane *l, uint64_t now)
 {
     uint64_t limit = c->config.peer_timeout_ms * CLOCK_MS;
     const lane_health *h = &l->health;
     int silent = h->silent > limit, stuck = h->stuck > limit;
-    char name[2 * LANE_END_BYTES + 80], in[64] = "", out[96] = "", amount[16];
+    char name[LANE_NAME_BYTES], in[160] = "", out[96] = "", amount[16], midst[80];
     rc_error why;
-    if (!is_judged(l) || (!silent && !stuck))
+    if (!comm_is_judged(l) || (!silent && !stuck))
         return;
     if (silent)
-        snprintf(in, sizeof in, "nothing came from rank %d for %.1f s", l->peer,
-                 clock_seconds(l->last_rx, now));
+        snprintf(in, sizeof in, "nothing came from rank %d for %.1f s%s", l->peer,
+                 clock_seconds(l->last_rx, now), midst_text(l, midst));
     if (stuck || (h->stuck > 0 && silent))
         snprintf(out, sizeof out, "%snone of %s on their way there was acknowledged for %.1f s",
                  silent ? ", and " : "", bytes_text(lane_unacked(l), amount),
@@ -181,19 +205,6 @@ static void forgive(rc_comm *c, uint64_t now)
     }
 }
 
-/* ", in the midst of a frame (10 of 4096 bytes)", or "". */
-static const char *midst_text(const peer_link *ln, char *text, size_t size)
-{
-    text[0] = '\0';
-    for (int i = 0; i < ln->lane_count; i++) {
-        const lane *l = ln->lanes[i];
-        if (l->in_payload)
-            snprintf(text, size, ", in the midst of a frame (%u of %u bytes)", l->rx_have,
-                     l->rx.length);
-    }
-    return text;
-}
-
 static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
 {
     uint64_t last = last_sign(ln);
@@ -203,140 +214,11 @@ static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
         comm_fail_text(c, RC_PEER_LOST, ln->peer,
                        "rank %d has given no sign of life for %.1f s%s: its process is stopped, "
                        "or its host or network is down",
-                       ln->peer, clock_seconds(last, now), midst_text(ln, midst, sizeof midst));
+                       ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
     } else if (!c->leaving) {
         judge_lanes(c, ln, now);
         if (c->state == COMM_RUNNING)
             beat(c, ln, now);
-    }
-}
-
-/* ---- ports ---- */
-
-static const char *port_text(const lane *l)
-{
-    switch (l->health.port) {
-    case PORT_NO_CARRIER: return "has no carrier: look at its cable, and what that is plugged into";
-    case PORT_DOWN: return "was taken down (ip link set ... up brings it back)";
-    case PORT_GONE: return "was removed, or moved to another network namespace";
-    case PORT_RUNS: break;
-    }
-    return "has lost its address: look at what configures it (ip address, DHCP)";
-}
-
-static void judge_port(rc_comm *c, lane *l, uint64_t now)
-{
-    char name[2 * LANE_END_BYTES + 80];
-    rc_error why;
-    error_clear(&why);
-    error_set(&why, RC_PEER_LOST, "%s is cut: the port of rank %d %s. That was %.1f s ago",
-              comm_name_lane(c, l, name, sizeof name), c->env.rank, port_text(l),
-              clock_seconds(l->health.port_lost, now));
-    why.rank = c->env.rank;
-    comm_lose_lane(c, l, &why);
-}
-
-/* When the lane's port is to be judged if it does not come back. */
-static uint64_t port_due(const lane *l)
-{
-    return is_judged(l) && l->health.port_lost != 0 ? l->health.port_lost + PORT_GRACE_MS * CLOCK_MS
-                                                    : ENGINE_NEVER;
-}
-
-static uint64_t check_ports(rc_comm *c, uint64_t now)
-{
-    uint64_t next = ENGINE_NEVER;
-    for (int rank = 0; rank < c->env.world_size; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count && c->state == COMM_RUNNING; i++) {
-            uint64_t due = port_due(ln->lanes[i]);
-            if (due <= now)
-                judge_port(c, ln->lanes[i], now);
-            else if (due < next)
-                next = due;
-        }
-    }
-    return next;
-}
-
-/* After the state of its port has changed. */
-static void note_port(rc_comm *c, lane *l)
-{
-    lane_health *h = &l->health;
-    int lost = h->port != PORT_RUNS || h->no_address;
-    if (!lost)
-        h->port_lost = 0;
-    else if (h->port_lost == 0)
-        h->port_lost = clock_ns();
-    if (lost && is_judged(l))
-        engine_schedule(c->engine, &c->member, port_due(l));
-}
-
-/* 1 if the lane's end here has this address. */
-static int has_address(const lane *l, const uint8_t *bytes, int length)
-{
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } end;
-    socklen_t size = sizeof end;
-    memset(&end, 0, sizeof end);
-    if (l->source.fd < 0 || getsockname(l->source.fd, &end.any, &size) != 0)
-        return 0;
-    if (end.any.sa_family == AF_INET && length == 4)
-        return memcmp(&end.v4.sin_addr, bytes, 4) == 0;
-    return end.any.sa_family == AF_INET6 && length == 16 &&
-           memcmp(&end.v6.sin6_addr, bytes, 16) == 0;
-}
-
-static void link_changed(port_watch *w, int port, port_state state)
-{
-    rc_comm *c = w->owner;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->path.port == port) {
-                ln->lanes[i]->health.port = state;
-                note_port(c, ln->lanes[i]);
-            }
-    }
-}
-
-static void address_changed(port_watch *w, int port, const uint8_t *bytes, int length, int there)
-{
-    rc_comm *c = w->owner;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->path.port == port && has_address(ln->lanes[i], bytes, length)) {
-                ln->lanes[i]->health.no_address = !there;
-                note_port(c, ln->lanes[i]);
-            }
-    }
-}
-
-void comm_watch_ports(rc_comm *c, int fd)
-{
-    c->ports =
-        (port_watch){.source.fd = fd, .owner = c, .link = link_changed, .address = address_changed};
-}
-
-void comm_open_ports(rc_comm *c)
-{
-    if (c->ports.source.fd < 0 || ports_open(&c->ports, c->engine) == RC_OK)
-        return;
-    close(c->ports.source.fd); /* then the silence of their lanes shows what becomes of them */
-    c->ports.source.fd = -1;
-}
-
-void comm_close_ports(rc_comm *c)
-{
-    if (c->state != COMM_NEW) {
-        engine_remove(c->engine, &c->ports.source);
-    } else if (c->ports.source.fd >= 0) {
-        close(c->ports.source.fd);
-        c->ports.source.fd = -1;
     }
 }
 
@@ -347,7 +229,7 @@ uint64_t comm_check_peers(rc_comm *c, uint64_t now)
     if (c->last_tick != 0 && now - c->last_tick > c->config.peer_timeout_ms * CLOCK_MS / 2)
         forgive(c, now);
     c->last_tick = now;
-    uint64_t next = check_ports(c, now);
+    uint64_t next = comm_check_ports(c, now);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
         peer_link *ln = c->env.links[rank];
         if (ln != NULL && ln->goodbyes < ln->lane_count)
@@ -361,7 +243,7 @@ uint64_t comm_check_peers(rc_comm *c, uint64_t now)
 static size_t list_lane(const rc_comm *c, const lane *l, char *text, size_t size)
 {
     const lane_health *h = &l->health;
-    char name[2 * LANE_END_BYTES + 80], waiting[16], moved[16];
+    char name[LANE_NAME_BYTES], waiting[16], moved[16];
     int in_flight;
     uint64_t acked = lane_acked(l, &in_flight), now = clock_ns();
     int length =
