@@ -194,8 +194,9 @@ class Bringup:
                     dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
         listeners, self._listeners = self._listeners, []
         return Plan(
-            self._rank, self._world, self._job, self._epoch, Key.derive(self._secret, self._job),
-            listeners, dials, frozenset(expected), self._config.congestion,
+            self._rank, self._world, self._job, self._epoch,
+            Key.derive(self._secret, self._job, self._config.insecure), listeners, dials,
+            frozenset(expected), self._config.congestion,
         )  # fmt: skip
 
     def _target(self, peer: int, pairing: Pairing) -> Target:

@@ -58,7 +58,7 @@ def open_tcp(
     anything listens, BootstrapError if rank 0 is not found by the deadline.
     """
     job = job_hash(identity.job)
-    key = Key.derive(secret, job)
+    key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
     if identity.rank == 0:
         return Hub(open_listeners(identity, config, secret), key, terms)

@@ -119,7 +119,7 @@ def _damage(text: bytes) -> str:
     others = [byte for byte in printed if byte not in _HEX_DIGITS]
     if printed and not others:
         if len(printed) < len(text):
-            return "has hexadecimal digits and zero bytes, as a file that was not written to its end"
+            return "has hexadecimal digits and zero bytes: it was not written to its end"
         if len(printed) % 2:
             return f"has an odd number of hexadecimal digits ({len(printed)}), so one is missing"
     elif len(printed) >= _LONG_KEY and len(others) <= len(printed) // 16:

@@ -42,7 +42,7 @@ def sentences(offered: Offered, rank: int, pairings: Mapping[int, Sequence[Pairi
         theirs = _without(offered, numbered, peer, {pairing.theirs for pairing in joined})
         lacks = _lack(_name(offered, peer), ours) + _lack(_name(offered, rank), theirs)
         if lacks:
-            found.append(f"{'; '.join(lacks)}: {_left(offered, rank, peer, joined)} between the two")
+            found.append(f"{'; '.join(lacks)}: {_left(offered, rank, peer, joined)}")
     return found
 
 
@@ -54,8 +54,9 @@ def _without(
     offered: Offered, numbered: Sequence[Sequence[int]], rank: int, paired: set[int]
 ) -> list[str]:
     """Rank's ports that have no rail to the other host, in words."""
+    host = _name(offered, rank)
     return [
-        f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {_name(offered, rank)})"
+        f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {host})"
         for index, port in enumerate(offered.ports[rank])
         if index not in paired
     ]
@@ -76,7 +77,10 @@ def _left(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> 
     ports = offered.ports[better]
     used = [ports[index] for index in by_rank[better]]
     part = _speed(used) / _speed(ports)
-    return f"this job uses {len(used)} of {len(ports)} ports, {part:.0%} of the bandwidth,"
+    return (
+        f"this job uses {len(used)} of {len(ports)} ports, {part:.0%} of the bandwidth, between "
+        "the two"
+    )
 
 
 def _speed(ports: Sequence[Port]) -> float:

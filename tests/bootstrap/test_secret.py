@@ -147,7 +147,8 @@ def test_short_secret(text: str) -> None:
     ],
 )
 def test_damaged_secret(text: bytes, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"the file.*{words}.*python -m ringcomm keygen") as raised:
+    told = rf"the file.*{words}.*python -m ringcomm keygen"
+    with pytest.raises(ConfigError, match=told) as raised:
         parse(text, "the file")
     assert text.decode() not in str(raised.value)
 
