@@ -6,6 +6,7 @@ whatever was wrong, the same process can join properly afterwards.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Iterator
@@ -190,6 +191,34 @@ def test_secrets(nursery: Nursery) -> None:
             assert "too short" not in event["text"].replace("is too short", "")
             assert event["took"] < PROMPT
         job.finish()
+
+
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("uids", [[0, NOBODY], [NOBODY, 0], [NOBODY, NOBODY, 65533]])
+def test_another_user_without_a_secret(nursery: Nursery, uids: list[int]) -> None:
+    """The job's name, which anybody can know, lets no other user in; both ends are told why."""
+    with Job(nursery, len(uids)) as job:
+        job.start(joining.as_users, uids=uids, timeout=WAITS["connect_timeout"])
+        for rank, event in enumerate(job.expect_all("refused")):
+            assert "BootstrapError" in event["kinds"], event
+            if rank == 0 or uids[rank] != uids[0]:
+                assert "other user" in event["text"], event
+                assert "python -m ringcomm keygen FILE" in event["text"]
+        job.finish(quietly=False)  # rank 0 logs whom it turned away
+
+
+@AS_ROOT
+@pytest.mark.parametrize("how", ["same user", "secret", "insecure"])
+def test_users_that_may_join(nursery: Nursery, how: str) -> None:
+    uids = [NOBODY, NOBODY if how == "same user" else 0]
+    secret = {"RINGCOMM_SECRET": secrets.token_hex(32)} if how == "secret" else {}
+    with Job(nursery, 2, secret) as job:
+        job.start(joining.as_users, uids=uids, timeout=30.0, insecure=how == "insecure")
+        check_joined(job, quietly=False)  # who may not open the other's memory says so
 
 
 def test_one_life_after_another(nursery: Nursery) -> None:

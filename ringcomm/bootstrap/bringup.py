@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, netlink, probe, tuned
+from . import commit, netlink, probe, tuned, unpaired
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -42,6 +42,7 @@ from .terms import Key, job_hash
 from .tuned import Cluster
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
+_MOST_UNPAIRED = 4  # hosts that one host says a line about
 _log = logging.getLogger("ringcomm")
 
 
@@ -84,7 +85,7 @@ class Bringup:
         deadline = min(deadline, began + left)
         self._ports = [offer.ports for offer in offers]
         self._pairings = pair_all(self._ports)[self._rank]
-
+        self._warn_unpaired()
         self._maker = LaneMaker(self._plan())
         self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
         self._warn_shared_subnet()
@@ -198,8 +199,9 @@ class Bringup:
                     dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
         listeners, self._listeners = self._listeners, []
         return Plan(
-            self._rank, self._world, self._job, self._epoch, Key.derive(self._secret, self._job),
-            listeners, dials, frozenset(expected), self._config.congestion,
+            self._rank, self._world, self._job, self._epoch,
+            Key.derive(self._secret, self._job, self._config.insecure), listeners, dials,
+            frozenset(expected), self._config.congestion,
         )  # fmt: skip
 
     def _target(self, peer: int, pairing: Pairing) -> Target:
@@ -221,6 +223,19 @@ class Bringup:
         here, there = found
         scope = self._interfaces[pairing.ours].index
         return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
+
+    def _warn_unpaired(self) -> None:
+        """Once on each host: a port that another host has no counterpart of costs its speed."""
+        if not self._speaks:
+            return
+        offered = unpaired.Offered(self._ports, self._hosts, self._host_numbers)
+        found = unpaired.sentences(offered, self._rank, self._pairings)
+        for sentence in found[:_MOST_UNPAIRED]:
+            _log.warning(
+                "%s. `ip address` and RINGCOMM_INTERFACES there tell why", sentence
+            )
+        if len(found) > _MOST_UNPAIRED:
+            _log.warning("so it is between %d more hosts", len(found) - _MOST_UNPAIRED)
 
     def _warn_shared_subnet(self) -> None:
         """Where ports share a subnet, what keeps each lane on its own port must be asked of the

@@ -23,6 +23,7 @@ from .blobs import MAX_BYTES, pack
 from .handshake import Server
 from .loop import READ, WRITE, Loop
 from .report import MAX_ROWS, NEVER_CAME, Row, join_error
+from .same_user import vetting
 from .sockets import show, tune
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
@@ -53,8 +54,9 @@ class Hub:
         self._address = show(*listeners[0].getsockname()[:2])
         self._loop = Loop()
         self._acceptor: Acceptor | None = Acceptor(
-            self._loop, listeners, lambda: Server(key, terms, self._admit), self._welcome,
-            self._turned_away,
+            self._loop, listeners,
+            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            self._welcome, self._turned_away,
         )  # fmt: skip
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:

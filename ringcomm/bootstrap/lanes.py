@@ -21,6 +21,7 @@ from .handshake import Client, Server
 from .loop import Loop
 from .probe import PROBE_LANE
 from .report import CONNECTED, NOT_SEEN, Row
+from .same_user import vetting
 from .sockets import show, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 
@@ -64,7 +65,8 @@ class LaneMaker:
         self._loop = Loop()
         terms = Terms(Role.LANE, plan.job, plan.world_size, -1, plan.rank, epoch=plan.epoch)
         self._acceptor = Acceptor(
-            self._loop, plan.listeners, lambda: Server(plan.key, terms, self._admit),
+            self._loop, plan.listeners,
+            lambda sock: Server(plan.key, terms, self._admit, vetting(plan.key, sock)),
             self._welcome, self._turned_away,
         )  # fmt: skip
         self._dials = {lane: self._dial(lane, target) for lane, target in plan.dials.items()}
@@ -135,7 +137,7 @@ class LaneMaker:
         return Dial(
             self._loop,
             target,
-            lambda: Client(plan.key, terms),
+            lambda sock: Client(plan.key, terms, vetting(plan.key, sock)),
             lambda _dial, sock: self._keep(lane, sock),
         )
 

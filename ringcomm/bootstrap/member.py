@@ -22,6 +22,7 @@ from .launch import Identity
 from .loop import Loop
 from .meeting import resolve
 from .report import MAX_ROWS, Row, join_error
+from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, show, tune
 from .terms import Key, Outcome, RefusedError, Terms
@@ -74,8 +75,8 @@ class _Search:
         targets = [Target(a, port) for port in identity.master_ports for a in addresses]
         self._dials = [
             Dial(
-                self._loop, target, lambda: Client(key, terms), self._connected, self._refused,
-                now + position * _STAGGER,
+                self._loop, target, lambda sock: Client(key, terms, vetting(key, sock)),
+                self._connected, self._refused, now + position * _STAGGER,
             )
             for position, target in enumerate(targets)
         ]  # fmt: skip

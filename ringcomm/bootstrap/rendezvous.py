@@ -60,7 +60,7 @@ def open_tcp(
     there, and of whose host nothing comes for peer_timeout, is lost.
     """
     job = job_hash(identity.job)
-    key = Key.derive(secret, job)
+    key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
     if identity.rank == 0:
         listeners = open_listeners(identity, config, secret)

@@ -20,9 +20,12 @@ MAX_RAIL = 1 << 16
 CONNECTED = "connected"
 REFUSED = "refused"
 NO_ANSWER = "no answer"
+MUTE = "connected, but no answer to the handshake"
 NEVER_CAME = "never came to the rendezvous"
 NOT_SEEN = "did not connect"
-_DENIED = (Outcome.AUTHENTICATION_FAILED.text, Outcome.OTHER_JOB.text)
+_DENIED = (
+    Outcome.AUTHENTICATION_FAILED.text, Outcome.OTHER_JOB.text, Outcome.OTHER_USER.text,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -17,7 +17,7 @@ from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import acceptor as acceptor_module
 from ringcomm.bootstrap import sockets, strangers
-from ringcomm.bootstrap.acceptor import MAX_PENDING, Acceptor
+from ringcomm.bootstrap.acceptor import MAX_NEW, Acceptor
 from ringcomm.bootstrap.handshake import Client, Server, run
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import open_tcp
@@ -79,7 +79,7 @@ def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
         welcomed.append(terms)
         sock.close()
 
-    served = Acceptor(loop, [listener], lambda: Server(KEY, TERMS), welcome)
+    served = Acceptor(loop, [listener], lambda _: Server(KEY, TERMS), welcome)
     address = listener.getsockname()
 
     def body() -> None:
@@ -100,7 +100,7 @@ def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
 @pytest.fixture
 def enduring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is silent is not dropped in time for others to get in."""
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 60.0)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 60.0)
 
 
 def get_in(address: tuple[str, int], patience: float = PATIENCE) -> float:
@@ -123,20 +123,20 @@ def test_each_kind(stranger: Callable[[tuple[str, int]], None]) -> None:
             stranger(address)
         get_in(address)
         assert until(lambda: welcomed == [TERMS])
-        assert len(served._pending) <= MAX_PENDING
+        assert served.pending <= MAX_NEW
 
 
 def test_silent_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 0.3)
     with serving() as (address, _, served):
         with socket.create_connection(address) as silent:
             silent.settimeout(PATIENCE)
             assert silent.recv(1) == b""
-        assert until(lambda: served._pending == {})
+        assert until(lambda: served.pending == 0)
 
 
 def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 0.3)
     with serving() as (address, _, served), socket.create_connection(address) as sock:
         drops = iter(Client(KEY, TERMS).first())  # which last for much longer than PROMPT
 
@@ -149,7 +149,7 @@ def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
             return False
 
         assert until(is_dropped, PROMPT)
-        assert until(lambda: served._pending == {})
+        assert until(lambda: served.pending == 0)
 
 
 @pytest.mark.usefixtures("enduring")
@@ -169,7 +169,7 @@ def test_a_thousand_silent_connections() -> None:
                 crowd.append(sock)
             assert get_in(address) < 2 * PROMPT
             assert until(lambda: welcomed == [TERMS])
-            assert len(served._pending) <= MAX_PENDING
+            assert served.pending <= MAX_NEW
     finally:
         for sock in crowd:
             sock.close()

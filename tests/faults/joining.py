@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from typing import Any
 
 import numpy as np
 from faults.rank import Rank
+from ports import free_port
 
 import ringcomm
+from ringcomm.bootstrap import mesh
 
 
 def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
@@ -62,6 +65,35 @@ def with_secrets(rank: Rank, secrets: list[str | None], timeout: float) -> None:
     if secret is not None:
         os.environ["RINGCOMM_SECRET"] = secret
     rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=timeout)))
+    ringcomm.shutdown()
+
+
+def _import_all() -> None:
+    """What a process imports while it joins others, by joining two ranks of its own."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def one(number: int) -> None:
+        with ringcomm.Communicator.create(number, 2, init_method=address) as comm:
+            comm.allreduce(np.ones(4), compression="bf16")
+            comm.barrier()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def as_users(rank: Rank, uids: list[int], timeout: float, insecure: bool = False) -> None:
+    """Joins as the user at this rank's number, who may not be allowed to read what is imported."""
+    mesh._version = lambda: "the tests'"
+    _import_all()
+    uid = uids[rank.number]
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    config = ringcomm.Config.from_env(insecure=insecure, connect_timeout=timeout)
+    rank.attempt("refused", lambda: _check(rank, ringcomm.init(config=config)))
     ringcomm.shutdown()
 
 
