@@ -148,6 +148,26 @@ static const char *midst_text(const lane *l, char text[80])
     return text;
 }
 
+/* 1 if no lane of a rail lives, of several peers': then it is the port here that is dark, and not
+ * the one at the other end, whichever of these lanes is judged first. */
+static int is_port_dark(const rc_comm *c, const lane *dark)
+{
+    uint64_t some = c->config.peer_timeout_ms * CLOCK_MS / 2;
+    int others = 0;
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        const peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && rank != dark->peer && i < ln->lane_count; i++) {
+            const lane *l = ln->lanes[i];
+            if (l->rail != dark->rail || !comm_is_judged(l))
+                continue;
+            if (l->health.silent < some && l->health.stuck < some)
+                return 0;
+            others++;
+        }
+    }
+    return others > 0;
+}
+
 static void judge_lane(rc_comm *c, lane *l, uint64_t now)
 {
     uint64_t limit = c->config.peer_timeout_ms * CLOCK_MS;
@@ -165,11 +185,12 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
                  silent ? ", and " : "", bytes_text(lane_unacked(l), amount),
                  (double)h->stuck * 1e-9);
     error_clear(&why);
+    why.rank = is_port_dark(c, l) ? c->env.rank : l->peer;
     error_set(&why, RC_PEER_LOST,
-              "%s is dark: %s%s, while rank %d lives. Look at both ports' cables, switch ports, "
+              "%s is dark: %s%s, while rank %d lives%s. Look at both ports' cables, switch ports, "
               "addresses and firewalls",
-              comm_name_lane(c, l, name, sizeof name), in, out, l->peer);
-    why.rank = l->peer;
+              comm_name_lane(c, l, name, sizeof name), in, out, l->peer,
+              why.rank != l->peer ? "; no other rank is reached by that port either" : "");
     comm_lose_lane(c, l, &why);
 }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from faults import joining
 from faults.job import Job, Nursery, nursery_of
+from faults.rank import Rank
 from patience import PROMPT
 from ports import free_port
 
@@ -191,6 +192,23 @@ def test_secrets(nursery: Nursery) -> None:
             assert "too short" not in event["text"].replace("is too short", "")
             assert event["took"] < PROMPT
         job.finish()
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize("how", [joining.dies_in_init, joining.dies_in_split])
+def test_a_rank_dies_while_lanes_are_made(
+    nursery: Nursery, how: Callable[[Rank, int], None], who: int
+) -> None:
+    """The others know at once, and not when the time of the bring-up is over."""
+    with Job(nursery, 3) as job:
+        job.start(how, who=who)
+        died = job.expect(who, "dies")["at"]
+        for rank in {0, 1, 2} - {who}:
+            event = job.expect(rank, "told")
+            assert "ConnectionError" in event["kinds"], event
+            assert f"rank {who}" in event["text"], event
+            assert event["rank"] == who
+            assert event["at"] - died < PROMPT
 
 
 NOBODY = 65534

@@ -86,8 +86,11 @@ class Bringup:
         self._ports = [offer.ports for offer in offers]
         self._pairings = pair_all(self._ports)[self._rank]
         self._warn_unpaired()
-        self._maker = LaneMaker(self._plan())
-        self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
+        self._maker = maker = LaneMaker(self._plan())
+        maker.run(
+            deadline - min(_COMMIT_MARGIN, 0.2 * left),
+            lambda loop, ring: exchange.alarm(loop, ring, maker.lost),
+        )
         self._warn_shared_subnet()
         cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
         table = tuned.load(self._config, cluster) if self._rank == 0 else None

@@ -15,16 +15,17 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import BootstrapError
 from .acceptor import Acceptor
 from .blobs import MAX_BYTES, pack
 from .handshake import Server
 from .loop import READ, WRITE, Loop
-from .report import MAX_ROWS, NEVER_CAME, Row, join_error
+from .report import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Row, join_error
 from .same_user import vetting
 from .sockets import show, tune
+from .suspicion import Lost
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")
@@ -72,6 +73,18 @@ class Hub:
         blobs = [blob] + [self._members[rank].blob or b"" for rank in range(1, self._world)]
         self._send_all(ALL, b"".join(LENGTH.pack(len(b)) + b for b in blobs))
         return blobs
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
+        """See rendezvous.Exchange. A member's next message is kept until its round."""
+
+        def look() -> None:
+            self._loop.catch_up()
+            if self._gone:
+                loop.forget(self._loop)
+                ring()
+
+        loop.watch(self._loop, READ, look)
+        look()
 
     def close(self) -> None:
         """Closes every socket."""
@@ -122,7 +135,7 @@ class Hub:
         ranks = sorted(self._gone) or range(1, self._world)
         rows = [row for row in map(self._row, ranks) if row is not None]
         if self._gone:
-            headline = "the bring-up failed"
+            headline = FAILED_HEADLINE
         else:
             here = self._world - len(rows)
             waited = time.monotonic() - self._began
@@ -224,7 +237,7 @@ class _Member:
             self._lose(f"its connection broke: {error.strerror}")
             return
         if not data:
-            self._lose("left during the bring-up")
+            self._lose(LEFT)
             return
         self._inbox += data
         self._parse()

@@ -108,6 +108,7 @@ def regroup(
     members: Sequence[int],
     gather: Callable[[bytes, float], bytes],
     number: int,
+    failed: Callable[[], bool],
 ) -> Joined | None:
     """Joins some ranks of a mesh anew, with lanes of their own. A tuned table is for all of them
     in their order, and no other group follows one.
@@ -117,9 +118,10 @@ def regroup(
             belongs to no group, which takes part in the exchange all the same and gets None.
         gather: joins equal-sized parts of all ranks of the parent, in order of rank.
         number: counts the regroupings of this parent; the same on all ranks.
+        failed: whether the parent has failed, so that gather will raise.
     """
     config, epoch = parent.config, (parent.epoch * 1009 + number) % 2**32
-    exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout)
+    exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout, failed)
     if not members:
         exchange.close()
         return None

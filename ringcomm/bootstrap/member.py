@@ -8,9 +8,10 @@ hub sends beyond what a world of this size can need.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..config import Config
 from ..errors import BootstrapError
@@ -19,12 +20,13 @@ from .dialer import Dial, Target
 from .handshake import Client
 from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
 from .launch import Identity
-from .loop import Loop
+from .loop import READ, Loop
 from .meeting import resolve
-from .report import MAX_ROWS, Row, join_error
+from .report import LEFT, MAX_ROWS, Row, join_error
 from .same_user import vetting
 from .secret import Secret, check_exposed
 from .sockets import end_when_silent, show, tune
+from .suspicion import Lost
 from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
@@ -143,7 +145,9 @@ class Member:
         left_ms = max(0, min(int(1000 * (deadline - time.monotonic())), 2**32 - 1))
         try:
             self._arm(deadline)
-            self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
+            # Rank 0 may have said already that the bring-up failed, and left.
+            with contextlib.suppress(ConnectionError):
+                self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
             return self._answer(deadline + _VERDICT_PATIENCE)
         except TimeoutError:
             raise self._lost("no answer") from None
@@ -151,6 +155,16 @@ class Member:
             raise
         except OSError as error:
             raise self._lost(f"the connection broke: {error.strerror}") from error
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
+        """See rendezvous.Exchange. Between two rounds rank 0 speaks, or closes, only where the
+        bring-up has failed."""
+
+        def look() -> None:
+            loop.forget(self._sock)
+            ring()
+
+        loop.watch(self._sock, READ, look)
 
     def close(self) -> None:
         """Leaves the rendezvous."""
@@ -185,7 +199,7 @@ class Member:
             self._arm(deadline)
             part = self._sock.recv(min(size - len(data), MAX_BYTES))
             if not part:
-                raise self._lost("left during the bring-up")
+                raise self._lost(LEFT)
             data += part
         return bytes(data)
 

@@ -106,6 +106,7 @@ def test_blackhole(lab: Lab) -> None:
     lab.blackhole(1, 1)
     check_named(job, 1, *DARK)
     assert all(at - began > LIMIT for at in job.failed_at.values())
+    assert {error.rank for error in job.errors.values()} == {1}, "of two ends, the wrong one"
 
 
 def test_blackhole_beside_small_messages(lab: Lab) -> None:

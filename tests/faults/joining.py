@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ from faults.rank import Rank
 from ports import free_port
 
 import ringcomm
-from ringcomm.bootstrap import mesh
+from ringcomm.bootstrap import lanes, mesh
 
 
 def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
@@ -65,6 +66,32 @@ def with_secrets(rank: Rank, secrets: list[str | None], timeout: float) -> None:
     if secret is not None:
         os.environ["RINGCOMM_SECRET"] = secret
     rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=timeout)))
+    ringcomm.shutdown()
+
+
+def _die_among_lanes(rank: Rank, who: int) -> None:
+    """Rank who is killed when it is about to connect to the others."""
+
+    def run(*_arguments: Any) -> None:
+        rank.emit("dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank.number == who:
+        lanes.LaneMaker.run = run  # type: ignore[method-assign]
+
+
+def dies_in_init(rank: Rank, who: int) -> None:
+    """A rank dies while init makes the lanes."""
+    _die_among_lanes(rank, who)
+    rank.attempt("told", ringcomm.init)
+
+
+def dies_in_split(rank: Rank, who: int) -> None:
+    """A rank dies while split makes the lanes."""
+    comm = ringcomm.init()
+    comm.barrier()
+    _die_among_lanes(rank, who)
+    rank.attempt("told", lambda: comm.split(0))
     ringcomm.shutdown()
 
 
