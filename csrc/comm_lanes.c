@@ -185,12 +185,13 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
                  silent ? ", and " : "", bytes_text(lane_unacked(l), amount),
                  (double)h->stuck * 1e-9);
     error_clear(&why);
-    why.rank = is_port_dark(c, l) ? c->env.rank : l->peer;
+    int here = is_port_dark(c, l);
     error_set(&why, RC_PEER_LOST,
               "%s is dark: %s%s, while rank %d lives%s. Look at both ports' cables, switch ports, "
               "addresses and firewalls",
               comm_name_lane(c, l, name, sizeof name), in, out, l->peer,
-              why.rank != l->peer ? "; no other rank is reached by that port either" : "");
+              here ? "; no other rank is reached by that port either" : "");
+    why.rank = here ? c->env.rank : l->peer;
     comm_lose_lane(c, l, &why);
 }
 
