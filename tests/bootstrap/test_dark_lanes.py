@@ -96,7 +96,7 @@ def check_named(job: Job, rail: int, *words: str) -> None:
             assert word in str(error), error
 
 
-DARK = ("rail 1 between rank ", "is dark: ", "eth1 10.8.0.2 on ", "switch ports, addresses")
+DARK = ("rail 1 between rank ", "is dark: ", "eth1 10.8.0.2 on ", "switch port", "firewall")
 
 
 def test_blackhole(lab: Lab) -> None:
@@ -106,6 +106,7 @@ def test_blackhole(lab: Lab) -> None:
     lab.blackhole(1, 1)
     check_named(job, 1, *DARK)
     assert all(at - began > LIMIT for at in job.failed_at.values())
+    assert {error.rank for error in job.errors.values()} == {1}  # by all its lanes of that port
 
 
 def test_blackhole_beside_small_messages(lab: Lab) -> None:
