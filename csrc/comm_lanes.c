@@ -148,19 +148,18 @@ static const char *midst_text(const lane *l, char text[80])
     return text;
 }
 
-/* 1 if no lane of a rail lives, of several peers': then it is the port here that is dark, and not
- * the one at the other end, whichever of these lanes is judged first. */
-static int is_port_dark(const rc_comm *c, const lane *dark)
+/* 1 if the lanes of this lane's port to other ranks are as silent, and there are some: then it is
+ * the port here that is dark, or what it is plugged into. */
+static int is_whole_port(const rc_comm *c, const lane *l)
 {
-    uint64_t some = c->config.peer_timeout_ms * CLOCK_MS / 2;
     int others = 0;
-    for (int rank = 0; rank < c->env.world_size; rank++) {
+    for (int rank = 0; rank < c->env.world_size && l->path.port != 0; rank++) {
         const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && rank != dark->peer && i < ln->lane_count; i++) {
-            const lane *l = ln->lanes[i];
-            if (l->rail != dark->rail || !comm_is_judged(l))
+        for (int i = 0; ln != NULL && rank != l->peer && i < ln->lane_count; i++) {
+            const lane *other = ln->lanes[i];
+            if (other->path.port != l->path.port || !comm_is_judged(other))
                 continue;
-            if (l->health.silent < some && l->health.stuck < some)
+            if (other->health.silent <= c->config.peer_timeout_ms * CLOCK_MS / 2)
                 return 0;
             others++;
         }
@@ -184,14 +183,14 @@ static void judge_lane(rc_comm *c, lane *l, uint64_t now)
         snprintf(out, sizeof out, "%snone of %s on their way there was acknowledged for %.1f s",
                  silent ? ", and " : "", bytes_text(lane_unacked(l), amount),
                  (double)h->stuck * 1e-9);
+    int whole_port = is_whole_port(c, l);
     error_clear(&why);
-    int here = is_port_dark(c, l);
-    error_set(&why, RC_PEER_LOST,
-              "%s is dark: %s%s, while rank %d lives%s. Look at both ports' cables, switch ports, "
-              "addresses and firewalls",
+    error_set(&why, RC_PEER_LOST, "%s is dark: %s%s, while rank %d lives. %s",
               comm_name_lane(c, l, name, sizeof name), in, out, l->peer,
-              here ? "; no other rank is reached by that port either" : "");
-    why.rank = here ? c->env.rank : l->peer;
+              whole_port ? "So are the lanes of this port to all other ranks: look at its cable, "
+                           "switch port, address and firewall"
+                         : "Look at both ports' cables, switch ports, addresses and firewalls");
+    why.rank = whole_port ? c->env.rank : l->peer;
     comm_lose_lane(c, l, &why);
 }
 

@@ -362,6 +362,30 @@ static void dark_lane_has_its_time(void)
     stage_close(&s);
 }
 
+/* Two peers' lanes over one port: it is the port if both are dark, and the pair if one is. */
+static void dark_port_is_told_from_a_dark_pair(void)
+{
+    for (int whole = 0; whole < 2; whole++) {
+        stage s = stage_open((stage_options){
+            .world_size = 3, .lanes = 2, .rails = 1, .heartbeat_ms = 20, .peer_timeout_ms = 300});
+        rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
+        rc_work *work = submit(s.comm, &call);
+        rc_error error;
+        uint64_t give_up = clock_ns() + WORLD_LONG_MS * CLOCK_MS;
+        while (rc_work_wait(work, 10) == RC_AGAIN && clock_ns() < give_up)
+            for (int i = 0; i < 4; i++) /* rank 1's second lane says nothing, nor may rank 2's */
+                if (i != 1 && !(whole && i == 3))
+                    play(s.far[1 + i / 2][i % 2], control_header(FRAME_HEARTBEAT, 0), NULL);
+        CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
+        CHECK_EQ(error.rail, 1);
+        CHECK_EQ(error.rank, whole ? 0 : 1);
+        expect_text(&error, whole ? "So are the lanes of this port to all other ranks"
+                                  : "Look at both ports' cables");
+        rc_work_free(work);
+        stage_close(&s);
+    }
+}
+
 static void any_byte_is_a_sign_of_the_lane(void)
 {
     uint64_t start;
@@ -488,6 +512,7 @@ int main(void)
         {"lane_that_carries_one_way_is_lost", lane_that_carries_one_way_is_lost},
         {"lane_that_is_not_read_is_not_dark", lane_that_is_not_read_is_not_dark},
         {"dark_lane_has_its_time", dark_lane_has_its_time},
+        {"dark_port_is_told_from_a_dark_pair", dark_port_is_told_from_a_dark_pair},
         {"any_byte_is_a_sign_of_the_lane", any_byte_is_a_sign_of_the_lane},
         {"stopped_peer_is_not_a_dark_lane", stopped_peer_is_not_a_dark_lane},
         {"pause_leaves_a_lane_a_moment", pause_leaves_a_lane_a_moment},
