@@ -3,7 +3,9 @@
 A trial is short of what docs/RELIABILITY.md claims if a rank gets no exception within the bound, if
 an exception is none of ringcomm's, or does not name the rail that was hurt where there are several,
 or names others and not the host that was hurt; if a sum was wrong or a process crashed. In bring-up
-the job may start without the port instead, if a rank says so in its log.
+the job may start without the port instead, if a rank says so in its log; ranks wait connect_timeout
+for one whose port failed before it had reached rank 0; and a rank that never was in is lost as a
+whole, and not on a rail.
 """
 
 from __future__ import annotations
@@ -74,12 +76,13 @@ def judge(row: dict[str, Any]) -> Verdict:
         seconds, left_out, tuple(_rail(trial, rank["error"]) for rank in failed),
         tuple(_blame(trial, me, r["error"]) for me, r in enumerate(ranks) if r["error"]), (),
     )  # fmt: skip
-    late = seconds > row["settings"][_limit(trial, ranks)] + GRACE_S
+    late = seconds > row["settings"][_limit(ranks)] + GRACE_S
     faults = {
         f"{missing} of {len(ranks)} ranks never noticed": missing,
         "late": late and not missing,
         "an untyped error": any(not rank["error"]["typed"] for rank in failed),
-        f"rail: {named.rail}": trial.ports > 1 and named.rail in RAIL[1:],
+        f"rail: {named.rail}": named.rail == "wrong"
+        or (named.rail == "none" and _needs_rail(trial, ranks)),
         f"host: {named.blame}": named.blame in ("nobody", "wrong"),
         "left out without a word": left_out and not any(_warns(trial, rank) for rank in ranks),
         "a wrong sum": any(rank["wrong"] for rank in ranks),
@@ -89,10 +92,17 @@ def judge(row: dict[str, Any]) -> Verdict:
     return dataclasses.replace(named, short=short)
 
 
-def _limit(trial: Trial, ranks: Sequence[dict[str, Any]]) -> str:
-    """The setting that bounds the trial: ranks that are not in yet go by connect_timeout."""
-    in_time = all("opened" in rank["after"] for rank in ranks)
-    return "peer_timeout" if trial.phase != "bring-up" or in_time else "connect_timeout"
+def _limit(ranks: Sequence[dict[str, Any]]) -> str:
+    """The setting that bounds the trial. A rank that has not reached rank 0 when its port fails is
+    to the others one that has not come yet, for which they wait."""
+    missed = any("was not found within" in rank["error"].get("text", "") for rank in ranks)
+    return "connect_timeout" if missed else "peer_timeout"
+
+
+def _needs_rail(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:
+    """A rank that never was in is lost as a whole, and not on one of its rails."""
+    hurt = {trial.host, trial.to} - {-1}
+    return trial.ports > 1 and all("opened" in ranks[rank]["after"] for rank in hurt)
 
 
 def _still_has(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:

@@ -30,6 +30,7 @@ from .handshake import Server
 from .loop import READ, Loop
 from .places import Places
 from .strangers import LOG
+from .system import describe
 from .terms import Outcome, RefusedError, Terms
 
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
@@ -60,6 +61,9 @@ class Acceptor:
         welcome: takes each authenticated socket and what its peer proved to be.
         turned_away: told the address, the reason and the claims of each that was refused after a
             well-formed HELLO.
+
+    Attributes:
+        trouble: what this process lacked when it last failed to accept; empty if it never did.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Acceptor:
         self._welcome = welcome
         self._turned_away = turned_away
         self._new: Places[_Pending] = Places(MAX_NEW, NEW_PER_ADDRESS)
+        self.trouble = ""
         self._greeted: Places[_Pending] = Places(MAX_GREETED, MAX_GREETED)
         for listener in self._listeners:
             self._resume(listener)
@@ -115,6 +120,7 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
+                    self.trouble = f"nobody can be let in: {describe(error)}"
                     self._pause(listener, _ERROR_PAUSE)
                     self._evict(self._new.first_to_go() or self._greeted.first_to_go())
                     return

@@ -38,6 +38,7 @@ from .sockets import (
     shared_subnet,
     sysctl_advice,
 )
+from .system import describe, require_descriptors
 from .terms import Key, job_hash
 from .tuned import Cluster
 
@@ -139,12 +140,21 @@ class Bringup:
                 )
         addresses = [str(address.ip) for i in chosen for address in i.usable]
         check_exposed(addresses, self._secret, self._config.insecure)
+        require_descriptors(
+            self._most_lanes(len(chosen)) + len(addresses),
+            f"connecting to {self._world - 1} ranks over {len(chosen)} ports",
+        )
         self._interfaces = chosen
         if not self._single_host:  # before there are lanes: what becomes of a port is not missed
             self._watch = netlink.subscribe()
         self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
+
+    def _most_lanes(self, ports: int) -> int:
+        """Of this rank, probes included, if all its ports reach all ranks."""
+        probes = 0 if self._single_host or not self._config.probe else 1
+        return ports * (self._config.lanes + probes) * (self._world - 1)
 
     def _warn(self, addresses: Sequence[str]) -> None:
         """What one rank of each host says about the host's ports."""
@@ -163,7 +173,7 @@ class Bringup:
                 endpoints.append(self._listen_on(address))
             except OSError as error:
                 raise ConfigError(
-                    f"cannot listen on {address.ip} ({interface.name}): {error.strerror}"
+                    f"cannot listen on {address.ip} ({interface.name}): {describe(error)}"
                 ) from None
         speed = interface.mbit_per_s or 0
         return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))

@@ -24,6 +24,7 @@ from .handshake import Client
 from .loop import READ, WRITE, Loop, Timer
 from .report import MUTE, NO_ANSWER, REFUSED
 from .sockets import bind_to_device, family, place
+from .system import describe
 from .terms import Outcome, RefusedError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -111,7 +112,7 @@ class Dial:
             self._sock = sock = self._open(way)
             code = sock.connect_ex(place(way.address, way.port, way.scope))
         except OSError as error:
-            self._retry(f"local error: {error.strerror}")
+            self._retry(f"local error: {describe(error)}")
             return
         if code not in (0, errno.EINPROGRESS):
             self._connect_failed(code)

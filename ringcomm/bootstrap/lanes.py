@@ -122,7 +122,8 @@ class LaneMaker:
                 )
         awaited = {lane.peer for lane in self._plan.expected - self.made.keys()}
         rows = [
-            self._claims.get(peer) or Row(peer, self._plan.rank, "", NOT_SEEN)
+            self._claims.get(peer)
+            or Row(peer, self._plan.rank, "", NOT_SEEN, self._acceptor.trouble)
             for peer in sorted(awaited)
         ]
         return list(found.values()) + rows

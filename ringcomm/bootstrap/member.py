@@ -25,7 +25,7 @@ from .meeting import resolve
 from .report import LEFT, MAX_ROWS, Row, join_error
 from .same_user import vetting
 from .secret import Secret, check_exposed
-from .sockets import end_when_silent, show, tune
+from .sockets import end_when_silent, peer_of, show, tune
 from .suspicion import Lost
 from .terms import Key, Outcome, RefusedError, Terms
 
@@ -135,7 +135,7 @@ class Member:
         self._rank = identity.rank
         self._world = identity.world_size
         self._sock = sock
-        self._address = show(*sock.getpeername()[:2])
+        self._address = peer_of(sock)
         self._round = 0
         tune(sock)
 

@@ -24,14 +24,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..config import Config
-from ..errors import BootstrapError, RingcommError
+from ..errors import BootstrapError, ConfigError, RingcommError
 from .blobs import MAX_BYTES, Record, pack
 from .hub import Hub
 from .launch import Identity
 from .loop import LOOK_EVERY, Loop
-from .meeting import open_listeners
+from .meeting import PortsInUseError, open_listeners
 from .member import open_member
 from .report import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
+from .rivals import find_rival
 from .secret import Secret
 from .sockets import end_when_silent
 from .suspicion import Lost, Suspicion
@@ -78,11 +79,23 @@ def open_tcp(
     key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
     if identity.rank == 0:
-        listeners = open_listeners(identity, config, secret)
-        for listener in listeners:
-            end_when_silent(listener, config.peer_timeout)
-        return Hub(listeners, key, terms)
+        return _open_hub(identity, config, secret, key, terms)
     return open_member(identity, config, secret, key, terms, deadline)
+
+
+def _open_hub(
+    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms
+) -> Hub:
+    try:
+        listeners, taken = open_listeners(identity, config, secret)
+    except PortsInUseError as error:
+        rival = find_rival(error.targets, key, terms)
+        if rival is None:
+            raise ConfigError(str(error)) from None
+        raise rival from None
+    for listener in listeners:
+        end_when_silent(listener, config.peer_timeout)
+    return Hub(listeners, key, terms, taken)
 
 
 class StoreExchange:

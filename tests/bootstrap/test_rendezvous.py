@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import socket
@@ -14,15 +15,18 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, identity, run_ranks
-from patience import PROMPT
+from patience import PATIENCE, PROMPT, until
 
-from ringcomm.bootstrap import member, rendezvous
+from ringcomm.bootstrap import hub, member, rendezvous
 from ringcomm.bootstrap.blobs import MAX_BYTES
+from ringcomm.bootstrap.handshake import Server
 from ringcomm.bootstrap.hub import HEADER
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.rendezvous import GatherExchange, StoreExchange, mpi_exchange, open_tcp
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
+from ringcomm.bootstrap.sockets import peer_of
+from ringcomm.bootstrap.terms import Key, Role, Terms, job_hash
 from ringcomm.config import Config
 from ringcomm.errors import AuthenticationError, BootstrapError, ConfigError
 
@@ -210,6 +214,102 @@ def test_two_processes_claim_one_rank(port: int) -> None:
     assert len(refused) == 1
     assert "already rank 1" in str(refused[0].error)
     assert refused[0].seconds < min(o.seconds for o in outcomes.values() if o is not refused[0])
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_two_processes_claim_rank_0(port: int, candidates: int) -> None:
+    """Whether the second finds another port, or none: both are told, and it at once."""
+    ports = tuple(range(port, port + candidates))
+    zero = Identity(0, 2, None, None, "127.0.0.1", ports, "env", "job")
+    outcomes = over_tcp(2, port, patience=4.0, who=lambda _: zero)
+    first, second = sorted(outcomes.values(), key=lambda o: -o.seconds)
+    assert isinstance(second.error, BootstrapError)
+    assert "two processes of this job say that they are rank 0" in str(second.error)
+    assert second.seconds < 3.5
+    assert rows(first) == [(0, "duplicate"), (1, "never came to the rendezvous")]
+    assert "another process of this job says that it is rank 0" in str(first.error)
+
+
+def test_rank_0_of_another_job_is_no_rival(port: int) -> None:
+    """It has the first of the ports that both would take."""
+
+    def who(rank: int) -> Identity:
+        ports, job = (port, port + 1), "other" if rank == 2 else "job"
+        return Identity(rank % 2, 2, None, None, "127.0.0.1", ports, "env", job)
+
+    other = threading.Thread(target=over_tcp, args=(1, port), kwargs={"who": lambda _: who(2)})
+    other.start()
+    assert until(lambda: _listens(port))
+    outcomes = over_tcp(2, port, who=who)
+    assert all(outcome.value == expected(2, 3) for outcome in outcomes.values())
+    other.join()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_member_that_resets_behind_its_proof(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 names it, and says nothing of its secret."""
+
+    def tune(sock: socket.socket) -> None:
+        assert until(lambda: peer_of(sock) == "a connection that has ended")
+
+    monkeypatch.setattr(hub, "tune", tune)
+
+    def call(rank: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        if rank == 0:
+            exchange = open_tcp(identity(0, 2, port), Config(), SECRET, deadline)
+            try:
+                exchange.allgather(b"x", deadline)
+            finally:
+                exchange.close()
+        else:
+            made = open_tcp(identity(1, 2, port), Config(), SECRET, deadline)
+            assert isinstance(made, member.Member)
+            made._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            made.close()
+
+    outcomes = run_ranks(call, range(2))
+    error = outcomes[0].error
+    assert isinstance(error, BootstrapError)
+    assert error.rank == 1
+    assert "authentication" not in str(error)
+    assert outcomes[1].error is None
+
+
+def test_hub_that_closes_behind_a_proof() -> None:
+    """What it meant is not known: it may have died."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        listener.settimeout(PATIENCE)
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    job = job_hash("test")
+                    server = Server(
+                        Key.derive(None, job), Terms(Role.RENDEZVOUS, job, 2, -1, 0)
+                    )
+                    while server.want != 32:
+                        sock.sendall(server.feed(sock.recv(server.want, socket.MSG_WAITALL)))
+                    sock.recv(32, socket.MSG_WAITALL)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(BootstrapError) as raised:
+            open_tcp(identity(1, 2, port), Config(), None, time.monotonic() + 0.7)
+        assert "authentication" not in str(raised.value)
+        assert "closed" in str(raised.value)
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()
 
 
 def test_world_sizes_that_differ(port: int) -> None:
