@@ -37,6 +37,10 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
     items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):

@@ -89,7 +89,9 @@ def test_compressed_allreduce_has_the_bits_of_host_tensors(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
+@pytest.mark.parametrize(
+    "dtype", ["f32", pytest.param("bf16", marks=pytest.mark.torch), "i64"]
+)
 def test_every_collective(gpu: Gpu, world: int, dtype: str) -> None:
     def body(comm: Communicator) -> None:
         n, rank = comm.world_size, comm.rank
