@@ -17,7 +17,7 @@ import _standings
 from _all import Outcome
 from _scenes import Scene
 from _standings import short
-from _verdicts import Finding, size_name
+from _verdicts import Finding
 
 HEADS = ("row", "goal", "measured", "spread", "stolen", "x floor",
          "peers' figure over ringcomm's", "verdict")
@@ -109,7 +109,7 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 4), constrained_layout=True)
     axes.step([stamp - begin for stamp in stamps[1:]],
               [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
-              where="pre", label=f"busbw, each call of {size_name(size)}")
+              where="pre", label=f"busbw, each call of {_columns.size_name(size)}")
     for goal, change in zip(scene.goals, changes, strict=False):
         line = dataclasses.replace(scene, nics=(*scene.nics[:-1], goal.mbit)).line()
         axes.axvline(change - begin, color="gray", linestyle=":")

@@ -19,6 +19,7 @@ sys.path.insert(0, str(BENCH))
 
 import _all  # noqa: E402
 import _burners  # noqa: E402
+import _columns  # noqa: E402
 import _report  # noqa: E402
 import _verdicts  # noqa: E402
 import netlab  # noqa: E402
@@ -168,7 +169,7 @@ def test_an_idle_rank() -> None:
     (256_000, "256 KB"), (1500, "1500 B"), (100, "100 B"),
 ])
 def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
-    assert _verdicts.size_name(size) == name
+    assert _columns.size_name(size) == name
 
 
 def test_table_and_markdown_show_every_row() -> None:
