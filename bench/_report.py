@@ -106,7 +106,7 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
     stamps, changes = outcome.stamps[scene.name], outcome.changes[scene.name]
     size = scene.goals[0].size
     begin = stamps[0]
-    figure, axes = pyplot.subplots(figsize=(9, 4), constrained_layout=True)
+    figure, axes = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
     axes.step([stamp - begin for stamp in stamps[1:]],
               [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
               where="pre", label=f"busbw, each call of {_columns.size_name(size)}")
@@ -116,6 +116,6 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
         axes.hlines(0.9 * line, change - begin, change - begin + 3, colors="black", linestyles="--",
                     label=f"90 % of the sum, {goal.mbit:g}")
     axes.set(xlabel="time (s)", ylabel="busbw (GB/s)", title=outcome.titles[scene.name], ylim=0)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=1 + len(scene.goals))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

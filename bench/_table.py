@@ -151,7 +151,7 @@ def plot(path: Path, rows: Sequence[Row], floor: Floor | None, title: str) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for label in dict.fromkeys(f"{row.library} {row.compression}" for row in rows):
         mine = [row for row in rows if f"{row.library} {row.compression}" == label]
         sizes = [row.size for row in mine]

@@ -205,8 +205,9 @@ PLOT = ("--plot", "{folder}/out.png") if importlib.util.find_spec("matplotlib") 
 
 @pytest.mark.slow
 @pytest.mark.beside(
-    sys.executable, small_scenes.__file__, "--all", "--quick", "--libraries", "ringcomm,gloo",
-    "--json", "{folder}/out.json", "--markdown", "{folder}/out.markdown", *PLOT,
+    sys.executable, small_scenes.__file__, "--all", "--quick", "--minutes", "12",
+    "--libraries", "ringcomm,gloo", "--json", "{folder}/out.json",
+    "--markdown", "{folder}/out.markdown", *PLOT,
 )  # fmt: skip
 def test_small_scenes(beside: Done) -> None:
     """A sweep beside a burner and an idle communicator, through every output."""
