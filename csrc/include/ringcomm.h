@@ -191,6 +191,16 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
  * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
  * on failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
+/* Says what the lanes of a rail to peer run over, for errors that name them: here and there, such
+ * as "eth1 10.8.0.1 on node0", are both ends' port, address and host, or NULL. port is the index of
+ * the network interface here; the loss of it, or of a lane's address on it, ends its lanes
+ * (rc_comm_watch_ports). 0: not watched. After these lanes are added, before rc_comm_start. */
+rc_result rc_comm_name_rail(rc_comm *comm, int peer, int rail, int port, const char *here,
+                            const char *there);
+/* Gives the communicator a netlink socket, subscribed to the links and addresses of the network
+ * namespace that its lanes are in, to hear at once of ports that are lost. Owns fd from here on,
+ * also on failure. At most one, before rc_comm_start. */
+rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 /* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
  * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
  * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host

@@ -36,6 +36,7 @@
 typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
+    int quiet;       /* it has something so seldom that nobody polls for it */
     void (*ready)(struct engine_source *source, uint32_t events);
     int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
     struct engine_source *next, *prev;

@@ -94,6 +94,10 @@ class Lab:
         """What the host sends and should get through this port vanishes; its carrier stays."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} nomaster")
 
+    def unplug(self, host: int, index: int) -> None:
+        """The port has no carrier any more."""
+        self.ip(f"-n {self._switch} link set {self.far_end(host, index)} down")
+
     def inside(self, host: int, command: str) -> None:
         self.ip(f"netns exec {self.hosts[host]} {command}")
 
