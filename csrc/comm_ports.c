@@ -94,36 +94,71 @@ static int has_address(const lane *l, const uint8_t *bytes, int length)
            memcmp(&end.v6.sin6_addr, bytes, 16) == 0;
 }
 
-static void link_changed(port_watch *w, int port, port_state state)
+/* Calls each for all lanes that go over this port; 0: over any that is watched. */
+static void for_lanes(port_watch *w, int port, void (*each)(lane *l, const void *arg),
+                      const void *arg)
 {
     rc_comm *c = w->owner;
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
         const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->path.port == port) {
-                ln->lanes[i]->health.port = state;
-                note_port(c, ln->lanes[i]);
-            }
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
+            lane *l = ln->lanes[i];
+            if (l->path.port == 0 || (port != 0 && l->path.port != port))
+                continue;
+            each(l, arg);
+            note_port(c, l);
+        }
     }
+}
+
+static void set_state(lane *l, const void *arg)
+{
+    l->health.port = *(const port_state *)arg;
+}
+
+static void link_changed(port_watch *w, int port, port_state state)
+{
+    if (port > 0)
+        for_lanes(w, port, set_state, &state);
+}
+
+typedef struct address_news {
+    const uint8_t *bytes;
+    int length, there;
+} address_news;
+
+static void set_address(lane *l, const void *arg)
+{
+    const address_news *news = arg;
+    if (has_address(l, news->bytes, news->length))
+        l->health.no_address = !news->there;
 }
 
 static void address_changed(port_watch *w, int port, const uint8_t *bytes, int length, int there)
 {
-    rc_comm *c = w->owner;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->path.port == port && has_address(ln->lanes[i], bytes, length)) {
-                ln->lanes[i]->health.no_address = !there;
-                note_port(c, ln->lanes[i]);
-            }
-    }
+    if (port > 0)
+        for_lanes(w, port, set_address, &(address_news){bytes, length, there});
+}
+
+static void set_well(lane *l, const void *arg)
+{
+    (void)arg;
+    l->health.port = PORT_RUNS;
+    l->health.no_address = 0;
+}
+
+static void forget(port_watch *w)
+{
+    for_lanes(w, 0, set_well, NULL);
 }
 
 void comm_watch_ports(rc_comm *c, int fd)
 {
-    c->ports =
-        (port_watch){.source.fd = fd, .owner = c, .link = link_changed, .address = address_changed};
+    c->ports = (port_watch){.source.fd = fd,
+                            .owner = c,
+                            .link = link_changed,
+                            .address = address_changed,
+                            .forget = forget};
 }
 
 void comm_open_ports(rc_comm *c)

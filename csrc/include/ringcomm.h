@@ -167,7 +167,7 @@ typedef struct rc_comm_config {
     uint32_t epoch;         /* carried by every frame; frames of another epoch are refused */
     uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
-    uint32_t peer_timeout_ms; /* a peer silent this long is lost */
+    uint32_t peer_timeout_ms; /* a peer silent this long is lost, or a lane whose peer lives */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
     int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are

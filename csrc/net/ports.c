@@ -72,6 +72,14 @@ void ports_parse(port_watch *w, const void *data, size_t length)
     }
 }
 
+/* All is read. */
+static void settle(port_watch *w)
+{
+    if (w->stale)
+        w->forget(w);
+    w->stale = 0;
+}
+
 static void ready(engine_source *source, uint32_t events)
 {
     port_watch *w = (port_watch *)source;
@@ -79,11 +87,14 @@ static void ready(engine_source *source, uint32_t events)
     (void)events;
     for (int i = 0; i < DATAGRAMS_A_TURN && source->fd >= 0; i++) {
         ssize_t got = recv(source->fd, data, sizeof data, MSG_DONTWAIT);
-        if (got > 0)
+        if (got > 0 && !w->stale)
             ports_parse(w, data, (size_t)got);
-        else if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        else if (got < 0 && errno == ENOBUFS) /* the kernel has dropped some */
+            w->stale = 1;
+        else if (got < 0 && errno == EAGAIN) {
+            settle(w);
             return;
-        else if (got == 0 || errno != ENOBUFS) /* that: the kernel has dropped some */
+        } else if (got == 0 || (got < 0 && errno != EINTR))
             engine_remove(w->engine, source);
     }
 }

@@ -3,8 +3,9 @@
  *
  * The descriptor is a netlink socket that the caller has opened, in the network namespace of the
  * lanes, and subscribed to links and addresses. Its messages are read in the engine's loop; nothing
- * is ever asked. Messages that the kernel had to drop are not missed: they report sooner what the
- * silence of a lane shows in the end.
+ * is ever asked. Where the kernel had to drop some, what was told so far is worth nothing: that a
+ * port is back may be among them. They are not missed, as the silence of a lane shows the same
+ * later.
  *
  * Invariants. Every field of a message is bounded before use; what is not understood is skipped.
  * Threading: under the engine's lock.
@@ -31,9 +32,12 @@ typedef struct port_watch {
     void (*link)(struct port_watch *w, int port, port_state state);
     /* It has (1) or has no more (0) this address: 4 bytes of AF_INET or 16 of AF_INET6. */
     void (*address)(struct port_watch *w, int port, const uint8_t *bytes, int length, int there);
+    /* What link and address have said may not be so any more. */
+    void (*forget)(struct port_watch *w);
+    int stale; /* so is what is still to be read */
 } port_watch;
 
-/* Watches source.fd; owner, link and address are set. engine_remove ends it. */
+/* Watches source.fd; owner, link, address and forget are set. engine_remove ends it. */
 rc_result ports_open(port_watch *w, rc_engine *e);
 /* One datagram of the descriptor; public for tests. */
 void ports_parse(port_watch *w, const void *data, size_t length);

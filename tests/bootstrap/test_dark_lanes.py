@@ -47,7 +47,7 @@ class Job:
         self.errors: dict[int, ringcomm.RingcommError] = {}
         self.failed_at: dict[int, float] = {}
         self.calls = [0] * len(lab.hosts)
-        self.over = threading.Event()
+        self._over = threading.Event()
         self._lab, self._count, self._pause = lab, count, pause
         self._config = Config(
             interfaces=("eth0", "eth1"), heartbeat=HEARTBEAT, peer_timeout=LIMIT,
@@ -68,15 +68,23 @@ class Job:
             )
         try:
             data = np.ones(self._count, dtype=np.float32)
-            while not self.over.is_set():
+            told = np.zeros(1, dtype=np.int64)
+            while not told[0]:
                 comm.allreduce(data, "avg")
                 self.calls[rank] += 1
                 time.sleep(self._pause)
+                told[0] = self._over.is_set()
+                comm.allreduce(told, "max")
         except ringcomm.RingcommError as error:
             self.errors[rank] = error
             self.failed_at[rank] = time.monotonic()
         finally:
             comm.close()
+
+    def end(self) -> None:
+        """In order, if it has not failed."""
+        self._over.set()
+        self.join()
 
     def join(self) -> None:
         for thread in self._threads:
@@ -121,6 +129,20 @@ def test_one_way(lab: Lab) -> None:
     job = Job(lab, 250_000)
     lab.inside(0, "ip neigh replace 10.8.0.2 lladdr 02:00:00:00:00:99 dev eth1 nud permanent")
     check_named(job, 1, *DARK, "eth1 10.8.0.1 on ")
+
+
+def test_slow_port_is_not_dark(lab: Lab) -> None:
+    """Busy for longer than peer_timeout with what it is given, and losing packets all the time."""
+    for host in range(3):
+        lab.shape(host, 0, "1gbit")
+        lab.shape(host, 1, "10mbit")
+    job = Job(lab, 4_000_000)
+    calls, began = min(job.calls), time.monotonic()
+    assert until(lambda: job.errors or time.monotonic() - began > 3 * LIMIT)
+    assert until(lambda: job.errors or min(job.calls) > calls + 3)
+    assert not job.errors
+    job.end()
+    assert not job.errors
 
 
 PORTS: dict[str, tuple[Callable[[Lab], None], str]] = {
