@@ -385,7 +385,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
 }
 
 /* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
-static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
+static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, uint64_t spin)
 {
     struct epoll_event events[EVENTS_PER_PASS];
     e->news = 0;

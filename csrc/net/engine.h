@@ -76,7 +76,7 @@ struct rc_engine {
     pthread_t thread;
     int epoll_fd;
     int wake_fd;
-    enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
+    enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
     int yielding;        /* the progress thread was asked to step aside */

@@ -439,7 +439,8 @@ rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
     ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
     ln->max_length = max_length;
     ln->epoch = epoch;
-    ln->last_rx = ln->out.last_tx = clock_ns();
+    ln->last_rx = clock_ns();
+    ln->out.last_tx = ln->last_rx;
     ln->low_water = 1;
     error_clear(&ln->error);
     int flags = fcntl(fd, F_GETFL);

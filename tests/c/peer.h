@@ -178,7 +178,8 @@ static inline int watch_for(int fd, frame_type type, frame_header *h, uint8_t *p
     while (watch_frame(fd, h, payload))
         if (h->type == type)
             return 1;
-    return CHECK(!"the stream ended before the frame came");
+    CHECK_NOTE("  the stream ended before a frame of type %d came\n", (int)type);
+    return CHECK(0);
 }
 
 /* ---- what it has read, and time ---- */
