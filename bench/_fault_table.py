@@ -41,6 +41,7 @@ class Verdict:
     Attributes:
         seconds: from the fault until the slowest rank had its exception, or the job had started
             without the port; infinite if a rank never came so far.
+        limit: the setting that bounds that.
         left_out: the job started without the port.
         rails: of each rank's exception, whether it names the hurt rail: one of RAIL.
         blames: of each, whom it names: one of BLAME.
@@ -48,6 +49,7 @@ class Verdict:
     """
 
     seconds: float
+    limit: str
     left_out: bool
     rails: tuple[str, ...]
     blames: tuple[str, ...]
@@ -73,10 +75,10 @@ def judge(row: dict[str, Any]) -> Verdict:
     missing = sum(came not in rank["after"] for rank in ranks)
     seconds = float("inf") if missing else max(rank["after"][came] for rank in ranks)
     named = Verdict(
-        seconds, left_out, tuple(_rail(trial, rank["error"]) for rank in failed),
+        seconds, _limit(ranks), left_out, tuple(_rail(trial, rank["error"]) for rank in failed),
         tuple(_blame(trial, me, r["error"]) for me, r in enumerate(ranks) if r["error"]), (),
     )  # fmt: skip
-    late = seconds > row["settings"][_limit(ranks)] + GRACE_S
+    late = seconds > row["settings"][named.limit] + GRACE_S
     faults = {
         f"{missing} of {len(ranks)} ranks never noticed": missing,
         "late": late and not missing,
@@ -162,16 +164,19 @@ def _summary(judged: _Judged) -> str:
     settings = judged[0][0]["settings"]
     short = sum(bool(verdict.short) for _, verdict in judged)
     never = sum(verdict.seconds == float("inf") for _, verdict in judged)
-    slowest = max((v.seconds for _, v in judged if v.seconds != float("inf")), default=0.0)
-    wrong = sum(verdict.blame == "wrong" or verdict.rail == "wrong" for _, verdict in judged)
-    return (
+    wrong = sum("wrong" in (verdict.blame, verdict.rail) for _, verdict in judged)
+    parts = [
         f"{len(judged)} trials; {short} fall short, of which in {never} a rank never noticed, and "
-        f"in {wrong} an exception blames another end or rail. The slowest rank of all the others "
-        f"had its exception {slowest:.2f} s after the fault. heartbeat "
-        f"{settings['heartbeat']:g} s, peer_timeout {settings['peer_timeout']:g} s, "
-        f"connect_timeout {settings['connect_timeout']:g} s. {os.cpu_count()} cores of {_cpu()}, "
-        f"{platform.system()} {platform.release()}."
-    )
+        f"in {wrong} an exception blames another end or rail."
+    ]
+    for limit, what in (("peer_timeout", "heard of it"),
+                        ("connect_timeout", "heard of a rank whose port had failed before it came")):
+        ended = [v.seconds for _, v in judged if v.limit == limit and v.seconds != float("inf")]
+        if ended:
+            parts.append(f"The slowest rank {what} after {max(ended):.2f} s, with {limit} "
+                         f"{settings[limit]:g} s ({len(ended)} trials).")
+    machine = f"{os.cpu_count()} cores of {_cpu()}, {platform.system()} {platform.release()}"
+    return " ".join([*parts, f"heartbeat {settings['heartbeat']:g} s; {machine}."])
 
 
 def _cpu() -> str:
