@@ -170,7 +170,7 @@ def _summary(judged: _Judged) -> str:
         f"in {wrong} an exception blames another end or rail."
     ]
     for limit, what in (("peer_timeout", "heard of it"),
-                        ("connect_timeout", "heard of a rank whose port had failed before it came")):
+                        ("connect_timeout", "heard of a rank that was cut off before it came")):
         ended = [v.seconds for _, v in judged if v.limit == limit and v.seconds != float("inf")]
         if ended:
             parts.append(f"The slowest rank {what} after {max(ended):.2f} s, with {limit} "
