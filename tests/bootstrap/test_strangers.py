@@ -160,16 +160,24 @@ def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
         assert until(lambda: served.pending == 0)
 
 
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """Some thousand are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4000 and hard != resource.RLIM_INFINITY and hard < 4000:
+        pytest.skip("too few descriptors allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4000), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.usefixtures("enduring")
 def test_a_thousand_silent_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 2500:
-        if hard != resource.RLIM_INFINITY and hard < 2500:
-            pytest.skip("too few descriptors allowed")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2500, hard))
     crowd: list[socket.socket] = []
     try:
-        with serving() as (address, welcomed, served):
+        with many_descriptors(), serving() as (address, welcomed, served):
             for _ in range(1000):
                 sock = socket.socket()
                 sock.setblocking(False)
@@ -181,7 +189,6 @@ def test_a_thousand_silent_connections() -> None:
     finally:
         for sock in crowd:
             sock.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.usefixtures("enduring")
@@ -241,7 +248,7 @@ def test_lane_listeners_among_strangers(port: int, monkeypatch: pytest.MonkeyPat
 def crowd(address: tuple[str, int], words: bytes, per_second: float = 500) -> Iterator[None]:
     """Strangers from eight addresses, who say this and then wait, at a steady rate."""
     stop = threading.Event()
-    held: collections.deque[socket.socket] = collections.deque(maxlen=400)
+    held: collections.deque[socket.socket] = collections.deque(maxlen=2000)
 
     def body() -> None:
         began, made = time.perf_counter(), 0
@@ -261,7 +268,7 @@ def crowd(address: tuple[str, int], words: bytes, per_second: float = 500) -> It
     thread = threading.Thread(target=body)
     thread.start()
     try:
-        assert until(lambda: len(held) > 200)
+        assert until(lambda: len(held) > 500)
         yield
     finally:
         stop.set()
@@ -280,7 +287,7 @@ CROWDS = {
 
 @pytest.mark.parametrize("words", CROWDS.values(), ids=CROWDS)
 def test_a_crowd_keeps_nobody_out(words: bytes) -> None:
-    with serving() as (address, welcomed, served), crowd(address, words):
+    with many_descriptors(), serving() as (address, welcomed, served), crowd(address, words):
         for number in range(1, 4):
             get_in(address, PROMPT)
             assert until(lambda n=number: welcomed == [TERMS] * n)
