@@ -211,6 +211,21 @@ def test_a_rank_dies_while_lanes_are_made(
             assert event["at"] - died < PROMPT
 
 
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("left", [0, 1, 3, 5])
+def test_few_descriptors(nursery: Nursery, who: int, left: int) -> None:
+    """Rank who says which limit it is and how much is needed, and the others blame no secret."""
+    with Job(nursery, 3) as job:
+        job.start(joining.with_few_descriptors, who=who, left=left, timeout=1.5)
+        for rank, event in enumerate(job.expect_all("refused")):
+            assert "BootstrapError" in event["kinds"], event
+            assert "secret" not in event["text"]
+            if rank == who:
+                assert "ulimit -n" in event["text"]
+        assert all(event["kind"] is None for event in job.expect_all("closed"))
+        job.finish(quietly=False)
+
+
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 

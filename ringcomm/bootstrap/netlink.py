@@ -130,22 +130,6 @@ def route(source: IPAddress, destination: IPAddress) -> int | None:
     return int.from_bytes(index, sys.byteorder) if index else None
 
 
-def subscribe() -> socket.socket | None:
-    """A socket to which the kernel tells every change of the links and addresses of this network
-    namespace from now on; None where it does not, as in some sandboxes."""
-    try:
-        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
-    except OSError:
-        return None
-    try:
-        sock.bind((0, _GROUPS))
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        return None
-    return sock
-
-
 def tcp_socket(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
     """The socket with these numeric addresses; None if there is none. Raises OSError where the
     kernel does not tell."""
@@ -191,6 +175,22 @@ def _proc_place(address: str, port: int) -> str:
     packed = ipaddress.ip_address(address).packed
     words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def subscribe() -> socket.socket | None:
+    """A socket to which the kernel tells every change of the links and addresses of this network
+    namespace from now on; None where it does not, as in some sandboxes."""
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
+    except OSError:
+        return None
+    try:
+        sock.bind((0, _GROUPS))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 def _dump(request: int, answer: int) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bringup_world import Outcome, identity, join_world, meshes, run_ranks
 from patience import PROMPT
-from test_rendezvous import FakeMpi, FakeStore
+from test_carriers import FakeMpi, FakeStore
 
 from ringcomm.bootstrap import bringup, lanes, mesh, rendezvous
 from ringcomm.bootstrap.loop import Loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import signal
 import threading
 from typing import Any
@@ -93,6 +94,15 @@ def dies_in_split(rank: Rank, who: int) -> None:
     _die_among_lanes(rank, who)
     rank.attempt("told", lambda: comm.split(0))
     ringcomm.shutdown()
+
+
+def with_few_descriptors(rank: Rank, who: int, left: int, timeout: float) -> None:
+    """Rank who may open only so many more files."""
+    if rank.number == who:
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, used + left))
+    rank.attempt("refused", lambda: ringcomm.init(timeout=timeout))
+    rank.attempt("closed", ringcomm.shutdown)
 
 
 def _import_all() -> None:
