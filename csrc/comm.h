@@ -59,6 +59,8 @@ struct rc_comm {
     uint64_t next_seq;
     atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
+    atomic_int staging; /* calls whose tensors are being brought here, before comm_submit (pipe) */
+
     rc_work *active_head, *active_tail;
     uint64_t called;                /* collectives started here */
     int early_calls;                /* announced calls among the early frames */

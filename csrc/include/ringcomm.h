@@ -209,7 +209,8 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
  * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
- * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight. */
+ * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight, or a tensor
+ * is being copied from a GPU for one (rc_pipe_submit). */
 rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
