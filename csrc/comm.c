@@ -15,39 +15,7 @@
 
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
-/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
- * ones in flight, who polls takes time from who has something to do. */
-enum { BRIEF_BYTES = 1 << 20 };
-
 /* ---- works ---- */
-
-static void append_active(rc_comm *c, rc_work *w)
-{
-    w->next = NULL;
-    w->prev = c->active_tail;
-    if (c->active_tail != NULL)
-        c->active_tail->next = w;
-    else
-        c->active_head = w;
-    c->active_tail = w;
-    c->engine->active++;
-    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
-    c->engine->lengthy += w->lengthy;
-}
-
-static void remove_active(rc_comm *c, rc_work *w)
-{
-    if (w->prev != NULL)
-        w->prev->next = w->next;
-    else
-        c->active_head = w->next;
-    if (w->next != NULL)
-        w->next->prev = w->prev;
-    else
-        c->active_tail = w->prev;
-    c->engine->active--;
-    c->engine->lengthy -= w->lengthy;
-}
 
 static void finish(rc_comm *c, rc_work *w, rc_result result)
 {
@@ -65,7 +33,7 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     if (c->state != COMM_RUNNING || w->env == NULL || !work_complete(w))
         return;
     c->works_done++;
-    remove_active(c, w);
+    comm_active_remove(c, w);
     finish(c, w, RC_OK);
 }
 
@@ -161,7 +129,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w, env);
     if (c->state == COMM_RUNNING)
-        comm_replay_early(c, w);
+        comm_unexpected_replay(c, w);
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
@@ -173,7 +141,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 static void start_late(rc_comm *c, rc_work *w)
 {
     work_retain(w); /* it may end below */
-    comm_match_late(c);
+    comm_match_late(c, w->call.tag);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))
             check_work_left(c, w, c->env.links[rank]);
@@ -186,7 +154,7 @@ static void start(rc_comm *c, rc_work *w)
         finish(c, w, c->error.code);
         return;
     }
-    append_active(c, w);
+    comm_active_add(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
     if (w->late) {
         start_late(c, w);
@@ -274,16 +242,17 @@ static uint32_t told_rate(lane *l)
     return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
 }
 
-void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
-                       uint64_t fingerprint, uint16_t flags, int lane)
+int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
+                      uint64_t fingerprint, uint16_t flags, int lane)
 {
     if (c->leaving && type != FRAME_ABORT)
-        return; /* the goodbye was the last word */
+        return 0; /* the goodbye was the last word */
     uint8_t text[FRAME_TEXT_BYTES];
     uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
-        return; /* each kind is repeated by a later one, or by the closed connection */
+        return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
+                     later one, or by the closed connection */
     memcpy(frame->text, text, length);
     frame->payload = frame->text;
     frame->header = (frame_header){.type = (uint8_t)type,
@@ -294,7 +263,7 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .length = length};
     if (type == FRAME_HEARTBEAT && lane >= 0)
         frame->header.chunk = told_rate(ln->lanes[lane]);
-    link_control(ln, frame, lane);
+    return link_control(ln, frame, lane);
 }
 
 /* Last words: no lane may come to its end without them, since its end could be seen first. */
@@ -319,8 +288,9 @@ static void drop_queue(rc_comm *c, frame_queue *queue)
 static void detach_link(rc_comm *c, peer_link *ln)
 {
     drop_queue(c, &ln->queue);
-    drop_queue(c, &ln->held[0]);
-    drop_queue(c, &ln->held[1]);
+    for (int send = 0; send < 2; send++)
+        while (held_first(&ln->held, send) != NULL)
+            work_env_release(&c->env, held_pop(&ln->held, send));
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
         pool_return(c->env.buffers, l->rx_place.buffer);
@@ -333,7 +303,7 @@ static void end_works(rc_comm *c)
 {
     while (c->active_head != NULL) {
         rc_work *w = c->active_head;
-        remove_active(c, w);
+        comm_active_remove(c, w);
         finish(c, w, c->error.code);
     }
 }
@@ -348,7 +318,7 @@ void comm_fail(rc_comm *c, const rc_error *error)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);
     send_on_all_lanes(c, FRAME_ABORT, error->seq);
-    comm_drop_early(c);
+    comm_unexpected_drop(c);
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;
     c->member.pumped = c->member.expects = 0;
@@ -403,11 +373,17 @@ static void destroy(rc_comm *c)
         for (int i = 0; ln->lanes != NULL && i < ln->lane_count; i++)
             free(ln->lanes[i]);
         free(ln->lanes);
+        held_destroy(&ln->held);
+        keyed_destroy(&ln->early[0]);
+        keyed_destroy(&ln->early[1]);
+        keyed_destroy(&ln->receives);
         tags_destroy(&ln->told);
         tags_destroy(&ln->started);
         tags_destroy(&ln->numbers);
     }
     comm_unshare(c);
+    keyed_destroy(&c->collectives);
+    keyed_destroy(&c->late);
     free(c->link_storage);
     free(c->env.links);
     work_env_destroy(&c->env);
@@ -575,7 +551,7 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
     }
     rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;
     if (c->state == COMM_RUNNING)
-        comm_drop_early(c);
+        comm_unexpected_drop(c);
     close_lanes(c);
     c->state = COMM_CLOSED;
     engine_unlock(c->engine);

@@ -81,6 +81,7 @@ static uint64_t last_sign(const peer_link *ln)
 
 static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
+    comm_announce_again(c, ln);
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
         if (now - l->last_rx >= comm_tick_interval(c))

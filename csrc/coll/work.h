@@ -64,6 +64,10 @@ struct gate;      /* of what is there of its source (gate.h) */
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
+    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
+    keyed_queues *index;
+    struct rc_work *untold_next, *untold_prev; /* receives that the peer has not been told of */
+    int is_untold;
     rc_engine *engine;
     work_env *env; /* valid while active */
     rc_call call;
