@@ -248,7 +248,7 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     if (c->leaving && type != FRAME_ABORT)
         return 0; /* the goodbye was the last word */
     uint8_t text[FRAME_TEXT_BYTES];
-    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error) : 0;
+    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
         return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
@@ -310,10 +310,16 @@ static void end_works(rc_comm *c)
 
 void comm_fail(rc_comm *c, const rc_error *error)
 {
+    comm_fail_by(c, error, c->env.rank);
+}
+
+void comm_fail_by(rc_comm *c, const rc_error *error, int origin)
+{
     if (c->state != COMM_RUNNING)
         return;
     c->state = COMM_FAILED;
     c->error = *error;
+    c->error_origin = origin;
     for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);

@@ -42,6 +42,7 @@ struct rc_comm {
     _Atomic comm_state state;             /* written under the lock, read anywhere */
     int leaving;                          /* goodbye is said */
     rc_error error;
+    int error_origin; /* the rank that found it */
 
     rc_work *inbox_head, *inbox_tail; /* under the engine's inbox lock, as are the next numbers */
     uint64_t next_seq;
@@ -76,6 +77,8 @@ void comm_free(rc_comm *c);
 
 /* Latches the error, ends all works with it and, unless quietly, tells every peer. */
 void comm_fail(rc_comm *c, const rc_error *error);
+/* The same with an error that another rank has found. */
+void comm_fail_by(rc_comm *c, const rc_error *error, int origin);
 /* Makes error from a code and text, held against rank, and fails with it. Returns code. */
 rc_result comm_fail_text(rc_comm *c, rc_result code, int rank, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

@@ -198,15 +198,43 @@ static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
+/* 1 if a rank gave up on a collective that this rank has not called yet: it may be one of those
+ * that are held responsible, though not the one that is named. */
+static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
+{
+    const peer_link *ln = c->env.links[origin];
+    return theirs->code == RC_TIMEOUT &&
+           (theirs->rank == c->env.rank ||
+            (theirs->rank >= 0 && ln != NULL && ln->called > c->called));
+}
+
+/* What another rank has found, from this rank's point of view. */
+static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int origin)
+{
+    rc_error error = *theirs;
+    if (theirs->code == RC_MISMATCH && theirs->rank == c->env.rank)
+        error.rank = origin; /* two ranks differ: each holds it against the other */
+    if (!is_late(c, theirs, origin))
+        return error;
+    error_clear(&error);
+    error_set(&error, RC_TIMEOUT, "rank %d gave up waiting for this rank, and said: \"%.400s\"",
+              origin, theirs->message);
+    error.rank = theirs->rank;
+    error.seq = theirs->seq;
+    return error;
+}
+
 static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
 {
     rc_error theirs;
-    frame_abort_decode(l->rx_text, h->length, &theirs);
+    int origin;
+    frame_abort_decode(l->rx_text, h->length, &theirs, &origin);
     if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
         theirs.rank = l->peer;
-    if (theirs.code == RC_MISMATCH && theirs.rank == c->env.rank)
-        theirs.rank = l->peer; /* two ranks differ: each holds it against the other */
-    comm_fail(c, &theirs);
+    if (origin < 0 || origin >= c->env.world_size || origin == c->env.rank)
+        origin = l->peer;
+    rc_error error = seen_from_here(c, &theirs, origin);
+    comm_fail_by(c, &error, origin);
     return RC_ABORTED;
 }
 
@@ -267,7 +295,11 @@ static void dead(lane *l)
     }
     rc_error error;
     error_clear(&error);
-    error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
+    if (l->error.code == RC_PROTOCOL)
+        error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s", l->index,
+                  l->rail, l->peer, c->env.rank, l->error.message);
+    else
+        error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
     error.rank = l->peer;
     error.rail = l->rail;
     error.lane = l->index;

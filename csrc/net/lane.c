@@ -226,12 +226,11 @@ void lane_set_rate(lane *ln, double rate)
 
 static int begin_frame(lane *ln)
 {
-    memcpy(ln->rx_bytes, ln->rbuf + ln->rbuf_start, FRAME_HEADER_BYTES);
+    const uint8_t *bytes = ln->rbuf + ln->rbuf_start;
     ln->rbuf_start += FRAME_HEADER_BYTES;
     rc_error why;
     error_clear(&why);
-    if (frame_decode(ln->rx_bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) !=
-        RC_OK) {
+    if (frame_decode(bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) != RC_OK) {
         fail(ln, why.code, 0, why.message);
         return 0;
     }
@@ -245,8 +244,9 @@ static int begin_frame(lane *ln)
 
 static int end_frame(lane *ln)
 {
-    if (!frame_check(ln->rx_bytes, ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
-        fail(ln, RC_PROTOCOL, 0, "a frame arrived damaged (its CRC32C does not match)");
+    if (!frame_check(ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
+        fail(ln, RC_PROTOCOL, 0,
+             "the payload of a frame arrived damaged (its CRC32C does not match)");
         return 0;
     }
     ln->in_payload = 0;
