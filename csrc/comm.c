@@ -105,21 +105,6 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
     }
 }
 
-void comm_note_call(rc_comm *c, const rc_work *w)
-{
-    if (w->call.collective == RC_RECV) {
-        tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
-        if (started != NULL)
-            started->receives = tags_number(w->seq) + 1;
-        else
-            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
-    }
-    if (w->flags & FRAME_P2P)
-        return;
-    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
-    c->called++;
-}
-
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
     work_retain(w); /* it may end below */
@@ -248,7 +233,8 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
     if (c->leaving && type != FRAME_ABORT)
         return 0; /* the goodbye was the last word */
     uint8_t text[FRAME_TEXT_BYTES];
-    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
+    uint32_t length =
+        type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
         return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
@@ -285,6 +271,13 @@ static void drop_queue(rc_comm *c, frame_queue *queue)
         work_env_release(&c->env, frame);
 }
 
+/* The payload that is on its way into a buffer of ours will not be used. */
+static void drop_half_received(rc_comm *c, lane *l)
+{
+    pool_return(c->env.buffers, l->rx_place.buffer);
+    l->rx_place = (rx_place){0};
+}
+
 static void detach_link(rc_comm *c, peer_link *ln)
 {
     drop_queue(c, &ln->queue);
@@ -292,10 +285,8 @@ static void detach_link(rc_comm *c, peer_link *ln)
         while (held_first(&ln->held, send) != NULL)
             work_env_release(&c->env, held_pop(&ln->held, send));
     for (int i = 0; i < ln->lane_count; i++) {
-        lane *l = ln->lanes[i];
-        pool_return(c->env.buffers, l->rx_place.buffer);
-        l->rx_place = (rx_place){0};
-        lane_detach(l);
+        drop_half_received(c, ln->lanes[i]);
+        lane_detach(ln->lanes[i]);
     }
 }
 
@@ -533,17 +524,19 @@ static void close_lanes(rc_comm *c)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
         for (int i = 0; i < ln->lane_count; i++)
-            if (c->state == COMM_NEW)
+            if (c->state == COMM_NEW) {
                 close(ln->lanes[i]->source.fd);
-            else
+            } else {
+                drop_half_received(c, ln->lanes[i]);
                 lane_close(ln->lanes[i]);
+            }
     }
 }
 
-rc_result comm_close(rc_comm *c, int timeout_ms)
+/* Under the lock. RC_OK once all that was sent has reached the peers' hosts, else RC_AGAIN. */
+static rc_result leave(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };
-    engine_lock(c->engine);
     drain(&c->member);
     if (c->active_head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
@@ -555,13 +548,27 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
         engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
         now = clock_ns();
     }
-    rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;
+    return c->state == COMM_NEW || is_flushed(c) ? RC_OK : RC_AGAIN;
+}
+
+rc_result comm_leave(rc_comm *c, int timeout_ms)
+{
+    engine_lock(c->engine);
+    rc_result result = leave(c, timeout_ms);
+    engine_unlock(c->engine);
+    return result;
+}
+
+rc_result comm_close(rc_comm *c, int timeout_ms)
+{
+    engine_lock(c->engine);
+    rc_result result = leave(c, timeout_ms);
     if (c->state == COMM_RUNNING)
         comm_unexpected_drop(c);
     close_lanes(c);
     c->state = COMM_CLOSED;
     engine_unlock(c->engine);
-    return result;
+    return result == RC_AGAIN ? RC_TIMEOUT : result;
 }
 
 void comm_free(rc_comm *c)

@@ -60,8 +60,8 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _tune, _start, _abort, _close, _free and rc_submit do, once
- * api.c has checked the arguments. */
+/* What rc_comm_create, _add_lane, _tune, _start, _abort, _leave, _close, _free and rc_submit do,
+ * once api.c has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
@@ -72,6 +72,7 @@ rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out
 /* The number of the next collective, if nobody else calls one before. */
 uint64_t comm_next(rc_comm *c);
 void comm_abort(rc_comm *c, const char *reason);
+rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);
 void comm_free(rc_comm *c);
 
@@ -102,8 +103,6 @@ static inline void comm_show(rc_comm *c, rc_work *w, order_stretch there)
 /* Lets the work send a little more, now and in the next rounds, and ends it if that was all. */
 void comm_go_on(rc_comm *c, rc_work *w);
 
-/* From here on the work counts as called, for what peers send of it. */
-void comm_note_call(rc_comm *c, const rc_work *w);
 /* Calls a work and puts it on the links of env. */
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env);
 
@@ -119,6 +118,8 @@ void comm_active_rename(rc_comm *c, rc_work *w);
 rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from);
 /* The first receive of a tag that is still to be matched; NULL if there is none. */
 rc_work *comm_active_late(rc_comm *c, uint32_t tag);
+/* From here on the work counts as called, for what peers send of it. */
+void comm_note_call(rc_comm *c, const rc_work *w);
 
 /* ---- comm_shared.c ---- */
 

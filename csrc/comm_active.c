@@ -83,3 +83,18 @@ rc_work *comm_active_late(rc_comm *c, uint32_t tag)
 {
     return work_of(keyed_first(&c->late, tag));
 }
+
+void comm_note_call(rc_comm *c, const rc_work *w)
+{
+    if (w->call.collective == RC_RECV) {
+        tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
+        if (started != NULL)
+            started->receives = tags_number(w->seq) + 1;
+        else
+            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
+    }
+    if (w->flags & FRAME_P2P)
+        return;
+    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
+    c->called++;
+}

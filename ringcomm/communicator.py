@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import _native, deepspeed
-from ._native import OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
@@ -33,7 +33,7 @@ from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
-from .work import Work
+from .work import SLICE_MS, Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
@@ -202,15 +202,26 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
-        lib.rc_comm_close(handle, patience_ms)
-        if self._pipe is not None:
-            self._pipe.stop()
-        for work in list(self._in_flight.values()):
-            work.done()
-        while set(self._inside.values()) - {threading.get_ident()}:
-            time.sleep(_LOOK_S)  # their works are over
-        lib.rc_comm_free(handle)
-        _native.release_engine(self.config.kernel_set)
+        try:
+            self._leave(handle, patience_ms)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in list(self._in_flight.values()):
+                work.done()
+            while set(self._inside.values()) - {threading.get_ident()}:
+                time.sleep(_LOOK_S)  # their works are over
+            lib.rc_comm_free(handle)
+            _native.release_engine(self.config.kernel_set)
+
+    @staticmethod
+    def _leave(handle: Any, patience_ms: int) -> None:
+        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        deadline = time.monotonic() + patience_ms / 1000
+        left = float(patience_ms)
+        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
+            left = max(0.0, (deadline - time.monotonic()) * 1000)
 
     def __enter__(self) -> Communicator:
         return self

@@ -6,7 +6,12 @@
 #include "world.h"
 
 /* One-byte sends; with segments of 1 MiB, MOST of them are within the credit. */
-enum { FEW = 5000, MOST = 40000, TIMES = MOST / FEW, SEGMENT = 1 << 20 };
+enum {
+    FEW = CHECK_LESS(5000, 500),
+    MOST = CHECK_LESS(40000, 4000),
+    TIMES = MOST / FEW,
+    SEGMENT = 1 << 20
+};
 
 static uint8_t out[MOST], in[MOST];
 static rc_work *sends[MOST], *receives[MOST];
@@ -33,14 +38,16 @@ static rc_work *start(const world *w, int rank, rc_collective kind, int peer, ui
     return submit(w->comms[rank], &call);
 }
 
-/* Waits until rank 0 has so many frames. */
+/* Waits until rank 0 has so many frames, or has failed. */
 static void wait_for_frames(const world *w, uint64_t frames)
 {
     rc_lane_stats lane = {0};
+    rc_error error;
     do {
         usleep(1000);
         rc_comm_lane_stats(w->comms[0], &lane, 1);
-    } while (lane.received_frames < frames);
+        rc_comm_error(w->comms[0], &error);
+    } while (lane.received_frames < frames && error.code == RC_OK);
 }
 
 static double cpu_seconds(void)

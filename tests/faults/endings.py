@@ -198,6 +198,24 @@ def exit_at_once(rank: Rank, how: str) -> None:
     rank.emit("leaving")
 
 
+def interrupted_in_close(rank: Rank) -> None:
+    """Rank 0 closes with more under way than sockets hold, to a rank that is stopped, until Ctrl-C.
+    With a minute for goodbyes."""
+    ringcomm.communicator._CLOSE_MS = 60_000
+    comm = rank.open(shared_memory=False)
+    comm.barrier()
+    rank.emit("waiting")
+    rank.wait_for_go()
+    if rank.number == 1:
+        return
+    for _ in range(4):
+        comm.send(np.ones(1 << 22), 1, async_op=True)
+    rank.emit("closing")
+    rank.attempt("failed", comm.close)
+    rank.emit("state", text=repr(comm))
+    comm.close()  # a second time is harmless
+
+
 def _wait_quietly(comm: ringcomm.Communicator) -> None:
     try:
         comm.barrier()
