@@ -298,9 +298,12 @@ static void dead(lane *l)
     if (l->error.code == RC_PROTOCOL)
         error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s", l->index,
                   l->rail, l->peer, c->env.rank, l->error.message);
+    else if (l->error.code == RC_SYSTEM)
+        error_set(&error, RC_SYSTEM, "lane %d of rail %d to rank %d is gone: on rank %d %s",
+                  l->index, l->rail, l->peer, c->env.rank, l->error.message);
     else
         error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
-    error.rank = l->peer;
+    error.rank = l->error.code == RC_SYSTEM ? c->env.rank : l->peer;
     error.rail = l->rail;
     error.lane = l->index;
     error.sys_errno = l->error.sys_errno;
