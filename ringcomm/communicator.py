@@ -13,6 +13,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +39,8 @@ from .work import SLICE_MS, Work
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
+_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
+_OLDEST = 2  # works looked at with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -315,7 +317,7 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
-        if len(self._in_flight) > self._collect_at:
+        if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
 
@@ -364,10 +366,16 @@ class Communicator(Collectives):
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors."""
-        for work in list(self._in_flight.values()):
-            work.done()
-        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
+        call of the oldest, which mostly are over first, and now and then of all."""
+        in_flight = self._in_flight
+        for work in list(islice(in_flight.values(), _OLDEST)):
+            if not work.done():
+                break
+        if len(in_flight) > self._collect_at:
+            for work in list(in_flight.values()):
+                work.done()
+            self._collect_at = 2 * len(in_flight) + _UNWAITED
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)

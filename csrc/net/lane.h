@@ -55,8 +55,9 @@ struct lane {
     rc_error error; /* first failure */
 
     outbox out;
-    uint64_t out_bytes;    /* of frames that were pushed and not given back, sent ones included */
-    uint64_t pushed;       /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t out_bytes; /* of frames that were pushed and not given back, sent ones included */
+    uint64_t pushed;    /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t beat_end;  /* that was pushed, after the last heartbeat: until it is sent, none more */
     struct sender *sender; /* that large frames are handed to, or NULL */
     int handed;            /* the outbox is the sender's now */
 
