@@ -52,10 +52,10 @@ void comm_go_on(rc_comm *c, rc_work *w)
 
 static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
 {
-    rc_work *w = c->active_head;
-    while (w != NULL && !does(w))
-        w = w->next;
-    return w;
+    const list_node *node = c->pumped.head;
+    while (node != NULL && !does(LIST_ENTRY(node, rc_work, pumped)))
+        node = node->next;
+    return LIST_ENTRY(node, rc_work, pumped);
 }
 
 /* The member's pump: between two of a work's steps, others come to their turn. */
@@ -111,6 +111,8 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     comm_note_call(c, w);
     if (c->state == COMM_RUNNING && work_start(w, env) != RC_OK)
         comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+    if (w->env != NULL && (w->gate != NULL || w->quantised != NULL || keep_is_left(w)))
+        list_append(&c->pumped, &w->pumped);
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w, env);
     if (c->state == COMM_RUNNING)

@@ -50,6 +50,7 @@ struct rc_comm {
 
     rc_work *active_head, *active_tail;
     keyed_queues collectives; /* of these, by seq; receives are on their links */
+    list pumped;              /* that go on bit by bit, or may: the others need no pump */
     keyed_queues late; /* receives that are not matched yet, by tag, in order of their calls */
     uint64_t called;   /* collectives started here */
     int early_calls;   /* announced calls among the early frames */

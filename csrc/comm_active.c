@@ -70,6 +70,7 @@ void comm_active_remove(rc_comm *c, rc_work *w)
     c->engine->active--;
     c->engine->lengthy -= w->lengthy;
     leave(w);
+    list_remove(&c->pumped, &w->pumped);
     comm_announce_forget(c, w);
 }
 

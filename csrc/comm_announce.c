@@ -10,37 +10,10 @@
 
 /* ---- receives that the peer does not know of ---- */
 
-static int is_untold_of(const peer_link *ln, const rc_work *w)
-{
-    return w->call.collective == RC_RECV && w->call.root == ln->peer && !w->is_untold;
-}
-
-static void note_untold(peer_link *ln, rc_work *w)
-{
-    w->is_untold = 1;
-    w->untold_next = NULL;
-    w->untold_prev = ln->untold_tail;
-    if (ln->untold_tail != NULL)
-        ln->untold_tail->untold_next = w;
-    else
-        ln->untold_head = w;
-    ln->untold_tail = w;
-}
-
 void comm_announce_forget(rc_comm *c, rc_work *w)
 {
-    if (!w->is_untold)
-        return;
-    peer_link *ln = c->env.links[w->call.root];
-    if (w->untold_prev != NULL)
-        w->untold_prev->untold_next = w->untold_next;
-    else
-        ln->untold_head = w->untold_next;
-    if (w->untold_next != NULL)
-        w->untold_next->untold_prev = w->untold_prev;
-    else
-        ln->untold_tail = w->untold_prev;
-    w->is_untold = 0;
+    if (w->untold.is_in)
+        list_remove(&c->env.links[w->call.root]->untold, &w->untold);
 }
 
 static int tell(rc_comm *c, peer_link *ln, const rc_work *w)
@@ -59,8 +32,8 @@ static int is_implied(const peer_link *ln, const rc_work *w)
 static void tell_receives(rc_comm *c, peer_link *ln)
 {
     ln->owes_calls = 0;
-    while (ln->untold_head != NULL && c->state == COMM_RUNNING) {
-        rc_work *w = ln->untold_head;
+    while (ln->untold.head != NULL && c->state == COMM_RUNNING) {
+        rc_work *w = LIST_ENTRY(ln->untold.head, rc_work, untold);
         if (!is_implied(ln, w) && !tell(c, ln, w)) {
             ln->owes_calls = c->state == COMM_RUNNING;
             return;
@@ -127,8 +100,8 @@ void comm_announce(rc_comm *c, rc_work *w, const work_env *env)
         if (ln == NULL)
             continue;
         int told = is_wanted(c, w, ln, peer) && tell(c, ln, w);
-        if (!told && w->env != NULL && is_untold_of(ln, w)) {
-            note_untold(ln, w);
+        if (!told && w->env != NULL && w->call.collective == RC_RECV && w->call.root == ln->peer) {
+            list_append(&ln->untold, &w->untold);
             ln->owes_calls |= is_wanted(c, w, ln, peer);
         }
     }

@@ -24,6 +24,7 @@
 
 #include <stdatomic.h>
 
+#include "../base/list.h"
 #include "../codec/codec.h"
 #include "../net/link.h"
 #include "../plan/plan.h"
@@ -66,8 +67,7 @@ struct rc_work {
     struct rc_work *next, *prev; /* in the communicator's list of active works */
     keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
     keyed_queues *index;
-    struct rc_work *untold_next, *untold_prev; /* receives that the peer has not been told of */
-    int is_untold;
+    list_node untold, pumped; /* in lists of the communicator's (comm_announce.c, comm.c) */
     rc_engine *engine;
     work_env *env; /* valid while active */
     rc_call call;

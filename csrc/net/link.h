@@ -23,13 +23,12 @@
 #ifndef RINGCOMM_LINK_H
 #define RINGCOMM_LINK_H
 
+#include "../base/list.h"
 #include "held.h"
 #include "lane.h"
 #include "tags.h"
 
 enum { LINK_CREDIT_SEGMENTS = 8, LINK_MAX_LANES = 256 };
-
-struct rc_work; /* the communicator's */
 
 typedef struct peer_link {
     int peer;
@@ -57,9 +56,8 @@ typedef struct peer_link {
     keyed_queues early[2];  /* they, and calls announced, by seq: of collectives, of sends
                                (comm_unexpected.c) */
     keyed_queues receives;  /* in flight, from this peer, by name (comm_active.c) */
-    struct rc_work *untold_head, *untold_tail; /* of these, of which the peer has not been told
-                                                  (comm_announce.c) */
-    int owes_calls;                            /* it should have been, and could not be */
+    list untold;            /* of these, of which the peer has not been told (comm_announce.c) */
+    int owes_calls;         /* it should have been, and could not be */
 
     tag_table numbers; /* sends and receives to and from this peer; under the inbox lock */
     int goodbyes;      /* lanes on which the peer said goodbye */

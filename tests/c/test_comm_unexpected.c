@@ -164,12 +164,46 @@ static void many_receives_from_any_source(void)
     expect_linear(sent_before, receive_from_any);
 }
 
+/* What goes on bit by bit is found among what does, not among all that is in flight. */
+static double reduce_beside(receive_fn *receive, uint32_t count)
+{
+    enum { ROUNDS = 10, ELEMS = 200000 };
+    static float values[2][ELEMS];
+    world *w = world_open((world_options){.size = 2, .segment_bytes = 4096});
+    receive_all(w, receive, count, 2);
+    double start = cpu_seconds();
+    for (int i = 0; i < ROUNDS; i++) {
+        rc_work *works[2];
+        for (int rank = 0; rank < 2; rank++) {
+            rc_call call = small_call(RC_ALLREDUCE, values[rank], ELEMS);
+            call.codec = RC_CODEC_INT4;
+            works[rank] = submit(w->comms[rank], &call);
+        }
+        expect_done(works[0]);
+        expect_done(works[1]);
+    }
+    double took = cpu_seconds() - start;
+    send_all(w, count, 1);
+    settle(count);
+    world_close(w);
+    return took;
+}
+
+static void many_receives_beside_a_collective(void)
+{
+    double alone = reduce_beside(receive_from_rank, 1),
+           beside = reduce_beside(receive_from_rank, MOST);
+    if (!CHECK(beside < 4 * alone))
+        fprintf(stderr, "alone %.3f s, beside %d receives %.3f s\n", alone, MOST, beside);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
         {"many_sends_before_their_receives", many_sends_before_their_receives},
         {"many_receives_before_their_sends", many_receives_before_their_sends},
         {"many_sends_over_the_credit", many_sends_over_the_credit},
+        {"many_receives_beside_a_collective", many_receives_beside_a_collective},
         {"many_receives_from_any_source", many_receives_from_any_source},
     };
     return check_run(tests, CHECK_COUNT(tests));
