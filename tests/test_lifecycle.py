@@ -242,6 +242,25 @@ def test_a_work_holds_what_the_caller_drops(nursery: Nursery) -> None:
         job.finish()
 
 
+# ---- descriptors that the program closes ----
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_descriptors_closed_by_the_program(nursery: Nursery, reused: bool) -> None:
+    with Job(nursery, 2) as job:
+        job.start(endings.descriptors_closed_under_it, reused=reused)
+        event = job.expect(1, "failed")
+        assert event["kind"] == "PeerLostError", event
+        event = job.expect(0, "failed")
+        assert "RingcommError" in event["kinds"], event
+        assert "another part of this process closed descriptor" in event["text"], event
+        assert event["rank"] == 0
+        event = job.expect(0, "over")
+        assert event["used"] < 0.5, event
+        assert not any(event["sizes"]), event
+        job.finish()
+
+
 # ---- exit ----
 
 
