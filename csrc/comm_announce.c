@@ -28,17 +28,19 @@ static int is_implied(const peer_link *ln, const rc_work *w)
     return started != NULL && tags_number(w->seq) + 1 != started->receives;
 }
 
-/* In order of their calls, so that the last of a tag is there when those before it are dropped. */
 static void tell_receives(rc_comm *c, peer_link *ln)
 {
     ln->owes_calls = 0;
     while (ln->untold.head != NULL && c->state == COMM_RUNNING) {
         rc_work *w = LIST_ENTRY(ln->untold.head, rc_work, untold);
-        if (!is_implied(ln, w) && !tell(c, ln, w)) {
-            ln->owes_calls = c->state == COMM_RUNNING;
-            return;
+        list_remove(&ln->untold, &w->untold);
+        if (is_implied(ln, w) || tell(c, ln, w))
+            continue;
+        if (c->state == COMM_RUNNING) {
+            list_append(&ln->untold, &w->untold);
+            ln->owes_calls = 1;
         }
-        comm_announce_forget(c, w);
+        return;
     }
 }
 

@@ -30,7 +30,10 @@ static void run_once(const world *w)
 
 static int lane_fd(const world *w, int rank)
 {
-    return w->comms[rank]->env.links[1 - rank]->lanes[0]->source.fd;
+    engine_lock(w->engines[rank]);
+    int fd = w->comms[rank]->env.links[1 - rank]->lanes[0]->source.fd;
+    engine_unlock(w->engines[rank]);
+    return fd;
 }
 
 /* A file of this many bytes at a number that somebody has closed. */
