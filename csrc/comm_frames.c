@@ -220,6 +220,8 @@ static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int ori
     error_set(&error, RC_TIMEOUT, "rank %d gave up waiting for this rank, and said: \"%.400s\"",
               origin, theirs->message);
     error.rank = theirs->rank;
+    error.rail = theirs->rail;
+    error.lane = theirs->lane;
     error.seq = theirs->seq;
     return error;
 }
@@ -229,6 +231,10 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
     rc_error theirs;
     int origin;
     frame_abort_decode(l->rx_text, h->length, &theirs, &origin);
+    if (h->chunk != 0 && h->chunk <= INT32_MAX && h->segment < LINK_MAX_LANES) {
+        theirs.rail = (int32_t)h->chunk - 1;
+        theirs.lane = (int32_t)h->segment;
+    }
     if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
         theirs.rank = l->peer;
     if (origin < 0 || origin >= c->env.world_size || origin == c->env.rank)
@@ -294,22 +300,25 @@ static void dead(lane *l)
         return;
     }
     rc_error error;
+    char name[LANE_NAME_BYTES] = "";
     error_clear(&error);
+    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
+        comm_name_lane(c, l, name, sizeof name);
+    const char *before_name = name[0] != '\0' ? ": " : "";
     if (l->error.code == RC_PROTOCOL)
-        error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s", l->index,
-                  l->rail, l->peer, c->env.rank, l->error.message);
+        error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
+                  l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
     else if (l->error.code == RC_SYSTEM)
         error_set(&error, RC_SYSTEM, "lane %d of rail %d to rank %d is gone: on rank %d %s",
                   l->index, l->rail, l->peer, c->env.rank, l->error.message);
     else
-        error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
+        error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
+                  before_name, name);
     error.rank = l->error.code == RC_SYSTEM ? c->env.rank : l->peer;
-    error.rail = l->rail;
-    error.lane = l->index;
     error.sys_errno = l->error.sys_errno;
     if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
         lane_close(l);
-    comm_fail(c, &error);
+    comm_lose_lane(c, l, &error);
 }
 
 const lane_handler comm_lane_handler = {
