@@ -142,7 +142,9 @@ class Communicator(Collectives):
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(self._joined, members, self._gather_bytes, self._splits)
+        joined = regroup(
+            self._joined, members, self._gather_bytes, self._splits, self._has_failed
+        )
         return None if joined is None else Communicator(joined)
 
     def stats(self) -> dict[str, Any]:
@@ -364,6 +366,13 @@ class Communicator(Collectives):
         """Equal-sized parts of all ranks, joined in order of rank."""
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
+
+    def _has_failed(self) -> bool:
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        return bool(error.code != OK)
 
     def _collect(self) -> None:
         """Lets go of finished works that nobody has waited for, and so of their tensors: with each
