@@ -225,13 +225,16 @@ static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
 
 static void beat(rc_comm *c, peer_link *ln, uint64_t now)
 {
+    comm_announce_again(c, ln);
     for (int i = 0; i < ln->lane_count; i++) {
         lane *l = ln->lanes[i];
         if (now - l->last_rx >= comm_tick_interval(c))
             lane_stir(l);
-        if (l->source.fd >= 0 && l->out_bytes == 0 && !l->goodbye &&
-            now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS)
-            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);
+        int is_left = atomic_load(&l->out.sent_bytes) >= l->beat_end; /* the last heartbeat */
+        if (l->source.fd >= 0 && is_left && !l->goodbye &&
+            now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS &&
+            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i))
+            l->beat_end = l->pushed;
     }
 }
 

@@ -31,6 +31,40 @@ static void idle_lanes_beat(void)
     stage_close(&s);
 }
 
+/* Behind what the socket does not take just now, once; and whatever is held back on the link. */
+static void heartbeats_leave_whatever_is_queued(void)
+{
+    enum { ALL = 400 * PEER_SEGMENT / 4, HELD = 20 * PEER_SEGMENT / 4 };
+    static float bulk[ALL];
+    uint8_t payload[PEER_SEGMENT];
+    stage s = stage_open((stage_options){.peer_timeout_ms = 600000});
+    rc_call call = small_call(RC_BROADCAST, bulk, ALL), held = small_call(RC_SEND, bulk, HELD);
+    frame_header h = control_header(FRAME_CALL, 0);
+    h.fingerprint = fingerprint_of(&call);
+    held.root = 1;
+    call.timeout_ms = held.timeout_ms = 3600 * 1000; /* as time is made to pass */
+    play(s.far[1][0], h, NULL);
+    rc_work *works[2] = {submit(s.comm, &call), submit(s.comm, &held)};
+    const lane *l = s.comm->env.links[1]->lanes[0];
+    for (uint64_t before = 1; before != l->out.sent_bytes; usleep(20000))
+        before = l->out.sent_bytes; /* until the socket is full */
+    CHECK(l->out_bytes > 0);
+    for (uint64_t minute = 1; minute < 5; minute++)
+        pass_time(&s, clock_ns() + minute * 61 * CLOCK_S);
+    int beats = 0, segments = 0;
+    while (segments < 400 && watch_frame(s.far[1][0], &h, payload)) {
+        beats += h.type == FRAME_HEARTBEAT;
+        segments += h.type == FRAME_DATA && !(h.flags & FRAME_P2P);
+    }
+    CHECK_EQ(beats, 1);
+    expect_done(works[0]);
+    pass_time(&s, clock_ns() + 400 * CLOCK_S); /* some of the send is still held */
+    CHECK(watch_for(s.far[1][0], FRAME_HEARTBEAT, &h, payload));
+    rc_comm_abort(s.comm, "the test is over");
+    rc_work_free(works[1]);
+    stage_close(&s);
+}
+
 static void silent_peer_is_lost(void)
 {
     stage s = stage_open((stage_options){.heartbeat_ms = 20, .peer_timeout_ms = 300});
@@ -491,7 +525,7 @@ static void told_lane_is_known(void)
         rc_error theirs = {.code = RC_PEER_LOST, .rank = 1, .message = "rail 2 is dark"};
         uint8_t payload[FRAME_TEXT_BYTES];
         frame_header h = control_header(FRAME_ABORT, 0);
-        h.length = frame_abort_encode(payload, &theirs);
+        h.length = frame_abort_encode(payload, &theirs, 1);
         h.chunk = 3;
         h.segment = segments[bad];
         rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
@@ -510,6 +544,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"idle_lanes_beat", idle_lanes_beat},
+        {"heartbeats_leave_whatever_is_queued", heartbeats_leave_whatever_is_queued},
         {"silent_peer_is_lost", silent_peer_is_lost},
         {"silence_is_told_from_signs_of_life", silence_is_told_from_signs_of_life},
         {"slow_peer_is_not_lost", slow_peer_is_not_lost},
