@@ -13,13 +13,14 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from . import _native, deepspeed
-from ._native import OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
@@ -33,12 +34,13 @@ from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
-from .work import Work
+from .work import SLICE_MS, Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
+_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
+_OLDEST = 2  # works looked at with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -204,15 +206,26 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
-        lib.rc_comm_close(handle, patience_ms)
-        if self._pipe is not None:
-            self._pipe.stop()
-        for work in list(self._in_flight.values()):
-            work.done()
-        while set(self._inside.values()) - {threading.get_ident()}:
-            time.sleep(_LOOK_S)  # their works are over
-        lib.rc_comm_free(handle)
-        _native.release_engine(self.config.kernel_set)
+        try:
+            self._leave(handle, patience_ms)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in list(self._in_flight.values()):
+                work.done()
+            while set(self._inside.values()) - {threading.get_ident()}:
+                time.sleep(_LOOK_S)  # their works are over
+            lib.rc_comm_free(handle)
+            _native.release_engine(self.config.kernel_set)
+
+    @staticmethod
+    def _leave(handle: Any, patience_ms: int) -> None:
+        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        deadline = time.monotonic() + patience_ms / 1000
+        left = float(patience_ms)
+        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
+            left = max(0.0, (deadline - time.monotonic()) * 1000)
 
     def __enter__(self) -> Communicator:
         return self
@@ -306,7 +319,7 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
-        if len(self._in_flight) > self._collect_at:
+        if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
 
@@ -362,10 +375,16 @@ class Communicator(Collectives):
         return bool(error.code != OK)
 
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors."""
-        for work in list(self._in_flight.values()):
-            work.done()
-        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
+        call of the oldest, which mostly are over first, and now and then of all."""
+        in_flight = self._in_flight
+        for work in list(islice(in_flight.values(), _OLDEST)):
+            if not work.done():
+                break
+        if len(in_flight) > self._collect_at:
+            for work in list(in_flight.values()):
+                work.done()
+            self._collect_at = 2 * len(in_flight) + _UNWAITED
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)

@@ -34,7 +34,6 @@ from .member import open_member
 from .report import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
 from .rivals import find_rival
 from .secret import Secret
-from .sockets import end_when_silent
 from .suspicion import Lost, Suspicion
 from .terms import Key, Role, Terms, job_hash
 
@@ -93,9 +92,7 @@ def _open_hub(
         if rival is None:
             raise ConfigError(str(error)) from None
         raise rival from None
-    for listener in listeners:
-        end_when_silent(listener, config.peer_timeout)
-    return Hub(listeners, key, terms, taken)
+    return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 
 class StoreExchange:
