@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torch_lifted
 
 SECONDS = 60
 """For one test."""
@@ -121,10 +122,16 @@ class Results(unittest.TestResult):
     addFailure = addError  # noqa: N815
 
 
-def run(backend: str, world: int, match: list[str], as_gloo: bool) -> dict[str, str]:
+def run(
+    backend: str, world: int, match: list[str], as_gloo: bool, lifted: bool
+) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         prepare("gloo" if as_gloo else backend, world, folder)
+        if lifted:
+            torch_lifted.lift_gates()
         tests = load(backend)
+        if lifted:
+            torch_lifted.map_gpus_to_cpu(world)
         if as_gloo:
             stand_in_for_gloo()
             forget_names_of_ranges()
@@ -175,19 +182,20 @@ def main() -> int:
     parser.add_argument("--world", type=int, action="append", help="2 if not given")
     parser.add_argument("--match", default="", help="parts of names, with commas")
     parser.add_argument("--as-gloo", action="store_true")
+    parser.add_argument("--lifted", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     match = [part for part in args.match.split(",") if part]
     worlds = args.world or [2]
     if args.what == "compare":
-        right = [compare(world, match, args.as_gloo) for world in worlds]
+        right = [compare(world, match, args.as_gloo, args.lifted) for world in worlds]
         return 0 if all(right) else 1
     if args.json:
         with contextlib.redirect_stdout(sys.stderr):
-            found = run(args.backend, worlds[0], match, args.as_gloo)
+            found = run(args.backend, worlds[0], match, args.as_gloo, args.lifted)
         print(json.dumps(found), flush=True)
         return 0
-    found = run(args.backend, worlds[0], match, args.as_gloo)
+    found = run(args.backend, worlds[0], match, args.as_gloo, args.lifted)
     bad = {name: what for name, what in found.items() if what not in ("ok", "skip")}
     for name, what in bad.items():
         print(f"---- {name}\n{what}")

@@ -91,6 +91,7 @@ static void destroy(rc_engine *e)
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->admitted);
     pthread_cond_destroy(&e->done_ready);
+    pthread_cond_destroy(&e->done_late);
     pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->inbox_lock);
     pthread_mutex_destroy(&e->done_lock);
@@ -110,6 +111,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     thread_init_cond(&e->parked);
     thread_init_cond(&e->admitted);
     thread_init_cond(&e->done_ready);
+    thread_init_cond(&e->done_late);
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     e->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     e->kernels = kernels_find(kernel_set);
@@ -514,12 +516,15 @@ void engine_push_done(rc_engine *e, engine_done *entry)
 {
     pthread_mutex_lock(&e->done_lock);
     entry->next = NULL;
+    entry->since = clock_ns();
     if (e->done_tail != NULL)
         e->done_tail->next = entry;
     else
         e->done_head = entry;
     e->done_tail = entry;
     pthread_cond_signal(&e->done_ready);
+    if (e->done_takers == 0)
+        pthread_cond_signal(&e->done_late);
     pthread_mutex_unlock(&e->done_lock);
 }
 
@@ -527,17 +532,40 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
 {
     uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
     pthread_mutex_lock(&e->done_lock);
+    e->done_takers++;
     while (e->done_head == NULL && !e->done_interrupted && clock_ns() < deadline)
         thread_wait_until(&e->done_ready, &e->done_lock, deadline);
+    e->done_takers--;
     e->done_interrupted = 0;
     engine_done *entry = e->done_head;
     if (entry != NULL) {
         e->done_head = entry->next;
         if (e->done_head == NULL)
             e->done_tail = NULL;
+        else
+            pthread_cond_signal(&e->done_late);
     }
     pthread_mutex_unlock(&e->done_lock);
     return entry;
+}
+
+int engine_wait_late(rc_engine *e, int late_ms, int timeout_ms)
+{
+    uint64_t now = clock_ns(), deadline = now + (uint64_t)timeout_ms * CLOCK_MS;
+    int is_late = 0;
+    pthread_mutex_lock(&e->done_lock);
+    for (; !is_late && !e->done_hurried && now < deadline; now = clock_ns()) {
+        uint64_t due = deadline;
+        if (e->done_head != NULL)
+            due = e->done_head->since + (uint64_t)late_ms * CLOCK_MS;
+        is_late = e->done_head != NULL && now >= due;
+        if (!is_late)
+            thread_wait_until(&e->done_late, &e->done_lock, due < deadline ? due : deadline);
+    }
+    is_late |= e->done_hurried;
+    e->done_hurried = 0;
+    pthread_mutex_unlock(&e->done_lock);
+    return is_late;
 }
 
 void engine_interrupt_done(rc_engine *e)
@@ -545,6 +573,15 @@ void engine_interrupt_done(rc_engine *e)
     pthread_mutex_lock(&e->done_lock);
     e->done_interrupted = 1;
     pthread_cond_broadcast(&e->done_ready);
+    pthread_mutex_unlock(&e->done_lock);
+    engine_hurry_done(e);
+}
+
+void engine_hurry_done(rc_engine *e)
+{
+    pthread_mutex_lock(&e->done_lock);
+    e->done_hurried = 1;
+    pthread_cond_broadcast(&e->done_late);
     pthread_mutex_unlock(&e->done_lock);
 }
 

@@ -22,8 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import cuda, pipe
-from .._native import CALLBACK_THREAD
+from .. import callers, cuda, pipe
 from ..devices import torch_stream
 from ..errors import RingcommError
 
@@ -32,7 +31,6 @@ _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa:
 # gone. So the latest are kept here, the finished ones without their tensors.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _kept: collections.deque[RingWork] = collections.deque(maxlen=4096)
-_CALLERS = (CALLBACK_THREAD, pipe.CALLBACK_THREAD)
 _NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
 
 
@@ -100,7 +98,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
         self._follow_after()
-        if self._recorded and threading.current_thread().name not in _CALLERS:
+        if self._recorded and not callers.is_caller():
             with contextlib.suppress(RuntimeError):  # the error is raised below
                 self._future.wait()  # ends the profiler's range
         if self._error is not None:
@@ -144,6 +142,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 return self._future
             over: Any = torch.futures.Future(devices=_devices(self._tensors))
             self._future = over.then(self._outcome)
+        if not self.is_completed():
+            callers.step_aside()  # a callback that asks for this may wait for it
         self._watch(over)
         return self._future
 
