@@ -78,7 +78,7 @@ class DeviceWork(Work):
             return self._make_error(result)
         return super().exception()
 
-    def call_back(self, callback: Callable[[Work], None]) -> None:
+    def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
         """Calls back with this Work once ``wait`` would return at once."""
         with self._lock:
             told = self._callbacks == ()

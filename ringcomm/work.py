@@ -62,6 +62,11 @@ class Work:
         """Keeps what the core uses besides the tensors until the collective is over."""
         self._borrowed = feedback
 
+    def forget(self) -> None:
+        """Nobody asks for the result: the tensor is kept until the collective is over, not longer.
+        """
+        self._result = None
+
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the collective is over and returns its result.
 
@@ -105,10 +110,11 @@ class Work:
         """The failure, or None if there is none (yet). Never waits."""
         return self._error if self.done() else None
 
-    def call_back(self, callback: Callable[[Work], None]) -> None:
+    def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
         """Calls back with this Work once it is over, from a thread that makes such calls (of its
-        communicator's ``on_done``; callers.py says in which order), or at once where it is."""
-        if self.done():
+        communicator's ``on_done``; callers.py says in which order), or at once where it is, unless
+        it has to be elsewhere."""
+        if not elsewhere and self.done():
             callback(self)
             return
         with self._lock:

@@ -21,8 +21,10 @@ def leave_alone(package: str) -> None:
     """All functions and methods of the package's modules, as far as they are imported, and what
     they call, are run as they are from here on. Does nothing where PyTorch has no compiler."""
     skip = _skipper()
+    if skip is None:
+        return
     modules = [m for name, m in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
-    for module in modules if skip is not None else ():
+    for module in modules:
         for function in _functions(module, module.__name__):
             skip(function.__code__)
 

@@ -12,6 +12,7 @@ import torch._dynamo  # which DDP imports when it is first used: here once for a
 import torch.distributed as dist
 from faults.rank import Rank
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -87,10 +88,13 @@ def _keep(rank: Rank, folder: str, backend: str, values: torch.Tensor) -> None:
     rank.emit("trained")
 
 
+OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+
+
 def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
     """Fifty steps of DDP in one of its modes."""
     with _job(backend):
-        options = {mode: True} if mode not in ("plain", "no_sync", "join", "zero", "hosts") else {}
+        options = {name: True for name in OPTIONS if name in mode}
         model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
         if mode == "hosts" and backend == "ringcomm":
             hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
@@ -106,6 +110,54 @@ def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
         steps = STEPS + 3 * rank.number if mode == "join" else STEPS
         with Join([model]) if mode == "join" else contextlib.nullcontext():
             _train(model, optimizer, mode, steps, model.no_sync)
+        _keep(rank, folder, backend, _flat(model))
+
+
+def joined(rank: Rank, backend: str, folder: str) -> None:
+    """Ranks of which one has fewer batches, and the others divide by how many are left."""
+    with _job(backend):
+        model = DistributedDataParallel(Net(), bucket_cap_mb=0.005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with model.join(divide_by_initial_world_size=False):
+            _train(model, optimizer, "join", STEPS + 3 * rank.number, model.no_sync)
+        _keep(rank, folder, backend, _flat(model))
+
+
+def low_rank(rank: Rank, backend: str, folder: str) -> None:
+    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others."""
+    with _job(backend):
+        wide = nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) for _ in range(3)))
+        model = DistributedDataParallel(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), wide, nn.BatchNorm1d(4 * WIDTH)),
+            bucket_cap_mb=0.02,
+        )
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(_batch(step, rank.number)).square().sum().backward()
+            optimizer.step()
+        _keep(rank, folder, backend, _flat(model))
+
+
+def compiled(rank: Rank, backend: str, folder: str, mode: str) -> None:
+    """A few steps of torch.compile(DDP(model)), without a C++ compiler."""
+    with _job(backend):
+        options = {name: True for name in OPTIONS if name in mode}
+        layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)]
+        inner = nn.Sequential(*(layers if "norm" in mode else layers[:2] + layers[3:]))
+        model = DistributedDataParallel(inner, **options)
+        if "hook" in mode and backend == "ringcomm":
+            model.register_comm_hook(ringcomm.torch.HookState(), ringcomm.torch.allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        call = torch.compile(model, backend="aot_eager")
+        for step in range(5):
+            optimizer.zero_grad()
+            call(_batch(step, rank.number)).square().sum().backward()
+            optimizer.step()
         _keep(rank, folder, backend, _flat(model))
 
 
