@@ -579,22 +579,3 @@ rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out)
     *out = (rc_work *)engine_pop_done(engine, timeout_ms < 0 ? 0 : timeout_ms);
     return *out != NULL ? RC_OK : RC_AGAIN;
 }
-
-rc_result rc_engine_wait_late(rc_engine *engine, int late_ms, int timeout_ms)
-{
-    if (is_forked(engine))
-        return RC_INVALID_STATE;
-    return engine_wait_late(engine, late_ms, timeout_ms < 0 ? 0 : timeout_ms) ? RC_OK : RC_AGAIN;
-}
-
-void rc_engine_hurry(rc_engine *engine)
-{
-    if (!is_forked(engine))
-        engine_hurry_done(engine);
-}
-
-void rc_engine_interrupt(rc_engine *engine)
-{
-    if (!is_forked(engine))
-        engine_interrupt_done(engine);
-}

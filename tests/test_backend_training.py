@@ -76,9 +76,12 @@ def test_power_sgd(nursery: Nursery, tmp_path: Path) -> None:
     and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6),
     reason="there is no torch.compile for this Python",
 )
-@pytest.mark.parametrize("mode", ["plain", "norm", "static_graph", "hook"])
-def test_compiled(nursery: Nursery, tmp_path: Path, mode: str) -> None:
-    check(run(nursery, 2, parallel.compiled, tmp_path, mode=mode), exact=True)
+def test_compiled(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(parallel.compiled)
+        for mode in ("plain", "norm", "static_graph", "hook"):
+            job.expect_all(mode)
+        job.finish(quietly=False)
 
 
 def test_ddp_on_three_ranks(nursery: Nursery, tmp_path: Path) -> None:

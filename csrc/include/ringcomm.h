@@ -388,8 +388,8 @@ void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
  * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
-/* Waits until a work that rc_engine_take_done would bring has waited for late_ms, which it does where
- * who takes is busy with another; the work stays. RC_AGAIN after timeout_ms. */
+/* Waits until a work that rc_engine_take_done would bring has waited for late_ms, which it does
+ * where who takes is busy with another; the work stays. RC_AGAIN after timeout_ms. */
 rc_result rc_engine_wait_late(rc_engine *engine, int late_ms, int timeout_ms);
 /* Makes the current or next rc_engine_wait_late return RC_OK at once. */
 void rc_engine_hurry(rc_engine *engine);

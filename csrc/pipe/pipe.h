@@ -151,7 +151,7 @@ struct rc_pipe {
     int in_ended, stopped;
     int visitors; /* callers inside CUDA */
     flight_notice *notices, *last_notice;
-    int hurried; /* the next rc_pipe_wait_late returns at once */
+    int hurried;      /* the next rc_pipe_wait_late returns at once */
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;

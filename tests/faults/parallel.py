@@ -4,6 +4,7 @@ on gloo, and what becomes of the weights."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,41 +125,57 @@ def joined(rank: Rank, backend: str, folder: str) -> None:
 
 
 def low_rank(rank: Rank, backend: str, folder: str) -> None:
-    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others."""
+    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others. Of one bucket: of
+    more, the order of its calls differs between ranks."""
     with _job(backend):
-        wide = nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) for _ in range(3)))
-        model = DistributedDataParallel(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), wide, nn.BatchNorm1d(4 * WIDTH)),
-            bucket_cap_mb=0.02,
-        )
+        wide = [nn.Linear(10 * WIDTH, 10 * WIDTH) for _ in range(3)]
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 10 * WIDTH), *wide))
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for step in range(STEPS):
+        for step in range(10):
             optimizer.zero_grad()
+            time.sleep(0.02 * (step % 2 == rank.number))  # so that nothing is over at once
             model(_batch(step, rank.number)).square().sum().backward()
             optimizer.step()
         _keep(rank, folder, backend, _flat(model))
 
 
-def compiled(rank: Rank, backend: str, folder: str, mode: str) -> None:
-    """A few steps of torch.compile(DDP(model)), without a C++ compiler."""
-    with _job(backend):
-        options = {name: True for name in OPTIONS if name in mode}
-        layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)]
-        inner = nn.Sequential(*(layers if "norm" in mode else layers[:2] + layers[3:]))
-        model = DistributedDataParallel(inner, **options)
-        if "hook" in mode and backend == "ringcomm":
-            model.register_comm_hook(ringcomm.torch.HookState(), ringcomm.torch.allreduce_hook)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        call = torch.compile(model, backend="aot_eager")
-        for step in range(5):
-            optimizer.zero_grad()
-            call(_batch(step, rank.number)).square().sum().backward()
-            optimizer.step()
-        _keep(rank, folder, backend, _flat(model))
+def compiled(rank: Rank) -> None:
+    """A few steps of torch.compile(DDP(model)), which need no C++ compiler, beside the same without
+    the compiler."""
+    with _job("ringcomm"):
+        for mode in ("plain", "norm", "static_graph", "hook"):
+            results = [_steps(rank, mode, call) for call in (_as_it_is, _compiled)]
+            torch.testing.assert_close(*results)
+            rank.emit(mode)
+
+
+def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _compiled(model: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="aot_eager")
+
+
+def _steps(rank: Rank, mode: str, change: Callable[[nn.Module], Any]) -> torch.Tensor:
+    torch.manual_seed(1)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)]
+    inner = nn.Sequential(*(layers if mode == "norm" else layers[:2] + layers[3:]))
+    model = DistributedDataParallel(inner, static_graph=mode == "static_graph")
+    if mode == "hook":
+        model.register_comm_hook(ringcomm.torch.HookState(), ringcomm.torch.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    call = change(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        call(_batch(step, rank.number)).square().sum().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def sharded(rank: Rank, backend: str, folder: str) -> None:
