@@ -10,6 +10,7 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
+from .timeline import Timeline
 from .work import Work
 
 _CLOSE_MS = 1000
@@ -85,6 +87,7 @@ class Communicator(Collectives):
         self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
+        self._timeline: Timeline | None = None
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
@@ -94,10 +97,13 @@ class Communicator(Collectives):
             mesh.close()
             raise
         try:
+            self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
             mesh.close()
             _native.release_engine(config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
             raise
         _alive.add(self)
 
@@ -211,6 +217,8 @@ class Communicator(Collectives):
             time.sleep(_LOOK_S)  # their works are over
         lib.rc_comm_free(handle)
         _native.release_engine(self.config.kernel_set)
+        if self._timeline is not None:
+            self._timeline.close()
 
     def __enter__(self) -> Communicator:
         return self
@@ -229,7 +237,34 @@ class Communicator(Collectives):
         state = "closed" if self._handle is None else f"rank {self.rank} of {self.world_size}"
         return f"<ringcomm.Communicator {state}>"
 
+    def set_timeout(self, seconds: float) -> None:
+        """Makes it the ``config.timeout`` of collectives that are called from here on."""
+        self.config = dataclasses.replace(self.config, timeout=seconds)
+        self._shortcut = Shortcut(self)
+
+    # ---- for its works ----
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether each of its collectives has to be a Work, for a timeline."""
+        return self._timeline is not None
+
+    def note_over(self, work: Work) -> None:
+        """The work is over, and was seen to be for the first time."""
+        self._forget(work)
+        if self._timeline is not None:
+            self._timeline.finished(work)
+
     # ---- helpers ----
+
+    def _open_timeline(self) -> Timeline | None:
+        if not self.config.timeline:
+            return None
+        return Timeline(
+            self.config.timeline, self.rank, self.hosts[self.rank],
+            f"communicator of {self.world_size}, epoch {self._joined.epoch}",
+            [rail.interface for rail in self.rails],
+        )  # fmt: skip
 
     def _follow(self, rows: Sequence[Row]) -> None:
         """For tools.tune: other rows from now on, the same on all ranks between the same two
@@ -304,6 +339,8 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         if len(self._in_flight) > self._collect_at:
             self._collect()
         return work if async_op else work.wait()
@@ -341,6 +378,8 @@ class Communicator(Collectives):
             raise kind(f"{name}: {text(error.message)}")
         if isinstance(feedback, Residuals):
             feedback.hold(work)
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
