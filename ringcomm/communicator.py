@@ -27,7 +27,7 @@ from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
 from .config import Config
-from .counters import read_counters
+from .counters import count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
@@ -168,6 +168,11 @@ class Communicator(Collectives):
         with self._lock:
             self._require_open()
             return read_counters(self._handle, self.rails)
+
+    def completed(self) -> int:
+        """How many works it has completed; 0 where it is closed."""
+        with self._lock:
+            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
     @property
     def kernel_set(self) -> str:
@@ -414,6 +419,11 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def works_of_process() -> int:
+    """Collectives that the open communicators of this process have completed."""
+    return sum(comm.completed() for comm in list(_alive))
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

@@ -15,8 +15,9 @@ from . import backend, meeting
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
+from .silence import SilenceWarning
 
 backend.register()
 meeting.register()
 
-__all__ = ["HierarchicalState", "HookState", "Options", "allreduce_hook"]
+__all__ = ["HierarchicalState", "HookState", "Options", "SilenceWarning", "allreduce_hook"]

@@ -20,7 +20,7 @@ which a result is not finite leaves all residuals as they were.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -32,7 +32,7 @@ from ..codecs import CODECS, Codec, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
-from . import profiling
+from . import profiling, silence
 from .account import Account, HookReport
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
@@ -124,6 +124,12 @@ class HookState:
         self.account = Account()
         self._step = _StepMemory()
         self._watch: AdamWatch | None = None
+        silence.watch_hook(self)
+
+    @property
+    def parameter_ids(self) -> Collection[int]:
+        """The model's parameters, by id(); empty without a model."""
+        return self._names.keys()
 
     @property
     def comm(self) -> Communicator:
@@ -254,6 +260,7 @@ class HookState:
             return
         if self.error is not None:
             raise self.error
+        silence.tidy()
         self._step.settle()
         self._step.running = True
         if self.scaler is not None:
@@ -338,6 +345,7 @@ class HookState:
             self, None, feedback=False, threshold=state["threshold"], force=state["force"],
             warmup_steps=state["warmup_steps"],
         )  # fmt: skip
+        silence.forget(self)  # a copy, as in a checkpoint, need carry nothing
         self.steps = state["steps"]
         self._wanted, self._codec = state["feedback"], _codec(state["compression"])
 
