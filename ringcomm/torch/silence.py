@@ -68,30 +68,27 @@ class _Watch:
         self._carried, self._text = carried, text
         self._before, self._ids = before, ids
         self._steps = 0
+        self.is_over = False
 
     def is_of(self, owner: object) -> bool:
         """Whether that is its thing."""
         return self._owner() is owner
 
-    def is_over_after(self, optimizer: Any) -> bool:
-        """After a step: whether there is nothing left to watch."""
+    def look(self, optimizer: Any) -> str | None:
+        """After a step: what to say, if anything; and whether it is over."""
         owner = self._owner()
         if owner is None:
-            return True
+            self.is_over = True
+            return None
         if self._ids is not None and not _has_any(optimizer, self._ids(owner)):
-            return False
+            return None
         carried = self._carried(owner)
         if self._before is None:
             self._before = carried
-        if carried != self._before:
-            return True
         self._steps += 1
-        if self._steps < STEPS:
-            return False
-        text = self._text(owner)
-        if text is not None:
-            warnings.warn(text, SilenceWarning, stacklevel=2)
-        return True
+        is_silent = carried == self._before
+        self.is_over = not is_silent or self._steps == STEPS
+        return self._text(owner) if is_silent and self.is_over else None
 
 
 class _Watches:
@@ -123,10 +120,13 @@ class _Watches:
                 self._handle = None
 
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        over = [watch for watch in list(self._all) if watch.is_over_after(optimizer)]
-        if over:
+        for watch in list(self._all):
+            text = watch.look(optimizer)
+            if text is not None:  # told of the line that called the optimizer, behind torch's own
+                warnings.warn(text, SilenceWarning, stacklevel=3)
+        if any(watch.is_over for watch in self._all):
             with self._lock:
-                self._all = [watch for watch in self._all if watch not in over]
+                self._all = [watch for watch in self._all if not watch.is_over]
 
 
 _watches = _Watches()

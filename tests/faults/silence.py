@@ -1,4 +1,4 @@
-"""Ranks whose optimizers step, on a process group of backend "ringcomm", with and without exchange."""
+"""Ranks whose optimizers step, on a group of backend "ringcomm", with and without exchange."""
 
 from __future__ import annotations
 
