@@ -142,7 +142,7 @@ def test_the_profiler_shows_each_bucket_in_flight(nursery: Nursery, shared: bool
             report = event["report"]
             count, sent = report["buckets"], report["wire_bytes"] + report["shared_bytes"]
             flights, told = event["ranges"][:count], event["ranges"][count:]
-            assert count > 3
+            assert count >= 3
             assert len(told) == count
             for number, (name, begin, end) in enumerate(flights):
                 assert name.startswith(f"ringcomm:bucket {number} bf16, ")

@@ -26,8 +26,8 @@ _HOW = {  # each fits the table's 80 columns beside the longest label and figure
     "trial_sync_s": "after the run: median",
     "trial_no_sync_s": "median under no_sync",
     "gradient_bytes_per_step": "counted by the hook",
-    "wire_bytes_per_step": "over ports, by the hook",
-    "shared_bytes_per_step": "of ranks of one host",
+    "wire_bytes_per_step": "over ports",
+    "shared_bytes_per_step": "between ranks of a host",
     "scaling_efficiency": "compute / (compute + exposed)",
     "trial_efficiency": "without / with communication",
 }
