@@ -508,6 +508,11 @@ double rc_work_elapsed(const rc_work *work)
     return is_done(work) ? clock_seconds(work->submitted, work->finished) : 0.0;
 }
 
+void rc_work_stats_get(const rc_work *work, rc_work_stats *out)
+{
+    *out = is_done(work) ? work->stats : (rc_work_stats){.submitted_ns = work->submitted};
+}
+
 void rc_work_free(rc_work *work)
 {
     if (work != NULL)

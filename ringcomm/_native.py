@@ -8,7 +8,6 @@ This and work.py and communicator.py are the only modules that call into the ext
 from __future__ import annotations
 
 import importlib.machinery
-import logging
 import os
 import threading
 import time

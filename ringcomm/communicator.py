@@ -10,6 +10,7 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,13 +28,14 @@ from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
 from .config import Config
-from .counters import read_counters
+from .counters import count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
+from .timeline import Timeline
 from .work import SLICE_MS, Work
 
 _CLOSE_MS = 1000
@@ -87,6 +89,7 @@ class Communicator(Collectives):
         self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
+        self._timeline: Timeline | None = None
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
@@ -96,10 +99,13 @@ class Communicator(Collectives):
             mesh.close()
             raise
         try:
+            self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
             mesh.close()
             _native.release_engine(config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
             raise
         _alive.add(self)
 
@@ -167,6 +173,11 @@ class Communicator(Collectives):
             self._require_open()
             return read_counters(self._handle, self.rails)
 
+    def completed(self) -> int:
+        """How many works it has completed; 0 where it is closed."""
+        with self._lock:
+            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
+
     @property
     def kernel_set(self) -> str:
         """The instruction set of its kernels."""
@@ -218,6 +229,8 @@ class Communicator(Collectives):
                 time.sleep(_LOOK_S)  # their works are over
             lib.rc_comm_free(handle)
             _native.release_engine(self.config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
 
     @staticmethod
     def _leave(handle: Any, patience_ms: int) -> None:
@@ -244,7 +257,34 @@ class Communicator(Collectives):
         state = "closed" if self._handle is None else f"rank {self.rank} of {self.world_size}"
         return f"<ringcomm.Communicator {state}>"
 
+    def set_timeout(self, seconds: float) -> None:
+        """Makes it the ``config.timeout`` of collectives that are called from here on."""
+        self.config = dataclasses.replace(self.config, timeout=seconds)
+        self._shortcut = Shortcut(self)
+
+    # ---- for its works ----
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether each of its collectives has to be a Work, for a timeline."""
+        return self._timeline is not None
+
+    def note_over(self, work: Work) -> None:
+        """The work is over, and was seen to be for the first time."""
+        self._forget(work)
+        if self._timeline is not None:
+            self._timeline.finished(work)
+
     # ---- helpers ----
+
+    def _open_timeline(self) -> Timeline | None:
+        if not self.config.timeline:
+            return None
+        return Timeline(
+            self.config.timeline, self.rank, self.hosts[self.rank],
+            f"communicator of {self.world_size}, epoch {self._joined.epoch}",
+            [rail.interface for rail in self.rails],
+        )  # fmt: skip
 
     def _follow(self, rows: Sequence[Row]) -> None:
         """For tools.tune: other rows from now on, the same on all ranks between the same two
@@ -319,6 +359,8 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
@@ -356,6 +398,8 @@ class Communicator(Collectives):
             raise kind(f"{name}: {text(error.message)}")
         if isinstance(feedback, Residuals):
             feedback.hold(work)
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
@@ -403,6 +447,11 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def works_of_process() -> int:
+    """Collectives that the open communicators of this process have completed."""
+    return sum(comm.completed() for comm in list(_alive))
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
