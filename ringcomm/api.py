@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .calls import Feedback
 from .communicator import Communicator
 from .config import Config
-from .errors import NotInitializedError, RingcommError
+from .errors import ConfigError, NotInitializedError, RingcommError
 from .residuals import Residuals
 
 _default: Communicator | None = None
@@ -94,8 +94,14 @@ def default_communicator() -> Communicator:
 
 
 def _use(comm: Communicator | None) -> Communicator:
-    used = _default if comm is None else comm
-    return default_communicator() if used is None else used
+    if comm is None:
+        return _default or default_communicator()
+    if not isinstance(comm, Communicator):
+        raise ConfigError(
+            f"comm={comm!r}: give a ringcomm.Communicator; Communicator.create(mpi=...) makes one "
+            "of an mpi4py communicator, and split() one of some of its ranks"
+        )
+    return comm
 
 
 def rank() -> int:

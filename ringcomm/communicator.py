@@ -68,6 +68,10 @@ class Communicator(Collectives):
     """
 
     def __init__(self, joined: Joined) -> None:
+        if not isinstance(joined, Joined):
+            raise ConfigError(
+                "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
+            )
         mesh, config = joined.mesh, joined.config
         self.rank = mesh.rank
         self.world_size = mesh.world_size
@@ -114,7 +118,12 @@ class Communicator(Collectives):
         store: Any = None,
     ) -> Communicator:
         """Joins the ranks of a job; the arguments are those of ``ringcomm.init``."""
-        settings = Config.from_env() if config is None else config
+        settings = Config() if config is None else config
+        if not isinstance(settings, Config):
+            raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+        if not isinstance(init_method, (str, type(None))):
+            raise ConfigError(f'init_method={init_method!r}: give "tcp://host:port"')
+        rank, world_size = _plain(rank), _plain(world_size)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- the rest of its life ----
@@ -136,7 +145,8 @@ class Communicator(Collectives):
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
-            if not is_integer(value) or not -(2**63) <= value < 2**63:
+            whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # rank < 2
+            if not whole or not -(2**63) <= value < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
@@ -170,7 +180,7 @@ class Communicator(Collectives):
 
     def host_of(self, rank: int | None) -> str | None:
         """Host name of a rank; None for no rank."""
-        return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else None
+        return self.hosts[rank] if is_integer(rank) and 0 <= rank < len(self.hosts) else None
 
     @property
     def is_inherited(self) -> bool:
@@ -375,6 +385,11 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def _plain(number: int | None) -> int | None:
+    """numpy's integers are taken for Python's."""
+    return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:
