@@ -31,6 +31,11 @@ NUMPY_NAMES = {
 SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
+def full_name(dtype: str) -> str:
+    """Of a dtype that is in DTYPES, as numpy and torch have it."""
+    return next(name for name, short in NUMPY_NAMES.items() if short == dtype)
+
+
 class View:
     """A tensor as the core sees it.
 
@@ -155,13 +160,13 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
 def _as_array(obj: Any) -> np.ndarray[Any, Any]:
     if isinstance(obj, np.ndarray):
         return obj
+    if isinstance(obj, np.generic):
+        copy = np.asarray(obj)
+        copy.flags.writeable = False  # what is written to it would be lost
+        return copy
     if isinstance(obj, _NO_TENSORS):
         raise _no_tensor(obj)
     try:
-        if isinstance(obj, np.generic):
-            copy = np.asarray(obj)
-            copy.flags.writeable = False  # what is written to it would be lost
-            return copy
         if hasattr(obj, "__array_interface__"):
             return np.asarray(obj)
         if hasattr(obj, "__dlpack__"):
@@ -182,7 +187,7 @@ def _no_tensor(obj: Any, why: str = "") -> TensorError:
     elif isinstance(obj, (list, tuple)) and obj and all(isinstance(x, (int, float)) for x in obj):
         hint = "; of numbers make one by np.array(...)"
     elif isinstance(obj, (list, tuple, dict, set, Iterator)):
-        hint = "; it is for one tensor at a time, allreduce_many for several"
+        hint = "; several tensors make one by numpy.stack or torch.stack, or use allreduce_many"
     elif hasattr(obj, "parameters"):
         hint = "; of a module pass its tensors, as those of its parameters() or their .grad"
     return TensorError(

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from ._native import ffi, lib
-from .buffers import DTYPES, View
+from .buffers import DTYPES, View, full_name
 from .codecs import Codec, parse, refuse_composed
 from .errors import ConfigError, TensorError, did_you_mean
 from .residuals import Residuals
@@ -71,7 +71,8 @@ def require_compressible(compression: str | None, dtype: str) -> None:
     """Raises TensorError for a tensor that the codec does not take."""
     if compression not in (None, "none") and dtype not in ("f32", "f64"):
         raise TensorError(
-            f"compression={compression!r} takes float32 and float64 tensors, not {dtype}; "
+            f"compression={compression!r} takes float32 and float64 tensors, not "
+            f"{full_name(dtype)}; "
             "leave it out"
         )
 
@@ -79,12 +80,12 @@ def require_compressible(compression: str | None, dtype: str) -> None:
 def require_feedback(codec: Codec, feedback: object) -> None:
     """Raises ConfigError for what is no feedback, or none where the codec needs it."""
     if feedback is not None and feedback is not False and not isinstance(feedback, Residuals):
-        hint = ""
+        hint = "or False"
         if type(feedback).__name__ == "FeedbackStore":
-            hint = ', which a FeedbackStore holds by name: store["layer1.weight"]'
+            hint = 'which the store has by the name of the tensor, as store["layer1.weight"]'
         elif isinstance(feedback, type):
-            hint = f": feedback={feedback.__name__}(), made once and kept from call to call"
-        raise ConfigError(f"feedback={feedback!r}: give a ringcomm.ErrorFeedback, or False{hint}")
+            hint = f"{feedback.__name__}(), made once and kept from call to call"
+        raise ConfigError(f"feedback={feedback!r}: give a ringcomm.ErrorFeedback, {hint}")
     if feedback is None and codec.needs_feedback:
         raise ConfigError(
             f"compression={codec.name!r} rounds so much away that it needs "
@@ -99,7 +100,7 @@ def _unknown_op(op: object) -> ConfigError:
     word = re.split(r"[._]", str(own if isinstance(own, str) else op).lower())[-1]
     word = re.sub(r"\W.*", "", word)
     meant = _OTHER_NAMES.get(word, word)
-    hint = f'; {word} is "{meant}" here' if meant in OPS else did_you_mean(word, OPS)
+    hint = did_you_mean(meant, OPS)
     return ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}{hint}")
 
 

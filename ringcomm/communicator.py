@@ -10,6 +10,7 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,16 +26,18 @@ from .bootstrap.tuned import Row
 from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
-from .config import Config
-from .counters import read_counters
+from .config import Config, names_arguments
+from .counters import Stats, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
+from .summary import summary_of
 from .work import Work
 
+_log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
@@ -78,7 +81,7 @@ class Communicator(Collectives):
         self.hosts = mesh.hosts
         self.rails = mesh.rails
         self.config = config
-        self.algorithms = config.algorithm
+        self.algorithms: str = config.algorithm
         if config.algorithm == "auto":
             self.algorithms = f"table {mesh.table.path}" if mesh.table else "model"
         self._joined = joined
@@ -92,11 +95,14 @@ class Communicator(Collectives):
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
+        self._began = time.monotonic()
+        self._has_failed = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
             mesh.close()
             raise
+        told = self._told_at_start(joined)
         try:
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
@@ -104,8 +110,11 @@ class Communicator(Collectives):
             _native.release_engine(config.kernel_set)
             raise
         _alive.add(self)
+        if told:
+            _log.info("%s", told)
 
     @classmethod
+    @names_arguments
     def create(
         cls,
         rank: int | None = None,
@@ -153,7 +162,7 @@ class Communicator(Collectives):
         joined = regroup(self._joined, members, self._gather_bytes, self._splits)
         return None if joined is None else Communicator(joined)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters since the communicator was opened.
 
         Returns:
@@ -212,6 +221,7 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
+        self._tell_end(handle)
         lib.rc_comm_close(handle, patience_ms)
         if self._pipe is not None:
             self._pipe.stop()
@@ -370,6 +380,31 @@ class Communicator(Collectives):
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
+        error = work._error
+        if error is not None and not self._has_failed:
+            self._has_failed = True
+            _log.info("%s: %s", type(error).__name__, error)
+
+    # ---- what is logged ----
+
+    def _told_at_start(self, joined: Joined) -> str:
+        """Of the first communicator of a process all; of others that they are there."""
+        if self.rank or not _log.isEnabledFor(logging.INFO):
+            return ""
+        if joined.epoch or _alive:
+            return f"another communicator, {joined.job}: {self.world_size} ranks"
+        return summary_of(joined, self.algorithms, self.kernel_set)
+
+    def _tell_end(self, handle: Any) -> None:
+        level = logging.DEBUG if self.rank else logging.INFO
+        if _log.isEnabledFor(level):
+            counted = read_counters(handle, self.rails)
+            _log.log(
+                level, "rank %d of %d closes after %.1f s: %d works, %d bytes sent over links, %d "
+                "put into shared memory", self.rank, self.world_size,
+                time.monotonic() - self._began, counted["works"], counted["wire_bytes"],
+                counted["shared_bytes"],
+            )  # fmt: skip
 
 
 _alive: set[Communicator] = set()

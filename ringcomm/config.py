@@ -9,17 +9,21 @@ one that has none is warned of.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
+from . import logs
 from .errors import ConfigError, did_you_mean
 
 _log = logging.getLogger("ringcomm")
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _MIB = 1 << 20
 
@@ -35,7 +39,7 @@ TUNE_TABLE_OFF = "off"
 OTHER_VARIABLES = {
     "RINGCOMM_SECRET": "the job's secret itself",
     "RINGCOMM_COMPRESSION": "how the all-reduces of a torch process group travel",
-    "RINGCOMM_LOG": "debug, info, warning or error: what the logger ringcomm tells",
+    logs.VARIABLE: "debug, info, warning or error: what the logger ringcomm tells",
     "RINGCOMM_TIMELINE": "where to write a timeline of the calls",
     "RINGCOMM_LIBCUDA": "the CUDA driver's library, instead of libcuda.so.1",
     "RINGCOMM_WERROR": "1: warnings of the C compiler are errors, when ringcomm is built",
@@ -66,11 +70,6 @@ _FIELDS: dict[str, Any] = {}
 """The fields of Config and their defaults."""
 
 
-def nearest_field(name: str) -> str:
-    """For messages: which field of Config a name was probably meant to be, else all of them."""
-    return did_you_mean(name, _FIELDS) or f"; it has {', '.join(_FIELDS)}"
-
-
 def _settings(cls: type[_T]) -> type[_T]:
     """Of a class that becomes a dataclass: tells a default from an argument that is equal to it."""
     for name in cls.__annotations__:
@@ -79,17 +78,26 @@ def _settings(cls: type[_T]) -> type[_T]:
     return cls
 
 
-def _named(init: Callable[..., None]) -> Callable[..., None]:
-    """Refuses an argument that is no field, by the name that was probably meant."""
+def names_arguments(function: _F) -> _F:
+    """Has the function refuse an argument that it does not have by the name that was meant."""
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    called = function.__qualname__.removesuffix(".__init__")
 
-    @functools.wraps(init)
-    def checked(self: Config, *args: Any, **given: Any) -> None:
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
         for name in given:
-            if name not in _FIELDS:
-                raise ConfigError(f"Config has no field {name!r}{nearest_field(name)}")
-        init(self, *args, **given)
+            if name not in known:
+                raise ConfigError(f"{called}() has no argument {name!r}{_meant(name, known)}")
+        return function(*args, **given)
 
-    return checked
+    return cast(_F, checked)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    field = difflib.get_close_matches(name, list(_FIELDS), 1)
+    if field and field[0] not in known:
+        return f": give config=ringcomm.Config({field[0]}=...)"
+    return did_you_mean(name, known) or f"; it has {', '.join(known)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +184,8 @@ class Config:
                 sources[name] = found.source
                 object.__setattr__(self, name, found.value)
         object.__setattr__(self, "_sources", sources)
-        if len(sources):
+        if sources:
+            logs.set_up(os.environ)
             _warn_of_unknown(os.environ)
         try:
             self._check()
@@ -228,17 +237,17 @@ class Config:
             given = {**{name: _look_up(name, env) for name in _FIELDS}, **given}
         return cls(**given)
 
-    def source_of(self, field: str) -> str:
-        """Where a field's value is from: "default", "argument", or the variable's name."""
-        sources: dict[str, str] = self.__dict__["_sources"]
-        return sources.get(field, ARGUMENT)
+    def sources(self) -> dict[str, str]:
+        """Where each field's value is from: "default", "argument", or the variable's name."""
+        found: dict[str, str] = self.__dict__["_sources"]
+        return {name: found.get(name, ARGUMENT) for name in _FIELDS}
 
     def _blame(self, error: str) -> str:
         """Where the fields that an error names are from."""
         named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
         told = []
         for name in named:
-            source = self.source_of(name)
+            source = self.sources()[name]
             about = {ARGUMENT: "given as an argument", DEFAULT: "the default"}
             told.append(about.get(source, f"set by {source}"))
         if len(told) < 2:
@@ -251,7 +260,7 @@ class Config:
         return {name: getattr(self, name) for name in shared}
 
 
-Config.__init__ = _named(Config.__init__)  # type: ignore[method-assign]
+Config.__init__ = names_arguments(Config.__init__)  # type: ignore[method-assign]
 
 
 def compression_from_env(env: Mapping[str, str] | None = None) -> str:

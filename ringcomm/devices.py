@@ -117,6 +117,19 @@ def view(obj: Any, *, writable: bool) -> View:
     return buffers.view(obj, writable=writable)
 
 
+def refuse_grad(obj: Any) -> None:
+    """Raises TensorError for a tensor of torch that a result cannot be written to, because autograd
+    would go on with what was there before. As in torch, ``no_grad`` allows it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor) or not obj.requires_grad:
+        return
+    if torch.is_grad_enabled():
+        raise TensorError(
+            "the tensor requires grad, and autograd would not know that the result was written to "
+            "it; pass x.detach() (for gradients: x.grad), or call within torch.no_grad()"
+        )
+
+
 def common_device(views: Sequence[View]) -> DeviceView | None:
     """A view of a GPU tensor with elements, of views that all lie on one GPU; None where all lie on
     the host. Raises TensorError for a mixture."""

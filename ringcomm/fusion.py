@@ -78,7 +78,7 @@ def allreduce_many(
     timeout: float | None,
 ) -> Any:
     """Communicator.allreduce_many."""
-    given = _listed(tensors)
+    given = list(tensors)
     views = [view(tensor, writable=True) for tensor in given]
     common_device(views)
     _require_distinct(views)
@@ -106,7 +106,7 @@ def allreduce_many(
     return together if async_op else together.wait()
 
 
-def _listed(tensors: Any) -> list[Any]:
+def listed(tensors: Any) -> list[Any]:
     """The tensors. Raises TensorError for one, and for what holds none."""
     single = isinstance(tensors, np.generic) or any(
         hasattr(tensors, name)

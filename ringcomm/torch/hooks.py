@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..codecs import CODECS, Codec, parse, refuse_composed
+from ..codecs import CODECS, Codec, Compression, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
@@ -88,7 +88,7 @@ class HookState:
 
     def __init__(
         self,
-        compression: str | None = None,
+        compression: Compression | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,
