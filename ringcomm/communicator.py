@@ -155,7 +155,7 @@ class Communicator(Collectives):
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
             whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # rank < 2
-            if not whole or not -(2**63) <= value < 2**63:
+            if not whole or not -(2**63) <= int(value) < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
