@@ -72,8 +72,7 @@ def require_compressible(compression: str | None, dtype: str) -> None:
     if compression not in (None, "none") and dtype not in ("f32", "f64"):
         raise TensorError(
             f"compression={compression!r} takes float32 and float64 tensors, not "
-            f"{full_name(dtype)}; "
-            "leave it out"
+            f"{full_name(dtype)}; leave it out"
         )
 
 
