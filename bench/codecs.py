@@ -24,9 +24,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _columns import aligned, markdown
+from _columns import aligned, markdown, size_name
 from _site import Site
-from _verdicts import size_name
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 

@@ -294,6 +294,10 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .length = length};
     if (type == FRAME_HEARTBEAT && lane >= 0)
         frame->header.chunk = told_rate(ln->lanes[lane]);
+    if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
+        frame->header.chunk = (uint32_t)c->error.rail + 1;
+        frame->header.segment = (uint32_t)c->error.lane;
+    }
     link_control(ln, frame, lane);
 }
 
@@ -439,6 +443,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     uint32_t kept = BYTES_KEPT / config->segment_bytes;
     pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
+    c->ports.source.fd = -1;
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);
@@ -448,28 +453,6 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     engine_join(engine, &c->member);
     engine_unlock(engine);
     *out = c;
-    return RC_OK;
-}
-
-rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
-{
-    lane *l = calloc(1, sizeof *l);
-    peer_link *ln = &c->link_storage[peer];
-    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
-        free(l);
-        close(fd);
-        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
-    }
-    l->engine = c->engine;
-    l->handler = &comm_lane_handler;
-    l->link = ln;
-    l->rail = rail;
-    l->index = ln->lane_count;
-    l->peer = peer;
-    l->rate = bytes_per_s * 1e-9;
-    l->source.fd = fd;
-    l->source.events = 0;
-    ln->lanes[ln->lane_count++] = l;
     return RC_OK;
 }
 
@@ -512,6 +495,7 @@ rc_result comm_start(rc_comm *c)
             if (open_lane(c, ln, ln->lanes[i]) != RC_OK)
                 result = RC_SYSTEM;
     }
+    comm_open_ports(c);
     engine_schedule(c->engine, &c->member, clock_ns() + comm_tick_interval(c));
     if (result != RC_OK)
         comm_fail_text(c, result, -1, "a lane's descriptor is not a usable socket");
@@ -533,7 +517,8 @@ static int is_flushed(const void *arg)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && lane_unacked(ln->lanes[i]) > 0)
+            if (ln->lanes[i]->source.fd >= 0 && !ln->lanes[i]->health.lost &&
+                lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }
     return 1;
@@ -556,6 +541,7 @@ static void close_lanes(rc_comm *c)
             else
                 lane_close(ln->lanes[i]);
     }
+    comm_close_ports(c);
 }
 
 rc_result comm_close(rc_comm *c, int timeout_ms)

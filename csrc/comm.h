@@ -12,7 +12,8 @@
  * States: NEW -> RUNNING -> FAILED -> CLOSED, or RUNNING -> CLOSED; never back.
  *
  * Files: comm.c life, submission, failure; comm_frames.c what arrives; comm_match.c receives;
- * comm_timers.c deadlines, heartbeats, silence, idle memory; comm_shared.c shared memory.
+ * comm_timers.c deadlines, idle memory; comm_lanes.c lanes, heartbeats, lanes and
+ * peers that fall silent; comm_ports.c ports that are lost; comm_shared.c shared memory.
  * Threading: under the engine's lock, but for the inbox.
  */
 #ifndef RINGCOMM_COMM_H
@@ -22,7 +23,11 @@
 #include "coll/shared.h"
 #include "coll/work.h"
 
-enum { COMM_HISTORY = 1024, COMM_MAX_EARLY_CALLS = 4096 };
+enum {
+    COMM_HISTORY = 1024,
+    COMM_MAX_EARLY_CALLS = 4096,
+    LANE_NAME_BYTES = 2 * LANE_END_BYTES + 80
+};
 
 typedef enum comm_state { COMM_NEW, COMM_RUNNING, COMM_FAILED, COMM_CLOSED } comm_state;
 
@@ -42,6 +47,7 @@ struct rc_comm {
     pool buffers;
     out_frame *frames;
     peer_link *link_storage; /* world_size of them, this rank's own unused */
+    port_watch ports;        /* of this host, or without a descriptor */
     shared_memory shared;
     work_env among_hosts;                 /* the ranks with this one's place on each host */
     rc_work *waiting_head, *waiting_tail; /* works behind one that is entering shared memory */
@@ -63,10 +69,9 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _add_lane, _tune, _start, _abort, _close, _free and rc_submit do, once
- * api.c has checked the arguments. */
+/* What rc_comm_create, _tune, _start, _abort, _close, _free and rc_submit do, once api.c has
+ * checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
-rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
 /* gate: of an all-reduce whose source is still on its way (coll/gated.h), by links, encoded
@@ -151,7 +156,40 @@ int comm_has_early_send(const peer_link *ln, uint64_t name);
 /* ---- comm_timers.c ---- */
 
 uint64_t comm_tick(engine_member *member, uint64_t now);
-/* How often the timers run, whatever the deadlines. */
+
+/* ---- comm_lanes.c ---- */
+
+/* What rc_comm_add_lane and _name_rail do. */
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s);
+void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path);
+/* How often peers are looked at, and the timers run, whatever the deadlines. */
 uint64_t comm_tick_interval(const rc_comm *c);
+/* Sends heartbeats, and judges ports, lanes and peers. Returns when a port that is lost now is to
+ * be judged (ns), or ENGINE_NEVER. */
+uint64_t comm_check_peers(rc_comm *c, uint64_t now);
+/* 1 if the lane is still to be judged. */
+static inline int comm_is_judged(const lane *l)
+{
+    return l->source.fd >= 0 && !l->goodbye && !l->health.lost;
+}
+/* A lane is of no more use: why is set, but for rail and lane. The one place where the end of a
+ * lane has its consequences. The lane may be closed already, if nothing can be told over it. */
+void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
+/* "rail 1 between rank 0 (eth1 10.8.0.1 on a) and rank 2 (...)". Returns text. */
+const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t size);
+/* "; rail 1 ...: 1.3 MB unacknowledged, 0 B acknowledged in the last 10 s" for the lanes that have
+ * something in flight, those that got nothing through first; "" if there are none. Returns text. */
+const char *comm_list_unacked(const rc_comm *c, char *text, size_t size);
+
+/* ---- comm_ports.c ---- */
+
+/* What rc_comm_watch_ports does. */
+void comm_watch_ports(rc_comm *c, int fd);
+/* Begin and end to watch this host's ports, if there is a descriptor for it. */
+void comm_open_ports(rc_comm *c);
+void comm_close_ports(rc_comm *c);
+/* Judges the lanes of ports that are lost for long enough. Returns when it is to be called again
+ * (ns), or ENGINE_NEVER. */
+uint64_t comm_check_ports(rc_comm *c, uint64_t now);
 
 #endif

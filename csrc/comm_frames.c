@@ -365,6 +365,10 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
 {
     rc_error theirs;
     frame_abort_decode(l->rx_text, h->length, &theirs);
+    if (h->chunk != 0 && h->chunk <= INT32_MAX && h->segment < LINK_MAX_LANES) {
+        theirs.rail = (int32_t)h->chunk - 1;
+        theirs.lane = (int32_t)h->segment;
+    }
     if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
         theirs.rank = l->peer;
     if (theirs.code == RC_MISMATCH && theirs.rank == c->env.rank)
@@ -429,15 +433,17 @@ static void dead(lane *l)
         return;
     }
     rc_error error;
+    char name[LANE_NAME_BYTES] = "";
     error_clear(&error);
-    error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
+    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
+        comm_name_lane(c, l, name, sizeof name);
+    error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
+              name[0] != '\0' ? ": " : "", name);
     error.rank = l->peer;
-    error.rail = l->rail;
-    error.lane = l->index;
     error.sys_errno = l->error.sys_errno;
     if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
         lane_close(l);
-    comm_fail(c, &error);
+    comm_lose_lane(c, l, &error);
 }
 
 const lane_handler comm_lane_handler = {

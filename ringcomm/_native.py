@@ -7,12 +7,14 @@ This and work.py and communicator.py are the only modules that call into the ext
 
 from __future__ import annotations
 
+import importlib.machinery
 import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from .config import ALGORITHMS
@@ -28,15 +30,27 @@ from .errors import (
     RingcommError,
 )
 
+
+def _why_no_core(error: ImportError, package: Path) -> str:
+    """What to do about a core that cannot be imported from the package's folder."""
+    if importlib.machinery.PathFinder.find_spec("_core", [str(package)]) is not None:
+        return f"ringcomm's C core cannot be loaded: {error}. Install ringcomm again"
+    sources = package.parent
+    if not (sources / "setup.py").exists():
+        return f"ringcomm in {package} has no C core. Install ringcomm again"
+    return (
+        f"Python imports ringcomm from its sources in {sources}, where the C core has not been "
+        "built; a ringcomm that 'pip install .' put elsewhere is not seen from this folder. Run "
+        f"'pip install -e {sources}', which builds it here (gcc and the Python headers are "
+        "needed), or start from another folder"
+    )
+
+
 try:
     from ._core import ffi as ffi
     from ._core import lib as lib
 except ImportError as error:
-    raise ImportError(
-        "ringcomm's C core is not built here. Install it with 'pip install .' (or 'pip install "
-        f"-e .' to work on it) in the project's folder; it needs gcc and the Python headers. "
-        f"({error})"
-    ) from None
+    raise ImportError(_why_no_core(error, Path(__file__).resolve().parent)) from None
 
 OK, AGAIN = 0, 1
 CALLBACK_THREAD = "ringcomm-done"

@@ -135,7 +135,7 @@ class Config:
     """Seconds between signs of life on a silent lane."""
 
     peer_timeout: float = 10.0
-    """Seconds without any sign of life after which a peer is lost."""
+    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
 
     algorithm: Algorithm = "auto"
     """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the tuned

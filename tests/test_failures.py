@@ -117,10 +117,12 @@ def test_leaving_while_others_call(
 # ---- silence ----
 
 
-def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_stopped_for_long_is_lost(nursery: Nursery, lanes: int) -> None:
+    """As a whole: no lane is to blame."""
     limit = 2.5
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit)
+        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit, lanes=lanes)
         job.expect_all("ready")
         since = job.signal(2, signal.SIGSTOP)
         for event in job.expect_all("failed", [0, 1]):
@@ -135,9 +137,10 @@ def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
         job.finish([2])
 
 
-def test_a_short_stop_is_survived(nursery: Nursery) -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_short_stop_is_survived(nursery: Nursery, lanes: int) -> None:
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0)
+        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0, lanes=lanes)
         job.expect_all("ready")
         for rank in range(3):
             job.signal(rank, signal.SIGSTOP)

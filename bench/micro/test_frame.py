@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import FAR, NEAR, pages
 
-METHODS = ("tables", "instructions", "instructions and folding")  # as in csrc/base/crc32c.c
+METHODS = ("tables", "instructions", "instructions and folding", "wide folding")  # as in csrc/base/crc32c.c
 
 
 @pytest.mark.parametrize("size", [NEAR, FAR])

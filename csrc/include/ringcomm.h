@@ -167,7 +167,7 @@ typedef struct rc_comm_config {
     uint32_t epoch;         /* carried by every frame; frames of another epoch are refused */
     uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
-    uint32_t peer_timeout_ms; /* a peer silent this long is lost */
+    uint32_t peer_timeout_ms; /* a peer silent this long is lost, or a lane whose peer lives */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
     int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
@@ -191,6 +191,16 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
  * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
  * on failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
+/* Says what the lanes of a rail to peer run over, for errors that name them: here and there, such
+ * as "eth1 10.8.0.1 on node0", are both ends' port, address and host, or NULL. port is the index of
+ * the network interface here; the loss of it, or of a lane's address on it, ends its lanes
+ * (rc_comm_watch_ports). 0: not watched. After these lanes are added, before rc_comm_start. */
+rc_result rc_comm_name_rail(rc_comm *comm, int peer, int rail, int port, const char *here,
+                            const char *there);
+/* Gives the communicator a netlink socket, subscribed to the links and addresses of the network
+ * namespace that its lanes are in, to hear at once of ports that are lost. Owns fd from here on,
+ * also on failure. At most one, before rc_comm_start. */
+rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 /* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
  * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
  * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host

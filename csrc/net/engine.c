@@ -344,10 +344,12 @@ static void judge_spin(rc_engine *e, int caught)
 /* 1 if something had come from the only descriptor. Under the engine's lock. */
 static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
-    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL ||
-        !polled_has_one_source(e))
+    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL)
         return 0;
-    int caught = polled_look(e, start + spin);
+    engine_source *only = polled_only_source(e);
+    if (only == NULL)
+        return 0;
+    int caught = polled_look(e, only, start + spin);
     if (caught >= 0)
         judge_spin(e, caught);
     return caught > 0;
@@ -383,7 +385,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
 }
 
 /* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
-static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
+static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, uint64_t spin)
 {
     struct epoll_event events[EVENTS_PER_PASS];
     e->news = 0;

@@ -36,6 +36,7 @@
 typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
+    int quiet;       /* it has something so seldom that nobody polls for it */
     void (*ready)(struct engine_source *source, uint32_t events);
     int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
     struct engine_source *next, *prev;
@@ -75,7 +76,7 @@ struct rc_engine {
     pthread_t thread;
     int epoll_fd;
     int wake_fd;
-    enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
+    enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
     int yielding;        /* the progress thread was asked to step aside */

@@ -174,23 +174,42 @@ int lane_has_room(const lane *ln)
                                   (double)ln->out_bytes < ahead);
 }
 
+/* Bytes that the kernel has and the peer's has not acknowledged. */
+static uint64_t in_socket(const lane *ln)
+{
+    int queued = 0;
+    if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
+        return 0;
+    return (uint64_t)queued;
+}
+
 /* What is sent meanwhile counts twice rather than not at all. */
 uint64_t lane_unacked(const lane *ln)
 {
-    int queued = 0;
     uint64_t unsent = ln->pushed - atomic_load(&ln->out.sent_bytes);
-    if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
-        queued = 0;
-    return (uint64_t)queued + unsent;
+    return in_socket(ln) + unsent;
 }
 
-void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
+static struct tcp_info ask_tcp(const lane *ln)
 {
     struct tcp_info info;
     socklen_t size = sizeof info;
     memset(&info, 0, sizeof info); /* an old kernel fills less */
     if (ln->source.fd < 0 || getsockopt(ln->source.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
         memset(&info, 0, sizeof info);
+    return info;
+}
+
+uint64_t lane_acked(const lane *ln, int *in_flight)
+{
+    uint64_t sent = atomic_load(&ln->out.sent_bytes), queued = in_socket(ln);
+    *in_flight = queued > 0 && ask_tcp(ln).tcpi_unacked > 0;
+    return sent > queued ? sent - queued : 0;
+}
+
+void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
+{
+    struct tcp_info info = ask_tcp(ln);
     *retransmits = info.tcpi_total_retrans;
     *rtt = info.tcpi_rtt * 1e-6;
 }
@@ -420,7 +439,8 @@ rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
     ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
     ln->max_length = max_length;
     ln->epoch = epoch;
-    ln->last_rx = ln->out.last_tx = clock_ns();
+    ln->last_rx = clock_ns();
+    ln->out.last_tx = ln->last_rx;
     ln->low_water = 1;
     error_clear(&ln->error);
     int flags = fcntl(fd, F_GETFL);

@@ -22,8 +22,9 @@
 #include "engine.h"
 #include "meter.h"
 #include "outbox.h"
+#include "ports.h"
 
-enum { LANE_RBUF_BYTES = 8192 };
+enum { LANE_RBUF_BYTES = 8192, LANE_END_BYTES = 88 };
 
 typedef struct lane lane;
 
@@ -43,6 +44,25 @@ typedef struct lane_handler {
     void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
 } lane_handler;
 
+/* What a lane runs over: both ends as errors name them, and the port here. */
+typedef struct lane_path {
+    int port; /* index of the network interface whose loss ends the lane; 0: none is watched */
+    char here[LANE_END_BYTES], there[LANE_END_BYTES]; /* "eth1 10.8.0.1 on node0"; "": not known */
+} lane_path;
+
+/* How a lane fares, as its communicator judges it (comm_lanes.c). Times in ns. */
+typedef struct lane_health {
+    uint64_t heard;              /* last_rx when it was looked at last */
+    uint64_t silent;             /* for so long nothing came while the peer lived */
+    uint64_t stuck;              /* for so long nothing in flight was acknowledged meanwhile */
+    uint64_t acked;              /* bytes */
+    uint64_t marks[2], times[2]; /* acked, some time ago: the older first */
+    port_state port;             /* of the port here */
+    int no_address;              /* that has lost the lane's address */
+    uint64_t port_lost;          /* since when one of the two is so; 0: neither */
+    int lost;                    /* it was judged, and nothing it has sent is waited for */
+} lane_health;
+
 struct lane {
     engine_source source; /* first: the engine hands it back */
     rc_engine *engine;
@@ -51,6 +71,8 @@ struct lane {
     int rail;
     int index; /* on its link */
     int peer;
+    lane_path path;
+    lane_health health;
     rc_error error; /* first failure */
 
     outbox out;
@@ -105,6 +127,9 @@ int lane_has_room(const lane *ln);
 void lane_stir(lane *ln);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
+/* Bytes that the peer has acknowledged. *in_flight: 1 if others are on their way, and not only
+ * waiting for the peer to make room; 0 for another kind of socket. */
+uint64_t lane_acked(const lane *ln, int *in_flight);
 /* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.
  * Zeros for another kind of socket. */
 void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);

@@ -62,6 +62,8 @@ typedef struct peer_link {
     early_queue early[2];   /* they, and calls announced: of collectives, of sends */
 
     tag_table numbers; /* sends and receives to and from this peer; under the inbox lock */
+    uint64_t sign;     /* of life, the last that was looked at (comm_lanes.c); ns */
+    uint64_t steady;   /* since when there was no long pause between two of them */
     int goodbyes;      /* lanes on which the peer said goodbye */
     uint64_t left_at;  /* after the last of them: it calls no collective from here on */
 } peer_link;

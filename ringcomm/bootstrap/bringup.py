@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, probe, tuned
+from . import commit, netlink, probe, tuned
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -68,6 +68,7 @@ class Bringup:
         self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
+        self._watch: socket.socket | None = None
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._maker: LaneMaker | None = None
@@ -107,6 +108,8 @@ class Bringup:
             self._maker.close()
         for listener in self._listeners:
             listener.close()
+        if self._watch is not None:
+            self._watch.close()
 
     # -- round 2 --
 
@@ -133,6 +136,8 @@ class Bringup:
         addresses = [str(address.ip) for i in chosen for address in i.usable]
         check_exposed(addresses, self._secret, self._config.insecure)
         self._interfaces = chosen
+        if not self._single_host:  # before there are lanes: what becomes of a port is not missed
+            self._watch = netlink.subscribe()
         self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
@@ -320,6 +325,7 @@ class Bringup:
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
             shared=[] if shared is None else [shared],
+            watch=[] if self._watch is None else [self._watch.detach()],
             in_memory=shared is not None,
         )
 
@@ -332,17 +338,28 @@ class Bringup:
         assert self._maker is not None
         sock = self._maker.made.pop(lane)
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        if not self._same_host(lane.peer):
-            keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
-        if lane.rail in self._rates and not self._same_host(lane.peer):
-            return LaneSocket(*lane, sock.detach(), self._rates[lane.rail] / self._config.lanes)
+        here = self._end(self._rank, pairing.ours, sock.getsockname()[0])
+        there = self._end(lane.peer, pairing.theirs, sock.getpeername()[0])
+        if self._same_host(lane.peer):  # whatever becomes of the port
+            return LaneSocket(*lane, sock.detach(), 0.0, here, there)
+        keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+        speed = self._speed(lane, pairing)
+        port = self._interfaces[pairing.ours].index
+        return LaneSocket(*lane, sock.detach(), speed, here, there, port)
+
+    def _end(self, rank: int, port: int, address: str) -> str:
+        """An end of a lane, for errors."""
+        return f"{self._ports[rank][port].name} {address.split('%')[0]} on {self._hosts[rank]}"
+
+    def _speed(self, lane: LaneId, pairing: Pairing) -> float:
+        """Of a lane to another host, in bytes per second; 0.0: not known."""
+        if lane.rail in self._rates:
+            return self._rates[lane.rail] / self._config.lanes
         speeds = (
             self._ports[self._rank][pairing.ours].mbit_per_s,
             self._ports[lane.peer][pairing.theirs].mbit_per_s,
         )
-        known = [] if self._same_host(lane.peer) else [s for s in speeds if s]
-        speed = min(known, default=0) * 1e6 / 8 / self._config.lanes
-        return LaneSocket(*lane, sock.detach(), speed)
+        return min((s for s in speeds if s), default=0) * 1e6 / 8 / self._config.lanes
 
     def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
         _log.warning(

@@ -30,6 +30,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _RTA_DST, _RTA_SRC, _RTA_OIF = 1, 2, 4
+_GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _TYPE_MASK = 0x3FFF  # the two bits above mark nesting and byte order
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -108,6 +109,22 @@ def route(source: IPAddress, destination: IPAddress) -> int | None:
         return None
     index = dict(_attributes(answer[_ROUTE.size :])).get(_RTA_OIF)
     return int.from_bytes(index, sys.byteorder) if index else None
+
+
+def subscribe() -> socket.socket | None:
+    """A socket to which the kernel tells every change of the links and addresses of this network
+    namespace from now on; None where it does not, as in some sandboxes."""
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
+    except OSError:
+        return None
+    try:
+        sock.bind((0, _GROUPS))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 def _dump(request: int, answer: int) -> Iterator[bytes]:

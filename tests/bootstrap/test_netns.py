@@ -94,6 +94,19 @@ class Lab:
         """What the host sends and should get through this port vanishes; its carrier stays."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} nomaster")
 
+    def unplug(self, host: int, index: int) -> None:
+        """The port has no carrier any more."""
+        self.ip(f"-n {self._switch} link set {self.far_end(host, index)} down")
+
+    def shape(self, host: int, index: int, rate: str) -> None:
+        """Both directions of a port, to what tc calls the rate."""
+        places = ((self.hosts[host], f"eth{index}"), (self._switch, self.far_end(host, index)))
+        for namespace, device in places:
+            self.ip(
+                f"netns exec {namespace} tc qdisc add dev {device} root tbf rate {rate} "
+                "burst 131072 latency 20ms"
+            )
+
     def inside(self, host: int, command: str) -> None:
         self.ip(f"netns exec {self.hosts[host]} {command}")
 
