@@ -39,7 +39,8 @@ PHASES = ("idle", "small", "64 MB", "split", "bring-up")
 
 _START_S = 60.0  # for what is not under test, on a busy machine
 _PORTS_APART = 16  # of one trial's rendezvous from the next one's
-_DELAY_S = {"bring-up": 0.3}  # the fault comes at a random moment within; 0.6 unless given
+_DELAY_S = {"bring-up": 0.3}  # the fault comes at a random moment within; 0.6 unless given; if that
+# was too late, within half of it, and so on
 _TRIES = 5
 
 
@@ -184,16 +185,16 @@ class Cluster:
         """
         for attempt in range(_TRIES):
             try:
-                return self._try(trial, settings, random.Random(f"{seed} {trial.key} {attempt}"),
-                                 limit)
+                chance = random.Random(f"{seed} {trial.key} {attempt}")
+                delay = chance.uniform(0.0, _DELAY_S.get(trial.phase, 0.6) / (1 << attempt))
+                return self._try(trial, settings, delay, limit)
             except VoidError as void:
                 reason = void
         raise reason
 
     def _try(
-        self, trial: Trial, settings: dict[str, Any], chance: random.Random, limit: float
+        self, trial: Trial, settings: dict[str, Any], delay: float, limit: float
     ) -> dict[str, Any]:
-        delay = chance.uniform(0.0, _DELAY_S.get(trial.phase, 0.6))
         self._begin(trial.phase, settings)
         try:
             ready = "starting" if trial.phase == "bring-up" else "ready"

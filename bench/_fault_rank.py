@@ -13,6 +13,7 @@ Invariants: at most one rank lives at a time; none outlives its worker by more t
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import json
 import logging
@@ -32,6 +33,7 @@ from ringcomm._native import OK, ffi, lib
 
 SMALL = 1 << 10  # float32 elements: 4 KiB
 LARGE = 16_000_000  # 64 MB
+PAUSE_S = 0.002
 _GOING_S = 0.5
 _STRIDE = 4096  # of a large result, one element in so many is looked at
 _PR_SET_PDEATHSIG = 1
@@ -90,20 +92,8 @@ def _idle(comm: Communicator, rank: Rank) -> None:
     comm.barrier()
 
 
-def _small(comm: Communicator, rank: Rank) -> None:
-    _loop(comm, rank, SMALL, 0.002)
-
-
-def _large(comm: Communicator, rank: Rank) -> None:
-    _loop(comm, rank, LARGE, 0.0)
-
-
-def _start(comm: Communicator, rank: Rank) -> None:
-    _loop(comm, rank, SMALL, 0.002, going=True)
-
-
 def _loop(
-    comm: Communicator, rank: Rank, count: int, pause: float, going: bool = False
+    comm: Communicator, rank: Rank, count: int, pause: float = 0.0, going: bool = False
 ) -> None:
     """All-reduces, each checked; says "going" after a while of them if asked to."""
     tensor = np.empty(count, dtype=np.float32)
@@ -132,7 +122,11 @@ def _split(comm: Communicator, rank: Rank) -> None:
 
 
 PHASES: dict[str, Callable[[Communicator, Rank], None]] = {
-    "idle": _idle, "small": _small, "64 MB": _large, "split": _split, "bring-up": _start,
+    "idle": _idle,
+    "small": functools.partial(_loop, count=SMALL, pause=PAUSE_S),
+    "64 MB": functools.partial(_loop, count=LARGE),
+    "split": _split,
+    "bring-up": functools.partial(_loop, count=SMALL, pause=PAUSE_S, going=True),
 }
 
 

@@ -4,8 +4,8 @@ A trial is short of what docs/RELIABILITY.md claims if a rank gets no exception 
 an exception is none of ringcomm's, or does not name the rail that was hurt where there are several,
 or names others and not the host that was hurt; if a sum was wrong or a process crashed. In bring-up
 the job may start without the port instead, if a rank says so in its log; ranks wait connect_timeout
-for one whose port failed before it had reached rank 0; and a rank that never was in is lost as a
-whole, and not on a rail.
+for one that was cut off before it had reached rank 0, or another rank; and a rank that never was in
+is lost as a whole, and not on a rail.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _OWN_PLACE = re.compile(r"^.*? failed on rank \d+ \([^)]*\) after [\d.]+ s: ", r
 _NAMED = re.compile(r"\b(?:ranks?|host) ?(\d+(?:(?:, | and )\d+)*)\b")
 
 RAIL = ("rail", "none", "wrong")
+_AWAITED = ("was not found within", "could be joined within")
 BLAME = ("host", "pair", "own end", "nobody", "wrong")
 """Whom an exception names, best first: the hurt host by its rank; it among others; the hurt host's
 own rank names the other end, as it cannot know better; nobody; others."""
@@ -83,8 +84,7 @@ def judge(row: dict[str, Any]) -> Verdict:
         f"{missing} of {len(ranks)} ranks never noticed": missing,
         "late": late and not missing,
         "an untyped error": any(not rank["error"]["typed"] for rank in failed),
-        f"rail: {named.rail}": named.rail == "wrong"
-        or (named.rail == "none" and _needs_rail(trial, ranks)),
+        f"rail: {named.rail}": named.rail in RAIL[1:] and _needs_rail(trial, ranks),
         f"host: {named.blame}": named.blame in ("nobody", "wrong"),
         "left out without a word": left_out and not any(_warns(trial, rank) for rank in ranks),
         "a wrong sum": any(rank["wrong"] for rank in ranks),
@@ -96,9 +96,11 @@ def judge(row: dict[str, Any]) -> Verdict:
 
 def _limit(ranks: Sequence[dict[str, Any]]) -> str:
     """The setting that bounds the trial. A rank that has not reached rank 0 when its port fails is
-    to the others one that has not come yet, for which they wait."""
-    missed = any("was not found within" in rank["error"].get("text", "") for rank in ranks)
-    return "connect_timeout" if missed else "peer_timeout"
+    to the others one that has not come yet, for which they wait; and ranks that cannot reach each
+    other by any port go on trying."""
+    texts = [rank["error"].get("text", "") for rank in ranks]
+    awaited = any(word in text for text in texts for word in _AWAITED)
+    return "connect_timeout" if awaited else "peer_timeout"
 
 
 def _needs_rail(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:
@@ -164,11 +166,10 @@ def _summary(judged: _Judged) -> str:
     settings = judged[0][0]["settings"]
     short = sum(bool(verdict.short) for _, verdict in judged)
     never = sum(verdict.seconds == float("inf") for _, verdict in judged)
-    wrong = sum("wrong" in (verdict.blame, verdict.rail) for _, verdict in judged)
-    parts = [
-        f"{len(judged)} trials; {short} fall short, of which in {never} a rank never noticed, and "
-        f"in {wrong} an exception blames another end or rail."
-    ]
+    wrong = sum(bool({"rail: wrong", "host: wrong"} & set(v.short)) for _, v in judged)
+    which = (f"{short} fall short, of which in {never} a rank never noticed, and in {wrong} an "
+             "exception blames another end or rail")
+    parts = [f"{len(judged)} trials; {which if short else 'none falls short'}."]
     for limit, what in (("peer_timeout", "heard of it"),
                         ("connect_timeout", "heard of a rank that was cut off before it came")):
         ended = [v.seconds for _, v in judged if v.limit == limit and v.seconds != float("inf")]
