@@ -137,6 +137,13 @@ void rc_comm_abort(rc_comm *comm, const char *reason)
         comm_abort(comm, reason != NULL ? reason : "no reason given");
 }
 
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms)
+{
+    if (comm == NULL || is_forked(comm->engine))
+        return RC_INVALID_STATE;
+    return comm_leave(comm, timeout_ms < 0 ? 0 : timeout_ms);
+}
+
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms)
 {
     if (comm == NULL || is_forked(comm->engine))

@@ -14,13 +14,14 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from . import _native, deepspeed
-from ._native import OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
@@ -35,12 +36,13 @@ from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
 from .timeline import Timeline
-from .work import Work
+from .work import SLICE_MS, Work
 
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
+_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
+_OLDEST = 2  # works looked at with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -146,7 +148,9 @@ class Communicator(Collectives):
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(self._joined, members, self._gather_bytes, self._splits)
+        joined = regroup(
+            self._joined, members, self._gather_bytes, self._splits, self._has_failed
+        )
         return None if joined is None else Communicator(joined)
 
     def stats(self) -> dict[str, Any]:
@@ -213,17 +217,28 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
-        lib.rc_comm_close(handle, patience_ms)
-        if self._pipe is not None:
-            self._pipe.stop()
-        for work in list(self._in_flight.values()):
-            work.done()
-        while set(self._inside.values()) - {threading.get_ident()}:
-            time.sleep(_LOOK_S)  # their works are over
-        lib.rc_comm_free(handle)
-        _native.release_engine(self.config.kernel_set)
-        if self._timeline is not None:
-            self._timeline.close()
+        try:
+            self._leave(handle, patience_ms)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in list(self._in_flight.values()):
+                work.done()
+            while set(self._inside.values()) - {threading.get_ident()}:
+                time.sleep(_LOOK_S)  # their works are over
+            lib.rc_comm_free(handle)
+            _native.release_engine(self.config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
+
+    @staticmethod
+    def _leave(handle: Any, patience_ms: int) -> None:
+        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        deadline = time.monotonic() + patience_ms / 1000
+        left = float(patience_ms)
+        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
+            left = max(0.0, (deadline - time.monotonic()) * 1000)
 
     def __enter__(self) -> Communicator:
         return self
@@ -346,7 +361,7 @@ class Communicator(Collectives):
                 raise kind(f"{name}: {text(error.message)}")
         if self._timeline is not None:
             self._timeline.submitted(work)
-        if len(self._in_flight) > self._collect_at:
+        if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
 
@@ -396,11 +411,24 @@ class Communicator(Collectives):
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
+    def _has_failed(self) -> bool:
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        return bool(error.code != OK)
+
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors."""
-        for work in list(self._in_flight.values()):
-            work.done()
-        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
+        call of the oldest, which mostly are over first, and now and then of all."""
+        in_flight = self._in_flight
+        for work in list(islice(in_flight.values(), _OLDEST)):
+            if not work.done():
+                break
+        if len(in_flight) > self._collect_at:
+            for work in list(in_flight.values()):
+                work.done()
+            self._collect_at = 2 * len(in_flight) + _UNWAITED
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)

@@ -146,7 +146,7 @@ class Shortcut:
                     comm._forget(work)
         if not work._slot[0]:
             return None
-        if len(comm._in_flight) > comm._collect_at:
+        if len(comm._in_flight) > 1:
             comm._collect()
         return work
 

@@ -49,7 +49,13 @@ class WorkStats:
 
 class Work:
     """A collective in flight, as returned by calls with ``async_op=True``. Until it is over its
-    tensors must be neither written, read for the result, nor resized.
+    tensors must be neither written, read for the result, nor resized: not a tensor's storage
+    either (``untyped_storage().resize_()``, as FSDP does), since the core goes on using the memory.
+    A torch tensor whose storage has moved raises TensorError when the work is over; by then the
+    memory that it gave up may have been written to.
+
+    A Work may be dropped: its tensors are held until it is over, and let go of by one of the next
+    calls on its communicator, or when that is closed.
 
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.

@@ -24,6 +24,7 @@
 
 #include <stdatomic.h>
 
+#include "../base/list.h"
 #include "../codec/codec.h"
 #include "../net/link.h"
 #include "../plan/plan.h"
@@ -64,6 +65,9 @@ struct gate;      /* of what is there of its source (gate.h) */
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
+    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
+    keyed_queues *index;
+    list_node untold, pumped; /* in lists of the communicator's (comm_announce.c, comm.c) */
     rc_engine *engine;
     work_env *env; /* valid while active */
     rc_call call;

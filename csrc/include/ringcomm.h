@@ -209,13 +209,18 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
  * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
- * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight. */
+ * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight, or a tensor
+ * is being copied from a GPU for one (rc_pipe_submit). */
 rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */
 void rc_comm_abort(rc_comm *comm, const char *reason);
-/* Says goodbye, sends what is queued and closes, within timeout_ms. Pending works fail. */
+/* Says goodbye and sends what is queued; pending works fail. RC_OK once the peers' hosts have it
+ * all; RC_AGAIN if they have not within timeout_ms: to be called again, or rc_comm_close. So a
+ * caller can look at its signals in between. */
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms);
+/* The same, and closes then; RC_TIMEOUT if what was sent is not all there within timeout_ms. */
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms);
 /* Frees it; closes abruptly if rc_comm_close was not called. */
 void rc_comm_free(rc_comm *comm);
