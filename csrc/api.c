@@ -527,9 +527,3 @@ rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out)
     *out = (rc_work *)engine_pop_done(engine, timeout_ms < 0 ? 0 : timeout_ms);
     return *out != NULL ? RC_OK : RC_AGAIN;
 }
-
-void rc_engine_interrupt(rc_engine *engine)
-{
-    if (!is_forked(engine))
-        engine_interrupt_done(engine);
-}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import callers
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
 from .calls import is_number
@@ -93,6 +94,11 @@ class Work:
         """Keeps what the core uses besides the tensors until the collective is over."""
         self._borrowed = feedback
 
+    def forget(self) -> None:
+        """Nobody asks for the result: the tensor is kept until the collective is over, not longer.
+        """
+        self._result = None
+
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the collective is over and returns its result.
 
@@ -109,6 +115,8 @@ class Work:
         if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
+        if callers.is_caller() and self._poll(0) == AGAIN:
+            callers.step_aside()
         while True:
             left = SLICE_MS
             if deadline is not None:
@@ -134,10 +142,11 @@ class Work:
         """The failure, or None if there is none (yet). Never waits."""
         return self._error if self.done() else None
 
-    def call_back(self, callback: Callable[[Work], None]) -> None:
-        """Calls back with this Work once it is over, from the one thread that makes all such calls
-        (of its communicator's ``on_done``), or at once where it is."""
-        if self.done():
+    def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
+        """Calls back with this Work once it is over, from a thread that makes such calls (of its
+        communicator's ``on_done``; callers.py says in which order), or at once where it is, unless
+        it has to be elsewhere."""
+        if not elsewhere and self.done():
             callback(self)
             return
         with self._lock:
