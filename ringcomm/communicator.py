@@ -101,7 +101,7 @@ class Communicator(Collectives):
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
         self._began = time.monotonic()
-        self._has_failed = False
+        self._has_told_failure = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
@@ -453,8 +453,8 @@ class Communicator(Collectives):
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
         error = work._error
-        if error is not None and not self._has_failed:
-            self._has_failed = True
+        if error is not None and not self._has_told_failure:
+            self._has_told_failure = True
             _log.info("%s: %s", type(error).__name__, error)
 
     # ---- what is logged ----
