@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]
 
-SECRET = "6b" * 32
+SECRET = "0123456789abcdef" * 4
 HEARTBEAT, LIMIT = 0.2, 1.5
 
 
