@@ -109,8 +109,10 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
     work_retain(w); /* it may end below */
     comm_note_call(c, w);
-    if (c->state == COMM_RUNNING && work_start(w, env) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+    rc_result result = c->state == COMM_RUNNING ? work_start(w, env) : RC_OK;
+    if (result != RC_OK)
+        comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
+                       rc_result_name(result));
     if (w->env != NULL && (w->gate != NULL || w->quantised != NULL || keep_is_left(w)))
         list_append(&c->pumped, &w->pumped);
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
@@ -435,7 +437,7 @@ rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
 {
     engine_lock(c->engine);
     pthread_mutex_lock(&c->engine->inbox_lock);
-    int idle = c->inbox_head == NULL && c->active_head == NULL;
+    int idle = c->inbox_head == NULL && c->active_head == NULL && atomic_load(&c->staging) == 0;
     pthread_mutex_unlock(&c->engine->inbox_lock);
     if (idle) {
         c->env.table.count = count;

@@ -54,6 +54,8 @@ struct rc_comm {
     uint64_t next_seq;
     atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
+    atomic_int staging; /* calls whose tensors are being brought here, before comm_submit (pipe) */
+
     rc_work *active_head, *active_tail;
     keyed_queues collectives; /* of these, by seq; receives are on their links */
     list pumped;              /* that go on bit by bit, or may: the others need no pump */
