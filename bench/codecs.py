@@ -24,9 +24,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _columns import aligned, markdown
+from _columns import aligned, markdown, size_name
 from _site import Site
-from _verdicts import size_name
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 
@@ -35,7 +34,7 @@ PLAIN = "none"
 BITS = {"none": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8 + 16 / 256, "fp8": 8 + 16 / 256,
         "int4": 4 + 16 / 64, "onebit": 1 + 16 / 256}  # fmt: skip
 TOPK_BITS = 48  # of an element that is kept
-HEADERS = 48 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
+HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",

@@ -55,7 +55,7 @@ class Config:
     """Seconds between signs of life on a silent lane."""
 
     peer_timeout: float = 10.0
-    """Seconds without any sign of life after which a peer is lost."""
+    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
 
     algorithm: str = "auto"
     """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the tuned
@@ -86,6 +86,10 @@ class Config:
     """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
     have is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
 
+    timeline: str = ""
+    """File to write what collectives did when, as a Chrome trace; ``{rank}`` in it, or else what
+    goes before its ending, is this rank's number. Empty: none."""
+
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
 
@@ -110,6 +114,8 @@ class Config:
             raise ConfigError(f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}")
         if not isinstance(self.tune_table, str) or "\0" in self.tune_table:
             raise ConfigError(f"tune_table={self.tune_table!r}: give a file's path, or off")
+        if not isinstance(self.timeline, str) or "\0" in self.timeline:
+            raise ConfigError(f"timeline={self.timeline!r}: give a file's path")
         _check(self, "spin_us", -1, 10000)
         _check(self, "threads", 0, 2)
         _check(self, "timeout", 0.001, 1e6)

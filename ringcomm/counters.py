@@ -31,6 +31,13 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> dict[str, Any]:
     }
 
 
+def count_works(comm: Any) -> int:
+    """Works that an open rc_comm has completed."""
+    totals = ffi.new("rc_comm_stats *")
+    lib.rc_comm_stats_get(comm, totals)
+    return int(totals.works)
+
+
 def _sum_of_rail(rail: RailInfo, lanes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {"rail": rail.index, "interface": rail.interface}
     for name in _OF_A_RAIL:

@@ -74,7 +74,8 @@ class MismatchError(RingcommError):
 
 
 class PeerLostError(RingcommError, ConnectionError):
-    """A peer died, left or stopped answering."""
+    """A peer died, left or stopped answering; or a network port between two ranks failed: then rail
+    and lane say which, and rank is one of the two, or that whose port is known to be at fault."""
 
 
 class CommTimeoutError(RingcommError, TimeoutError):
