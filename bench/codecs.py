@@ -33,7 +33,7 @@ from ringcomm.codecs import parse
 
 RANK = Path(__file__).with_name("_codec_rank.py")
 PLAIN = "none"
-HEADERS = 48 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
+HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",

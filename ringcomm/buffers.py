@@ -45,7 +45,8 @@ class View:
         count: elements.
         dtype: a name of DTYPES.
         shape: as the caller's object has it.
-        finish: call once after the collective: scatters a gathered copy back.
+        finish: call once after the collective: scatters a gathered copy back. ValueError if that
+            cannot be, or if the memory was given up meanwhile.
     """
 
     __slots__ = ("_keep", "_make", "address", "count", "dtype", "finish", "owner", "shape")
@@ -147,11 +148,17 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
                 target.copy_(gathered)
 
         dense = gathered
+    address = dense.data_ptr()
+    if finish is None:
+
+        def finish() -> None:
+            if dense.data_ptr() != address:  # what the core has used since is not its memory
+                raise ValueError("its storage was resized in flight")
 
     def make(shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=tensor.dtype)
 
-    return View(tensor, dense, dense.data_ptr(), dtype, tensor.shape, tensor.numel(), make, finish)
+    return View(tensor, dense, address, dtype, tensor.shape, tensor.numel(), make, finish)
 
 
 # ---- numpy and what numpy can wrap ----

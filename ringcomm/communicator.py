@@ -10,24 +10,26 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from . import _native, deepspeed
-from ._native import OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
 from .config import Config, names_arguments
-from .counters import Stats, read_counters
+from .counters import Stats, count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
@@ -35,13 +37,15 @@ from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
 from .summary import summary_of
-from .work import Work
+from .timeline import Timeline
+from .work import SLICE_MS, Work
 
 _log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
+_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
+_OLDEST = 2  # works looked at with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -92,11 +96,12 @@ class Communicator(Collectives):
         self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
+        self._timeline: Timeline | None = None
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
         self._began = time.monotonic()
-        self._has_failed = False
+        self._has_told_failure = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
@@ -104,10 +109,13 @@ class Communicator(Collectives):
             raise
         told = self._told_at_start(joined)
         try:
+            self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
             mesh.close()
             _native.release_engine(config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
             raise
         _alive.add(self)
         if told:
@@ -159,7 +167,9 @@ class Communicator(Collectives):
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(self._joined, members, self._gather_bytes, self._splits)
+        joined = regroup(
+            self._joined, members, self._gather_bytes, self._splits, self._has_failed
+        )
         return None if joined is None else Communicator(joined)
 
     def stats(self) -> Stats:
@@ -181,6 +191,11 @@ class Communicator(Collectives):
         with self._lock:
             self._require_open()
             return read_counters(self._handle, self.rails)
+
+    def completed(self) -> int:
+        """How many works it has completed; 0 where it is closed."""
+        with self._lock:
+            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
     @property
     def kernel_set(self) -> str:
@@ -222,15 +237,28 @@ class Communicator(Collectives):
             return
         _alive.discard(self)
         self._tell_end(handle)
-        lib.rc_comm_close(handle, patience_ms)
-        if self._pipe is not None:
-            self._pipe.stop()
-        for work in list(self._in_flight.values()):
-            work.done()
-        while set(self._inside.values()) - {threading.get_ident()}:
-            time.sleep(_LOOK_S)  # their works are over
-        lib.rc_comm_free(handle)
-        _native.release_engine(self.config.kernel_set)
+        try:
+            self._leave(handle, patience_ms)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in list(self._in_flight.values()):
+                work.done()
+            while set(self._inside.values()) - {threading.get_ident()}:
+                time.sleep(_LOOK_S)  # their works are over
+            lib.rc_comm_free(handle)
+            _native.release_engine(self.config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
+
+    @staticmethod
+    def _leave(handle: Any, patience_ms: int) -> None:
+        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        deadline = time.monotonic() + patience_ms / 1000
+        left = float(patience_ms)
+        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
+            left = max(0.0, (deadline - time.monotonic()) * 1000)
 
     def __enter__(self) -> Communicator:
         return self
@@ -249,7 +277,34 @@ class Communicator(Collectives):
         state = "closed" if self._handle is None else f"rank {self.rank} of {self.world_size}"
         return f"<ringcomm.Communicator {state}>"
 
+    def set_timeout(self, seconds: float) -> None:
+        """Makes it the ``config.timeout`` of collectives that are called from here on."""
+        self.config = dataclasses.replace(self.config, timeout=seconds)
+        self._shortcut = Shortcut(self)
+
+    # ---- for its works ----
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether each of its collectives has to be a Work, for a timeline."""
+        return self._timeline is not None
+
+    def note_over(self, work: Work) -> None:
+        """The work is over, and was seen to be for the first time."""
+        self._forget(work)
+        if self._timeline is not None:
+            self._timeline.finished(work)
+
     # ---- helpers ----
+
+    def _open_timeline(self) -> Timeline | None:
+        if not self.config.timeline:
+            return None
+        return Timeline(
+            self.config.timeline, self.rank, self.hosts[self.rank],
+            f"communicator of {self.world_size}, epoch {self._joined.epoch}",
+            [rail.interface for rail in self.rails],
+        )  # fmt: skip
 
     def _follow(self, rows: Sequence[Row]) -> None:
         """For tools.tune: other rows from now on, the same on all ranks between the same two
@@ -324,7 +379,9 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
-        if len(self._in_flight) > self._collect_at:
+        if self._timeline is not None:
+            self._timeline.submitted(work)
+        if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
 
@@ -361,6 +418,8 @@ class Communicator(Collectives):
             raise kind(f"{name}: {text(error.message)}")
         if isinstance(feedback, Residuals):
             feedback.hold(work)
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
@@ -372,17 +431,30 @@ class Communicator(Collectives):
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
+    def _has_failed(self) -> bool:
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        return bool(error.code != OK)
+
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors."""
-        for work in list(self._in_flight.values()):
-            work.done()
-        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
+        call of the oldest, which mostly are over first, and now and then of all."""
+        in_flight = self._in_flight
+        for work in list(islice(in_flight.values(), _OLDEST)):
+            if not work.done():
+                break
+        if len(in_flight) > self._collect_at:
+            for work in list(in_flight.values()):
+                work.done()
+            self._collect_at = 2 * len(in_flight) + _UNWAITED
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
         error = work._error
-        if error is not None and not self._has_failed:
-            self._has_failed = True
+        if error is not None and not self._has_told_failure:
+            self._has_told_failure = True
             _log.info("%s: %s", type(error).__name__, error)
 
     # ---- what is logged ----
@@ -420,6 +492,11 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def works_of_process() -> int:
+    """Collectives that the open communicators of this process have completed."""
+    return sum(comm.completed() for comm in list(_alive))
 
 
 def _plain(number: int | None) -> int | None:

@@ -40,7 +40,6 @@ OTHER_VARIABLES = {
     "RINGCOMM_SECRET": "the job's secret itself",
     "RINGCOMM_COMPRESSION": "how the all-reduces of a torch process group travel",
     logs.VARIABLE: "debug, info, warning or error: what the logger ringcomm tells",
-    "RINGCOMM_TIMELINE": "where to write a timeline of the calls",
     "RINGCOMM_LIBCUDA": "the CUDA driver's library, instead of libcuda.so.1",
     "RINGCOMM_WERROR": "1: warnings of the C compiler are errors, when ringcomm is built",
 }
@@ -167,6 +166,10 @@ class Config:
     """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
     have is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
 
+    timeline: str = ""
+    """File to write what collectives did when, as a Chrome trace; ``{rank}`` in it, or else what
+    goes before its ending, is this rank's number. Empty: none."""
+
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
 
@@ -209,6 +212,7 @@ class Config:
                 f"{did_you_mean(self.algorithm, ALGORITHMS)}"
             )
         _check_path(self, "tune_table", "a file's path, or off")
+        _check_path(self, "timeline", "a file's path")
         _check_path(self, "secret_file", "a file's path")
         if not isinstance(self.kernel_set, str):
             raise ConfigError(f"kernel_set={self.kernel_set!r}: give a name, such as avx2")

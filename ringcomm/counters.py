@@ -69,6 +69,13 @@ def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
     return cast(Stats, read)
 
 
+def count_works(comm: Any) -> int:
+    """Works that an open rc_comm has completed."""
+    totals = ffi.new("rc_comm_stats *")
+    lib.rc_comm_stats_get(comm, totals)
+    return int(totals.works)
+
+
 def _of_lane(row: Any, total: int) -> LaneStats:
     read: dict[str, Any] = {name: getattr(row, name) for name in _OF_A_LANE}
     read["share"] = row.sent_bytes / total if total else 0.0

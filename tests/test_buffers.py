@@ -398,6 +398,19 @@ def test_a_strided_tensor_whose_memory_goes_in_flight(torch: Any) -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.torch
+def test_a_tensor_whose_storage_is_resized_in_flight(torch: Any) -> None:
+    """Its memory is gone, so the core is not let near it here."""
+    for writable in (False, True):
+        tensor = torch.ones(100)
+        seen = view(tensor, writable=writable)
+        assert seen.finish is not None
+        seen.finish()
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match="resized in flight"):
+            seen.finish()
+
+
 def test_tensors_of_works_that_nobody_waits_for_are_let_go() -> None:
     def body(comm: Communicator) -> None:
         seen: list[Any] = []
@@ -409,7 +422,7 @@ def test_tensors_of_works_that_nobody_waits_for_are_let_go() -> None:
             comm.barrier()
         gc.collect()
         alive = sum(one() is not None for one in seen)
-        assert alive < 200, alive
+        assert alive < 5, alive
 
     run_ranks(2, body)
 

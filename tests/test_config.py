@@ -89,6 +89,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "shared_memory": ("0", False),
     "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
+    "timeline": ("/tmp/trace-{rank}.json", "/tmp/trace-{rank}.json"),
     "threads": ("2", 2),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),

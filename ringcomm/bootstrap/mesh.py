@@ -26,6 +26,7 @@ from .joined import LaneSocket, Mesh, RailInfo
 from .launch import Identity
 from .rendezvous import Exchange, open_tcp
 from .secret import Secret
+from .system import require_descriptors
 
 __all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]
 
@@ -46,6 +47,8 @@ def join(
     """
     deadline = time.monotonic() + config.connect_timeout
     if exchange is None and identity.world_size > 1:
+        members = identity.world_size if identity.rank == 0 else 1
+        require_descriptors(members, f"the rendezvous of {identity.world_size} ranks")
         exchange = open_tcp(identity, config, secret, deadline)
     try:
         return connect(identity, exchange, config, secret, epoch, deadline)

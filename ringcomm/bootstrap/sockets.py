@@ -52,10 +52,19 @@ def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
     return sock
 
 
+def peer_of(sock: socket.socket) -> str:
+    """The address of the other end; words if the connection has ended."""
+    try:
+        return show(*sock.getpeername()[:2])
+    except OSError:
+        return "a connection that has ended"
+
+
 def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
     """No Nagle delay, and the first of these congestion controls that the kernel lets us have."""
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # the connection has ended
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name in congestion:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())

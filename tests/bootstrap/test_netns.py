@@ -131,16 +131,18 @@ class Lab:
         *,
         ranks: list[int] | None = None,
         secret: Secret | None = SECRET,
+        by_rank: dict[int, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> dict[int, Outcome]:
-        """One rank per host (all, if ranks is None)."""
+        """One rank per host (all, if ranks is None). by_rank: settings of some ranks only."""
         world = len(self.hosts)
         settings.setdefault("connect_timeout", 30.0)
 
         def call(rank: int) -> mesh.Mesh:
             with self.enter(rank):
                 me = Identity(rank, world, None, None, master, (PORT,), "env", "job")
-                return mesh.join(me, Config(**settings), secret)
+                own = (by_rank or {}).get(rank, {})
+                return mesh.join(me, Config(**{**settings, **own}), secret)
 
         return run_ranks(call, ranks if ranks is not None else range(world))
 
@@ -213,6 +215,28 @@ def test_rails_are_probed(lab: Lab, on: bool) -> None:
     assert not any(lane.bytes_per_s for lane in found[2].lanes)
     for made in found:
         made.close()
+
+
+@pytest.mark.parametrize("how", ["down", "interfaces"])
+def test_a_port_that_one_host_lacks(
+    lab: Lab, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every lane comes up, over half of the ports: each host says so, once."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((0, "10.7.0.2/24"), (1, "10.8.0.2/24"))
+    settings = {}
+    if how == "down":
+        lab.ip(f"-n {lab.hosts[1]} link set eth1 down")
+    else:
+        settings = {1: {"interfaces": ("eth0",)}}
+    for made in meshes(lab.join("10.7.0.1", by_rank=settings)):
+        made.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    for text in said:
+        assert "(rank 1) has no port for rail 1 (eth1 10.8.0.0/24 of host" in text
+        assert "1 of 2 ports, 50% of the bandwidth" in text
 
 
 def test_version_6_only(lab: Lab) -> None:
