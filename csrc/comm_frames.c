@@ -283,6 +283,8 @@ static void sent(lane *l, out_frame *frame)
 {
     rc_comm *c = comm_of(l);
     rc_work *w = frame->owner;
+    if (w != NULL && !l->mute)
+        work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
     if (w != NULL)
         comm_go_on(c, w);
@@ -344,7 +346,9 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
         ln->sent -= expected - frame->header.length; /* what it has not taken of the credit */
     frame->header.consumed = ln->consumed;
     ln->consumed_told = ln->consumed;
-    if (frame->header.type == FRAME_DATA)
+    if (frame->header.type == FRAME_DATA) {
         c->payload_bytes += frame->header.length;
+        work_note_start(frame->owner);
+    }
     return 1;
 }

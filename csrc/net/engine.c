@@ -77,6 +77,7 @@ static void destroy(rc_engine *e)
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->admitted);
     pthread_cond_destroy(&e->done_ready);
+    pthread_cond_destroy(&e->done_late);
     pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->inbox_lock);
     pthread_mutex_destroy(&e->done_lock);
@@ -96,6 +97,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     thread_init_cond(&e->parked);
     thread_init_cond(&e->admitted);
     thread_init_cond(&e->done_ready);
+    thread_init_cond(&e->done_late);
     e->kernels = kernels_find(kernel_set);
     int is_open = descriptors_open(e);
     rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;
@@ -506,46 +508,6 @@ static void *progress(void *arg)
     }
     engine_unlock(e);
     return NULL;
-}
-
-/* ---- finished works ---- */
-
-void engine_push_done(rc_engine *e, engine_done *entry)
-{
-    pthread_mutex_lock(&e->done_lock);
-    entry->next = NULL;
-    if (e->done_tail != NULL)
-        e->done_tail->next = entry;
-    else
-        e->done_head = entry;
-    e->done_tail = entry;
-    pthread_cond_signal(&e->done_ready);
-    pthread_mutex_unlock(&e->done_lock);
-}
-
-engine_done *engine_pop_done(rc_engine *e, int timeout_ms)
-{
-    uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * CLOCK_MS;
-    pthread_mutex_lock(&e->done_lock);
-    while (e->done_head == NULL && !e->done_interrupted && clock_ns() < deadline)
-        thread_wait_until(&e->done_ready, &e->done_lock, deadline);
-    e->done_interrupted = 0;
-    engine_done *entry = e->done_head;
-    if (entry != NULL) {
-        e->done_head = entry->next;
-        if (e->done_head == NULL)
-            e->done_tail = NULL;
-    }
-    pthread_mutex_unlock(&e->done_lock);
-    return entry;
-}
-
-void engine_interrupt_done(rc_engine *e)
-{
-    pthread_mutex_lock(&e->done_lock);
-    e->done_interrupted = 1;
-    pthread_cond_broadcast(&e->done_ready);
-    pthread_mutex_unlock(&e->done_lock);
 }
 
 double engine_cpu_seconds(rc_engine *e)
