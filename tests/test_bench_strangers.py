@@ -12,8 +12,8 @@ import pytest
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _crowd
-import strangers
+import _crowd  # noqa: E402
+import strangers  # noqa: E402
 
 
 def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
