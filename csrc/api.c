@@ -137,6 +137,13 @@ void rc_comm_abort(rc_comm *comm, const char *reason)
         comm_abort(comm, reason != NULL ? reason : "no reason given");
 }
 
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms)
+{
+    if (comm == NULL || is_forked(comm->engine))
+        return RC_INVALID_STATE;
+    return comm_leave(comm, timeout_ms < 0 ? 0 : timeout_ms);
+}
+
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms)
 {
     if (comm == NULL || is_forked(comm->engine))
@@ -501,6 +508,11 @@ double rc_work_elapsed(const rc_work *work)
     return is_done(work) ? clock_seconds(work->submitted, work->finished) : 0.0;
 }
 
+void rc_work_stats_get(const rc_work *work, rc_work_stats *out)
+{
+    *out = is_done(work) ? work->stats : (rc_work_stats){.submitted_ns = work->submitted};
+}
+
 void rc_work_free(rc_work *work)
 {
     if (work != NULL)
@@ -514,10 +526,4 @@ rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out)
         return RC_INVALID_STATE;
     *out = (rc_work *)engine_pop_done(engine, timeout_ms < 0 ? 0 : timeout_ms);
     return *out != NULL ? RC_OK : RC_AGAIN;
-}
-
-void rc_engine_interrupt(rc_engine *engine)
-{
-    if (!is_forked(engine))
-        engine_interrupt_done(engine);
 }

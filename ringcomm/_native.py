@@ -8,7 +8,6 @@ This and work.py and communicator.py are the only modules that call into the ext
 from __future__ import annotations
 
 import importlib.machinery
-import logging
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from .callers import Callers
 from .config import ALGORITHMS
 from .errors import (
     AbortedError,
@@ -54,7 +54,6 @@ except ImportError as error:
 
 OK, AGAIN = 0, 1
 CALLBACK_THREAD = "ringcomm-done"
-_log = logging.getLogger("ringcomm")
 _CLASSES: dict[int, type[RingcommError]] = {
     2: CommTimeoutError,
     3: ConfigError,
@@ -111,6 +110,10 @@ def tune(comm: Any, rows: Sequence[TunedRow]) -> int:
     return int(lib.rc_comm_tune(comm, table, len(rows)))
 
 
+def _address(work: Any) -> int:
+    return int(ffi.cast("uintptr_t", work))
+
+
 class Engine:
     """One rc_engine: an event loop with its progress thread."""
 
@@ -125,11 +128,11 @@ class Engine:
             raise RingcommError(f"the engine cannot start: {result_name(result)}")
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
+        # By slot, until the watcher has seen it filled; then by handle, found at once.
         self._watched: dict[Any, Callable[[], None]] = {}
+        self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._watcher: threading.Thread | None = None
-        self._stopping = False
-        self._freed_by_watcher = False
+        self._callers: Callers | None = None
         self.forked = False
         _live.add(self)
 
@@ -142,58 +145,64 @@ class Engine:
             )
 
     def watch(self, slot: Any, callback: Callable[[], None]) -> None:
-        """Calls back, from a thread of its own, once the work that is about to be submitted with
+        """Calls back, from a thread of callers.py, once the work that is about to be submitted with
         notify, its handle going to ``slot``, is over."""
         with self._registered:
             self._watched[slot] = callback
-            if self._watcher is None:
-                self._watcher = threading.Thread(
-                    target=self._watch, name=CALLBACK_THREAD, daemon=True
-                )
-                self._watcher.start()
+            if self._callers is None:
+                self._callers = Callers(CALLBACK_THREAD, self)
+                self._callers.start()
 
     def unwatch(self, slot: Any) -> None:
-        """Takes back a watch whose work was refused."""
+        """Takes back a watch whose work was refused, or is over."""
         with self._registered:
-            self._watched.pop(slot, None)
+            if self._watched.pop(slot, None) is None and slot[0]:
+                self._by_handle.pop(_address(slot[0]), None)
 
-    def _watch(self) -> None:
+    # ---- what its callers take from (callers.Source) ----
+
+    def take(self, timeout_ms: int) -> Callable[[], None] | None:
+        """What calls back for the next work that is over."""
         out = ffi.new("rc_work **")
-        while True:
-            stopping = self._stopping  # read first: what was finished by then is still taken
-            if lib.rc_engine_take_done(self.handle, 0 if stopping else 60_000, out) != OK:
-                if stopping:
-                    break
-                continue
-            callback = self._callback_of(out[0])
-            lib.rc_work_free(out[0])
-            try:
-                callback()
-            except BaseException:  # sys.exit() in a callback too: others are still to be called
-                _log.exception("a callback of a finished collective raised")
-            del callback  # it holds the work, and so the tensor
-        if self._freed_by_watcher:
-            lib.rc_engine_free(self.handle)
+        if lib.rc_engine_take_done(self.handle, timeout_ms, out) != OK:
+            return None
+        callback = self._callback_of(out[0])
+        lib.rc_work_free(out[0])
+        return callback
+
+    def wait_late(self, late_ms: int) -> bool:
+        """Waits until a work has been over for so long and was not taken."""
+        return bool(lib.rc_engine_wait_late(self.handle, late_ms, 60_000) == OK)
+
+    def hurry(self) -> None:
+        """Ends a ``wait_late``."""
+        lib.rc_engine_hurry(self.handle)
+
+    def interrupt(self) -> None:
+        """Ends a ``take`` and a ``wait_late``."""
+        lib.rc_engine_interrupt(self.handle)
 
     def _callback_of(self, work: Any) -> Callable[[], None]:
         while True:
-            with self._registered:  # works mostly end in the order in which they began
-                for slot in self._watched:
-                    if slot[0] == work:
-                        return self._watched.pop(slot)
-            time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
+            with self._registered:
+                callback = self._by_handle.pop(_address(work), None)
+                if callback is not None:
+                    return callback
+                found = False
+                for slot in [slot for slot in self._watched if slot[0]]:
+                    self._by_handle[_address(slot[0])] = self._watched.pop(slot)
+                    found = found or slot[0] == work
+            if not found:
+                time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
 
     def free(self) -> None:
-        """Stops its threads. All communicators must be freed."""
+        """Stops its threads, or if one of them calls this, has them stop. All communicators must be
+        freed."""
         _live.discard(self)
-        if self._watcher is threading.current_thread():  # closed by a callback
-            self._freed_by_watcher = self._stopping = True
-            return
-        self._stopping = True
-        if self._watcher is not None:
-            lib.rc_engine_interrupt(self.handle)
-            self._watcher.join()
-        lib.rc_engine_free(self.handle)
+        if self._callers is None:
+            lib.rc_engine_free(self.handle)
+        else:
+            self._callers.stop(lambda: lib.rc_engine_free(self.handle))
 
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()

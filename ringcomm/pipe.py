@@ -25,6 +25,7 @@ import numpy as np
 from . import cuda
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
+from .callers import Callers
 from .devices import DeviceView, PackedView, streams_of
 from .errors import RingcommError, TensorError
 from .work import SLICE_MS, Work
@@ -77,7 +78,7 @@ class DeviceWork(Work):
             return self._make_error(result)
         return super().exception()
 
-    def call_back(self, callback: Callable[[Work], None]) -> None:
+    def call_back(self, callback: Callable[[Work], None], elsewhere: bool = False) -> None:
         """Calls back with this Work once ``wait`` would return at once."""
         with self._lock:
             told = self._callbacks == ()
@@ -156,6 +157,9 @@ class DeviceWork(Work):
     def _fetch_error(self, error: Any) -> None:
         lib.rc_flight_error(self._slot[0], error)
 
+    def _fetch_stats(self, stats: Any) -> None:
+        lib.rc_flight_stats_get(self._slot[0], stats)
+
 
 class Pipe:
     """One communicator's pipe to one GPU.
@@ -177,8 +181,8 @@ class Pipe:
         self._free.atexit = False
         self._works: dict[int, DeviceWork] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
-        self._listener = threading.Thread(target=self._listen, name=CALLBACK_THREAD, daemon=True)
-        self._listener.start()
+        self._callers = Callers(CALLBACK_THREAD, self)
+        self._callers.start()
 
     def submit(self, work: DeviceWork, call: Any) -> tuple[int, Any]:
         """Submits the work's call.
@@ -241,27 +245,31 @@ class Pipe:
     def stop(self) -> None:
         """Ends all flights. After rc_comm_close, before rc_comm_free."""
         lib.rc_pipe_stop(self._handle)
-        if threading.current_thread() is not self._listener:
-            self._listener.join()
+        self._callers.stop(lambda: None)
 
-    def _listen(self) -> None:
+    # ---- what its callers take from (callers.Source) ----
+
+    def take(self, timeout_ms: int) -> Callable[[], None] | None:
+        """What tells the next flight that it is over, or has landed."""
         out, landed = ffi.new("rc_flight **"), ffi.new("int *")
-        while True:
-            code = lib.rc_pipe_take(self._handle, 60_000, out, landed)
-            if code == AGAIN:
-                continue
-            if code != OK:
-                break
-            with self._registered:
-                number = _number(out[0])
-                work = self._works.pop(number) if landed[0] else self._works[number]
-            tell = work.landed if landed[0] else work.over
-            lib.rc_flight_free(out[0])
-            try:
-                tell()
-            except BaseException:  # sys.exit() in a callback too: others are still to be called
-                _log.exception("a callback of a finished collective raised")
-            del work, tell  # they hold the tensor
+        if lib.rc_pipe_take(self._handle, timeout_ms, out, landed) != OK:
+            return None
+        with self._registered:
+            number = _number(out[0])
+            work = self._works.pop(number) if landed[0] else self._works[number]
+        lib.rc_flight_free(out[0])
+        return work.landed if landed[0] else work.over
+
+    def wait_late(self, late_ms: int) -> bool:
+        """Waits until a flight was to be told something for so long."""
+        return bool(lib.rc_pipe_wait_late(self._handle, late_ms, 60_000) != AGAIN)
+
+    def hurry(self) -> None:
+        """Ends a ``wait_late``."""
+        lib.rc_pipe_hurry(self._handle)
+
+    def interrupt(self) -> None:
+        """Nothing waits for a pipe that is stopped."""
 
 
 def _one_stream(work: DeviceWork) -> int:

@@ -53,6 +53,14 @@ def test_results_are_right(nursery: Nursery, name: str, world: int) -> None:
         job.finish(quietly=False)
 
 
+@pytest.mark.parametrize("name", ["nested", "compiled"])
+def test_results_are_right_on_two_ranks(nursery: Nursery, name: str) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(getattr(groups, name))
+        job.expect_all("right")
+        job.finish(quietly=False)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_many_groups_at_once(nursery: Nursery, world: int) -> None:
     with Job(nursery, world, {**LOOPBACK, "AGAIN": str(free_port())}) as job:

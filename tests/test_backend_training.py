@@ -4,6 +4,7 @@ weights after fifty steps as on gloo."""
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,28 @@ def check(kept: dict[str, list[torch.Tensor]], exact: bool) -> None:
 )  # fmt: skip
 def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, mode: str) -> None:
     check(run(nursery, 2, parallel.ddp, tmp_path, mode=mode), exact=True)
+
+
+def test_a_rank_that_has_fewer_batches(nursery: Nursery, tmp_path: Path) -> None:
+    """The others divide by as many ranks as are left, which C++ asks a Work that Python dropped."""
+    check(run(nursery, 2, parallel.joined, tmp_path), exact=True)
+
+
+def test_power_sgd(nursery: Nursery, tmp_path: Path) -> None:
+    check(run(nursery, 2, parallel.low_rank, tmp_path), exact=True)
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13)
+    and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6),
+    reason="there is no torch.compile for this Python",
+)
+def test_compiled(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(parallel.compiled)
+        for mode in ("plain", "norm", "static_graph", "hook"):
+            job.expect_all(mode)
+        job.finish(quietly=False)
 
 
 def test_ddp_on_three_ranks(nursery: Nursery, tmp_path: Path) -> None:

@@ -213,7 +213,9 @@ def test_a_collective_that_one_rank_never_calls(nursery: Nursery) -> None:
             assert "rank 2 has not called it" in event["text"]
             assert 0.5 <= event["at"] - since < 0.5 + PROMPT
         job.go(2)
-        assert job.expect(2, "failed")["kind"] == "CommTimeoutError"
+        event = job.expect(2, "failed")
+        assert event["kind"] == "CommTimeoutError"
+        assert "rank 0 gave up waiting for this rank, and said: " in event["text"], event
         for event in job.expect_all("later"):
             assert event["kind"] == "CommTimeoutError", event
         job.finish()

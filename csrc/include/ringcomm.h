@@ -209,13 +209,18 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
  * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
- * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight. */
+ * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight, or a tensor
+ * is being copied from a GPU for one (rc_pipe_submit). */
 rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */
 void rc_comm_abort(rc_comm *comm, const char *reason);
-/* Says goodbye, sends what is queued and closes, within timeout_ms. Pending works fail. */
+/* Says goodbye and sends what is queued; pending works fail. RC_OK once the peers' hosts have it
+ * all; RC_AGAIN if they have not within timeout_ms: to be called again, or rc_comm_close. So a
+ * caller can look at its signals in between. */
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms);
+/* The same, and closes then; RC_TIMEOUT if what was sent is not all there within timeout_ms. */
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms);
 /* Frees it; closes abruptly if rc_comm_close was not called. */
 void rc_comm_free(rc_comm *comm);
@@ -392,13 +397,32 @@ int rc_work_root(const rc_work *work);
 rc_result rc_work_notify(rc_work *work);
 /* Seconds from submission to completion; 0 while in flight. */
 double rc_work_elapsed(const rc_work *work);
+
+/* What this rank has done for a work. Moments are of CLOCK_MONOTONIC, in nanoseconds. */
+typedef struct rc_work_stats {
+    uint64_t submitted_ns;
+    uint64_t started_ns; /* its first frame left or came, or it entered shared memory; 0: neither */
+    uint64_t finished_ns;
+    uint64_t sent_bytes;    /* payload that its frames carried over links, after compression */
+    uint64_t shared_bytes;  /* put into the memory that ranks of a host share */
+    uint64_t rail_bytes[8]; /* sent over each rail, frame headers included; [7]: and all further */
+} rc_work_stats;
+
+/* Complete once the work is over; while it is in flight all but submitted_ns is 0. */
+void rc_work_stats_get(const rc_work *work, rc_work_stats *out);
 /* Lets go of the work. One still in flight goes on; its buffers stay borrowed until it ends, so
  * wait first, or close the communicator. */
 void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
  * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
-/* Makes the current or next rc_engine_take_done return at once. */
+/* Waits until a work that rc_engine_take_done would bring has waited for late_ms, which it does
+ * where who takes is busy with another; the work stays. RC_AGAIN after timeout_ms. */
+rc_result rc_engine_wait_late(rc_engine *engine, int late_ms, int timeout_ms);
+/* Makes the current or next rc_engine_wait_late return RC_OK at once. */
+void rc_engine_hurry(rc_engine *engine);
+/* Makes the current or next rc_engine_take_done return at once, and likewise rc_engine_wait_late.
+ */
 void rc_engine_interrupt(rc_engine *engine);
 
 /* ---- tensors on a GPU ---- */
@@ -462,6 +486,10 @@ void rc_pipe_free(rc_pipe *pipe);
 /* Waits for the next flight that is over (where that was asked for), or has landed: *landed. Free
  * it. RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no more. */
 rc_result rc_pipe_take(rc_pipe *pipe, int timeout_ms, rc_flight **out, int *landed);
+/* As rc_engine_wait_late and rc_engine_hurry, for rc_pipe_take. RC_INVALID_STATE once the pipe is
+ * stopped. */
+rc_result rc_pipe_wait_late(rc_pipe *pipe, int late_ms, int timeout_ms);
+void rc_pipe_hurry(rc_pipe *pipe);
 
 /* As rc_work_wait: RC_OK when it is over. */
 rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);
@@ -472,12 +500,13 @@ rc_result rc_flight_order(rc_flight *flight, int64_t stream, rc_error *error);
 /* From here on rc_pipe_take brings it when it is over, too; also where it is, unless it has landed.
  */
 void rc_flight_notify(rc_flight *flight);
-/* As rc_work_error, _seq, _root and _elapsed; before it has reached the core: none, 0, that of the
- * call, 0. */
+/* As rc_work_error, _seq, _root, _elapsed and _stats_get; before it has reached the core: none, 0,
+ * that of the call, 0, all 0. */
 void rc_flight_error(rc_flight *flight, rc_error *out);
 uint64_t rc_flight_seq(rc_flight *flight);
 int rc_flight_root(rc_flight *flight);
 double rc_flight_elapsed(rc_flight *flight);
+void rc_flight_stats_get(rc_flight *flight, rc_work_stats *out);
 /* Lets go of it; one still in flight goes on. */
 void rc_flight_free(rc_flight *flight);
 

@@ -26,6 +26,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "../include/ringcomm.h"
 #include "../kernels/kernels.h"
@@ -39,6 +40,10 @@ typedef struct engine_source {
     int quiet;       /* it has something so seldom that nobody polls for it */
     void (*ready)(struct engine_source *source, uint32_t events);
     int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
+    /* Somebody else closed its descriptor, which had this number. It is out of the set already. */
+    void (*lost)(struct engine_source *source, int fd);
+    dev_t device; /* of its open file (descriptors.h) */
+    ino_t inode;
     struct engine_source *next, *prev;
 } engine_source;
 
@@ -62,6 +67,7 @@ typedef struct engine_member {
 /* An entry of the queue of finished works (rc_engine_take_done). */
 typedef struct engine_done {
     struct engine_done *next;
+    uint64_t since;                          /* when it came (clock_ns) */
     void (*drop)(struct engine_done *entry); /* nobody took it, and the engine goes */
 } engine_done;
 
@@ -74,8 +80,8 @@ struct rc_engine {
     int sleepers;            /* threads that wait for changed */
     uint64_t alarms;         /* times that they were called */
     pthread_t thread;
-    int epoll_fd;
-    int wake_fd;
+    atomic_int epoll_fd, wake_fd; /* descriptors.h */
+    uint64_t checked_at;          /* when the driver looked at descriptors last, ns */
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
@@ -104,8 +110,10 @@ struct rc_engine {
 
     pthread_mutex_t done_lock;
     pthread_cond_t done_ready;
+    pthread_cond_t done_late; /* for engine_wait_late, while nobody is inside engine_pop_done */
     engine_done *done_head, *done_tail;
-    int done_interrupted;
+    int done_takers; /* threads inside engine_pop_done */
+    int done_interrupted, done_hurried;
 };
 
 /* A holder keeps the locks in existence, so that a thread on its way into a wait for a finished
@@ -121,6 +129,9 @@ rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_er
 void engine_watch(rc_engine *e, engine_source *source, uint32_t events);
 /* Takes the source out and closes its descriptor. Under the lock; does nothing the second time. */
 void engine_remove(rc_engine *e, engine_source *source);
+
+/* The same, but leaves the descriptor alone: it is not the source's any more. */
+void engine_forget(rc_engine *e, engine_source *source);
 
 void engine_join(rc_engine *e, engine_member *member);
 void engine_leave(rc_engine *e, engine_member *member);
@@ -151,8 +162,14 @@ void engine_changed(rc_engine *e);
 void engine_push_done(rc_engine *e, engine_done *entry);
 /* Waits up to timeout_ms for an entry; NULL if none came. Without the lock. */
 engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
+/* Waits until the first entry is late_ms old, or a call of engine_hurry_done; 0 after timeout_ms.
+ * The entry stays. Without the lock. */
+int engine_wait_late(rc_engine *e, int late_ms, int timeout_ms);
 
+/* Ends the current or next engine_pop_done, and engine_wait_late as engine_hurry_done does. */
 void engine_interrupt_done(rc_engine *e);
+/* Ends the current or next engine_wait_late. */
+void engine_hurry_done(rc_engine *e);
 
 /* CPU seconds of the engine's own threads. */
 double engine_cpu_seconds(rc_engine *e);

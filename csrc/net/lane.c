@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,6 +17,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "descriptors.h"
 #include "sender.h"
 
 enum {
@@ -40,6 +42,28 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
         error_set(&ln->error, code, "%s", what);
     ln->error.sys_errno = number;
     ln->handler->dead(ln);
+}
+
+static void lost(engine_source *source, int fd)
+{
+    char what[160];
+    snprintf(what, sizeof what,
+             "another part of this process closed descriptor %d, which is its socket "
+             "(os.closerange, closefrom, or a close too many)",
+             fd);
+    fail((lane *)source, RC_SYSTEM, 0, what);
+}
+
+/* A read was refused. */
+static void broke(lane *ln, int number)
+{
+    int fd = ln->source.fd;
+    if (descriptors_is_own(&ln->source)) {
+        fail(ln, RC_PEER_LOST, number, "the connection broke");
+        return;
+    }
+    engine_forget(ln->engine, &ln->source);
+    lost(&ln->source, fd);
 }
 
 /* ---- sending ---- */
@@ -245,12 +269,11 @@ void lane_set_rate(lane *ln, double rate)
 
 static int begin_frame(lane *ln)
 {
-    memcpy(ln->rx_bytes, ln->rbuf + ln->rbuf_start, FRAME_HEADER_BYTES);
+    const uint8_t *bytes = ln->rbuf + ln->rbuf_start;
     ln->rbuf_start += FRAME_HEADER_BYTES;
     rc_error why;
     error_clear(&why);
-    if (frame_decode(ln->rx_bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) !=
-        RC_OK) {
+    if (frame_decode(bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) != RC_OK) {
         fail(ln, why.code, 0, why.message);
         return 0;
     }
@@ -264,8 +287,9 @@ static int begin_frame(lane *ln)
 
 static int end_frame(lane *ln)
 {
-    if (!frame_check(ln->rx_bytes, ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
-        fail(ln, RC_PROTOCOL, 0, "a frame arrived damaged (its CRC32C does not match)");
+    if (!frame_check(ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
+        fail(ln, RC_PROTOCOL, 0,
+             "the payload of a frame arrived damaged (its CRC32C does not match)");
         return 0;
     }
     ln->in_payload = 0;
@@ -356,7 +380,7 @@ static int take_turn(lane *ln)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 1;
         if (got < 0) {
-            fail(ln, RC_PEER_LOST, errno, "the connection broke");
+            broke(ln, errno);
             return 0;
         }
         if (got == 0) {
@@ -436,7 +460,7 @@ static int look(engine_source *source)
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
+    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look, .lost = lost};
     ln->max_length = max_length;
     ln->epoch = epoch;
     ln->last_rx = clock_ns();

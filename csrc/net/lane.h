@@ -11,7 +11,8 @@
  * a small buffer, so a stream of frames costs one system call each, small ones less. Where it
  * comes slowly enough for the driver to sleep, that is woken for a large payload when all is there.
  *
- * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
+ * Invariants. A header is looked at, and a payload given to the handler, once, whole, and only with
+ * a correct CRC of its own. Frames
  * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
  * Threading: under the engine's lock, but for the outbox while it is handed to the sender
  * (sender.h). Ownership: a frame's payload is borrowed until its release.
@@ -76,8 +77,9 @@ struct lane {
     rc_error error; /* first failure */
 
     outbox out;
-    uint64_t out_bytes;    /* of frames that were pushed and not given back, sent ones included */
-    uint64_t pushed;       /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t out_bytes; /* of frames that were pushed and not given back, sent ones included */
+    uint64_t pushed;    /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t beat_end;  /* that was pushed, after the last heartbeat: until it is sent, none more */
     struct sender *sender; /* that large frames are handed to, or NULL */
     int handed;            /* the outbox is the sender's now */
 
@@ -91,8 +93,7 @@ struct lane {
     int mute;      /* nothing can be sent any more; what was received may still end in a goodbye */
     int goodbye;   /* the peer has sent its last frame here */
     frame_header rx;
-    uint8_t rx_bytes[FRAME_HEADER_BYTES];
-    uint32_t rx_crc;
+    uint32_t rx_crc; /* of the payload */
     uint32_t rx_have;
     rx_place rx_place;
     uint8_t rx_text[FRAME_TEXT_BYTES]; /* payload of control frames */

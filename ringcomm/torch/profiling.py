@@ -22,6 +22,6 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
     """Submits within a range of this name, which ends with the work."""
     with record_function(f"ringcomm:{name}") as record:
         work = submit()
-        if not work.is_completed():
+        if not work.was_waited_for():
             work.record(record._call_end_callbacks_on_future)
     return work

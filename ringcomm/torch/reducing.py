@@ -117,12 +117,26 @@ class Reducing(Submitter):
         return self._start("reduce_scatter", [call], [output], opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
-        """Of a list of world_size tensors like the output."""
+        """Of a list of world_size tensors, of which this rank's is like the output."""
         output = one(outputs, "reduce_scatter")
         parts = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
         self._require_world(parts, "reduce_scatter")
+        if len({part.numel() for part in parts}) > 1:
+            return self._scattered_unevenly(output, parts, opts)
         require_alike(parts, output, "reduce_scatter")
         return self._scattered(output, packed(parts), opts)
+
+    def _scattered_unevenly(self, output: torch.Tensor, parts: Any, opts: Any) -> RingWork:
+        """Of parts that differ in size: each is reduced to its rank."""
+        rank, calls = self.comm.rank, []
+        require_alike([parts[rank]], output, "reduce_scatter")
+        how = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM), output)
+        if how.join is not None:
+            raise TensorError("reduce_scatter: BAND, BOR and BXOR take parts of one size")
+        for root, part in enumerate(parts):
+            here = output if root == rank else None
+            calls.append(self._reduced(lib.RC_REDUCE, how, part, here, part.numel(), root))
+        return self._start("reduce_scatter", calls, [output], opts)
 
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
         """Of one tensor, world_size times as large as the output."""

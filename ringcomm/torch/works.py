@@ -22,17 +22,19 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import cuda, pipe
-from .._native import CALLBACK_THREAD
+from .. import callers, cuda, pipe
 from ..devices import torch_stream
 from ..errors import RingcommError
+from ..work import Work
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
-# Before 2.7 torch's C++ holds a Work without its Python object, and waits for ever once that is
-# gone. So the latest are kept here, the finished ones without their tensors.
-_KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
-_kept: collections.deque[RingWork] = collections.deque(maxlen=4096)
-_CALLERS = (CALLBACK_THREAD, pipe.CALLBACK_THREAD)
+# torch's C++ may hold a Work without its Python object, and waits for ever once that is gone: any
+# Work before 2.7; from then on one that Python code has passed to it, as DDP.join does with that of
+# an all-reduce of one element, whose result is asked for later. So the latest are kept here, from
+# 2.7 on those alone that were dropped before anybody waited for them. Larger tensors are let go of.
+_KEEPS_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_kept: collections.deque[RingWork] = collections.deque(maxlen=4096 if _KEEPS_ALL else 256)
+_FEW = 16
 _NEVER = datetime.timedelta(0)  # and what is below: torch's "no timeout given"
 
 
@@ -42,7 +44,7 @@ class Part(Protocol):
     def wait(self, timeout: float | None = None) -> Any: ...
     def done(self) -> bool: ...
     def exception(self) -> RingcommError | None: ...
-    def call_back(self, callback: Callable[[Any], None]) -> None: ...
+    def call_back(self, callback: Callable[[Any], None], elsewhere: bool = False) -> None: ...
 
 
 def seconds_of(timeout: Any) -> float | None:
@@ -61,6 +63,8 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         after: what is left to do on this rank when all parts are over.
         used: tensors on a GPU that it reads.
     """
+
+    _dropped_well = True  # until it is made
 
     def __init__(
         self,
@@ -82,8 +86,25 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._future: Any = None
         self._recorded = False
         self._lock = threading.Lock()
-        if _KEEPS:
+        self._dropped_well = _KEEPS_ALL or self._over  # somebody waits, or is not going to
+        if _KEEPS_ALL:
             _kept.append(self)
+
+    def __del__(self, keep: Any = _kept) -> None:  # globals may be gone at exit
+        if self._dropped_well:
+            return
+        self._dropped_well = True
+        self._forget_tensors()
+        keep.append(self)
+
+    def _forget_tensors(self) -> None:
+        """Nobody asks for the result any more, but who only looks at a few numbers."""
+        if sum(tensor.numel() for tensor in self._tensors) <= _FEW:
+            return
+        self._tensors = []
+        for part in self._parts:
+            if isinstance(part, Work):
+                part.forget()
 
     @classmethod
     def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
@@ -100,14 +121,19 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             self._settle()
         self._follow_after()
-        if self._recorded and threading.current_thread().name not in _CALLERS:
+        if self._recorded and not callers.is_caller():
             with contextlib.suppress(RuntimeError):  # the error is raised below
                 self._future.wait()  # ends the profiler's range
         if self._error is not None:
             raise self._error
-        if _KEEPS and self._future is None:
-            self._tensors = []
+        self._dropped_well = True
+        if _KEEPS_ALL and self._future is None:
+            self._forget_tensors()
         return True
+
+    def was_waited_for(self) -> bool:
+        """Whether it was over when it was made, or ``wait`` has seen the end."""
+        return self._over
 
     def synchronize(self) -> None:
         """The same, without a timeout."""
@@ -144,17 +170,23 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 return self._future
             over: Any = torch.futures.Future(devices=_devices(self._tensors))
             self._future = over.then(self._outcome)
+        self._dropped_well = True
+        if not self.is_completed():
+            callers.step_aside()  # a callback that asks for this may wait for it
         self._watch(over)
         return self._future
 
     getFuture = get_future  # noqa: N815 (torch's)
 
     def record(self, change: Callable[[Any], Any]) -> None:
-        """The Future from here on is what the profiler makes of it, which ends a range."""
-        self._future = change(self.get_future())
+        """The Future from here on is what the profiler makes of it, which ends a range, on another
+        thread than this: so the profiler knows it as that of something asynchronous."""
+        over: Any = torch.futures.Future(devices=_devices(self._tensors))
+        self._future = change(over.then(self._outcome))
         self._recorded = True
+        self._watch(over, elsewhere=bool(self._parts))
 
-    def _watch(self, over: Any) -> None:
+    def _watch(self, over: Any, elsewhere: bool = False) -> None:
         left = len(self._parts)
         counting = threading.Lock()
 
@@ -166,11 +198,11 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             if last:
                 over.set_result(None)
 
-        if self.is_completed() or self._over:
+        if not elsewhere and (self.is_completed() or self._over):
             over.set_result(None)
             return
         for part in self._parts:
-            part.call_back(one_over)
+            part.call_back(one_over, elsewhere)
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
         self._settle()

@@ -26,7 +26,8 @@ _HOW = {  # each fits the table's 80 columns beside the longest label and figure
     "trial_sync_s": "after the run: median",
     "trial_no_sync_s": "median under no_sync",
     "gradient_bytes_per_step": "counted by the hook",
-    "wire_bytes_per_step": "counted by ringcomm",
+    "wire_bytes_per_step": "over ports",
+    "shared_bytes_per_step": "between ranks of a host",
     "scaling_efficiency": "compute / (compute + exposed)",
     "trial_efficiency": "without / with communication",
 }
@@ -43,6 +44,7 @@ class Measured:
     trial: tuple[float, float] | None  # seconds of a step with and without communication
     gradient_bytes: float
     wire_bytes: float
+    shared_bytes: float
     buckets: float
 
 
@@ -71,6 +73,7 @@ def build(
             "samples_per_s": run["batch"] / times.step,
             "gradient_bytes_per_step": round(measured.gradient_bytes),
             "wire_bytes_per_step": round(measured.wire_bytes),
+            "shared_bytes_per_step": round(measured.shared_bytes),
             "buckets_per_step": measured.buckets,
             "scaling_efficiency": efficiency(times.compute, times.exposed),
         }
@@ -132,6 +135,7 @@ _ROWS: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("hidden communication", "hidden_s", _milliseconds),
     ("gradients per step", "gradient_bytes_per_step", _bytes),
     ("sent per step and rank", "wire_bytes_per_step", _bytes),
+    ("  through shared memory", "shared_bytes_per_step", _bytes),
     ("scaling efficiency", "scaling_efficiency", _percent),
     ("trial: with communication", "trial_sync_s", _milliseconds),
     ("trial: without", "trial_no_sync_s", _milliseconds),

@@ -169,7 +169,7 @@ static inline int watch_frame(int fd, frame_header *h, uint8_t *payload)
         return 0;
     if (!CHECK(watch_bytes(fd, payload, h->length)))
         return 0;
-    return CHECK(frame_check(wire, payload, h->length, crc));
+    return CHECK(frame_check(payload, h->length, crc));
 }
 
 /* Skips to the next frame of a type. */
@@ -244,7 +244,8 @@ static inline void expect_abort(int fd, rc_result code, int rank)
     rc_error error;
     if (!watch_for(fd, FRAME_ABORT, &h, payload))
         return;
-    frame_abort_decode(payload, h.length, &error);
+    int origin;
+    frame_abort_decode(payload, h.length, &error, &origin);
     CHECK_EQ(error.code, code);
     CHECK_EQ(error.rank, rank);
 }

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from faults.rank import Rank
+from patience import PATIENCE
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
@@ -118,6 +119,75 @@ def _bits(groups: list[Any], me: int) -> None:
         copy = truth.clone()
         dist.all_reduce(copy, op)
         assert wanted is None or copy.tolist() == wanted
+
+
+def nested(rank: Rank) -> None:
+    """Callbacks that wait for what other callbacks do, three deep: by a Future, by C++, and by what
+    nobody but them knows. Rank 1 is late, so that nothing is over on rank 0 when it is asked for.
+    """
+    _open()
+    for wait in (_wait_for_future, _wait_in_cpp, _wait_for_event):
+        assert _go_deeper(3, wait).tolist() == [2.0, 2.0]
+    rank.emit("right")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _go_deeper(depth: int, wait: Any) -> torch.Tensor:
+    """The sum of ones, when the same was done in its callback so many times."""
+    time.sleep(0.05 * dist.get_rank())
+    total = torch.ones(2)
+    future = dist.all_reduce(total, async_op=True).get_future()
+    wait(future.then(lambda _: _go_deeper(depth - 1, wait) if depth else None))
+    return total
+
+
+def _wait_for_future(future: Any) -> None:
+    future.wait()
+
+
+def _wait_in_cpp(future: Any) -> None:
+    torch.futures.wait_all([future])
+
+
+def _wait_for_event(future: Any) -> None:
+    told = threading.Event()
+    future.add_done_callback(lambda _: told.set())
+    assert told.wait(PATIENCE)
+
+
+def compiled(rank: Rank) -> None:
+    """Collectives within compiled code."""
+    me, n = _open()
+    calls = (_functional, _plain)
+    wanted = [call(torch.full((2 * n,), 1.0 + me)) for call in calls]
+    for compiler in ("eager", "aot_eager"):
+        for call, results in zip(calls, wanted, strict=True):
+            torch._dynamo.reset()
+            made = torch.compile(call, backend=compiler, fullgraph=True)
+            for _ in range(2):
+                ours = made(torch.full((2 * n,), 1.0 + me))
+                assert _equal(ours, results), (compiler, call, ours)
+    rank.emit("right")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _functional(x: torch.Tensor) -> list[torch.Tensor]:
+    group = dist.group.WORLD
+    total = functional.all_reduce(x * 2, "sum", group)
+    rows = functional.all_gather_tensor(total[:2] + x[:2], 0, group)
+    part = functional.reduce_scatter_tensor(rows, "sum", 0, group)
+    swapped = functional.all_to_all_single(rows + x, None, None, group)
+    first = functional.broadcast(x + 1, 0, group)
+    return [total + 1, rows, part, swapped, first]
+
+
+def _plain(x: torch.Tensor) -> list[torch.Tensor]:
+    total, rows = x * 3, torch.empty(dist.get_world_size() * len(x))
+    dist.all_reduce(total)
+    dist.all_gather_into_tensor(rows, total + x)
+    return [total, rows]
 
 
 def shapes(rank: Rank) -> None:

@@ -4,6 +4,7 @@ on gloo, and what becomes of the weights."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch._dynamo  # which DDP imports when it is first used: here once for a
 import torch.distributed as dist
 from faults.rank import Rank
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -87,10 +89,13 @@ def _keep(rank: Rank, folder: str, backend: str, values: torch.Tensor) -> None:
     rank.emit("trained")
 
 
+OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+
+
 def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
     """Fifty steps of DDP in one of its modes."""
     with _job(backend):
-        options = {mode: True} if mode not in ("plain", "no_sync", "join", "zero", "hosts") else {}
+        options = {name: True for name in OPTIONS if name in mode}
         model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
         if mode == "hosts" and backend == "ringcomm":
             hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
@@ -107,6 +112,70 @@ def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
         with Join([model]) if mode == "join" else contextlib.nullcontext():
             _train(model, optimizer, mode, steps, model.no_sync)
         _keep(rank, folder, backend, _flat(model))
+
+
+def joined(rank: Rank, backend: str, folder: str) -> None:
+    """Ranks of which one has fewer batches, and the others divide by how many are left."""
+    with _job(backend):
+        model = DistributedDataParallel(Net(), bucket_cap_mb=0.005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with model.join(divide_by_initial_world_size=False):
+            _train(model, optimizer, "join", STEPS + 3 * rank.number, model.no_sync)
+        _keep(rank, folder, backend, _flat(model))
+
+
+def low_rank(rank: Rank, backend: str, folder: str) -> None:
+    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others. Of one bucket: of
+    more, the order of its calls differs between ranks."""
+    with _job(backend):
+        wide = [nn.Linear(10 * WIDTH, 10 * WIDTH) for _ in range(3)]
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 10 * WIDTH), *wide))
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(10):
+            optimizer.zero_grad()
+            time.sleep(0.02 * (step % 2 == rank.number))  # so that nothing is over at once
+            model(_batch(step, rank.number)).square().sum().backward()
+            optimizer.step()
+        _keep(rank, folder, backend, _flat(model))
+
+
+def compiled(rank: Rank) -> None:
+    """A few steps of torch.compile(DDP(model)), which need no C++ compiler, beside the same without
+    the compiler."""
+    with _job("ringcomm"):
+        for mode in ("plain", "norm", "static_graph", "hook"):
+            results = [_steps(rank, mode, call) for call in (_as_it_is, _compiled)]
+            torch.testing.assert_close(*results)
+            rank.emit(mode)
+
+
+def _as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _compiled(model: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="aot_eager")
+
+
+def _steps(rank: Rank, mode: str, change: Callable[[nn.Module], Any]) -> torch.Tensor:
+    torch.manual_seed(1)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)]
+    inner = nn.Sequential(*(layers if mode == "norm" else layers[:2] + layers[3:]))
+    model = DistributedDataParallel(inner, static_graph=mode == "static_graph")
+    if mode == "hook":
+        model.register_comm_hook(ringcomm.torch.HookState(), ringcomm.torch.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    call = change(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        call(_batch(step, rank.number)).square().sum().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def sharded(rank: Rank, backend: str, folder: str) -> None:
