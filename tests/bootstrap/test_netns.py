@@ -20,7 +20,7 @@ import pytest
 from bringup_world import Outcome, meshes, run_ranks
 from patience import PROMPT
 
-from ringcomm.bootstrap import lanes, meeting, member, mesh
+from ringcomm.bootstrap import hub, lanes, meeting, member, mesh
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
@@ -281,6 +281,26 @@ def test_host_that_is_out_of_reach(lab: Lab) -> None:
         assert isinstance(outcome.error, JoinError)
         assert {(row.rank, row.seen_from) for row in outcome.error.rows} == {(1, 2)}
         assert 2.5 < outcome.seconds < 4.0 + PROMPT
+
+
+def test_rendezvous_that_goes_dark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has come, and whose port to the rendezvous dies while others are awaited: both
+    ends know soon after peer_timeout."""
+    for host in (1, 2, 3):
+        lab.host((0, f"10.7.0.{host}/24"))
+    welcome = hub.Hub._welcome
+
+    def welcome_and_blackhole(self: hub.Hub, *arguments: Any) -> None:
+        welcome(self, *arguments)
+        lab.blackhole(1, 0)
+
+    monkeypatch.setattr(hub.Hub, "_welcome", welcome_and_blackhole)
+    outcomes = lab.join(
+        "10.7.0.1", ranks=[0, 1], connect_timeout=50.0, peer_timeout=1.5, heartbeat=0.3
+    )
+    for rank, outcome in outcomes.items():
+        assert isinstance(outcome.error, JoinError)
+        assert (outcome.error.rank, outcome.seconds < 30.0) == (1 - rank, True), outcome
 
 
 def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
