@@ -97,6 +97,7 @@ class Communicator(Collectives):
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._timeline: Timeline | None = None
+        self.is_timed = bool(config.timeline)  # each of its collectives has to be a Work
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
@@ -283,11 +284,6 @@ class Communicator(Collectives):
         self._shortcut = Shortcut(self)
 
     # ---- for its works ----
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether each of its collectives has to be a Work, for a timeline."""
-        return self._timeline is not None
 
     def note_over(self, work: Work) -> None:
         """The work is over, and was seen to be for the first time."""
