@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import FAR, NEAR, pages
 
-METHODS = ("tables", "instructions", "folding beside", "wide folding beside")  # of csrc/base/crc32c.c
+METHODS = ("tables", "instructions", "folding, too", "wide folding")  # as in csrc/base/crc32c.c
 
 
 @pytest.mark.parametrize("size", [4 << 10, 64 << 10, NEAR, 1 << 20, FAR])
