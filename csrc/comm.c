@@ -494,7 +494,7 @@ static int is_flushed(const void *arg)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && !ln->lanes[i]->health.lost &&
+            if (ln->lanes[i]->source.fd >= 0 && !comm_is_doubtful(c, ln->lanes[i]) &&
                 lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }

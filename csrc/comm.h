@@ -212,6 +212,8 @@ static inline int comm_is_judged(const lane *l)
 {
     return l->source.fd >= 0 && !l->goodbye && !l->health.lost;
 }
+/* 1 if the lane is lost, or may well be: nothing that it has sent is worth waiting for. */
+int comm_is_doubtful(const rc_comm *c, const lane *l);
 /* A lane is of no more use: why is set, but for rail and lane. The one place where the end of a
  * lane has its consequences. The lane may be closed already, if nothing can be told over it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);

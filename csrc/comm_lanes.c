@@ -160,6 +160,13 @@ static uint64_t dark_after(const rc_comm *c)
     return (ms > LEAST_DARK_MS ? ms : LEAST_DARK_MS) * CLOCK_MS;
 }
 
+int comm_is_doubtful(const rc_comm *c, const lane *l)
+{
+    const lane_health *h = &l->health;
+    uint64_t doubt = dark_after(c) / 2;
+    return h->lost || h->port_lost != 0 || h->silent > doubt || h->stuck > doubt;
+}
+
 /* 1 if the lanes of this lane's port to other ranks are as silent, and there are some: then it is
  * the port here that is dark, or what it is plugged into. */
 static int is_whole_port(const rc_comm *c, const lane *l)

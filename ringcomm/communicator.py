@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,17 +28,19 @@ from .bootstrap.tuned import Row
 from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
-from .config import Config
-from .counters import count_works, read_counters
+from .config import Config, names_arguments
+from .counters import Stats, count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
+from .summary import summary_of
 from .timeline import Timeline
 from .work import SLICE_MS, Work
 
+_log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
@@ -72,13 +75,17 @@ class Communicator(Collectives):
     """
 
     def __init__(self, joined: Joined) -> None:
+        if not isinstance(joined, Joined):
+            raise ConfigError(
+                "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
+            )
         mesh, config = joined.mesh, joined.config
         self.rank = mesh.rank
         self.world_size = mesh.world_size
         self.hosts = mesh.hosts
         self.rails = mesh.rails
         self.config = config
-        self.algorithms = config.algorithm
+        self.algorithms: str = config.algorithm
         if config.algorithm == "auto":
             self.algorithms = f"table {mesh.table.path}" if mesh.table else "model"
         self._joined = joined
@@ -93,11 +100,14 @@ class Communicator(Collectives):
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
+        self._began = time.monotonic()
+        self._has_told_failure = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
             mesh.close()
             raise
+        told = self._told_at_start(joined)
         try:
             self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
@@ -108,8 +118,11 @@ class Communicator(Collectives):
                 self._timeline.close()
             raise
         _alive.add(self)
+        if told:
+            _log.info("%s", told)
 
     @classmethod
+    @names_arguments
     def create(
         cls,
         rank: int | None = None,
@@ -122,7 +135,12 @@ class Communicator(Collectives):
         store: Any = None,
     ) -> Communicator:
         """Joins the ranks of a job; the arguments are those of ``ringcomm.init``."""
-        settings = Config.from_env() if config is None else config
+        settings = Config() if config is None else config
+        if not isinstance(settings, Config):
+            raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+        if not isinstance(init_method, (str, type(None))):
+            raise ConfigError(f'init_method={init_method!r}: give "tcp://host:port"')
+        rank, world_size = _plain(rank), _plain(world_size)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- the rest of its life ----
@@ -144,7 +162,8 @@ class Communicator(Collectives):
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
-            if not is_integer(value) or not -(2**63) <= value < 2**63:
+            whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # rank < 2
+            if not whole or not -(2**63) <= int(value) < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
@@ -153,7 +172,7 @@ class Communicator(Collectives):
         )
         return None if joined is None else Communicator(joined)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters since the communicator was opened.
 
         Returns:
@@ -185,7 +204,7 @@ class Communicator(Collectives):
 
     def host_of(self, rank: int | None) -> str | None:
         """Host name of a rank; None for no rank."""
-        return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else None
+        return self.hosts[rank] if is_integer(rank) and 0 <= rank < len(self.hosts) else None
 
     @property
     def is_inherited(self) -> bool:
@@ -217,6 +236,7 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
+        self._tell_end(handle)
         try:
             self._leave(handle, patience_ms)
         finally:
@@ -432,6 +452,31 @@ class Communicator(Collectives):
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
+        error = work._error
+        if error is not None and not self._has_told_failure:
+            self._has_told_failure = True
+            _log.info("%s: %s", type(error).__name__, error)
+
+    # ---- what is logged ----
+
+    def _told_at_start(self, joined: Joined) -> str:
+        """Of the first communicator of a process all; of others that they are there."""
+        if self.rank or not _log.isEnabledFor(logging.INFO):
+            return ""
+        if joined.epoch or _alive:
+            return f"another communicator, {joined.job}: {self.world_size} ranks"
+        return summary_of(joined, self.algorithms, self.kernel_set)
+
+    def _tell_end(self, handle: Any) -> None:
+        level = logging.DEBUG if self.rank else logging.INFO
+        if _log.isEnabledFor(level):
+            counted = read_counters(handle, self.rails)
+            _log.log(
+                level, "rank %d of %d closes after %.1f s: %d works, %d bytes sent over links, %d "
+                "put into shared memory", self.rank, self.world_size,
+                time.monotonic() - self._began, counted["works"], counted["wire_bytes"],
+                counted["shared_bytes"],
+            )  # fmt: skip
 
 
 _alive: set[Communicator] = set()
@@ -452,6 +497,11 @@ def _close_all() -> None:
 def works_of_process() -> int:
     """Collectives that the open communicators of this process have completed."""
     return sum(comm.completed() for comm in list(_alive))
+
+
+def _plain(number: int | None) -> int | None:
+    """numpy's integers are taken for Python's."""
+    return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

@@ -120,7 +120,7 @@ class FeedbackStore:
 
     def __getitem__(self, name: str) -> ErrorFeedback:
         """Raises ConfigError for a name that is no string, or not among those restored."""
-        found = self._items.get(name)
+        found = self._items.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
         if self._restored:

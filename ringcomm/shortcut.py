@@ -58,6 +58,8 @@ def plain_memory(obj: Any) -> tuple[Any, Any, int] | None:
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():
         return None
+    if obj.requires_grad and torch.is_grad_enabled():  # the long way knows who may change it
+        return None
     return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel()
 
 

@@ -3,9 +3,9 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors < config, codecs < bootstrap, _native, buffers, dlpack < cuda
-            < devices, residuals < calls < work < fusion, counters, shortcut, opening, deepspeed,
-            pipe, timeline < collectives < communicator < api < exact < feedback
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
+            < devices, residuals < calls < work < fusion, counters, shortcut, opening, summary,
+            deepspeed, pipe, timeline < collectives < communicator < api < exact < feedback
             < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
@@ -37,14 +37,15 @@ C_LAYERS = [
     {"pipe"},
 ]
 PYTHON_LAYERS = [
-    {"errors", "intervals"},
+    {"errors", "intervals", "callers"},
+    {"logs"},
     {"config", "codecs"},
     {"bootstrap", "_native", "buffers", "dlpack"},
     {"cuda"},
     {"devices", "residuals"},
     {"calls"},
     {"work"},
-    {"fusion", "counters", "shortcut", "opening", "deepspeed", "pipe", "timeline"},
+    {"fusion", "counters", "shortcut", "opening", "summary", "deepspeed", "pipe", "timeline"},
     {"collectives"},
     {"communicator"},
     {"api"},

@@ -28,7 +28,7 @@ from ringcomm.train.data import ImageTensors, TextWindows, load, stratified_spli
 from ringcomm.train.distributed import World  # noqa: E402
 from ringcomm.train.engine import Engine  # noqa: E402
 from ringcomm.train.loop import Run, train  # noqa: E402
-from ringcomm.train.options import Options, _parser  # noqa: E402
+from ringcomm.train.options import Options, _parser, parse  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
 from ringcomm.train.report import Measured  # noqa: E402
 from ringcomm.train.timing import StepTimes  # noqa: E402
@@ -112,6 +112,13 @@ def test_digits_are_the_real_ones() -> None:
     assert data.shape == (1, 8, 8)
     assert sum(data.sizes.values()) == 1797
     assert data.fingerprint == load(Options()).fingerprint
+
+
+def test_data_that_is_not_named_suits_the_model() -> None:
+    named = [(model, parse(["--model", model]).data) for model in ("gpt-mini", "gpt-m", "vit-s")]
+    assert named == [("gpt-mini", "stdlib-text"), ("gpt-m", "stdlib-text"), ("vit-s", "digits")]
+    assert parse(["--model", "gpt-s", "--data", "stdlib-text:2"]).data == "stdlib-text:2"
+    assert Options().data == "digits"
 
 
 def test_text_targets_are_the_bytes_that_follow() -> None:
@@ -360,7 +367,7 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 def test_the_report_fits_a_terminal_of_80_columns() -> None:
     """With long figures: no cell is broken over two lines."""
     times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
-    measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 9.0)
+    measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
     run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
            "backend": "ringcomm", "compression": "onebit-deepspeed", "batch": 1234567,
            "emulated_compute_ms": 200.5}  # fmt: skip
@@ -425,7 +432,7 @@ def test_bf16_autocast_trains() -> None:
     [
         ("--model alexnet", "give resnet8"),
         ("--model resnet9", "6n+2"),
-        ("--model gpt-mini", "--data stdlib-text"),
+        ("--model gpt-mini --data digits", "--data stdlib-text"),
         ("--data stdlib-text", "--data digits"),
         ("--data imagenet", "give digits"),
         ("--data stdlib-text:much --model gpt-mini", "give megabytes"),

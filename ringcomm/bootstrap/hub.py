@@ -26,7 +26,7 @@ from .handshake import Server
 from .loop import READ, WRITE, Loop
 from .report import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Row, join_error
 from .same_user import vetting
-from .sockets import peer_of, show, tune
+from .sockets import end_when_silent, peer_of, show, tune
 from .suspicion import Lost
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
@@ -44,6 +44,7 @@ class Hub:
 
     Takes over the listeners. key and terms are those of the handshake (server_rank 0). taken: the
     ports that somebody else has, where another process that takes itself for rank 0 would be.
+    peer_timeout: of whose host nothing comes for so long is lost.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Hub:
         key: Key,
         terms: Terms,
         taken: Sequence[Target] = (),
+        peer_timeout: float = 10.0,
     ) -> None:
         self._terms = terms
+        self._peer_timeout = peer_timeout
         self._world = terms.world_size
         self._members: dict[int, _Member] = {}
         self._claims: dict[int, Row] = {}
@@ -183,6 +186,7 @@ class Hub:
 
     def _welcome(self, sock: socket.socket, terms: Terms) -> None:
         tune(sock)
+        end_when_silent(sock, self._peer_timeout)
         self._claims.pop(terms.client_rank, None)
         self._members[terms.client_rank] = _Member(self, self._loop, sock, terms.client_rank)
         if len(self._members) == self._world - 1:

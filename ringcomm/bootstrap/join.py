@@ -14,7 +14,7 @@ from typing import Any
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 from . import mesh
-from .launch import Identity, identify
+from .launch import Identity, identify, placed
 from .mesh import Mesh
 from .rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange
 from .secret import Secret, load
@@ -64,7 +64,12 @@ def _join(
         )
     if timeout is not None:
         config = dataclasses.replace(config, connect_timeout=timeout)
-    identity = _mpi_identity(mpi) if mpi is not None else identify(rank, world_size, init_method)
+    if mpi is not None:
+        identity = _mpi_identity(mpi)
+    elif store is not None and rank is not None and world_size is not None:
+        identity = placed(rank, world_size)
+    else:
+        identity = identify(rank, world_size, init_method)
     secret = load(config)
     joined = mesh.join(identity, config, secret, _carrier(identity, mpi, store))
     return Joined(joined, config, secret, identity.job)

@@ -2,7 +2,8 @@
 
 Invariants: a lane that is not in ``made`` has no socket left; run() ends when every lane is made,
 at the deadline, or when each peer has a lane and nothing has moved for RAIL_GRACE seconds (a port
-that is dead while its sibling works must not hold up the start); who dials and who listens
+that is dead while its sibling works must not hold up the start); a lane that went dark while others
+were waited for is not kept; who dials and who listens
 follows from the ranks alone.
 """
 
@@ -20,9 +21,9 @@ from .dialer import Dial, Target
 from .handshake import Client, Server
 from .loop import Loop
 from .probe import PROBE_LANE
-from .report import CONNECTED, LEFT, NOT_SEEN, REFUSED, Row
+from .report import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
 from .same_user import vetting
-from .sockets import show, tune
+from .sockets import keep_alive, show, silence, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
@@ -30,6 +31,8 @@ Alarm = Callable[[Loop, Callable[[], None]], None]
 
 RAIL_GRACE = 3.0
 """Seconds without progress after which a rail is left out, if its peer has another."""
+_DARK = 2.0
+"""Seconds: kernels that hear each other let one pass."""
 
 
 class LaneId(NamedTuple):
@@ -63,6 +66,7 @@ class LaneMaker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.made: dict[LaneId, socket.socket] = {}
+        self._dark: set[LaneId] = set()
         self._claims: dict[int, Row] = {}
         self._progress = time.monotonic()
         self._in_vain = False
@@ -82,6 +86,11 @@ class LaneMaker:
         if alarm is not None:
             alarm(self._loop, self._give_up)
         self._loop.run(self._settled, deadline)
+        for lane, sock in list(self.made.items()):
+            keep_alive(sock, False)
+            if silence(sock) > _DARK:
+                self._dark.add(lane)
+                self.made.pop(lane).close()
 
     def lost(self) -> list[Row]:
         """A row for each peer that seems to have left: a lane of its has ended, or nothing listens
@@ -116,6 +125,8 @@ class LaneMaker:
             where = show(dial.target.address, dial.target.port)
             made = lane in self.made
             state, detail = (CONNECTED, "") if made else (dial.state, dial.detail)
+            if lane in self._dark:
+                state, detail = NO_ANSWER, "it was connected, and went dark"
             if not made or (lane.peer, lane.rail) not in found:
                 found[lane.peer, lane.rail] = Row(
                     lane.peer, self._plan.rank, where, state, detail, lane.rail
@@ -145,6 +156,7 @@ class LaneMaker:
 
     def _keep(self, lane: LaneId, sock: socket.socket) -> None:
         tune(sock, self._plan.congestion)
+        keep_alive(sock, True)
         self.made[lane] = sock
         self._progress = time.monotonic()
 

@@ -25,7 +25,7 @@ from .meeting import resolve
 from .report import LEFT, MAX_ROWS, Row, join_error
 from .same_user import vetting
 from .secret import Secret, check_exposed
-from .sockets import peer_of, show, tune
+from .sockets import end_when_silent, peer_of, show, tune
 from .suspicion import Lost
 from .terms import Key, Outcome, RefusedError, Terms
 
@@ -45,7 +45,9 @@ def open_member(
     """
     addresses = _resolve_by(identity, deadline)
     check_exposed(addresses, secret, config.insecure)
-    return Member(identity, _Search(identity, addresses, key, terms).run(deadline))
+    hub = _Search(identity, addresses, key, terms).run(deadline)
+    end_when_silent(hub, config.peer_timeout)
+    return Member(identity, hub)
 
 
 def _resolve_by(identity: Identity, deadline: float) -> list[str]:

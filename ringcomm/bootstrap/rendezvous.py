@@ -71,7 +71,8 @@ def open_tcp(
     """Our own rendezvous at identity's master address: the hub on rank 0, else a member of it.
 
     Raises ConfigError (no secret off loopback, port in use, not this host's address) before
-    anything listens, BootstrapError if rank 0 is not found by the deadline.
+    anything listens, BootstrapError if rank 0 is not found by the deadline. A rank that was
+    there, and of whose host nothing comes for peer_timeout, is lost.
     """
     job = job_hash(identity.job)
     key = Key.derive(secret, job, config.insecure)
@@ -91,7 +92,7 @@ def _open_hub(
         if rival is None:
             raise ConfigError(str(error)) from None
         raise rival from None
-    return Hub(listeners, key, terms, taken)
+    return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 
 class StoreExchange:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..codecs import Compression
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
 from ..exact import is_exact, require_place
@@ -62,7 +63,7 @@ class HierarchicalState(HookState):
 
     def __init__(
         self,
-        compression: str | None = None,
+        compression: Compression | None = None,
         comm: Communicator | None = None,
         *,
         local_group: Any,

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..codecs import CODECS, Codec, parse, refuse_composed
+from ..codecs import CODECS, Codec, Compression, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
@@ -58,17 +58,18 @@ class HookState:
 
     Args:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
-            "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
-            below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
+            "int8", "fp8", "int4", "onebit", "topk" or ringcomm.topk(density). From int8 on,
+            parameters of one dimension and those below ``threshold`` travel at bf16. Gradients of
+            16-bit models travel as they are.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
             are kept by, so error feedback needs it.
-        feedback: None: error feedback where the codec needs it (int4, onebit). True: with int8 and
-            fp8, too. A FeedbackStore: that one. False: none.
+        feedback: None: error feedback where the codec needs it (int4, onebit, topk). True: with
+            int8 and fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
-        warmup_steps: in that many first steps int8, fp8, int4 and onebit wait, and gradients travel
-            at bf16: in the beginning they change fast, and what is kept of them is soon stale.
+        warmup_steps: in that many first steps codecs from int8 on wait, and gradients travel at
+            bf16: in the beginning they change fast, and what is kept of them is soon stale.
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
         force: do not warn of onebit under a plain Adam.
@@ -91,7 +92,7 @@ class HookState:
 
     def __init__(
         self,
-        compression: str | None = None,
+        compression: Compression | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,

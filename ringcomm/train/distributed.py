@@ -34,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
+from ..calls import Op
 from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError, RingcommError
@@ -191,7 +192,7 @@ class RingcommControl:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def all_reduce(self, values: Any, op: str) -> None:
+    def all_reduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place; op as in ringcomm."""
         self._comm.allreduce(values, op)
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from ..calls import Op
 from ..intervals import Interval
 from .timing import Traffic
 
@@ -64,7 +65,7 @@ class GlooControl:
         "max": dist.ReduceOp.MAX,
     }
 
-    def all_reduce(self, values: Any, op: str) -> None:
+    def all_reduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place."""
         dist.all_reduce(torch.from_numpy(values), op=self._ops[op])
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]
 
-SECRET = "6b" * 32
+SECRET = bytes(range(32)).hex()
 HEARTBEAT, LIMIT = 0.2, 1.5
 
 
@@ -43,12 +43,15 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 class Job:
     """A rank on each host of a lab, calling all-reduces until one fails."""
 
-    def __init__(self, lab: Lab, count: int, pause: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self, lab: Lab, count: int, pause: float = 0.0, master: str = "10.7.0.1", **settings: Any
+    ) -> None:
         self.errors: dict[int, ringcomm.RingcommError] = {}
         self.failed_at: dict[int, float] = {}
         self.calls = [0] * len(lab.hosts)
         self._over = threading.Event()
         self._lab, self._count, self._pause = lab, count, pause
+        self._method = f"tcp://{master}:29500"
         self._config = Config(
             interfaces=("eth0", "eth1"), heartbeat=HEARTBEAT, peer_timeout=LIMIT,
             timeout=PATIENCE, probe=False, **settings,
@@ -64,7 +67,7 @@ class Job:
         world = len(self.calls)
         with self._lab.enter(rank):
             comm = Communicator.create(
-                rank, world, init_method="tcp://10.7.0.1:29500", config=self._config
+                rank, world, init_method=self._method, config=self._config
             )
         try:
             data = np.ones(self._count, dtype=np.float32)
@@ -129,6 +132,7 @@ def test_one_way(lab: Lab) -> None:
     job = Job(lab, 250_000)
     lab.inside(0, "ip neigh replace 10.8.0.2 lladdr 02:00:00:00:00:99 dev eth1 nud permanent")
     check_named(job, 1, *DARK, "eth1 10.8.0.1 on ")
+    assert (job.errors[0].rank, job.errors[1].rank) == (1, 0)  # each end names the other
 
 
 def test_slow_port_is_not_dark(lab: Lab) -> None:
@@ -161,3 +165,13 @@ def test_port_lost(lab: Lab, fault: str) -> None:
     act(lab)
     check_named(job, 1, "the port of rank 1 " + text, "eth1 10.8.0.2 on ")
     assert {error.rank for error in job.errors.values()} == {1}
+
+
+def test_address_of_version_6_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
+    with contextlib.closing(Lab()) as lab:
+        for host in (1, 2, 3):
+            lab.host((0, f"fd07::{host}/64"), (1, f"fd08::{host}/64"))
+        job = Job(lab, 8, pause=0.01, master="[fd07::1]")
+        lab.inside(1, "ip -6 addr del fd08::2/64 dev eth1")
+        check_named(job, 1, "the port of rank 1 has lost its address", "eth1 fd08::2 on ")

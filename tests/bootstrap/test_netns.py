@@ -20,7 +20,7 @@ import pytest
 from bringup_world import Outcome, meshes, run_ranks
 from patience import PROMPT
 
-from ringcomm.bootstrap import lanes, meeting, member, mesh
+from ringcomm.bootstrap import hub, lanes, meeting, member, mesh
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
@@ -269,6 +269,30 @@ def test_blackholed_rail_is_left_out(
     assert all("no answer at 10.8.0.1:" in t or "no route" in t for t in text)
 
 
+def test_lane_that_goes_dark_while_others_are_awaited(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was made, and is left out as if it never had been."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    for host in (1, 2, 3):
+        lab.host((0, f"10.7.0.{host}/24"), (1, f"10.8.0.{host}/24"))
+    lab.blackhole(2, 1)
+    keep = lanes.LaneMaker._keep
+
+    def keep_and_blackhole(
+        self: lanes.LaneMaker, lane: lanes.LaneId, made: socket.socket
+    ) -> None:
+        keep(self, lane, made)
+        if (self._plan.rank, lane) == (1, (0, 1, 0)):  # the end that dials, so both have it
+            lab.blackhole(1, 1)
+
+    monkeypatch.setattr(lanes.LaneMaker, "_keep", keep_and_blackhole)
+    for made in meshes(lab.join("10.7.0.1", probe=False)):
+        assert {lane.rail for lane in made.lanes} == {0}
+        made.close()
+    assert sum("rail 1 (eth1)" in record.getMessage() for record in caplog.records) == 6
+
+
 def test_host_that_is_out_of_reach(lab: Lab) -> None:
     """Ranks that meet at rank 0, but of which two cannot reach each other."""
     lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
@@ -281,6 +305,26 @@ def test_host_that_is_out_of_reach(lab: Lab) -> None:
         assert isinstance(outcome.error, JoinError)
         assert {(row.rank, row.seen_from) for row in outcome.error.rows} == {(1, 2)}
         assert 2.5 < outcome.seconds < 4.0 + PROMPT
+
+
+def test_rendezvous_that_goes_dark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has come, and whose port to the rendezvous dies while others are awaited: both
+    ends know soon after peer_timeout."""
+    for host in (1, 2, 3):
+        lab.host((0, f"10.7.0.{host}/24"))
+    welcome = hub.Hub._welcome
+
+    def welcome_and_blackhole(self: hub.Hub, *arguments: Any) -> None:
+        welcome(self, *arguments)
+        lab.blackhole(1, 0)
+
+    monkeypatch.setattr(hub.Hub, "_welcome", welcome_and_blackhole)
+    outcomes = lab.join(
+        "10.7.0.1", ranks=[0, 1], connect_timeout=50.0, peer_timeout=1.5, heartbeat=0.3
+    )
+    for rank, outcome in outcomes.items():
+        assert isinstance(outcome.error, JoinError)
+        assert (outcome.error.rank, outcome.seconds < 30.0) == (1 - rank, True), outcome
 
 
 def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
