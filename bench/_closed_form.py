@@ -51,18 +51,20 @@ def tile(period: np.ndarray, count: int, dtype: str) -> np.ndarray:
     return np.resize(period.astype(names.get(dtype, np.float32)), count)
 
 
-def count_wrong(result: np.ndarray, period: np.ndarray, start: int, op: str) -> int:
-    """Elements of ``result`` that differ from the endless pattern from index ``start`` on.
+def count_wrong(
+    result: np.ndarray, period: np.ndarray, start: int, op: str, slack: float = 0.0
+) -> int:
+    """Elements of ``result`` that differ from the endless pattern from index ``start`` on, by more
+    than ``slack``.
 
-    An average may differ by the rounding of one division, as 1/world is not exact; everything else
-    must be equal.
+    An average may differ besides by the rounding of one division, as 1/world is not exact.
     """
     want = np.roll(period, -(start % PERIOD))
-    slack = 1e-6 if op == "avg" else 0.0
+    share = 1e-6 if op == "avg" else 0.0
     wrong = 0
     for begin in range(0, result.size, PERIOD):
         part = result[begin : begin + PERIOD].astype(np.float64)
-        good = np.abs(part - want[: part.size]) <= slack * np.abs(want[: part.size])
+        good = np.abs(part - want[: part.size]) <= slack + share * np.abs(want[: part.size])
         wrong += int(part.size - np.count_nonzero(good))  # NaN counts as wrong
     return wrong
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import ringcomm
+from ringcomm.codecs import parse
 
 CHECKED = 1 << 16  # elements whose error is looked at
 LONG_CALL_S = 0.2  # from here on a shaper's burst is noise, and an untimed call too dear
-WITH_FEEDBACK = ("int4", "onebit", "topk")
 
 
 def values(rank: int, count: int) -> Any:
@@ -35,8 +35,7 @@ class Case:
 
     def __init__(self, codec: str, src: Any, out: Any) -> None:
         self.codec, self._src, self._out = codec, src, out
-        name = codec.partition(":")[0]
-        self._feedback = ringcomm.ErrorFeedback(src.size) if name in WITH_FEEDBACK else None
+        self._feedback = ringcomm.ErrorFeedback(src.size) if parse(codec).needs_feedback else None
         self.seconds: list[float] = []
         self.sent = self.cpu = self.frames = 0.0
         self.calls = 0

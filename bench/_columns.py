@@ -1,4 +1,4 @@
-"""Tables of text: aligned for a screen, and in markdown to paste."""
+"""Tables of text: aligned for a screen, and in markdown to paste; how sizes are named in them."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     """The same, its first row as heads."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def size_name(size: int) -> str:
+    """For example "64 KiB", or "16 MB", which is no whole number of MiB."""
+    binary, decimal = ((1 << 20, "MiB"), (1 << 10, "KiB")), ((10**6, "MB"), (10**3, "KB"))
+    for unit, name in binary if size % 1000 else decimal:
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"

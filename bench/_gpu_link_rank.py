@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _gpu_driver import Array, Driver
 
 import ringcomm
-
-WITH_FEEDBACK = ("int4", "onebit", "topk")
+from ringcomm.codecs import parse
 
 
 def own_cores(rank: int, world: int) -> None:
@@ -40,7 +39,7 @@ def measure(driver: Driver, codec: str, values: Any, calls: int) -> dict[str, An
     stream = driver.stream()
     src = Array.of(driver, values, stream=stream)
     out = Array(driver, values.shape, np.float32, stream)
-    needs = codec.partition(":")[0] in WITH_FEEDBACK
+    needs = parse(codec).needs_feedback
     here, there = (ringcomm.ErrorFeedback() if needs else None for _ in range(2))
     name = None if codec == "none" else codec
 

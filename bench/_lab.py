@@ -42,6 +42,7 @@ from _wiring import (
 MAX_HOSTS = 16
 MAX_NICS = 8
 MASTER_PORT = 29500
+FIRST_NET = 77  # NIC k is in 10.(77+k).0.0/24
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _serial = itertools.count()
@@ -155,7 +156,7 @@ class NetLab:
             namespace=self.namespace(host),
             device=f"eth{nic}",
             address=(f"10.77.{nic}.{host + 1}/16" if self.one_subnet
-                     else f"10.{77 + nic}.0.{host + 1}/24"),
+                     else f"10.{FIRST_NET + nic}.0.{host + 1}/24"),
             switch=self.switch,
             port=f"h{host}n{nic}",
             bridge="br0" if self.one_subnet else f"br{nic}",
@@ -323,18 +324,33 @@ class NetLab:
         """Both directions are silently dropped in the switch; the carrier stays up everywhere."""
         self._cable(host, nic).set_forwarding(False)
 
+    def flush(self, host: int, nic: int) -> None:
+        """The host's port loses its address (as `ip addr flush dev eth0`); the link stays up."""
+        self._cable(host, nic).set_address(False)
+
+    def mute(self, host: int, nic: int, to: int) -> None:
+        """What the host sends to host ``to`` by this port is lost; all else arrives, also what
+        that host sends back."""
+        self._cable(host, nic).misdirect(self.address(to, nic))
+
     def slow(self, host: int, nic: int, mbit: float) -> None:
         """Change the rate of both directions to ``mbit`` Mbit/s; 0: unshaped."""
         if mbit < 0:
             raise NetLabError(f"a rate of {mbit} Mbit/s: give 0 (unshaped) or more")
         self._cable(host, nic).shape(mbit)
 
+    def is_up(self, host: int, nic: int) -> bool:
+        """Whether a restored cable's ends are up, as far as their kernel knows by now."""
+        return self._cable(host, nic).is_up()
+
     def restore(self, host: int, nic: int) -> None:
-        """Undo every fault of this cable: link, carrier, forwarding and its first rate."""
+        """Undo every fault of this cable: link, address, carrier, forwarding, its first rate."""
         cable = self._cable(host, nic)
         cable.set_forwarding(True)
         cable.set_port("up")
         cable.set_device("up")
+        cable.set_address(True)
+        cable.direct()
         cable.shape(cable.mbit)
 
 

@@ -34,7 +34,7 @@ class RingcommPeer(Peer):
 
     def why_not(self) -> str | None:
         missing = _missing("ringcomm")
-        return missing and f"{missing} (pip install .)"
+        return missing and f"{missing} (pip install -e .)"
 
     def setup(self, place: Place | None) -> None:
         self._lib: Any = importlib.import_module("ringcomm")
@@ -44,23 +44,34 @@ class RingcommPeer(Peer):
 
     def unsupported(self, what: What) -> str | None:
         if what.compression != "none" and what.collective != "allreduce":
-            return "ringcomm compresses in allreduce only"
+            return "rows with compression are of allreduce alone"
+        codec = importlib.import_module("ringcomm.codecs").parse(what.compression)
+        ops = ("avg",) if codec.composed else ("sum", "avg") if codec.quantises else (what.op,)
+        if what.op not in ops:
+            return f"it is for --op {' or '.join(ops)}"
         if what.dtype == "bf16" and _missing("torch"):
             return "bf16 tensors need torch"
         return None
 
     def prepare(self, what: What, count: int) -> Call:
-        lib, buffer = self._lib, make_array(what.dtype, count)
+        lib, codecs = self._lib, importlib.import_module("ringcomm.codecs")
+        buffer = make_array(what.dtype, count)
         every = what.collective == "allgather"
         out = make_array(what.dtype, count * self.world if every else count // self.world)
-        codec = None if what.compression == "none" else what.compression
+        codec = codecs.parse(what.compression)
+        kept = lib.ErrorFeedback() if codec.quantises else None
+
+        def allreduce(compression: str | None) -> Any:
+            return lib.allreduce(buffer, what.op, compression=compression, feedback=kept)
+
         run: Callable[[], Any] = {
-            "allreduce": lambda: lib.allreduce(buffer, what.op, compression=codec),
+            "allreduce": lambda: allreduce(None if codec.name == "none" else codec.name),
             "broadcast": lambda: lib.broadcast(buffer, root=0),
             "allgather": lambda: lib.allgather(buffer, out=out.reshape(self.world, -1)),
             "reduce_scatter": lambda: lib.reduce_scatter(buffer, what.op, out=out),
         }[what.collective]
-        return Call(run, lambda values: fill_buffer(buffer, values), flat_result)
+        flush = (lambda: allreduce(None)) if codec.quantises else None
+        return Call(run, lambda values: fill_buffer(buffer, values), flat_result, flush)
 
     def barrier(self) -> None:
         self._lib.barrier()

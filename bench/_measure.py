@@ -30,6 +30,8 @@ PATIENCE = 6  # budgets of a size, until disturbed rounds are made again no more
 CALLS_PER_ROUND = 25  # few enough that sums of sums stay finite in f32
 MIN_CALLS = 6
 MAX_CALLS = 500
+FEEDBACK_CALLS = 3  # that round, before the one that delivers what is left
+FEEDBACK_SLACK = 1e-3  # of their mean: float32 residuals; a wrong input is a quarter or more
 LONG_CALL_S = 0.2  # from here on a bucket's burst is noise and the untimed call too dear
 
 
@@ -128,8 +130,7 @@ def measure_size(
     runners, wrong = [], []
     for variant in variants:
         call = variant.peer.prepare(variant.what, inputs.size)
-        call.fill(inputs)
-        wrong.append(_wrong(what, call.read(call.run()), control))
+        wrong.append(_verify(what, call, inputs, control))
         guess = _warm_up(variant.peer, call, control, warmup, budget)
         plan = calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess)))
         runners.append(_Runner(variant.peer, call, plan, guess))
@@ -192,11 +193,24 @@ def _input(what: What, count: int, rank: int, world: int) -> np.ndarray:
     return tile(pattern(rank, world, op, what.dtype), own, what.dtype)
 
 
-def _wrong(what: What, result: np.ndarray, control: Peer) -> int:
+def _verify(what: What, call: Call, inputs: np.ndarray, control: Peer) -> int:
+    """Wrong elements over all ranks of one call; or of the mean of several calls with error
+    feedback, the last of which delivers all that those before it rounded away."""
+    runs = [call.run] if call.flush is None else [*[call.run] * FEEDBACK_CALLS, call.flush]
+    total = np.zeros(1)
+    for run in runs:
+        call.fill(inputs)
+        result = call.read(run())
+        total = result if len(runs) == 1 else total + result.astype(np.float64)
+    return _wrong(what, total / len(runs) if len(runs) > 1 else total, control,
+                  FEEDBACK_SLACK if len(runs) > 1 else 0.0)
+
+
+def _wrong(what: What, result: np.ndarray, control: Peer, slack: float) -> int:
     """Wrong elements over all ranks; a result of the wrong size is wrong altogether."""
     world, rank = control.world, control.rank
     if what.collective == "allreduce":
-        wrong = count_wrong(result, expected(world, what.op, what.dtype), 0, what.op)
+        wrong = count_wrong(result, expected(world, what.op, what.dtype), 0, what.op, slack)
     elif what.collective == "broadcast":
         wrong = count_wrong(result, pattern(0, world, "sum", what.dtype), 0, "sum")
     elif what.collective == "reduce_scatter":

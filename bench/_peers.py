@@ -38,12 +38,14 @@ class Call:
 
     run() does it once and returns its result as the library gives it; fill(values) writes the
     input, an array of the count and dtype prepared for; read(result) gives the result as a flat
-    numpy array (bf16 widened to f32).
+    numpy array (bf16 widened to f32). flush() is a run that delivers besides all that earlier runs
+    have rounded away; None where runs are exact for the closed form.
     """
 
     run: Callable[[], Any]
     fill: Callable[[np.ndarray], None]
     read: Callable[[Any], np.ndarray]
+    flush: Callable[[], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

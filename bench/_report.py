@@ -17,7 +17,7 @@ import _standings
 from _all import Outcome
 from _scenes import Scene
 from _standings import short
-from _verdicts import Finding, size_name
+from _verdicts import Finding
 
 HEADS = ("row", "goal", "measured", "spread", "stolen", "x floor",
          "peers' figure over ringcomm's", "verdict")
@@ -106,16 +106,16 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
     stamps, changes = outcome.stamps[scene.name], outcome.changes[scene.name]
     size = scene.goals[0].size
     begin = stamps[0]
-    figure, axes = pyplot.subplots(figsize=(9, 4), constrained_layout=True)
+    figure, axes = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
     axes.step([stamp - begin for stamp in stamps[1:]],
               [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
-              where="pre", label=f"busbw, each call of {size_name(size)}")
+              where="pre", label=f"busbw, each call of {_columns.size_name(size)}")
     for goal, change in zip(scene.goals, changes, strict=False):
         line = dataclasses.replace(scene, nics=(*scene.nics[:-1], goal.mbit)).line()
         axes.axvline(change - begin, color="gray", linestyle=":")
         axes.hlines(0.9 * line, change - begin, change - begin + 3, colors="black", linestyles="--",
                     label=f"90 % of the sum, {goal.mbit:g}")
     axes.set(xlabel="time (s)", ylabel="busbw (GB/s)", title=outcome.titles[scene.name], ylim=0)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=1 + len(scene.goals))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

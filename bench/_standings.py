@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from _columns import size_name
 from _physical import NEAR_BYTES, Physical
 
 SUBJECTS = ("ringcomm", "ringcomm-shm")
@@ -274,26 +275,33 @@ def plot(path: Path, standings: Sequence[Standing], titles: Mapping[str, str]) -
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(len(titles), 2, figsize=(12, 4.5 * len(titles)), squeeze=False,
-                                   constrained_layout=True)
+    figure = pyplot.figure(figsize=(12, 4.5 * len(titles)), layout="constrained")
     labels = list(dict.fromkeys(standing.label for standing in standings))
     colors = {label: f"C{index}" for index, label in enumerate(labels)}
-    for (where, title), (left, right) in zip(titles.items(), grid, strict=True):
-        here = [standing for standing in standings if standing.where == where]
-        for label in dict.fromkeys(standing.label for standing in here):
-            mine = [standing for standing in here if standing.label == label]
-            sizes = [standing.size for standing in mine]
-            for axes, values in ((left, [one.time_us for one in mine]),
-                                 (right, [one.busbw for one in mine])):
-                axes.plot(sizes, values, marker="o", markersize=3, label=label,
-                          color=colors[label])
-        bound = {one.size: one.floor_us for one in here if one.floor_us}
-        left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="floor")
-        left.set(yscale="log", ylabel="time (us)", title=title)
-        right.set(ylabel="busbw (GB/s)", title=title)
-        for axes in (left, right):
-            axes.set(xscale="log", xlabel="size (B)")
-            axes.grid(True, which="major", alpha=0.3)
-            axes.legend(fontsize=8)
+    rows = figure.subfigures(len(titles), 1, squeeze=False)[:, 0]
+    for (where, title), row in zip(titles.items(), rows, strict=True):
+        row.suptitle(title)  # of both axes, so that it has the whole width
+        _plot_site(row.subplots(1, 2), [one for one in standings if one.where == where], colors)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _plot_site(pair: Sequence[Any], here: Sequence[Standing], colors: Mapping[str, str]) -> None:
+    left, right = pair
+    for label in dict.fromkeys(standing.label for standing in here):
+        mine = [standing for standing in here if standing.label == label]
+        sizes = [standing.size for standing in mine]
+        for axes, values in ((left, [one.time_us for one in mine]),
+                             (right, [one.busbw for one in mine])):
+            axes.plot(sizes, values, marker="o", markersize=3, label=label, color=colors[label])
+    bound = {one.size: one.floor_us for one in here if one.floor_us}
+    left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="floor")
+    left.set(yscale="log", ylabel="time (us)")
+    right.set(ylabel="busbw (GB/s)")
+    sizes = sorted({standing.size for standing in here})
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="size")
+        axes.set_xticks(sizes, [size_name(size) for size in sizes], rotation=30, ha="right")
+        axes.set_xticks([], minor=True)
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize=8)

@@ -9,41 +9,55 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from _columns import size_name
 from _floor import Floor
 from _measure import Row
 
+WIDTH = 80  # of the table of ringcomm alone
 LARGE_BYTES = 4_000_000  # from here on a link's burst no longer counts
 
-_COLUMNS = (
-    ("size", "(B)", 11), ("count", "(elements)", 11), ("type", "", 5), ("redop", "", 6),
-    ("library", "wire", 14), ("time", "(us)", 11), ("p99", "(us)", 11), ("algbw", "(GB/s)", 9),
-    ("busbw", "(GB/s)", 9), ("wirebw", "(GB/s)", 9), ("#wrong", "", 7), ("cpu", "(s/GB)", 8),
-)
+class Table:
+    """The lines of the table: as wide as the labels need, with a column for each other library."""
+
+    def __init__(self, labels: Sequence[str], others: Sequence[str]) -> None:
+        self._others = others
+        self._columns = (
+            ("size", "", 7), ("library", "wire", 2 + max(map(len, labels))), ("time", "(us)", 10),
+            ("p99", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8),
+            ("wirebw", "(GB/s)", 8), ("#wrong", "", 7), ("cpu", "(s/GB)", 7),
+            *((f"x {name}", "(busbw)", 8) for name in others),
+        )  # fmt: skip
+
+    def header(self) -> str:
+        """Two lines: names and units of the columns."""
+        lines = (self._line([column[part] for column in self._columns]) for part in (0, 1))
+        return "\n".join("#" + line[1:] for line in lines)
+
+    def line(self, row: Row) -> str:
+        """One line of the table."""
+        wire = "-" if row.wirebw is None else f"{row.wirebw:.4f}"
+        cpu = f"{row.cpu_s_per_gb:.3f}" if row.cpu_s_per_gb < 1000 else f"{row.cpu_s_per_gb:.0e}"
+        ratios = (f"{row.ratios[name]:.2f}" if name in row.ratios else "" for name in self._others)
+        return self._line([
+            size_name(row.size), f"{row.library} {row.compression}", f"{row.time_us:.1f}",
+            f"{row.p99_us:.1f}", f"{row.algbw:.4f}", f"{row.busbw:.4f}", wire, str(row.wrong), cpu,
+            *ratios,
+        ])  # fmt: skip
+
+    def _line(self, cells: Sequence[str]) -> str:
+        widths = (width for _, _, width in self._columns)
+        return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def header(others: Sequence[str]) -> str:
-    """Two lines: names and units of the columns; ``others`` get a ratio column each."""
-    columns = [*_COLUMNS, *((f"x {name}", "(busbw)", 8) for name in others)]
-    lines = ("".join(f"{column[part]:>{column[2]}}" for column in columns) for part in (0, 1))
-    return "\n".join("#" + line[1:] for line in lines)
-
-
-def line(row: Row, others: Sequence[str]) -> str:
-    """One line of the table."""
-    wire = "-" if row.wirebw is None else f"{row.wirebw:.4f}"
-    cpu = f"{row.cpu_s_per_gb:.3f}" if row.cpu_s_per_gb < 1000 else f"{row.cpu_s_per_gb:.1e}"
-    text = (
-        f"{row.size:11d}{row.count:11d}{row.dtype:>5}{row.op:>6}"
-        f"{row.library + ' ' + row.compression:>14}{row.time_us:11.1f}{row.p99_us:11.1f}"
-        f"{row.algbw:9.4f}{row.busbw:9.4f}{wire:>9}{row.wrong:7d}{cpu:>8}"
-    )
-    for name in others:
-        text += f"{row.ratios[name]:8.2f}" if name in row.ratios else f"{'':>8}"
-    return text
+def comment(text: str) -> str:
+    """A line about the run, broken at the width of the table."""
+    return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="#   ",
+                         break_long_words=False, break_on_hyphens=False)
 
 
 def add_ratios(rows: Sequence[Row], subject: str) -> None:
@@ -137,7 +151,7 @@ def plot(path: Path, rows: Sequence[Row], floor: Floor | None, title: str) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for label in dict.fromkeys(f"{row.library} {row.compression}" for row in rows):
         mine = [row for row in rows if f"{row.library} {row.compression}" == label]
         sizes = [row.size for row in mine]

@@ -14,6 +14,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
+from _columns import size_name
 from _physical import Physical
 from _scenes import Goal, Scene
 from _standings import SUBJECTS, Measurement, best_floor, floor_us, ratios_to, short
@@ -255,12 +256,3 @@ def _said(goal: Goal, value: float, mine: Sequence[Measurement]) -> str:
 def time_name(us: float) -> str:
     """For example "12.0 us" or "5.13 ms"."""
     return f"{short(us)} us" if us < 1000 else f"{short(us / 1000)} ms"
-
-
-def size_name(size: int) -> str:
-    """For example "64 KiB", or "16 MB", which is no whole number of MiB."""
-    binary, decimal = ((1 << 20, "MiB"), (1 << 10, "KiB")), ((10**6, "MB"), (10**3, "KB"))
-    for unit, name in binary if size % 1000 else decimal:
-        if size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import shutil
@@ -24,7 +25,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 BURST_BYTES = 128 << 10  # at least one maximal GSO packet, or tbf cuts every packet up
+NOBODY = "02:00:00:00:00:00"  # a station address that no port has
 LATENCY_MS = 20  # queue of a cheap switch; long enough for cubic to fill the link
+
+_probes = itertools.count()  # labs may be built at once
 
 _NAME = re.compile(r"netlab-(?P<pid>\d+)-(?P<start>\d+)-[\w-]+$")
 
@@ -54,7 +58,7 @@ def why_unavailable() -> str | None:
             return f"netlab needs the command `{tool}` (package iproute2)."
     if os.geteuid() != 0:
         return "netlab needs root, because it makes network namespaces: run it with sudo."
-    probe = namespace_prefix() + "probe"
+    probe = f"{namespace_prefix()}probe{next(_probes)}"
     try:
         sh("ip", "netns", "add", probe)
         sh("ip", "netns", "del", probe)
@@ -205,6 +209,26 @@ class Cable:
     def set_port(self, state: str) -> None:
         """Administrative state of the switch's end. "down" takes the carrier off the host's."""
         sh("ip", "-n", self.switch, "link", "set", self.port, state)
+
+    def is_up(self) -> bool:
+        """Whether the kernel holds both ends for usable; it may learn of it a moment later."""
+        ends = ((self.namespace, self.device), (self.switch, self.port))
+        return all(" UP " in sh("ip", "-n", namespace, "-br", "link", "show", device)
+                   for namespace, device in ends)
+
+    def set_address(self, on: bool) -> None:
+        """Give the host's end its address or take it away; the link stays up."""
+        how = ("replace", self.address, "dev") if on else ("flush", "dev")
+        sh("ip", "-n", self.namespace, "addr", *how, self.device)
+
+    def misdirect(self, address: str) -> None:
+        """What the host sends to this address goes to a station that does not exist."""
+        sh("ip", "-n", self.namespace, "neigh", "replace", address, "lladdr", NOBODY,
+           "dev", self.device, "nud", "permanent")
+
+    def direct(self) -> None:
+        """Undo misdirect(), for every address."""
+        sh("ip", "-n", self.namespace, "neigh", "flush", "dev", self.device, "nud", "permanent")
 
     def set_forwarding(self, on: bool) -> None:
         """Join the port to its switch or take it out; the carrier stays up on both ends."""

@@ -24,18 +24,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _columns import aligned, markdown
+from _columns import aligned, markdown, size_name
 from _site import Site
-from _verdicts import size_name
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 
+from ringcomm.codecs import parse
+
 RANK = Path(__file__).with_name("_codec_rank.py")
 PLAIN = "none"
-BITS = {"none": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8 + 16 / 256, "fp8": 8 + 16 / 256,
-        "int4": 4 + 16 / 64, "onebit": 1 + 16 / 256}  # fmt: skip
-TOPK_BITS = 48  # of an element that is kept
-HEADERS = 48 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
+HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
 HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",
@@ -98,11 +96,10 @@ def formula_bytes(codec: str, size: int, hosts: int) -> float:
     """What a rank must send of a float32 tensor: 2 (N-1)/N of its encoding; of few bits, between
     two ranks, the whole of it once, which is the same. Of top-k, sums are half as many again as
     contributions; the number is that of a sample's threshold, and so not exact."""
-    name, _, density = codec.partition(":")
-    if name == "topk":
-        shares = 1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts
-        return size / 4 * TOPK_BITS / 8 * float(density or 0.01) * shares
-    return size / 4 * BITS[name] / 8 * 2 * (hosts - 1) / hosts
+    encoded = size / 4 * parse(codec).bits / 8
+    if codec.startswith("topk"):
+        return encoded * (1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts)
+    return encoded * 2 * (hosts - 1) / hosts
 
 
 def on_the_wire(one: Taken) -> float:

@@ -30,7 +30,8 @@ from _wiring import NetLabError, del_namespaces, is_leftover, list_namespaces, w
 
 __all__ = ["Job", "NetLab", "NetLabError", "why_unavailable"]
 
-FAULTS = ("cut", "unplug", "blackhole", "slow", "restore")
+FAULTS = ("cut", "unplug", "blackhole", "flush", "mute", "slow", "restore")
+_LAST = {"mute": int, "slow": float}  # what these take after the NIC: a host, a rate
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -53,7 +54,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
                         help="kernel setting for every host; may be given several times")
     parser.add_argument("--fault", action="append", default=[], metavar="SECONDS:KIND:HOST:NIC",
                         help=f"break a cable that long after the start: {', '.join(FAULTS)} "
-                        "(slow takes :MBIT at the end); may be given several times")
+                        "(mute takes :TO at the end, slow :MBIT); may be given several times")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--shell", type=int, metavar="HOST",
                         help="open a shell on this host instead of running a command")
@@ -85,14 +86,14 @@ def _parse_fault(text: str) -> tuple[float, str, list[float]]:
     """(seconds, kind, [host, nic, mbit?]) of one --fault."""
     try:
         after, kind, *numbers = text.split(":")
-        if kind not in FAULTS or len(numbers) != (3 if kind == "slow" else 2):
+        if kind not in FAULTS or len(numbers) != (3 if kind in _LAST else 2):
             raise ValueError
         host, nic = int(numbers[0]), int(numbers[1])
-        return float(after), kind, [host, nic, *(float(mbit) for mbit in numbers[2:])]
+        return float(after), kind, [host, nic, *(_LAST[kind](last) for last in numbers[2:])]
     except ValueError:
         raise NetLabError(
             f"--fault {text}: give SECONDS:KIND:HOST:NIC with KIND one of {', '.join(FAULTS)}, "
-            "and the rate after slow, as in 3:slow:0:1:100"
+            "after slow the rate, as in 3:slow:0:1:100, and after mute the host that hears nothing"
         ) from None
 
 
@@ -109,8 +110,8 @@ def _play_faults(lab: NetLab, job: Job, faults: list[tuple[float, str, list[floa
             print(f"netlab: {kind}: {error}", file=sys.stderr)
             return
         named = f"{after:g} s: {kind} host {numbers[0]} eth{numbers[1]}"
-        print(f"netlab: {named}{f' to {numbers[2]:g} Mbit/s' if numbers[2:] else ''}",
-              file=sys.stderr)
+        last = {"mute": " towards host {:g}", "slow": " to {:g} Mbit/s"}.get(kind, "")
+        print(f"netlab: {named}{last.format(*numbers[2:])}", file=sys.stderr)
 
 
 def _describe(lab: NetLab, ranks_per_host: int) -> str:
@@ -130,8 +131,9 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         congestion=options.cc,
         sysctls=_parse_sysctls(options.sysctl),
     )
-    for _, _, (host, nic, *_) in faults:
-        lab.namespace(int(host))
+    for _, kind, (host, nic, *last) in faults:
+        for named in (host, *(last if kind == "mute" else ())):
+            lab.namespace(int(named))
         if not 0 <= nic < len(lab.nics):
             raise NetLabError(f"--fault names NIC {nic}: hosts have NICs 0 to {len(lab.nics) - 1}")
     with lab:

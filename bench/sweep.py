@@ -218,23 +218,24 @@ def sweep(options: argparse.Namespace) -> int:
     about = describe(options, subject)
     for text in [f"{about['title']}; load {about['load']}; default congestion control "
                  f"{about['congestion']}", *notes]:
-        say(f"# {text}")
+        say(_table.comment(text))
     rails = rails_of(subject)
     floors = _take_floor(subject, rails, options.floor, say)
-    say(_table.header(names), flush=True)
+    table = _table.Table([variant.label for variant in variants], names)
+    say(table.header(), flush=True)
     rows: list[Row] = []
     for size in options.sizes:
         measured = measure_size(variants, size, warmup=options.warmup, calls=options.iters,
                                 budget=options.budget)
         _table.add_ratios(measured, subject.name)
         for row in measured:
-            say(_table.line(row, names), flush=True)
+            say(table.line(row), flush=True)
         rows += measured
     floors += _take_floor(subject, rails, options.floor if floors else 0, _silent)
     for text in [*_table.describe_floor(floors),
                  *_table.verdicts(rows, _table.best_floor(floors)),
                  *subject.notes(), *(note for other in others for note in other.notes())]:
-        say(f"# {text}")
+        say(_table.comment(text))
     if subject.rank == 0:
         write_files(options, rows, floors, about)
     for peer in [*others, subject]:
@@ -248,10 +249,10 @@ def _take_floor(
     try:
         floor = measure_floor(subject, rails, seconds) if seconds else None
     except FloorError as error:
-        say(f"# {error}")
+        say(_table.comment(str(error)))
         return []
     for text in _table.describe_floor([floor] if floor else []):
-        say(f"# {text}")
+        say(_table.comment(text))
     return [floor] if floor else []
 
 

@@ -32,9 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _columns import aligned, markdown
+from _columns import aligned, markdown, size_name
 from _standings import short
-from _verdicts import size_name
 from sweep import parse_sizes
 
 from ringcomm import Communicator, Config

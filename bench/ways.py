@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _build import build
-from _columns import aligned, markdown
+from _columns import aligned, markdown, size_name
 from _rounds import rotated
 from _site import Site
 from _standings import short
-from _verdicts import size_name
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 

@@ -1,8 +1,8 @@
 /* api.c - the public functions: every argument is checked here, once, and nowhere below.
  *
- * The only file that implements rc_comm_*, rc_feedback_*, rc_submit and rc_work_*. A check that
- * fails changes nothing. Functions that may be called in a forked child look at the engine's
- * `forked` first and take no lock there.
+ * The only file, with api_lanes.c, that implements rc_comm_*, rc_feedback_*, rc_submit and
+ * rc_work_*. A check that fails changes nothing. Functions that may be called in a forked child
+ * look at the engine's `forked` first and take no lock there.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -75,17 +75,6 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
     return comm_create(out, engine, config);
 }
 
-rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s)
-{
-    int ok = comm != NULL && comm->state == COMM_NEW && peer >= 0 && peer < comm->env.world_size &&
-             peer != comm->env.rank && rail >= 0 && bytes_per_s >= 0.0;
-    if (ok && fd >= 0)
-        return comm_add_lane(comm, peer, rail, fd, bytes_per_s);
-    if (fd >= 0)
-        close(fd);
-    return RC_INVALID_ARGUMENT;
-}
-
 /* 1 if all hosts have the same number of ranks, and enough to share. */
 static int hosts_ok(const rc_comm *comm, const int32_t *hosts)
 {
@@ -148,6 +137,13 @@ void rc_comm_abort(rc_comm *comm, const char *reason)
         comm_abort(comm, reason != NULL ? reason : "no reason given");
 }
 
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms)
+{
+    if (comm == NULL || is_forked(comm->engine))
+        return RC_INVALID_STATE;
+    return comm_leave(comm, timeout_ms < 0 ? 0 : timeout_ms);
+}
+
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms)
 {
     if (comm == NULL || is_forked(comm->engine))
@@ -171,59 +167,6 @@ void rc_comm_error(rc_comm *comm, rc_error *out)
     engine_lock(comm->engine);
     *out = comm->error;
     engine_unlock(comm->engine);
-}
-
-/* ---- counters ---- */
-
-void rc_comm_stats_get(rc_comm *comm, rc_comm_stats *out)
-{
-    memset(out, 0, sizeof *out);
-    if (is_forked(comm->engine))
-        return;
-    engine_lock(comm->engine);
-    out->works = comm->works_done;
-    out->payload_bytes = comm->payload_bytes + comm->shared.bytes;
-    out->shared_bytes = comm->shared.bytes;
-    for (int rank = 0; rank < comm->env.world_size; rank++) {
-        const peer_link *ln = &comm->link_storage[rank];
-        out->lanes += ln->lane_count;
-        for (int i = 0; i < ln->lane_count; i++)
-            out->wire_bytes += ln->lanes[i]->out.sent_bytes;
-    }
-    out->threads = comm->sender != NULL ? 2 : 1;
-    out->engine_cpu_s = engine_cpu_seconds(comm->engine);
-    out->waiting_s = clock_seconds(0, comm->engine->waited);
-    engine_unlock(comm->engine);
-}
-
-static rc_lane_stats lane_stats(const lane *l)
-{
-    rc_lane_stats stats = {.peer = l->peer,
-                           .rail = l->rail,
-                           .lane = l->index,
-                           .sent_bytes = l->out.sent_bytes,
-                           .received_bytes = l->received_bytes,
-                           .sent_frames = l->sent_frames,
-                           .received_frames = l->received_frames,
-                           .rate = l->rate * 1e9};
-    lane_ask_tcp(l, &stats.retransmits, &stats.rtt_s);
-    return stats;
-}
-
-int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity)
-{
-    int count = 0;
-    if (is_forked(comm->engine))
-        return 0;
-    engine_lock(comm->engine);
-    for (int rank = 0; rank < comm->env.world_size; rank++) {
-        const peer_link *ln = &comm->link_storage[rank];
-        for (int i = 0; i < ln->lane_count; i++, count++)
-            if (count < capacity)
-                out[count] = lane_stats(ln->lanes[i]);
-    }
-    engine_unlock(comm->engine);
-    return count;
 }
 
 /* ---- error feedback ---- */
@@ -563,6 +506,11 @@ rc_result rc_work_notify(rc_work *work)
 double rc_work_elapsed(const rc_work *work)
 {
     return is_done(work) ? clock_seconds(work->submitted, work->finished) : 0.0;
+}
+
+void rc_work_stats_get(const rc_work *work, rc_work_stats *out)
+{
+    *out = is_done(work) ? work->stats : (rc_work_stats){.submitted_ns = work->submitted};
 }
 
 void rc_work_free(rc_work *work)

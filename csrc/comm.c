@@ -15,39 +15,7 @@
 
 enum { BUFFERS_KEPT = 64, BYTES_KEPT = 32 << 20 };
 
-/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
- * ones in flight, who polls takes time from who has something to do. */
-enum { BRIEF_BYTES = 1 << 20 };
-
 /* ---- works ---- */
-
-static void append_active(rc_comm *c, rc_work *w)
-{
-    w->next = NULL;
-    w->prev = c->active_tail;
-    if (c->active_tail != NULL)
-        c->active_tail->next = w;
-    else
-        c->active_head = w;
-    c->active_tail = w;
-    c->engine->active++;
-    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
-    c->engine->lengthy += w->lengthy;
-}
-
-static void remove_active(rc_comm *c, rc_work *w)
-{
-    if (w->prev != NULL)
-        w->prev->next = w->next;
-    else
-        c->active_head = w->next;
-    if (w->next != NULL)
-        w->next->prev = w->prev;
-    else
-        c->active_tail = w->prev;
-    c->engine->active--;
-    c->engine->lengthy -= w->lengthy;
-}
 
 static void finish(rc_comm *c, rc_work *w, rc_result result)
 {
@@ -65,7 +33,7 @@ void comm_finish_complete(rc_comm *c, rc_work *w)
     if (c->state != COMM_RUNNING || w->env == NULL || !work_complete(w))
         return;
     c->works_done++;
-    remove_active(c, w);
+    comm_active_remove(c, w);
     finish(c, w, RC_OK);
 }
 
@@ -84,10 +52,10 @@ void comm_go_on(rc_comm *c, rc_work *w)
 
 static rc_work *first_that(const rc_comm *c, int (*does)(const rc_work *w))
 {
-    rc_work *w = c->active_head;
-    while (w != NULL && !does(w))
-        w = w->next;
-    return w;
+    const list_node *node = c->pumped.head;
+    while (node != NULL && !does(LIST_ENTRY(node, rc_work, pumped)))
+        node = node->next;
+    return LIST_ENTRY(node, rc_work, pumped);
 }
 
 /* The member's pump: between two of a work's steps, others come to their turn. */
@@ -137,31 +105,20 @@ void comm_check_left(rc_comm *c, const peer_link *ln)
     }
 }
 
-void comm_note_call(rc_comm *c, const rc_work *w)
-{
-    if (w->call.collective == RC_RECV) {
-        tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
-        if (started != NULL)
-            started->receives = tags_number(w->seq) + 1;
-        else
-            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
-    }
-    if (w->flags & FRAME_P2P)
-        return;
-    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
-    c->called++;
-}
-
 void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 {
     work_retain(w); /* it may end below */
     comm_note_call(c, w);
-    if (c->state == COMM_RUNNING && work_start(w, env) != RC_OK)
-        comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory to start a collective");
+    rc_result result = c->state == COMM_RUNNING ? work_start(w, env) : RC_OK;
+    if (result != RC_OK)
+        comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
+                       rc_result_name(result));
+    if (w->env != NULL && (w->gate != NULL || w->quantised != NULL || keep_is_left(w)))
+        list_append(&c->pumped, &w->pumped);
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w, env);
     if (c->state == COMM_RUNNING)
-        comm_replay_early(c, w);
+        comm_unexpected_replay(c, w);
     if (w->env != NULL && w->call.collective == RC_RECV)
         check_work_left(c, w, c->env.links[w->call.root]);
     comm_finish_complete(c, w);
@@ -173,7 +130,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
 static void start_late(rc_comm *c, rc_work *w)
 {
     work_retain(w); /* it may end below */
-    comm_match_late(c);
+    comm_match_late(c, w->call.tag);
     for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++)
         if (c->env.links[rank] != NULL && w->env == NULL && work_is_open(w))
             check_work_left(c, w, c->env.links[rank]);
@@ -186,7 +143,7 @@ static void start(rc_comm *c, rc_work *w)
         finish(c, w, c->error.code);
         return;
     }
-    append_active(c, w);
+    comm_active_add(c, w);
     engine_schedule(c->engine, &c->member, w->deadline);
     if (w->late) {
         start_late(c, w);
@@ -274,16 +231,18 @@ static uint32_t told_rate(lane *l)
     return rate < (double)UINT32_MAX ? (uint32_t)rate : UINT32_MAX;
 }
 
-void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
-                       uint64_t fingerprint, uint16_t flags, int lane)
+int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
+                      uint64_t fingerprint, uint16_t flags, int lane)
 {
     if (c->leaving && type != FRAME_ABORT)
-        return; /* the goodbye was the last word */
+        return 0; /* the goodbye was the last word */
     uint8_t text[FRAME_TEXT_BYTES];
-    uint32_t length = type == FRAME_ABORT ? frame_abort_encode(text, &c->error) : 0;
+    uint32_t length =
+        type == FRAME_ABORT ? frame_abort_encode(text, &c->error, c->error_origin) : 0;
     out_frame *frame = calloc(1, sizeof *frame + length);
     if (frame == NULL)
-        return; /* each kind is repeated by a later one, or by the closed connection */
+        return 0; /* each kind is repeated: a receive's call by comm_announce_again, others by a
+                     later one, or by the closed connection */
     memcpy(frame->text, text, length);
     frame->payload = frame->text;
     frame->header = (frame_header){.type = (uint8_t)type,
@@ -294,7 +253,11 @@ void comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                                    .length = length};
     if (type == FRAME_HEARTBEAT && lane >= 0)
         frame->header.chunk = told_rate(ln->lanes[lane]);
-    link_control(ln, frame, lane);
+    if (type == FRAME_ABORT && c->error.rail >= 0 && c->error.lane >= 0) {
+        frame->header.chunk = (uint32_t)c->error.rail + 1;
+        frame->header.segment = (uint32_t)c->error.lane;
+    }
+    return link_control(ln, frame, lane);
 }
 
 /* Last words: no lane may come to its end without them, since its end could be seen first. */
@@ -316,16 +279,22 @@ static void drop_queue(rc_comm *c, frame_queue *queue)
         work_env_release(&c->env, frame);
 }
 
+/* The payload that is on its way into a buffer of ours will not be used. */
+static void drop_half_received(rc_comm *c, lane *l)
+{
+    pool_return(c->env.buffers, l->rx_place.buffer);
+    l->rx_place = (rx_place){0};
+}
+
 static void detach_link(rc_comm *c, peer_link *ln)
 {
     drop_queue(c, &ln->queue);
-    drop_queue(c, &ln->held[0]);
-    drop_queue(c, &ln->held[1]);
+    for (int send = 0; send < 2; send++)
+        while (held_first(&ln->held, send) != NULL)
+            work_env_release(&c->env, held_pop(&ln->held, send));
     for (int i = 0; i < ln->lane_count; i++) {
-        lane *l = ln->lanes[i];
-        pool_return(c->env.buffers, l->rx_place.buffer);
-        l->rx_place = (rx_place){0};
-        lane_detach(l);
+        drop_half_received(c, ln->lanes[i]);
+        lane_detach(ln->lanes[i]);
     }
 }
 
@@ -333,22 +302,28 @@ static void end_works(rc_comm *c)
 {
     while (c->active_head != NULL) {
         rc_work *w = c->active_head;
-        remove_active(c, w);
+        comm_active_remove(c, w);
         finish(c, w, c->error.code);
     }
 }
 
 void comm_fail(rc_comm *c, const rc_error *error)
 {
+    comm_fail_by(c, error, c->env.rank);
+}
+
+void comm_fail_by(rc_comm *c, const rc_error *error, int origin)
+{
     if (c->state != COMM_RUNNING)
         return;
     c->state = COMM_FAILED;
     c->error = *error;
+    c->error_origin = origin;
     for (int rank = 0; rank < c->env.world_size; rank++)
         if (c->env.links[rank] != NULL)
             detach_link(c, c->env.links[rank]);
     send_on_all_lanes(c, FRAME_ABORT, error->seq);
-    comm_drop_early(c);
+    comm_unexpected_drop(c);
     shared_drop(&c->shared);
     c->waiting_head = c->waiting_tail = NULL;
     c->member.pumped = c->member.expects = 0;
@@ -403,11 +378,17 @@ static void destroy(rc_comm *c)
         for (int i = 0; ln->lanes != NULL && i < ln->lane_count; i++)
             free(ln->lanes[i]);
         free(ln->lanes);
+        held_destroy(&ln->held);
+        keyed_destroy(&ln->early[0]);
+        keyed_destroy(&ln->early[1]);
+        keyed_destroy(&ln->receives);
         tags_destroy(&ln->told);
         tags_destroy(&ln->started);
         tags_destroy(&ln->numbers);
     }
     comm_unshare(c);
+    keyed_destroy(&c->collectives);
+    keyed_destroy(&c->late);
     free(c->link_storage);
     free(c->env.links);
     work_env_destroy(&c->env);
@@ -439,6 +420,7 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     uint32_t kept = BYTES_KEPT / config->segment_bytes;
     pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
+    c->ports.source.fd = -1;
     error_clear(&c->error);
     if (make_links(c) != RC_OK) {
         destroy(c);
@@ -451,33 +433,11 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     return RC_OK;
 }
 
-rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
-{
-    lane *l = calloc(1, sizeof *l);
-    peer_link *ln = &c->link_storage[peer];
-    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
-        free(l);
-        close(fd);
-        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
-    }
-    l->engine = c->engine;
-    l->handler = &comm_lane_handler;
-    l->link = ln;
-    l->rail = rail;
-    l->index = ln->lane_count;
-    l->peer = peer;
-    l->rate = bytes_per_s * 1e-9;
-    l->source.fd = fd;
-    l->source.events = 0;
-    ln->lanes[ln->lane_count++] = l;
-    return RC_OK;
-}
-
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
 {
     engine_lock(c->engine);
     pthread_mutex_lock(&c->engine->inbox_lock);
-    int idle = c->inbox_head == NULL && c->active_head == NULL;
+    int idle = c->inbox_head == NULL && c->active_head == NULL && atomic_load(&c->staging) == 0;
     pthread_mutex_unlock(&c->engine->inbox_lock);
     if (idle) {
         c->env.table.count = count;
@@ -512,6 +472,7 @@ rc_result comm_start(rc_comm *c)
             if (open_lane(c, ln, ln->lanes[i]) != RC_OK)
                 result = RC_SYSTEM;
     }
+    comm_open_ports(c);
     engine_schedule(c->engine, &c->member, clock_ns() + comm_tick_interval(c));
     if (result != RC_OK)
         comm_fail_text(c, result, -1, "a lane's descriptor is not a usable socket");
@@ -533,7 +494,8 @@ static int is_flushed(const void *arg)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         const peer_link *ln = c->env.links[rank];
         for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            if (ln->lanes[i]->source.fd >= 0 && lane_unacked(ln->lanes[i]) > 0)
+            if (ln->lanes[i]->source.fd >= 0 && !comm_is_doubtful(c, ln->lanes[i]) &&
+                lane_unacked(ln->lanes[i]) > 0)
                 return 0;
     }
     return 1;
@@ -551,17 +513,20 @@ static void close_lanes(rc_comm *c)
     for (int rank = 0; rank < c->env.world_size; rank++) {
         peer_link *ln = &c->link_storage[rank];
         for (int i = 0; i < ln->lane_count; i++)
-            if (c->state == COMM_NEW)
+            if (c->state == COMM_NEW) {
                 close(ln->lanes[i]->source.fd);
-            else
+            } else {
+                drop_half_received(c, ln->lanes[i]);
                 lane_close(ln->lanes[i]);
+            }
     }
+    comm_close_ports(c);
 }
 
-rc_result comm_close(rc_comm *c, int timeout_ms)
+/* Under the lock. RC_OK once all that was sent has reached the peers' hosts, else RC_AGAIN. */
+static rc_result leave(rc_comm *c, int timeout_ms)
 {
     enum { LOOK_EVERY_MS = 1 };
-    engine_lock(c->engine);
     drain(&c->member);
     if (c->active_head != NULL)
         comm_fail_text(c, RC_ABORTED, c->env.rank,
@@ -573,13 +538,27 @@ rc_result comm_close(rc_comm *c, int timeout_ms)
         engine_drive(c->engine, is_flushed, c, now + LOOK_EVERY_MS * CLOCK_MS, 0);
         now = clock_ns();
     }
-    rc_result result = now < deadline || is_flushed(c) ? RC_OK : RC_TIMEOUT;
+    return c->state == COMM_NEW || is_flushed(c) ? RC_OK : RC_AGAIN;
+}
+
+rc_result comm_leave(rc_comm *c, int timeout_ms)
+{
+    engine_lock(c->engine);
+    rc_result result = leave(c, timeout_ms);
+    engine_unlock(c->engine);
+    return result;
+}
+
+rc_result comm_close(rc_comm *c, int timeout_ms)
+{
+    engine_lock(c->engine);
+    rc_result result = leave(c, timeout_ms);
     if (c->state == COMM_RUNNING)
-        comm_drop_early(c);
+        comm_unexpected_drop(c);
     close_lanes(c);
     c->state = COMM_CLOSED;
     engine_unlock(c->engine);
-    return result;
+    return result == RC_AGAIN ? RC_TIMEOUT : result;
 }
 
 void comm_free(rc_comm *c)

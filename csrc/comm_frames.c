@@ -1,4 +1,4 @@
-/* comm_frames.c - what arrives on the lanes of a communicator, and what is announced on them.
+/* comm_frames.c - what arrives on the lanes of a communicator.
  * See comm.h. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,21 +30,6 @@ static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *
     return started != NULL && tags_number(h->seq) < started->receives;
 }
 
-static int belongs(const rc_work *w, const frame_header *h, int from)
-{
-    if (w->seq != h->seq || w->flags != h->flags || (w->late && w->env == NULL))
-        return 0;
-    return !is_p2p(h) || (w->call.collective == RC_RECV && w->call.root == from);
-}
-
-static rc_work *find_active(const rc_comm *c, const frame_header *h, int from)
-{
-    rc_work *w = c->active_head;
-    while (w != NULL && !belongs(w, h, from))
-        w = w->next;
-    return w;
-}
-
 static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
 {
     char here[96], there[96], what[40] = "collective";
@@ -69,84 +54,12 @@ static rc_result check_history(rc_comm *c, const frame_header *h, int from)
     return ours == h->fingerprint ? RC_OK : mismatch(c, h, from, ours);
 }
 
-static rc_result check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
+rc_result comm_check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
 {
     return w->fingerprint == h->fingerprint ? RC_OK : mismatch(c, h, from, w->fingerprint);
 }
 
-/* ---- frames that come before their collective is called ---- */
-
-/* A peer this far ahead may be out of credit, and then holds back what is wanted here with all the
- * rest, unless it knows what has been called: it is told so when it gets there, and of each call
- * from then on. Below this, what it does not know of leaves it credit for a segment or more. */
-static int is_far_ahead(const peer_link *ln)
-{
-    return ln->early_bytes > ln->credit / 4;
-}
-
-static void tell_calls(rc_comm *c, peer_link *ln)
-{
-    comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
-    for (const rc_work *w = c->active_head; w != NULL && c->state == COMM_RUNNING; w = w->next)
-        if (w->call.collective == RC_RECV && w->call.root == ln->peer && w->env != NULL)
-            comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
-}
-
-static rc_result begin_early(rc_comm *c, peer_link *ln, const frame_header *h, rx_place *place)
-{
-    if (ln->early_bytes + link_cost(h) > ln->credit)
-        return comm_fail_text(c, RC_PROTOCOL, ln->peer,
-                              "rank %d sent more ahead than its credit allows", ln->peer);
-    if ((place->buffer = pool_take(c->env.buffers)) == NULL)
-        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for a segment of %u bytes",
-                              c->env.segment_bytes);
-    place->data = place->buffer->data;
-    int was_far_ahead = is_far_ahead(ln);
-    ln->early_bytes += link_cost(h);
-    if (!was_far_ahead && is_far_ahead(ln))
-        tell_calls(c, ln);
-    return RC_OK;
-}
-
-/* Behind the frames of its own and earlier collectives; lanes overtake each other. */
-static void insert_early(early_queue *q, early_frame *early)
-{
-    early_frame **place = &q->head;
-    if (q->tail != NULL && q->tail->header.seq <= early->header.seq)
-        place = &q->tail->next;
-    while (*place != NULL && (*place)->header.seq <= early->header.seq)
-        place = &(*place)->next;
-    early->next = *place;
-    *place = early;
-    if (early->next == NULL)
-        q->tail = early;
-}
-
-/* The collective may be on its way to links already (comm_shared.c). */
-static rc_result check_waiting(rc_comm *c, const peer_link *ln, const frame_header *h)
-{
-    const rc_work *w = find_active(c, h, ln->peer);
-    return w != NULL ? check_work(c, w, h, ln->peer) : RC_OK;
-}
-
-/* Keeps a copy of its own size: segments may be small, and many. */
-static rc_result keep_early(rc_comm *c, peer_link *ln, const frame_header *h,
-                            const uint8_t *payload)
-{
-    int is_call = h->type == FRAME_CALL;
-    RC_TRY(check_waiting(c, ln, h));
-    if (is_call && c->early_calls >= COMM_MAX_EARLY_CALLS)
-        return RC_OK; /* an announcement only helps to find mismatches sooner */
-    early_frame *early = malloc(sizeof *early + h->length);
-    if (early == NULL)
-        return comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for an early frame");
-    early->header = *h;
-    if (h->length > 0)
-        memcpy(early->payload, payload, h->length);
-    c->early_calls += is_call;
-    insert_early(&ln->early[is_p2p(h)], early);
-    return RC_OK;
-}
+/* ---- frames for a work ---- */
 
 static void consume(rc_comm *c, peer_link *ln, const frame_header *h)
 {
@@ -165,11 +78,10 @@ static rc_result fail_at_end(rc_comm *c, const peer_link *ln, const frame_header
                           ln->peer, h->segment, h->chunk);
 }
 
-/* Delivers one early frame to the work that it was for. The caller holds a reference to w. */
-static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
-                               const uint8_t *payload)
+rc_result comm_deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const frame_header *h,
+                             const uint8_t *payload)
 {
-    RC_TRY(check_work(c, w, h, ln->peer));
+    RC_TRY(comm_check_work(c, w, h, ln->peer));
     if (h->type == FRAME_CALL)
         return RC_OK;
     rx_place place = {0};
@@ -191,81 +103,6 @@ static rc_result deliver_early(rc_comm *c, rc_work *w, peer_link *ln, const fram
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
-/* Takes the first frame of seq or a later one; NULL if there is none. Collectives, and the receives
- * of one tag, are called in order of seq, so what is wanted of a tag is the first of it. */
-static early_frame *take_early(rc_comm *c, early_queue *q, uint64_t seq)
-{
-    early_frame **place = &q->head, *before = NULL;
-    while (*place != NULL && (*place)->header.seq < seq) {
-        before = *place;
-        place = &before->next;
-    }
-    early_frame *early = *place;
-    if (early == NULL)
-        return NULL;
-    *place = early->next;
-    if (*place == NULL)
-        q->tail = before;
-    c->early_calls -= early->header.type == FRAME_CALL;
-    return early;
-}
-
-/* 1 if a frame of this very seq is there. */
-static int has_early(const early_queue *q, uint64_t seq)
-{
-    const early_frame *early = q->head;
-    while (early != NULL && early->header.seq < seq)
-        early = early->next;
-    return early != NULL && early->header.seq == seq;
-}
-
-int comm_has_early_send(const peer_link *ln, uint64_t name)
-{
-    return has_early(&ln->early[1], name);
-}
-
-static rc_result replay_link(rc_comm *c, rc_work *w, peer_link *ln)
-{
-    early_queue *q = &ln->early[(w->flags & FRAME_P2P) != 0];
-    rc_result result = RC_OK;
-    int mine =
-        !(w->flags & FRAME_P2P) || (w->call.collective == RC_RECV && w->call.root == ln->peer);
-    while (result == RC_OK && mine && has_early(q, w->seq)) {
-        early_frame *early = take_early(c, q, w->seq);
-        result = deliver_early(c, w, ln, &early->header, early->payload);
-        free(early);
-    }
-    return result;
-}
-
-rc_result comm_replay_early(rc_comm *c, rc_work *w)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL)
-            RC_TRY(replay_link(c, w, c->env.links[rank]));
-    return RC_OK;
-}
-
-rc_result comm_check_early(rc_comm *c, const rc_work *w)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        for (early_frame *early = c->link_storage[rank].early[0].head; early != NULL;
-             early = early->next)
-            if (belongs(w, &early->header, rank))
-                RC_TRY(check_work(c, w, &early->header, rank));
-    return RC_OK;
-}
-
-void comm_drop_early(rc_comm *c)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++)
-        for (int kind = 0; kind < 2; kind++) {
-            early_queue *q = &c->link_storage[rank].early[kind];
-            while (q->head != NULL)
-                free(take_early(c, q, 0));
-        }
-}
-
 /* ---- the lane's handler ---- */
 
 /* Data for a collective that is over here: either another collective over there, or a bug. */
@@ -284,11 +121,11 @@ static rc_result begin(lane *l, const frame_header *h, rx_place *place)
     if (c->state != COMM_RUNNING)
         return RC_ABORTED;
     if (!is_called(c, ln, h) && !comm_match(c, ln, h))
-        return begin_early(c, ln, h, place);
-    rc_work *w = find_active(c, h, ln->peer);
+        return comm_unexpected_begin(c, ln, h, place);
+    rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
         return no_such_work(c, ln, h);
-    RC_TRY(check_work(c, w, h, ln->peer));
+    RC_TRY(comm_check_work(c, w, h, ln->peer));
     rc_error why;
     error_clear(&why);
     if (work_begin(w, h, ln->peer, place, &why) != RC_OK)
@@ -301,12 +138,12 @@ static rc_result settle_early(rc_comm *c, peer_link *ln, const frame_header *h,
                               const uint8_t *payload)
 {
     if (!is_called(c, ln, h) && !comm_match(c, ln, h))
-        return keep_early(c, ln, h, payload);
-    rc_work *w = find_active(c, h, ln->peer);
+        return comm_unexpected_keep(c, ln, h, payload);
+    rc_work *w = comm_active_find(c, h, ln->peer);
     if (w == NULL)
         return no_such_work(c, ln, h);
     work_retain(w);
-    rc_result result = deliver_early(c, w, ln, h, payload);
+    rc_result result = comm_deliver_early(c, w, ln, h, payload);
     comm_finish_complete(c, w);
     work_release(w);
     return result;
@@ -346,9 +183,9 @@ static rc_result end_call(rc_comm *c, peer_link *ln, const frame_header *h)
     if (is_p2p(h))
         return RC_OK; /* the send that it answers is told by its data, not by this */
     if (!is_called(c, ln, h))
-        return keep_early(c, ln, h, NULL);
-    rc_work *w = find_active(c, h, ln->peer);
-    return w != NULL ? check_work(c, w, h, ln->peer) : check_history(c, h, ln->peer);
+        return comm_unexpected_keep(c, ln, h, NULL);
+    rc_work *w = comm_active_find(c, h, ln->peer);
+    return w != NULL ? comm_check_work(c, w, h, ln->peer) : check_history(c, h, ln->peer);
 }
 
 static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
@@ -361,15 +198,50 @@ static rc_result end_goodbye(rc_comm *c, lane *l, const frame_header *h)
     return c->state == COMM_RUNNING ? RC_OK : RC_ABORTED;
 }
 
+/* 1 if a rank gave up on a collective that this rank has not called yet: it may be one of those
+ * that are held responsible, though not the one that is named. */
+static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
+{
+    const peer_link *ln = c->env.links[origin];
+    return theirs->code == RC_TIMEOUT &&
+           (theirs->rank == c->env.rank ||
+            (theirs->rank >= 0 && ln != NULL && ln->called > c->called));
+}
+
+/* What another rank has found, from this rank's point of view. */
+static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int origin)
+{
+    rc_error error = *theirs;
+    int is_of_two = theirs->code == RC_MISMATCH || theirs->lane >= 0;
+    if (is_of_two && theirs->rank == c->env.rank)
+        error.rank = origin; /* two calls differ, or a lane has two ends: each names the other */
+    if (!is_late(c, theirs, origin))
+        return error;
+    error_clear(&error);
+    error_set(&error, RC_TIMEOUT, "rank %d gave up waiting for this rank, and said: \"%.400s\"",
+              origin, theirs->message);
+    error.rank = theirs->rank;
+    error.rail = theirs->rail;
+    error.lane = theirs->lane;
+    error.seq = theirs->seq;
+    return error;
+}
+
 static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
 {
     rc_error theirs;
-    frame_abort_decode(l->rx_text, h->length, &theirs);
+    int origin;
+    frame_abort_decode(l->rx_text, h->length, &theirs, &origin);
+    if (h->chunk != 0 && h->chunk <= INT32_MAX && h->segment < LINK_MAX_LANES) {
+        theirs.rail = (int32_t)h->chunk - 1;
+        theirs.lane = (int32_t)h->segment;
+    }
     if (theirs.rank < -1 || theirs.rank >= c->env.world_size)
         theirs.rank = l->peer;
-    if (theirs.code == RC_MISMATCH && theirs.rank == c->env.rank)
-        theirs.rank = l->peer; /* two ranks differ: each holds it against the other */
-    comm_fail(c, &theirs);
+    if (origin < 0 || origin >= c->env.world_size || origin == c->env.rank)
+        origin = l->peer;
+    rc_error error = seen_from_here(c, &theirs, origin);
+    comm_fail_by(c, &error, origin);
     return RC_ABORTED;
 }
 
@@ -411,6 +283,8 @@ static void sent(lane *l, out_frame *frame)
 {
     rc_comm *c = comm_of(l);
     rc_work *w = frame->owner;
+    if (w != NULL && !l->mute)
+        work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
     if (w != NULL)
         comm_go_on(c, w);
@@ -429,15 +303,25 @@ static void dead(lane *l)
         return;
     }
     rc_error error;
+    char name[LANE_NAME_BYTES] = "";
     error_clear(&error);
-    error_set(&error, l->error.code, "rank %d is lost: %s", l->peer, l->error.message);
-    error.rank = l->peer;
-    error.rail = l->rail;
-    error.lane = l->index;
+    if (l->path.here[0] != '\0') /* else it says nothing that rank, rail and lane do not */
+        comm_name_lane(c, l, name, sizeof name);
+    const char *before_name = name[0] != '\0' ? ": " : "";
+    if (l->error.code == RC_PROTOCOL)
+        error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
+                  l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
+    else if (l->error.code == RC_SYSTEM)
+        error_set(&error, RC_SYSTEM, "lane %d of rail %d to rank %d is gone: on rank %d %s",
+                  l->index, l->rail, l->peer, c->env.rank, l->error.message);
+    else
+        error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
+                  before_name, name);
+    error.rank = l->error.code == RC_SYSTEM ? c->env.rank : l->peer;
     error.sys_errno = l->error.sys_errno;
     if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
         lane_close(l);
-    comm_fail(c, &error);
+    comm_lose_lane(c, l, &error);
 }
 
 const lane_handler comm_lane_handler = {
@@ -462,45 +346,9 @@ int comm_prepare_frame(peer_link *ln, out_frame *frame)
         ln->sent -= expected - frame->header.length; /* what it has not taken of the credit */
     frame->header.consumed = ln->consumed;
     ln->consumed_told = ln->consumed;
-    if (frame->header.type == FRAME_DATA)
+    if (frame->header.type == FRAME_DATA) {
         c->payload_bytes += frame->header.length;
-    return 1;
-}
-
-/* Its deadline comes before the next heartbeats. */
-static int is_hurried(const rc_comm *c, const rc_work *w)
-{
-    return !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
-}
-
-void comm_announce_waiting(rc_comm *c, const rc_work *w)
-{
-    for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++)
-        if (c->env.links[rank] != NULL && c->state == COMM_RUNNING)
-            comm_send_control(c, c->env.links[rank], FRAME_CALL, w->seq, w->fingerprint, w->flags,
-                              -1);
-}
-
-/* Three reasons to announce: the peer may have to hold data back until it knows that we have called
- * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
- * that we called something else, unless others tell it; and a deadline that passes before the next
- * heartbeats come must not be held against who has called. */
-void comm_announce(rc_comm *c, const rc_work *w, const work_env *env)
-{
-    const plan *p = &w->plan;
-    uint64_t segment = work_segment_bytes(w, p->segment_elems);
-    uint64_t expected = w->receives_left * segment;
-    int next = (p->rank + 1) % p->world_size;
-    int hurried = is_hurried(c, w);
-    for (int peer = 0; peer < p->world_size && c->state == COMM_RUNNING; peer++) {
-        peer_link *ln = env->links[peer];
-        if (ln == NULL)
-            continue;
-        int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
-        int silent = peer == next && !(w->flags & FRAME_P2P) && !plan_meets_all(p) &&
-                     !plan_starts_towards(p, peer);
-        int ahead = is_far_ahead(ln) && plan_receives(p, peer) > 0;
-        if (bulk || ahead || silent || hurried)
-            comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
+        work_note_start(frame->owner);
     }
+    return 1;
 }

@@ -4,7 +4,8 @@
  * know their send when they are submitted. A receive from any source does not: it takes the next
  * send of its tag by whoever is first, and what is called after it must leave it that. So it, and
  * all receives that are called while one is without a number, are late: they are numbered under the
- * engine's lock, in the order in which they were called, and started then. */
+ * engine's lock, those of each tag in the order in which they were called, and started then. So the
+ * first late one of a tag is always from any source, and waits for a send. */
 #include "comm.h"
 
 /* Under the inbox lock. */
@@ -28,11 +29,6 @@ rc_result comm_number(rc_comm *c, rc_work *w)
     return RC_OK;
 }
 
-static int is_open(const rc_work *w, uint32_t tag)
-{
-    return w->late && w->env == NULL && w->call.tag == tag;
-}
-
 /* The number of the next send by a peer that a receive of this tag takes. */
 static uint64_t next_name(rc_comm *c, const peer_link *ln, uint32_t tag)
 {
@@ -50,6 +46,7 @@ static void start_from(rc_comm *c, rc_work *w, int peer)
     c->unnumbered--;
     pthread_mutex_unlock(&c->engine->inbox_lock);
     w->call.root = peer;
+    comm_active_rename(c, w);
     if (result == RC_OK)
         comm_start_on_links(c, w, &c->env);
     else
@@ -60,42 +57,24 @@ static void start_from(rc_comm *c, rc_work *w, int peer)
 static int find_sender(rc_comm *c, uint32_t tag)
 {
     for (int rank = 0; rank < c->env.world_size; rank++) {
-        const peer_link *ln = c->env.links[rank];
-        if (ln != NULL && comm_has_early_send(ln, next_name(c, ln, tag)))
+        peer_link *ln = c->env.links[rank];
+        if (ln != NULL && comm_unexpected_has_send(ln, next_name(c, ln, tag)))
             return rank;
     }
     return -1;
 }
 
-/* 1 if a receive from any source, called before w, may still take what w would. */
-static int must_wait(const rc_comm *c, const rc_work *w)
+/* Those of one tag in the order of their calls: one from any source leaves those behind it waiting.
+ */
+void comm_match_late(rc_comm *c, uint32_t tag)
 {
-    for (const rc_work *other = c->active_head; other != w; other = other->next)
-        if (is_open(other, w->call.tag) && other->call.root == RC_ANY_SOURCE)
-            return 1;
-    return 0;
-}
-
-/* Starts the first that can be. 0: there is none. */
-static int start_one(rc_comm *c)
-{
-    for (rc_work *w = c->active_head; w != NULL; w = w->next) {
-        if (!is_open(w, w->call.tag) || must_wait(c, w))
-            continue;
-        int any = w->call.root == RC_ANY_SOURCE;
-        int peer = any ? find_sender(c, w->call.tag) : w->call.root;
-        if (peer >= 0) {
-            start_from(c, w, peer);
-            return 1;
-        }
+    rc_work *w;
+    while (c->state == COMM_RUNNING && (w = comm_active_late(c, tag)) != NULL) {
+        int peer = w->call.root == RC_ANY_SOURCE ? find_sender(c, tag) : w->call.root;
+        if (peer < 0)
+            return;
+        start_from(c, w, peer);
     }
-    return 0;
-}
-
-void comm_match_late(rc_comm *c)
-{
-    while (c->state == COMM_RUNNING && start_one(c))
-        continue;
 }
 
 int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
@@ -103,16 +82,14 @@ int comm_match(rc_comm *c, peer_link *ln, const frame_header *h)
     uint32_t tag = tags_tag(h->seq);
     if (!(h->flags & FRAME_P2P) || c->unnumbered == 0 || h->seq != next_name(c, ln, tag))
         return 0;
-    rc_work *w = c->active_head;
-    while (w != NULL && !(is_open(w, tag) && w->call.root == RC_ANY_SOURCE))
-        w = w->next;
+    rc_work *w = comm_active_late(c, tag);
     if (w == NULL)
         return 0;
     work_retain(w);
     start_from(c, w, ln->peer);
     int started = w->seq == h->seq;
     work_release(w);
-    comm_match_late(c);
+    comm_match_late(c, tag);
     return started;
 }
 

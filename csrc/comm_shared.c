@@ -100,7 +100,7 @@ int comm_start_shared(rc_comm *c, rc_work *w)
         if (!is_first)
             comm_announce_waiting(c, w);
     }
-    if (c->state == COMM_RUNNING && comm_check_early(c, w) == RC_OK)
+    if (c->state == COMM_RUNNING && comm_unexpected_check(c, w) == RC_OK)
         engine_pump(c->engine, &c->member);
     work_release(w);
     return 1;

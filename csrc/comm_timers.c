@@ -1,15 +1,9 @@
-/* comm_timers.c - deadlines of works, heartbeats, peers that fall silent, memory that lies idle.
- * See comm.h. */
+/* comm_timers.c - deadlines of works, memory that lies idle. See comm.h. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "comm.h"
-
-uint64_t comm_tick_interval(const rc_comm *c)
-{
-    return c->config.heartbeat_ms * CLOCK_MS / 2;
-}
 
 /* "2, 3" of the peers that have not called collective seq; empty if all have. */
 static int list_missing(const rc_comm *c, uint64_t seq, char *text, size_t size)
@@ -31,14 +25,16 @@ static int list_missing(const rc_comm *c, uint64_t seq, char *text, size_t size)
 static void time_out(rc_comm *c, const rc_work *w)
 {
     double seconds = w->call.timeout_ms * 1e-3;
-    char missing[160];
+    char missing[160], unacked[320];
+    comm_list_unacked(c, unacked, sizeof unacked);
     if (w->call.root == RC_ANY_SOURCE) {
         comm_fail_text(c, RC_TIMEOUT, -1, "no send by any rank within %.3g s", seconds);
         return;
     }
     if (w->flags & FRAME_P2P) {
-        comm_fail_text(c, RC_TIMEOUT, w->call.root, "no %s by rank %d within %.3g s",
-                       w->call.collective == RC_SEND ? "receive" : "send", w->call.root, seconds);
+        comm_fail_text(c, RC_TIMEOUT, w->call.root, "no %s by rank %d within %.3g s%s",
+                       w->call.collective == RC_SEND ? "receive" : "send", w->call.root, seconds,
+                       unacked);
         return;
     }
     shared_note_calls(&c->shared);
@@ -47,13 +43,13 @@ static void time_out(rc_comm *c, const rc_work *w)
         comm_fail_text(
             c, RC_TIMEOUT, first,
             "not complete within the timeout of %.3g s, and rank %s has not called it as far as is "
-            "known",
-            seconds, missing);
+            "known%s",
+            seconds, missing, unacked);
     else
         comm_fail_text(c, RC_TIMEOUT, -1,
                        "called by every rank, but not complete within the timeout of %.3g s: the "
-                       "network is slower than that allows",
-                       seconds);
+                       "network is slower than that allows%s",
+                       seconds, unacked);
 }
 
 static uint64_t check_deadlines(rc_comm *c, uint64_t now)
@@ -68,58 +64,6 @@ static uint64_t check_deadlines(rc_comm *c, uint64_t now)
             next = w->deadline;
     }
     return next;
-}
-
-static uint64_t last_sign(const peer_link *ln)
-{
-    uint64_t last = 0;
-    for (int i = 0; i < ln->lane_count; i++)
-        if (ln->lanes[i]->last_rx > last)
-            last = ln->lanes[i]->last_rx;
-    return last;
-}
-
-static void beat(rc_comm *c, peer_link *ln, uint64_t now)
-{
-    for (int i = 0; i < ln->lane_count; i++) {
-        lane *l = ln->lanes[i];
-        if (now - l->last_rx >= comm_tick_interval(c))
-            lane_stir(l);
-        if (l->source.fd >= 0 && l->out_bytes == 0 && !l->goodbye &&
-            now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS)
-            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i);
-    }
-}
-
-/* Time in which this process itself did not run says nothing about its peers. */
-static void forgive(rc_comm *c, uint64_t now)
-{
-    for (int rank = 0; rank < c->env.world_size; rank++) {
-        peer_link *ln = c->env.links[rank];
-        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
-            ln->lanes[i]->last_rx = now;
-    }
-}
-
-static void check_peers(rc_comm *c, uint64_t now)
-{
-    uint64_t limit = c->config.peer_timeout_ms * CLOCK_MS;
-    if (c->last_tick != 0 && now - c->last_tick > limit / 2)
-        forgive(c, now);
-    c->last_tick = now;
-    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
-        peer_link *ln = c->env.links[rank];
-        if (ln == NULL || ln->goodbyes == ln->lane_count)
-            continue;
-        uint64_t last = last_sign(ln);
-        if (now > last && now - last > limit)
-            comm_fail_text(c, RC_PEER_LOST, rank,
-                           "rank %d has given no sign of life for %.1f s: its process is stopped, "
-                           "or its host or network is down",
-                           rank, clock_seconds(last, now));
-        else if (!c->leaving)
-            beat(c, ln, now);
-    }
 }
 
 /* Buffers that nothing needed for so long go back to the system: a program may have many groups. A
@@ -137,8 +81,9 @@ uint64_t comm_tick(engine_member *member, uint64_t now)
     if (c->state != COMM_RUNNING)
         return ENGINE_NEVER;
     trim(c, now);
-    check_peers(c, now);
+    uint64_t judged = comm_check_peers(c, now);
     uint64_t next = c->state == COMM_RUNNING ? check_deadlines(c, now) : ENGINE_NEVER;
     uint64_t beat_at = now + comm_tick_interval(c);
+    next = next < judged ? next : judged;
     return next < beat_at ? next : beat_at;
 }

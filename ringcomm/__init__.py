@@ -4,7 +4,7 @@
     ringcomm.init()                                       # under torchrun, mpirun or srun
     ringcomm.allreduce(tensor, op="avg", compression="bf16")
 
-``__all__`` is the stable interface; everything else is internal.
+``__all__`` is the stable interface, and what ``dir`` shows; everything else is internal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ from .api import (
     shutdown,
     world_size,
 )
+from .calls import Op
+from .codecs import Compression, topk
 from .communicator import Communicator
-from .config import Config
+from .config import Algorithm, Config
+from .counters import LaneStats, RailStats, Stats
 from .errors import (
     AbortedError,
     AuthenticationError,
@@ -55,20 +58,26 @@ __version__ = _metadata.version("ringcomm")
 
 __all__ = [
     "AbortedError",
+    "Algorithm",
     "AuthenticationError",
     "BootstrapError",
     "CommTimeoutError",
     "Communicator",
+    "Compression",
     "Config",
     "ConfigError",
     "DeviceError",
     "ErrorFeedback",
     "FeedbackStore",
+    "LaneStats",
     "MismatchError",
     "NotInitializedError",
+    "Op",
     "PeerLostError",
     "ProtocolError",
+    "RailStats",
     "RingcommError",
+    "Stats",
     "TensorError",
     "Work",
     "__version__",
@@ -90,5 +99,10 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
+    "topk",
     "world_size",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 _USAGE = """\
-usage: python -m ringcomm            what is installed, and what this machine offers
+usage: python -m ringcomm            what is installed, what this machine offers, and the settings
        python -m ringcomm keygen F   make a job secret in file F
        python -m ringcomm tune       on all ranks: measure which all-reduce is fastest, and keep it
        python -m ringcomm.train      the reference trainer (--help for its options)
+       python -m ringcomm --version  the version alone
 """
+_COMMANDS = ("info", "keygen", "tune", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,10 +30,18 @@ def main(argv: list[str] | None = None) -> int:
         from .tools import tune
 
         return tune.main(args[1:])
+    if command in ("-V", "--version", "version"):
+        from . import __version__
+
+        print(f"ringcomm {__version__}")
+        return 0
     if command in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0
-    print(f"ringcomm: unknown command '{command}'\n{_USAGE}", end="", file=sys.stderr)
+    from .errors import did_you_mean
+
+    near = did_you_mean(command, _COMMANDS)
+    print(f"ringcomm: unknown command '{command}'{near}\n{_USAGE}", end="", file=sys.stderr)
     return 2
 
 

@@ -7,11 +7,13 @@ This and work.py and communicator.py are the only modules that call into the ext
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from .callers import Callers
@@ -28,15 +30,27 @@ from .errors import (
     RingcommError,
 )
 
+
+def _why_no_core(error: ImportError, package: Path) -> str:
+    """What to do about a core that cannot be imported from the package's folder."""
+    if importlib.machinery.PathFinder.find_spec("_core", [str(package)]) is not None:
+        return f"ringcomm's C core cannot be loaded: {error}. Install ringcomm again"
+    sources = package.parent
+    if not (sources / "setup.py").exists():
+        return f"ringcomm in {package} has no C core. Install ringcomm again"
+    return (
+        f"Python imports ringcomm from its sources in {sources}, where the C core has not been "
+        "built; a ringcomm that 'pip install .' put elsewhere is not seen from this folder. Run "
+        f"'pip install -e {sources}', which builds it here (gcc and the Python headers are "
+        "needed), or start from another folder"
+    )
+
+
 try:
     from ._core import ffi as ffi
     from ._core import lib as lib
 except ImportError as error:
-    raise ImportError(
-        "ringcomm's C core is not built here. Install it with 'pip install .' (or 'pip install "
-        f"-e .' to work on it) in the project's folder; it needs gcc and the Python headers. "
-        f"({error})"
-    ) from None
+    raise ImportError(_why_no_core(error, Path(__file__).resolve().parent)) from None
 
 OK, AGAIN = 0, 1
 CALLBACK_THREAD = "ringcomm-done"
@@ -96,6 +110,10 @@ def tune(comm: Any, rows: Sequence[TunedRow]) -> int:
     return int(lib.rc_comm_tune(comm, table, len(rows)))
 
 
+def _address(work: Any) -> int:
+    return int(ffi.cast("uintptr_t", work))
+
+
 class Engine:
     """One rc_engine: an event loop with its progress thread."""
 
@@ -110,7 +128,9 @@ class Engine:
             raise RingcommError(f"the engine cannot start: {result_name(result)}")
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
+        # By slot, until the watcher has seen it filled; then by handle, found at once.
         self._watched: dict[Any, Callable[[], None]] = {}
+        self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
         self._callers: Callers | None = None
         self.forked = False
@@ -134,9 +154,10 @@ class Engine:
                 self._callers.start()
 
     def unwatch(self, slot: Any) -> None:
-        """Takes back a watch whose work was refused."""
+        """Takes back a watch whose work was refused, or is over."""
         with self._registered:
-            self._watched.pop(slot, None)
+            if self._watched.pop(slot, None) is None and slot[0]:
+                self._by_handle.pop(_address(slot[0]), None)
 
     # ---- what its callers take from (callers.Source) ----
 
@@ -163,11 +184,16 @@ class Engine:
 
     def _callback_of(self, work: Any) -> Callable[[], None]:
         while True:
-            with self._registered:  # works mostly end in the order in which they began
-                for slot in self._watched:
-                    if slot[0] == work:
-                        return self._watched.pop(slot)
-            time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
+            with self._registered:
+                callback = self._by_handle.pop(_address(work), None)
+                if callback is not None:
+                    return callback
+                found = False
+                for slot in [slot for slot in self._watched if slot[0]]:
+                    self._by_handle[_address(slot[0])] = self._watched.pop(slot)
+                    found = found or slot[0] == work
+            if not found:
+                time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
 
     def free(self) -> None:
         """Stops its threads, or if one of them calls this, has them stop. All communicators must be

@@ -11,18 +11,23 @@ import inspect
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from .calls import Feedback
+from .calls import Feedback, Op
+from .codecs import Compression
+from .collectives import T
 from .communicator import Communicator
-from .config import Config
-from .errors import NotInitializedError, RingcommError
+from .config import Config, names_arguments
+from .errors import ConfigError, NotInitializedError, RingcommError
+from .fusion import Works
 from .residuals import Residuals
+from .work import Work
 
 _default: Communicator | None = None
 _lock = threading.Lock()
 
 
+@names_arguments
 def init(
     rank: int | None = None,
     world_size: int | None = None,
@@ -39,7 +44,7 @@ def init(
         rank, world_size: this rank and how many there are. None: from the environment of torchrun,
             Open MPI, MPICH or Slurm; without any of these, a world of one.
         init_method: ``"tcp://host:port"`` of rank 0, where explicit values are given.
-        config: settings; None: ``Config.from_env()``.
+        config: settings; None: ``Config()``. Fields that it was not given follow the environment.
         timeout: seconds within which all ranks must have found each other; None:
             ``config.connect_timeout``. (Collectives have ``config.timeout``.)
         mpi: an mpi4py communicator, over which the ranks find each other.
@@ -94,8 +99,14 @@ def default_communicator() -> Communicator:
 
 
 def _use(comm: Communicator | None) -> Communicator:
-    used = _default if comm is None else comm
-    return default_communicator() if used is None else used
+    if comm is None:
+        return _default or default_communicator()
+    if not isinstance(comm, Communicator):
+        raise ConfigError(
+            f"comm={comm!r}: give a ringcomm.Communicator; Communicator.create(mpi=...) makes one "
+            "of an mpi4py communicator, and split() one of some of its ranks"
+        )
+    return comm
 
 
 def rank() -> int:
@@ -108,11 +119,35 @@ def world_size() -> int:
     return default_communicator().world_size
 
 
+@overload
+def allreduce(
+    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: T | None = ..., async_op: Literal[False] = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T: ...
+
+
+@overload
+def allreduce(
+    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: T | None = ..., async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def allreduce(
+    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: T | None = ..., async_op: bool, timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T | Work: ...
+
+
 def allreduce(
     tensor: Any,
-    op: str = "sum",
+    op: Op = "sum",
     *,
-    compression: str | None = None,
+    compression: Compression | None = None,
     feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
@@ -126,11 +161,35 @@ def allreduce(
     )  # fmt: skip
 
 
+@overload
+def allreduce_many(
+    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[False] = ...,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> list[T]: ...
+
+
+@overload
+def allreduce_many(
+    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[True],
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Works: ...
+
+
+@overload
+def allreduce_many(
+    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: bool,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> list[T] | Works: ...
+
+
 def allreduce_many(
     tensors: Iterable[Any],
-    op: str = "sum",
+    op: Op = "sum",
     *,
-    compression: str | None = None,
+    compression: Compression | None = None,
     feedback: Sequence[Residuals] | Literal[False] | None = None,
     async_op: bool = False,
     timeout: float | None = None,
@@ -140,6 +199,27 @@ def allreduce_many(
     return _use(comm).allreduce_many(
         tensors, op, compression=compression, feedback=feedback, async_op=async_op, timeout=timeout
     )
+
+
+@overload
+def broadcast(
+    tensor: T, root: int = ..., *, async_op: Literal[False] = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T: ...
+
+
+@overload
+def broadcast(
+    tensor: T, root: int = ..., *, async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def broadcast(
+    tensor: T, root: int = ..., *, async_op: bool, timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T | Work: ...
 
 
 def broadcast(
@@ -154,10 +234,31 @@ def broadcast(
     return _use(comm).broadcast(tensor, root, async_op=async_op, timeout=timeout)
 
 
+@overload
+def reduce(
+    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
+    async_op: Literal[False] = ..., timeout: float | None = ..., comm: Communicator | None = ...,
+) -> T: ...
+
+
+@overload
+def reduce(
+    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: Literal[True],
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def reduce(
+    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: bool,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> T | Work: ...
+
+
 def reduce(
     tensor: Any,
     root: int = 0,
-    op: str = "sum",
+    op: Op = "sum",
     *,
     out: Any = None,
     async_op: bool = False,
@@ -168,10 +269,26 @@ def reduce(
     return _use(comm).reduce(tensor, root, op, out=out, async_op=async_op, timeout=timeout)
 
 
+@overload
+def allgather(
+    tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def allgather(
+    tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Any: ...
+
+
 def allgather(
     tensor: Any,
     *,
-    compression: str | None = None,
+    compression: Compression | None = None,
     feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
@@ -183,6 +300,20 @@ def allgather(
         tensor, compression=compression, feedback=feedback, out=out, async_op=async_op,
         timeout=timeout,
     )  # fmt: skip
+
+
+@overload
+def gather(
+    tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def gather(
+    tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Any: ...
 
 
 def gather(
@@ -198,6 +329,20 @@ def gather(
     return _use(comm).gather(tensor, root, out=out, async_op=async_op, timeout=timeout)
 
 
+@overload
+def scatter(
+    tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def scatter(
+    tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Any: ...
+
+
 def scatter(
     tensor: Any,
     root: int = 0,
@@ -211,11 +356,27 @@ def scatter(
     return _use(comm).scatter(tensor, root, out=out, async_op=async_op, timeout=timeout)
 
 
+@overload
+def reduce_scatter(
+    tensor: Any, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def reduce_scatter(
+    tensor: Any, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
+    out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Any: ...
+
+
 def reduce_scatter(
     tensor: Any,
-    op: str = "sum",
+    op: Op = "sum",
     *,
-    compression: str | None = None,
+    compression: Compression | None = None,
     feedback: Feedback = None,
     out: Any = None,
     async_op: bool = False,
@@ -227,6 +388,20 @@ def reduce_scatter(
         tensor, op, compression=compression, feedback=feedback, out=out, async_op=async_op,
         timeout=timeout,
     )  # fmt: skip
+
+
+@overload
+def alltoall(
+    tensor: Any, *, out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def alltoall(
+    tensor: Any, *, out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Any: ...
 
 
 def alltoall(
@@ -241,11 +416,51 @@ def alltoall(
     return _use(comm).alltoall(tensor, out=out, async_op=async_op, timeout=timeout)
 
 
+@overload
+def barrier(
+    *, async_op: Literal[False] = ..., timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> None: ...
+
+
+@overload
+def barrier(
+    *, async_op: Literal[True], timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def barrier(
+    *, async_op: bool, timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work | None: ...
+
+
 def barrier(
     *, async_op: bool = False, timeout: float | None = None, comm: Communicator | None = None
 ) -> Any:
     """Communicator.barrier."""
     return _use(comm).barrier(async_op=async_op, timeout=timeout)
+
+
+@overload
+def send(
+    tensor: T, dst: int, *, tag: int = ..., async_op: Literal[False] = ...,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> T: ...
+
+
+@overload
+def send(
+    tensor: T, dst: int, *, tag: int = ..., async_op: Literal[True], timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def send(
+    tensor: T, dst: int, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T | Work: ...
 
 
 def send(
@@ -259,6 +474,27 @@ def send(
 ) -> Any:
     """Communicator.send."""
     return _use(comm).send(tensor, dst, tag=tag, async_op=async_op, timeout=timeout)
+
+
+@overload
+def recv(
+    tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[False] = ...,
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> T: ...
+
+
+@overload
+def recv(
+    tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[True],
+    timeout: float | None = ..., comm: Communicator | None = ...,
+) -> Work: ...
+
+
+@overload
+def recv(
+    tensor: T, src: int | None, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+    comm: Communicator | None = ...,
+) -> T | Work: ...
 
 
 def recv(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,11 @@ NUMPY_NAMES = {
 SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
+def full_name(dtype: str) -> str:
+    """Of a dtype that is in DTYPES, as numpy and torch have it."""
+    return next(name for name, short in NUMPY_NAMES.items() if short == dtype)
+
+
 class View:
     """A tensor as the core sees it.
 
@@ -40,7 +45,8 @@ class View:
         count: elements.
         dtype: a name of DTYPES.
         shape: as the caller's object has it.
-        finish: call once after the collective: scatters a gathered copy back.
+        finish: call once after the collective: scatters a gathered copy back. ValueError if that
+            cannot be, or if the memory was given up meanwhile.
     """
 
     __slots__ = ("_keep", "_make", "address", "count", "dtype", "finish", "owner", "shape")
@@ -113,6 +119,8 @@ def _kind(obj: Any) -> str:
 
 
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
+    if tensor.device.type == "meta":
+        raise TensorError("a tensor on device 'meta' has no memory; make it on the CPU or a GPU")
     if tensor.device.type != "cpu":
         raise TensorError(
             f"a tensor on device '{tensor.device}' is not supported; pass tensor.cpu() and copy "
@@ -123,7 +131,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
         raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
     dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
-        raise TensorError(f"dtype {tensor.dtype} is not supported; use {SUPPORTED}")
+        raise unsupported(str(tensor.dtype))
     dense = tensor.detach()
     finish = None
     if not dense.is_contiguous() or dense.is_neg():
@@ -140,11 +148,17 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
                 target.copy_(gathered)
 
         dense = gathered
+    address = dense.data_ptr()
+    if finish is None:
+
+        def finish() -> None:
+            if dense.data_ptr() != address:  # what the core has used since is not its memory
+                raise ValueError("its storage was resized in flight")
 
     def make(shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=tensor.dtype)
 
-    return View(tensor, dense, dense.data_ptr(), dtype, tensor.shape, tensor.numel(), make, finish)
+    return View(tensor, dense, address, dtype, tensor.shape, tensor.numel(), make, finish)
 
 
 # ---- numpy and what numpy can wrap ----
@@ -153,21 +167,52 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
 def _as_array(obj: Any) -> np.ndarray[Any, Any]:
     if isinstance(obj, np.ndarray):
         return obj
+    if isinstance(obj, np.generic):
+        copy = np.asarray(obj)
+        copy.flags.writeable = False  # what is written to it would be lost
+        return copy
+    if isinstance(obj, _NO_TENSORS):
+        raise _no_tensor(obj)
     try:
-        if isinstance(obj, np.generic):
-            copy = np.asarray(obj)
-            copy.flags.writeable = False  # what is written to it would be lost
-            return copy
         if hasattr(obj, "__array_interface__"):
             return np.asarray(obj)
         if hasattr(obj, "__dlpack__"):
             return np.from_dlpack(obj)
         return np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        raise TensorError(
-            f"{_kind(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
-            f"the buffer protocol, __array_interface__ or DLPack ({error})"
-        ) from None
+        raise _no_tensor(obj, "" if "bytes-like" in str(error) else f" ({error})") from None
+
+
+#: What new users pass, and which has no memory that a result could be put into.
+_NO_TENSORS = (str, int, float, complex, list, tuple, dict, set, Iterator, type(None))
+
+
+def _no_tensor(obj: Any, why: str = "") -> TensorError:
+    hint = ""
+    if isinstance(obj, (int, float, complex)):
+        hint = f"; of a number make one by np.array([{obj!r}])"
+    elif isinstance(obj, (list, tuple)) and obj and all(isinstance(x, (int, float)) for x in obj):
+        hint = "; of numbers make one by np.array(...)"
+    elif isinstance(obj, (list, tuple, dict, set, Iterator)):
+        hint = "; several tensors make one by numpy.stack or torch.stack, or use allreduce_many"
+    elif hasattr(obj, "parameters"):
+        hint = "; of a module pass its tensors, as those of its parameters() or their .grad"
+    return TensorError(
+        f"{_kind(obj)} is not a tensor: give a numpy array, a torch tensor, or an object with "
+        f"the buffer protocol, __array_interface__ or DLPack{hint}{why}"
+    )
+
+
+def unsupported(dtype: str) -> TensorError:
+    """The error of a tensor of this dtype, as its library names it."""
+    convert = "convert it"
+    if "bool" in dtype:
+        convert = "view it as uint8 (with max for any, and min for all)"
+    elif "complex" in dtype:
+        convert = "view it as real numbers, two for each"
+    elif "endian" in dtype:
+        convert = "convert it to the machine's byte order"
+    return TensorError(f"dtype {dtype} is not supported; {convert}, or use {SUPPORTED}")
 
 
 @functools.cache
@@ -175,10 +220,24 @@ def _dtype_name(dtype: np.dtype[Any]) -> str | None:
     return NUMPY_NAMES.get(dtype.name) if dtype.isnative else None
 
 
+def said(dtype: np.dtype[Any]) -> str:
+    """What messages call a dtype of numpy."""
+    other = "big" if sys.byteorder == "little" else "little"
+    native = dtype.names or not dtype.itemsize or dtype.isnative
+    return dtype.name if native else f"{other}-endian {dtype.name}"
+
+
 def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     dtype = _dtype_name(array.dtype)
     if dtype is None:
-        raise TensorError(f"dtype {array.dtype.str} is not supported; use native {SUPPORTED}")
+        raise unsupported(said(array.dtype))
+    if array is not obj and isinstance(obj, np.generic) and writable:
+        raise TensorError(
+            f"{_kind(obj)} is a number, which the result cannot be written to; pass np.array([x]), "
+            "or out="
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise TensorError("the array has a mask, which is not sent; pass its .data, or .filled(0)")
     if writable and not array.flags.writeable:
         raise TensorError(
             f"{_kind(obj)} is read-only, and the result would be written to it; pass out= or a copy"

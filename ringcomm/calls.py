@@ -5,23 +5,33 @@ Invariant: what cannot work is refused here, before anything is submitted or sen
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 from ._native import ffi, lib
-from .buffers import DTYPES, View
+from .buffers import DTYPES, View, full_name
 from .codecs import Codec, parse, refuse_composed
-from .errors import ConfigError, TensorError
+from .errors import ConfigError, TensorError, did_you_mean
 from .residuals import Residuals
 
+Op = Literal["sum", "avg", "min", "max", "prod"]
+
 #: Name -> number in the C header (rc_op).
-OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
+OPS: dict[str, int] = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 
 #: ``feedback=``: False goes without where the codec needs it.
 Feedback = Residuals | Literal[False] | None
 
 ANY_SOURCE = int(lib.RC_ANY_SOURCE)
+
+#: What other libraries call them.
+_OTHER_NAMES = {
+    "add": "sum", "plus": "sum", "mean": "avg", "average": "avg", "minimum": "min",
+    "maximum": "max", "amin": "min", "amax": "max", "product": "prod", "mul": "prod",
+    "multiply": "prod",
+}  # fmt: skip
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -40,19 +50,19 @@ _COLLECTIVES = {
 }
 
 
-def is_integer(value: object) -> bool:
-    """Python's or numpy's."""
-    return isinstance(value, (int, np.integer))
+def is_integer(value: object) -> TypeGuard[int]:
+    """Python's or numpy's, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """A real number, Python's or numpy's, that is not NaN."""
-    return isinstance(value, _NUMBERS) and value == value
+    """A real number, Python's or numpy's, that is neither NaN nor a truth value."""
+    return isinstance(value, _NUMBERS) and value == value and not isinstance(value, bool)
 
 
 def check_tag(tag: object) -> int:
     """A user's tag of a send or receive. Raises ConfigError."""
-    if not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**31:
+    if not is_integer(tag) or not 0 <= tag < 2**31:
         raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
     return int(tag)
 
@@ -61,21 +71,46 @@ def require_compressible(compression: str | None, dtype: str) -> None:
     """Raises TensorError for a tensor that the codec does not take."""
     if compression not in (None, "none") and dtype not in ("f32", "f64"):
         raise TensorError(
-            f"compression={compression!r} takes float32 and float64 tensors, not {dtype}; "
-            "leave it out"
+            f"compression={compression!r} takes float32 and float64 tensors, not "
+            f"{full_name(dtype)}; leave it out"
         )
 
 
 def require_feedback(codec: Codec, feedback: object) -> None:
     """Raises ConfigError for what is no feedback, or none where the codec needs it."""
     if feedback is not None and feedback is not False and not isinstance(feedback, Residuals):
-        raise ConfigError(f"feedback={feedback!r}: give a ringcomm.ErrorFeedback, or False")
+        hint = "or False"
+        if type(feedback).__name__ == "FeedbackStore":
+            hint = 'which the store has by the name of the tensor, as store["layer1.weight"]'
+        elif isinstance(feedback, type):
+            hint = f"{feedback.__name__}(), made once and kept from call to call"
+        raise ConfigError(f"feedback={feedback!r}: give a ringcomm.ErrorFeedback, {hint}")
     if feedback is None and codec.needs_feedback:
         raise ConfigError(
             f"compression={codec.name!r} rounds so much away that it needs "
             "feedback=ringcomm.ErrorFeedback(), one for each tensor and kept from call to call, or "
             "feedback=False to go without"
         )
+
+
+def _unknown_op(op: object) -> ConfigError:
+    """Of MPI.SUM, torch's ReduceOp.SUM or numpy.add, too, it says which name is meant."""
+    own = getattr(op, "name", None) or getattr(op, "__name__", None)
+    word = re.split(r"[._]", str(own if isinstance(own, str) else op).lower())[-1]
+    word = re.sub(r"\W.*", "", word)
+    meant = _OTHER_NAMES.get(word, word)
+    hint = did_you_mean(meant, OPS)
+    return ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}{hint}")
+
+
+def _wrong_rank(collective: int, root: object, world_size: int) -> ConfigError:
+    of = {lib.RC_SEND: "dst", lib.RC_RECV: "src"}.get(collective, "root")
+    wanted = f"give {of}= a rank from 0 to {world_size - 1}"
+    if collective == lib.RC_RECV and world_size > 1:
+        wanted += ", or None for any"
+    if isinstance(root, str) and root in OPS:
+        wanted += f", and op={root!r} by its name"
+    return ConfigError(f"rank {root!r} is not in a world of {world_size}: {wanted}")
 
 
 def _require_composable(collective: int, op: str, codec: Codec, waits: bool) -> None:
@@ -107,14 +142,14 @@ def make_call(
     if not is_number(seconds) or not 0 < seconds <= 4_000_000:
         raise ConfigError(f"timeout={seconds!r}: give seconds above 0, at most 4 million")
     if not isinstance(op, str) or op not in OPS:
-        raise ConfigError(f"op={op!r} is unknown; give one of {', '.join(OPS)}")
+        raise _unknown_op(op)
     codec = parse(compression)
     require_feedback(codec, feedback)
     _require_sum(collective, op, codec, feedback)
     _require_composable(collective, op, codec, not async_op and not notify)
     any_source = collective == lib.RC_RECV and root is None and world_size > 1
-    if not any_source and (not is_integer(root) or not 0 <= (root or 0) < world_size):
-        raise ConfigError(f"rank {root!r} is not in a world of {world_size}")
+    if not any_source and (not is_integer(root) or not 0 <= root < world_size):
+        raise _wrong_rank(collective, root, world_size)
     some = src or dst
     if some is not None:
         require_compressible(compression, some.dtype)

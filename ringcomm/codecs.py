@@ -7,8 +7,19 @@ has parsed needs no further check, save that of the tensor's dtype and of the op
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Literal, NewType
 
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean
+
+TopK = NewType("TopK", str)
+"""What ``topk`` returns."""
+
+Compression = (
+    Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "onebit-deepspeed", "topk"]
+    | TopK
+)
+"""What ``compression=`` takes, for who checks types; any string of that form works as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,14 @@ CODECS = {
 }
 
 
+def topk(density: float) -> TopK:
+    """The codec that sends this share of the elements, the largest: ``topk(0.001)`` is the string
+    "topk:0.001", of a type that ``compression=`` takes. Raises ConfigError for no density."""
+    name = f"topk:{density}"
+    parse(name, "")
+    return TopK(name)
+
+
 def parse(compression: object, what: str = "compression=") -> Codec:
     """The codec that ``compression`` names; None is "none". A density follows "topk" after a colon,
     as in "topk:0.001".
@@ -76,8 +95,23 @@ def parse(compression: object, what: str = "compression=") -> Codec:
         return _topk(compression, _density(compression, what))
     found = CODECS.get(compression) if isinstance(compression, str) else None
     if found is None:
-        raise ConfigError(f"{what}{compression!r} is unknown; give one of {', '.join(CODECS)}")
+        raise ConfigError(
+            f"{what}{compression!r} is unknown; give one of {names()}{_meant(compression)}"
+        )
     return found
+
+
+def names(among: Callable[[Codec], bool] = lambda codec: True) -> str:
+    """The codecs, or some of them, as messages and help texts list them."""
+    return ", ".join(codec.name for codec in CODECS.values() if among(codec))
+
+
+def _meant(compression: object) -> str:
+    """Of a dtype, too, as torch.bfloat16 and numpy.float16, it says which codec is meant."""
+    name = getattr(compression, "__name__", None) or str(compression)
+    word = name.rpartition(".")[2].lower()
+    word = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}.get(word, word)
+    return did_you_mean(word, CODECS)
 
 
 def refuse_composed(codec: Codec, what: str) -> None:

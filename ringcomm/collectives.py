@@ -7,18 +7,21 @@ the core it is; the Communicator runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 from ._native import lib
 from .buffers import View
-from .calls import Feedback, check_tag
+from .calls import Feedback, Op, check_tag
+from .codecs import Compression
 from .config import Config
-from .devices import view
-from .errors import TensorError
-from .fusion import allreduce_many
+from .devices import refuse_grad, view
+from .errors import ConfigError, TensorError
+from .fusion import Works, allreduce_many, listed
 from .residuals import Residuals
 from .shortcut import Shortcut
 from .work import Work
+
+T = TypeVar("T")
 
 
 class Collectives:
@@ -48,12 +51,33 @@ class Collectives:
     ) -> Any:
         raise NotImplementedError
 
+    @overload
+    def allreduce(
+        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Feedback = ..., out: T | None = ..., async_op: Literal[False] = ...,
+        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+    ) -> T: ...
+
+    @overload
+    def allreduce(
+        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Feedback = ..., out: T | None = ..., async_op: Literal[True],
+        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def allreduce(
+        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Feedback = ..., out: T | None = ..., async_op: bool,
+        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+    ) -> T | Work: ...
+
     def allreduce(
         self,
         tensor: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
-        compression: str | None = None,
+        compression: Compression | None = None,
         feedback: Feedback = None,
         out: Any = None,
         async_op: bool = False,
@@ -72,10 +96,12 @@ class Collectives:
                 "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
                 and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
                 there are two ranks, once); a value that is not finite makes the whole result NaN.
+                "topk": the largest hundredth of the elements, exact, at 0.48 bits;
+                ringcomm.topk(density), the string "topk:DENSITY", for another share.
                 "onebit-deepspeed": DeepSpeed's formula to the bit; for avg, not for async_op.
             feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
-                rounded away is sent with the next call. "int4" and both "onebit" need one, or False
-                to go without. It is left as it was if the result is not finite.
+                rounded away is sent with the next call. "int4", "topk" and both "onebit" need one,
+                or False to go without. It is left as it was if the result is not finite.
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
@@ -98,19 +124,42 @@ class Collectives:
         in_place = out is None and timeout is None and not async_op and on_done is None
         if in_place and feedback is None and self._shortcut.allreduce(tensor, op, compression):
             return tensor
-        src = view(tensor, writable=out is None)
+        if on_done is not None and not callable(on_done):
+            raise ConfigError(f"on_done={on_done!r}: give a function that takes the Work")
+        src = _written(tensor) if out is None else view(tensor, writable=False)
         dst = src if out is None else self._out(out, src, src.count)
         return self._run(
             lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
             feedback=feedback, async_op=async_op, timeout=timeout, on_done=on_done,
         )  # fmt: skip
 
+    @overload
+    def allreduce_many(
+        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Sequence[Residuals] | Literal[False] | None = ...,
+        async_op: Literal[False] = ..., timeout: float | None = ...,
+    ) -> list[T]: ...
+
+    @overload
+    def allreduce_many(
+        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Works: ...
+
+    @overload
+    def allreduce_many(
+        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: bool,
+        timeout: float | None = ...,
+    ) -> list[T] | Works: ...
+
     def allreduce_many(
         self,
         tensors: Iterable[Any],
-        op: str = "sum",
+        op: Op = "sum",
         *,
-        compression: str | None = None,
+        compression: Compression | None = None,
         feedback: Sequence[Residuals] | Literal[False] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -129,22 +178,60 @@ class Collectives:
             ``exception``, as a Work has them. The other arguments, and the errors raised, are those
             of ``allreduce``.
         """
-        return allreduce_many(self, tensors, op, compression, feedback, async_op, timeout)
+        given = listed(tensors)
+        for tensor in given:
+            refuse_grad(tensor)
+        return allreduce_many(self, given, op, compression, feedback, async_op, timeout)
+
+    @overload
+    def broadcast(
+        self, tensor: T, root: int = ..., *, async_op: Literal[False] = ...,
+        timeout: float | None = ...,
+    ) -> T: ...
+
+    @overload
+    def broadcast(
+        self, tensor: T, root: int = ..., *, async_op: Literal[True], timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def broadcast(
+        self, tensor: T, root: int = ..., *, async_op: bool, timeout: float | None = ...,
+    ) -> T | Work: ...
 
     def broadcast(
         self, tensor: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
         Work). On root it is only read."""
+        refuse_grad(tensor)  # on root, too, or the others alone would refuse
         dst = view(tensor, writable=self.rank != root)
         return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
                          timeout=timeout)  # fmt: skip
+
+    @overload
+    def reduce(
+        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
+        async_op: Literal[False] = ..., timeout: float | None = ...,
+    ) -> T: ...
+
+    @overload
+    def reduce(
+        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
+        async_op: Literal[True], timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def reduce(
+        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: bool,
+        timeout: float | None = ...,
+    ) -> T | Work: ...
 
     def reduce(
         self,
         tensor: Any,
         root: int = 0,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         out: Any = None,
         async_op: bool = False,
@@ -153,18 +240,30 @@ class Collectives:
         """Reduces to root by ``op`` as allreduce does, in place there unless ``out`` is given;
         elsewhere the tensor is only read, and returned as it is."""
         here = self.rank == root
-        src = view(tensor, writable=here and out is None)
+        src = _written(tensor) if here and out is None else view(tensor, writable=False)
         dst = None
         if here:
             dst = src if out is None else self._out(out, src, src.count)
         return self._run(lib.RC_REDUCE, src, dst, src.count, op=op, root=root, async_op=async_op,
                          timeout=timeout, result=None if here else tensor)  # fmt: skip
 
+    @overload
+    def allgather(
+        self, tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
+        out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def allgather(
+        self, tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
+        out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    ) -> Any: ...
+
     def allgather(
         self,
         tensor: Any,
         *,
-        compression: str | None = None,
+        compression: Compression | None = None,
         feedback: Feedback = None,
         out: Any = None,
         async_op: bool = False,
@@ -179,6 +278,18 @@ class Collectives:
             lib.RC_ALLGATHER, src, dst, src.count, compression=compression, feedback=feedback,
             async_op=async_op, timeout=timeout,
         )  # fmt: skip
+
+    @overload
+    def gather(
+        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def gather(
+        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+        timeout: float | None = ...,
+    ) -> Any: ...
 
     def gather(
         self,
@@ -195,6 +306,18 @@ class Collectives:
         dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
         return self._run(lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op,
                          timeout=timeout)  # fmt: skip
+
+    @overload
+    def scatter(
+        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def scatter(
+        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+        timeout: float | None = ...,
+    ) -> Any: ...
 
     def scatter(
         self,
@@ -218,7 +341,7 @@ class Collectives:
         if tensor is None:
             if self.rank == root or out is None:
                 raise TensorError("scatter: give root's tensor, and on the other ranks out=")
-            dst = view(out, writable=True)
+            dst = _written(out)
             return self._run(lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op,
                              timeout=timeout)  # fmt: skip
         src = view(tensor, writable=False)
@@ -227,12 +350,26 @@ class Collectives:
         return self._run(lib.RC_SCATTER, src if self.rank == root else None, dst, dst.count,
                          root=root, async_op=async_op, timeout=timeout)  # fmt: skip
 
+    @overload
+    def reduce_scatter(
+        self, tensor: Any, op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Feedback = ..., out: Any = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def reduce_scatter(
+        self, tensor: Any, op: Op = ..., *, compression: Compression | None = ...,
+        feedback: Feedback = ..., out: Any = ..., async_op: bool = ...,
+        timeout: float | None = ...,
+    ) -> Any: ...
+
     def reduce_scatter(
         self,
         tensor: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
-        compression: str | None = None,
+        compression: Compression | None = None,
         feedback: Feedback = None,
         out: Any = None,
         async_op: bool = False,
@@ -257,6 +394,17 @@ class Collectives:
             feedback=feedback, async_op=async_op, timeout=timeout,
         )  # fmt: skip
 
+    @overload
+    def alltoall(
+        self, tensor: Any, *, out: Any = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def alltoall(
+        self, tensor: Any, *, out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    ) -> Any: ...
+
     def alltoall(
         self, tensor: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
@@ -268,9 +416,41 @@ class Collectives:
         return self._run(lib.RC_ALLTOALL, src, dst, src.count // self.world_size,
                          async_op=async_op, timeout=timeout)  # fmt: skip
 
+    @overload
+    def barrier(
+        self, *, async_op: Literal[False] = ..., timeout: float | None = ...,
+    ) -> None: ...
+
+    @overload
+    def barrier(
+        self, *, async_op: Literal[True], timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def barrier(
+        self, *, async_op: bool, timeout: float | None = ...,
+    ) -> Work | None: ...
+
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Returns None, or the Work is over, when every rank has called it."""
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
+
+    @overload
+    def send(
+        self, tensor: T, dst: int, *, tag: int = ..., async_op: Literal[False] = ...,
+        timeout: float | None = ...,
+    ) -> T: ...
+
+    @overload
+    def send(
+        self, tensor: T, dst: int, *, tag: int = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def send(
+        self, tensor: T, dst: int, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+    ) -> T | Work: ...
 
     def send(
         self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False,
@@ -283,6 +463,24 @@ class Collectives:
         return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=check_tag(tag),
                          async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
 
+    @overload
+    def recv(
+        self, tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[False] = ...,
+        timeout: float | None = ...,
+    ) -> T: ...
+
+    @overload
+    def recv(
+        self, tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Work: ...
+
+    @overload
+    def recv(
+        self, tensor: T, src: int | None, *, tag: int = ..., async_op: bool,
+        timeout: float | None = ...,
+    ) -> T | Work: ...
+
     def recv(
         self, tensor: Any, src: int | None, *, tag: int = 0, async_op: bool = False,
         timeout: float | None = None,
@@ -290,7 +488,7 @@ class Collectives:
         """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
         tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
         which the Work's ``root`` tells."""
-        dst = view(tensor, writable=True)
+        dst = _written(tensor)
         return self._run(lib.RC_RECV, None, dst, dst.count, root=src, tag=check_tag(tag),
                          async_op=async_op, timeout=timeout)  # fmt: skip
 
@@ -306,10 +504,10 @@ class Collectives:
         return (src.shape[0] // n, *src.shape[1:])
 
     def _out(self, out: Any, src: View, count: int) -> View:
-        dst = view(out, writable=True)
+        dst = _written(out)
         if dst.count != count or dst.dtype != src.dtype:
             raise TensorError(f"out is {dst.dtype}[{dst.count}], the result is "
-                              f"{src.dtype}[{count}]")  # fmt: skip
+                              f"{src.dtype}[{count}]: give one of its size and dtype, or none")
         return dst
 
     def _result(self, out: Any, src: View, shape: tuple[int, ...]) -> View:
@@ -318,3 +516,9 @@ class Collectives:
         for size in shape:
             count *= size
         return self._out(made, src, count)
+
+
+def _written(tensor: Any) -> View:
+    """The memory of a tensor that a result is written to."""
+    refuse_grad(tensor)
+    return view(tensor, writable=True)

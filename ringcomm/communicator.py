@@ -10,35 +10,42 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from . import _native, deepspeed
-from ._native import OK, error_class, ffi, lib, text
+from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
 from .calls import Feedback, is_integer, make_call
 from .collectives import Collectives
-from .config import Config
-from .counters import read_counters
+from .config import Config, names_arguments
+from .counters import Stats, count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Shortcut
-from .work import Work
+from .summary import summary_of
+from .timeline import Timeline
+from .work import SLICE_MS, Work
 
+_log = logging.getLogger("ringcomm")
 _CLOSE_MS = 1000
 _ABORT_MS = 100
 _LOOK_S = 1e-4
-_UNWAITED = 64  # works that may lie about finished before the communicator lets go of them
+_UNWAITED = 64  # works that may lie about, some finished, before all are looked at
+_OLDEST = 2  # works looked at with each call: more than it adds
 
 
 class Communicator(Collectives):
@@ -68,13 +75,17 @@ class Communicator(Collectives):
     """
 
     def __init__(self, joined: Joined) -> None:
+        if not isinstance(joined, Joined):
+            raise ConfigError(
+                "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
+            )
         mesh, config = joined.mesh, joined.config
         self.rank = mesh.rank
         self.world_size = mesh.world_size
         self.hosts = mesh.hosts
         self.rails = mesh.rails
         self.config = config
-        self.algorithms = config.algorithm
+        self.algorithms: str = config.algorithm
         if config.algorithm == "auto":
             self.algorithms = f"table {mesh.table.path}" if mesh.table else "model"
         self._joined = joined
@@ -85,23 +96,33 @@ class Communicator(Collectives):
         self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
+        self._timeline: Timeline | None = None
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
+        self._began = time.monotonic()
+        self._has_told_failure = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
             mesh.close()
             raise
+        told = self._told_at_start(joined)
         try:
+            self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
         except BaseException:
             mesh.close()
             _native.release_engine(config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
             raise
         _alive.add(self)
+        if told:
+            _log.info("%s", told)
 
     @classmethod
+    @names_arguments
     def create(
         cls,
         rank: int | None = None,
@@ -114,7 +135,12 @@ class Communicator(Collectives):
         store: Any = None,
     ) -> Communicator:
         """Joins the ranks of a job; the arguments are those of ``ringcomm.init``."""
-        settings = Config.from_env() if config is None else config
+        settings = Config() if config is None else config
+        if not isinstance(settings, Config):
+            raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+        if not isinstance(init_method, (str, type(None))):
+            raise ConfigError(f'init_method={init_method!r}: give "tcp://host:port"')
+        rank, world_size = _plain(rank), _plain(world_size)
         return cls(join(settings, rank, world_size, init_method, timeout, mpi, store))
 
     # ---- the rest of its life ----
@@ -136,14 +162,17 @@ class Communicator(Collectives):
         """
         self._require_open()
         for name, value in (("color", 0 if color is None else color), ("key", key)):
-            if not is_integer(value) or not -(2**63) <= value < 2**63:
+            whole = is_integer(value) or isinstance(value, (bool, np.bool_))  # rank < 2
+            if not whole or not -(2**63) <= int(value) < 2**63:
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(self._joined, members, self._gather_bytes, self._splits)
+        joined = regroup(
+            self._joined, members, self._gather_bytes, self._splits, self._has_failed
+        )
         return None if joined is None else Communicator(joined)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters since the communicator was opened.
 
         Returns:
@@ -163,6 +192,11 @@ class Communicator(Collectives):
             self._require_open()
             return read_counters(self._handle, self.rails)
 
+    def completed(self) -> int:
+        """How many works it has completed; 0 where it is closed."""
+        with self._lock:
+            return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
+
     @property
     def kernel_set(self) -> str:
         """The instruction set of its kernels."""
@@ -170,7 +204,7 @@ class Communicator(Collectives):
 
     def host_of(self, rank: int | None) -> str | None:
         """Host name of a rank; None for no rank."""
-        return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else None
+        return self.hosts[rank] if is_integer(rank) and 0 <= rank < len(self.hosts) else None
 
     @property
     def is_inherited(self) -> bool:
@@ -202,15 +236,29 @@ class Communicator(Collectives):
         if handle is None:
             return
         _alive.discard(self)
-        lib.rc_comm_close(handle, patience_ms)
-        if self._pipe is not None:
-            self._pipe.stop()
-        for work in list(self._in_flight.values()):
-            work.done()
-        while set(self._inside.values()) - {threading.get_ident()}:
-            time.sleep(_LOOK_S)  # their works are over
-        lib.rc_comm_free(handle)
-        _native.release_engine(self.config.kernel_set)
+        self._tell_end(handle)
+        try:
+            self._leave(handle, patience_ms)
+        finally:
+            lib.rc_comm_close(handle, 0)
+            if self._pipe is not None:
+                self._pipe.stop()
+            for work in list(self._in_flight.values()):
+                work.done()
+            while set(self._inside.values()) - {threading.get_ident()}:
+                time.sleep(_LOOK_S)  # their works are over
+            lib.rc_comm_free(handle)
+            _native.release_engine(self.config.kernel_set)
+            if self._timeline is not None:
+                self._timeline.close()
+
+    @staticmethod
+    def _leave(handle: Any, patience_ms: int) -> None:
+        """Cut into slices, as waiting is: a signal's handler runs between them."""
+        deadline = time.monotonic() + patience_ms / 1000
+        left = float(patience_ms)
+        while lib.rc_comm_leave(handle, int(min(left, SLICE_MS))) == AGAIN and left > 0:
+            left = max(0.0, (deadline - time.monotonic()) * 1000)
 
     def __enter__(self) -> Communicator:
         return self
@@ -229,7 +277,34 @@ class Communicator(Collectives):
         state = "closed" if self._handle is None else f"rank {self.rank} of {self.world_size}"
         return f"<ringcomm.Communicator {state}>"
 
+    def set_timeout(self, seconds: float) -> None:
+        """Makes it the ``config.timeout`` of collectives that are called from here on."""
+        self.config = dataclasses.replace(self.config, timeout=seconds)
+        self._shortcut = Shortcut(self)
+
+    # ---- for its works ----
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether each of its collectives has to be a Work, for a timeline."""
+        return self._timeline is not None
+
+    def note_over(self, work: Work) -> None:
+        """The work is over, and was seen to be for the first time."""
+        self._forget(work)
+        if self._timeline is not None:
+            self._timeline.finished(work)
+
     # ---- helpers ----
+
+    def _open_timeline(self) -> Timeline | None:
+        if not self.config.timeline:
+            return None
+        return Timeline(
+            self.config.timeline, self.rank, self.hosts[self.rank],
+            f"communicator of {self.world_size}, epoch {self._joined.epoch}",
+            [rail.interface for rail in self.rails],
+        )  # fmt: skip
 
     def _follow(self, rows: Sequence[Row]) -> None:
         """For tools.tune: other rows from now on, the same on all ranks between the same two
@@ -304,7 +379,9 @@ class Communicator(Collectives):
                 if code == lib.RC_INVALID_STATE and call.feedback:  # taken by another thread
                     kind = ConfigError
                 raise kind(f"{name}: {text(error.message)}")
-        if len(self._in_flight) > self._collect_at:
+        if self._timeline is not None:
+            self._timeline.submitted(work)
+        if len(self._in_flight) > 1:
             self._collect()
         return work if async_op else work.wait()
 
@@ -341,6 +418,8 @@ class Communicator(Collectives):
             raise kind(f"{name}: {text(error.message)}")
         if isinstance(feedback, Residuals):
             feedback.hold(work)
+        if self._timeline is not None:
+            self._timeline.submitted(work)
         return work if async_op else work.wait()
 
     def _call_back(self, work: Work, callback: Callable[[Work], None]) -> None:
@@ -352,14 +431,52 @@ class Communicator(Collectives):
         mine = np.frombuffer(part, dtype=np.uint8)
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
+    def _has_failed(self) -> bool:
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        return bool(error.code != OK)
+
     def _collect(self) -> None:
-        """Lets go of finished works that nobody has waited for, and so of their tensors."""
-        for work in list(self._in_flight.values()):
-            work.done()
-        self._collect_at = 2 * len(self._in_flight) + _UNWAITED
+        """Lets go of finished works that nobody has waited for, and so of their tensors: with each
+        call of the oldest, which mostly are over first, and now and then of all."""
+        in_flight = self._in_flight
+        for work in list(islice(in_flight.values(), _OLDEST)):
+            if not work.done():
+                break
+        if len(in_flight) > self._collect_at:
+            for work in list(in_flight.values()):
+                work.done()
+            self._collect_at = 2 * len(in_flight) + _UNWAITED
 
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
+        error = work._error
+        if error is not None and not self._has_told_failure:
+            self._has_told_failure = True
+            _log.info("%s: %s", type(error).__name__, error)
+
+    # ---- what is logged ----
+
+    def _told_at_start(self, joined: Joined) -> str:
+        """Of the first communicator of a process all; of others that they are there."""
+        if self.rank or not _log.isEnabledFor(logging.INFO):
+            return ""
+        if joined.epoch or _alive:
+            return f"another communicator, {joined.job}: {self.world_size} ranks"
+        return summary_of(joined, self.algorithms, self.kernel_set)
+
+    def _tell_end(self, handle: Any) -> None:
+        level = logging.DEBUG if self.rank else logging.INFO
+        if _log.isEnabledFor(level):
+            counted = read_counters(handle, self.rails)
+            _log.log(
+                level, "rank %d of %d closes after %.1f s: %d works, %d bytes sent over links, %d "
+                "put into shared memory", self.rank, self.world_size,
+                time.monotonic() - self._began, counted["works"], counted["wire_bytes"],
+                counted["shared_bytes"],
+            )  # fmt: skip
 
 
 _alive: set[Communicator] = set()
@@ -375,6 +492,16 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def works_of_process() -> int:
+    """Collectives that the open communicators of this process have completed."""
+    return sum(comm.completed() for comm in list(_alive))
+
+
+def _plain(number: int | None) -> int | None:
+    """numpy's integers are taken for Python's."""
+    return int(number) if isinstance(number, np.integer) else number
 
 
 def _members(comm: Communicator, color: int | None, key: int) -> list[int]:

@@ -1,33 +1,112 @@
 """Settings: one frozen dataclass, each field with its environment variable in one table.
 
 Invariants: a value is checked when the Config is made, never later; what the caller gives wins
-over the environment, which wins over the default. Nothing else in the package reads a
-RINGCOMM_ variable, save the secret's (bootstrap/secret.py).
+over the environment, which wins over the default, field by field, and each field knows which of
+them it is from. Every RINGCOMM_ variable that anything in the package reads has its place here, and
+one that has none is warned of.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import inspect
+import logging
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
-from .errors import ConfigError
+from . import logs
+from .errors import ConfigError, did_you_mean
+
+_log = logging.getLogger("ringcomm")
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _MIB = 1 << 20
+
+Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
 
 #: Name -> number in the C header (rc_algorithm).
 ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
 
-
 #: The value of Config.tune_table that stands for no table at all.
 TUNE_TABLE_OFF = "off"
 
+#: Variables that are no field of Config, and what each is.
+OTHER_VARIABLES = {
+    "RINGCOMM_SECRET": "the job's secret itself",
+    "RINGCOMM_COMPRESSION": "how the all-reduces of a torch process group travel",
+    logs.VARIABLE: "debug, info, warning or error: what the logger ringcomm tells",
+    "RINGCOMM_LIBCUDA": "the CUDA driver's library, instead of libcuda.so.1",
+    "RINGCOMM_WERROR": "1: warnings of the C compiler are errors, when ringcomm is built",
+}
+
+ARGUMENT, DEFAULT = "argument", "default"
+
+
+class _Unset:
+    """The default of a field: its value if the environment has none."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
 
 @dataclasses.dataclass(frozen=True)
+class _Found:
+    """A value that is no argument of the user's, and where it is from."""
+
+    value: Any
+    source: str
+
+
+_FIELDS: dict[str, Any] = {}
+"""The fields of Config and their defaults."""
+
+
+def _settings(cls: type[_T]) -> type[_T]:
+    """Of a class that becomes a dataclass: tells a default from an argument that is equal to it."""
+    for name in cls.__annotations__:
+        _FIELDS[name] = getattr(cls, name)
+        setattr(cls, name, _Unset(_FIELDS[name]))
+    return cls
+
+
+def names_arguments(function: _F) -> _F:
+    """Has the function refuse an argument that it does not have by the name that was meant."""
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{called}() has no argument {name!r}{_meant(name, known)}")
+        return function(*args, **given)
+
+    return cast(_F, checked)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    field = difflib.get_close_matches(name, list(_FIELDS), 1)
+    if field and field[0] not in known:
+        return f": give config=ringcomm.Config({field[0]}=...)"
+    return did_you_mean(name, known) or f"; it has {', '.join(known)}"
+
+
+@dataclasses.dataclass(frozen=True)
+@_settings
 class Config:
-    """How a communicator is built. Fields that all ranks must share are marked so."""
+    """How a communicator is built. Fields that all ranks must share are marked so.
+
+    A field that is not given is what its variable, ``RINGCOMM_`` and the name in capitals, says
+    when the Config is made, else the default.
+    """
 
     interfaces: tuple[str, ...] = ()
     """Network ports to use, in rail order, as named by the kernel. Empty: every port that is up
@@ -55,15 +134,16 @@ class Config:
     """Seconds between signs of life on a silent lane."""
 
     peer_timeout: float = 10.0
-    """Seconds without any sign of life after which a peer is lost."""
+    """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
 
-    algorithm: str = "auto"
+    algorithm: Algorithm = "auto"
     """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the tuned
     table or, without one, the cost model says of its size. Same on all ranks."""
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share. Off on one rank
     means off on all."""
+
     tune_table: str = ""
     """File with the table that ``python -m ringcomm tune`` makes, followed where algorithm is auto.
     Rank 0's counts. Empty: this cluster's in the user's cache, if there is one; off: none."""
@@ -86,6 +166,10 @@ class Config:
     """TCP congestion controls to try on each lane, in order; the first that the kernel lets us
     have is used. Empty: the system's (bbr, a common default, can halve a fast LAN's throughput)."""
 
+    timeline: str = ""
+    """File to write what collectives did when, as a Chrome trace; ``{rank}`` in it, or else what
+    goes before its ending, is this rank's number. Empty: none."""
+
     insecure: bool = False
     """Run without a secret off loopback. Anyone who reaches the ports can then join the job."""
 
@@ -96,6 +180,22 @@ class Config:
     """File descriptor to read the job's secret from; -1: none."""
 
     def __post_init__(self) -> None:
+        sources: dict[str, str] = {}
+        for name, value in vars(self).items():
+            found = _look_up(name, os.environ) if isinstance(value, _Unset) else value
+            if isinstance(found, _Found):
+                sources[name] = found.source
+                object.__setattr__(self, name, found.value)
+        object.__setattr__(self, "_sources", sources)
+        if sources:
+            logs.set_up(os.environ)
+            _warn_of_unknown(os.environ)
+        try:
+            self._check()
+        except ConfigError as error:
+            raise ConfigError(f"{error} ({self._blame(str(error))})") from None
+
+    def _check(self) -> None:
         _check_names(self, "interfaces")
         _check_names(self, "congestion")
         for name in ("insecure", "probe", "shared_memory"):
@@ -106,10 +206,17 @@ class Config:
             _check(self, "segment_bytes", 4096, 4 * _MIB)
         if self.segment_bytes % 4096:
             raise ConfigError(f"segment_bytes={self.segment_bytes}: give a multiple of 4096")
-        if self.algorithm not in ALGORITHMS:
-            raise ConfigError(f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}")
-        if not isinstance(self.tune_table, str) or "\0" in self.tune_table:
-            raise ConfigError(f"tune_table={self.tune_table!r}: give a file's path, or off")
+        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
+            raise ConfigError(
+                f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}"
+                f"{did_you_mean(self.algorithm, ALGORITHMS)}"
+            )
+        _check_path(self, "tune_table", "a file's path, or off")
+        _check_path(self, "timeline", "a file's path")
+        _check_path(self, "secret_file", "a file's path")
+        if not isinstance(self.kernel_set, str):
+            raise ConfigError(f"kernel_set={self.kernel_set!r}: give a name, such as avx2")
+        _check(self, "secret_fd", -1, 2**31 - 1)
         _check(self, "spin_us", -1, 10000)
         _check(self, "threads", 0, 2)
         _check(self, "timeout", 0.001, 1e6)
@@ -124,28 +231,32 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-        """Defaults, then RINGCOMM_* variables, then ``overrides`` (None means not given).
+        """As ``Config(**overrides)``, of which None means not given, and with another environment
+        than the process's if ``env`` is given.
 
         Raises ConfigError naming the variable whose value cannot be read.
         """
-        env = os.environ if env is None else env
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            name = _variable(field.name)
-            if name in env:
-                values[field.name] = _parse(name, field.default, env[name])
-        values.update({k: v for k, v in overrides.items() if v is not None})
-        try:
-            return cls(**values)
-        except ConfigError as error:
-            set_here = [
-                field for field in values
-                if overrides.get(field) is None and re.search(rf"\b{field}=", str(error))
-            ]  # fmt: skip
-            if not set_here:
-                raise
-            names = ", ".join(map(_variable, set_here))
-            raise ConfigError(f"{error} (set by {names})") from None
+        given = {name: value for name, value in overrides.items() if value is not None}
+        if env is not None:
+            given = {**{name: _look_up(name, env) for name in _FIELDS}, **given}
+        return cls(**given)
+
+    def sources(self) -> dict[str, str]:
+        """Where each field's value is from: "default", "argument", or the variable's name."""
+        found: dict[str, str] = self.__dict__["_sources"]
+        return {name: found.get(name, ARGUMENT) for name in _FIELDS}
+
+    def _blame(self, error: str) -> str:
+        """Where the fields that an error names are from."""
+        named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
+        told = []
+        for name in named:
+            source = self.sources()[name]
+            about = {ARGUMENT: "given as an argument", DEFAULT: "the default"}
+            told.append(about.get(source, f"set by {source}"))
+        if len(told) < 2:
+            return "".join(told)
+        return ", ".join(f"{name}: {one}" for name, one in zip(named, told, strict=True))
 
     def shared_fields(self) -> dict[str, int | str]:
         """The fields that must be equal on all ranks; compared when the ranks meet."""
@@ -153,22 +264,65 @@ class Config:
         return {name: getattr(self, name) for name in shared}
 
 
+Config.__init__ = names_arguments(Config.__init__)  # type: ignore[method-assign]
+
+
 def compression_from_env(env: Mapping[str, str] | None = None) -> str:
     """RINGCOMM_COMPRESSION, "none" where it is not set: how a torch process group compresses."""
     return (os.environ if env is None else env).get("RINGCOMM_COMPRESSION", "").strip() or "none"
 
 
-def _variable(field: str) -> str:
+def variable_of(field: str) -> str:
+    """The environment variable of a field."""
     return "RINGCOMM_" + field.upper()
+
+
+def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """RINGCOMM_ variables that nothing reads, each with a sentence that says so."""
+    known = {*map(variable_of, _FIELDS), *OTHER_VARIABLES}
+    wrong = [name for name in env if name.upper().startswith("RINGCOMM_") and name not in known]
+    words = [name.removeprefix("RINGCOMM_") for name in known]
+    return {
+        name: f"{name} is set, and ringcomm has no such setting"
+        f"{did_you_mean(name[9:].upper(), words, 'RINGCOMM_')}"
+        for name in sorted(wrong)
+    }
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    """Once for each variable of a process."""
+    for name, sentence in unknown_variables(env).items():
+        if name not in _warned:
+            _warned.add(name)
+            _log.warning("%s", sentence)
+
+
+def _look_up(field: str, env: Mapping[str, str]) -> _Found:
+    name, default = variable_of(field), _FIELDS[field]
+    if name in env:
+        return _Found(_parse(name, default, env[name]), name)
+    return _Found(default, DEFAULT)
 
 
 def _check(config: Config, name: str, low: float, high: float) -> None:
     value = getattr(config, name)
-    whole = isinstance(getattr(Config, name), int)
+    whole = isinstance(_FIELDS[name], int)
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         number = "whole number" if whole else "number"
         raise ConfigError(f"{name}={value!r}: give a {number} from {low} to {high}")
+
+
+def _check_path(config: Config, name: str, wanted: str) -> None:
+    """Keeps a path as a string."""
+    value = getattr(config, name)
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or "\0" in path:
+        raise ConfigError(f"{name}={value!r}: give {wanted}")
+    object.__setattr__(config, name, path)
 
 
 def _check_names(config: Config, name: str) -> None:

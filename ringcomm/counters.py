@@ -3,36 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
 
 from ._native import ffi, lib
 from .bootstrap.mesh import RailInfo
 
-_TOTALS = ("works", "payload_bytes", "wire_bytes", "shared_bytes", "engine_cpu_s", "waiting_s",
-           "threads")
-_OF_A_LANE = ("peer", "rail", "lane", "sent_bytes", "received_bytes", "sent_frames",
-              "received_frames", "rate", "retransmits", "rtt_s")  # fmt: skip
-_OF_A_RAIL = ("sent_bytes", "received_bytes", "retransmits", "share")
+
+class LaneStats(TypedDict):
+    """What one lane has carried; ``Communicator.stats`` says what each means."""
+
+    peer: int
+    rail: int
+    lane: int
+    sent_bytes: int
+    received_bytes: int
+    sent_frames: int
+    received_frames: int
+    rate: float
+    retransmits: int
+    rtt_s: float
+    share: float
 
 
-def read_counters(comm: Any, rails: Sequence[RailInfo]) -> dict[str, Any]:
+class RailStats(TypedDict):
+    """The sums over the lanes of a rail."""
+
+    rail: int
+    interface: str
+    sent_bytes: int
+    received_bytes: int
+    retransmits: int
+    share: float
+
+
+class Stats(TypedDict):
+    """What ``Communicator.stats`` returns, and says the meaning of."""
+
+    works: int
+    payload_bytes: int
+    wire_bytes: int
+    shared_bytes: int
+    engine_cpu_s: float
+    waiting_s: float
+    threads: int
+    lanes: list[LaneStats]
+    rails: list[RailStats]
+
+
+_TOTALS = [name for name in Stats.__annotations__ if name not in ("lanes", "rails")]
+_OF_A_LANE = [name for name in LaneStats.__annotations__ if name != "share"]
+_Summed = Literal["sent_bytes", "received_bytes", "retransmits", "share"]
+_SUMMED: tuple[_Summed, ...] = ("sent_bytes", "received_bytes", "retransmits", "share")
+
+
+def read_counters(comm: Any, rails: Sequence[RailInfo]) -> Stats:
     """Of an open rc_comm; the keys are those of Communicator.stats."""
     totals = ffi.new("rc_comm_stats *")
     lib.rc_comm_stats_get(comm, totals)
     rows = ffi.new("rc_lane_stats[]", max(1, totals.lanes))
     count = min(lib.rc_comm_lane_stats(comm, rows, totals.lanes), totals.lanes)
-    lanes = [{name: getattr(rows[i], name) for name in _OF_A_LANE} for i in range(count)]
-    for lane in lanes:
-        lane["share"] = lane["sent_bytes"] / totals.wire_bytes if totals.wire_bytes else 0.0
-    return {
-        **{name: getattr(totals, name) for name in _TOTALS},
-        "lanes": lanes,
-        "rails": [_sum_of_rail(rail, lanes) for rail in rails],
-    }
+    lanes = [_of_lane(rows[i], totals.wire_bytes) for i in range(count)]
+    read: dict[str, Any] = {name: getattr(totals, name) for name in _TOTALS}
+    read["lanes"] = lanes
+    read["rails"] = [_sum_of_rail(rail, lanes) for rail in rails]
+    return cast(Stats, read)
 
 
-def _sum_of_rail(rail: RailInfo, lanes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def count_works(comm: Any) -> int:
+    """Works that an open rc_comm has completed."""
+    totals = ffi.new("rc_comm_stats *")
+    lib.rc_comm_stats_get(comm, totals)
+    return int(totals.works)
+
+
+def _of_lane(row: Any, total: int) -> LaneStats:
+    read: dict[str, Any] = {name: getattr(row, name) for name in _OF_A_LANE}
+    read["share"] = row.sent_bytes / total if total else 0.0
+    return cast(LaneStats, read)
+
+
+def _sum_of_rail(rail: RailInfo, lanes: Sequence[LaneStats]) -> RailStats:
     total: dict[str, Any] = {"rail": rail.index, "interface": rail.interface}
-    for name in _OF_A_RAIL:
+    for name in _SUMMED:
         total[name] = sum(lane[name] for lane in lanes if lane["rail"] == rail.index)
-    return total
+    return cast(RailStats, total)

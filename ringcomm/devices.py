@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import buffers, cuda, dlpack
-from .buffers import NUMPY_NAMES, SUPPORTED, View
+from .buffers import NUMPY_NAMES, View
 from .errors import TensorError
 
 #: Of a tensor whose library does not say what is left to do to it: the stream that all others wait
@@ -117,6 +117,19 @@ def view(obj: Any, *, writable: bool) -> View:
     return buffers.view(obj, writable=writable)
 
 
+def refuse_grad(obj: Any) -> None:
+    """Raises TensorError for a tensor of torch that a result cannot be written to, because autograd
+    would go on with what was there before. As in torch, ``no_grad`` allows it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor) or not obj.requires_grad:
+        return
+    if torch.is_grad_enabled():
+        raise TensorError(
+            "the tensor requires grad, and autograd would not know that the result was written to "
+            "it; pass x.detach() (for gradients: x.grad), or call within torch.no_grad()"
+        )
+
+
 def common_device(views: Sequence[View]) -> DeviceView | None:
     """A view of a GPU tensor with elements, of views that all lie on one GPU; None where all lie on
     the host. Raises TensorError for a mixture."""
@@ -177,7 +190,7 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
         raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")
     dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
-        raise TensorError(f"dtype {tensor.dtype} is not supported; use {SUPPORTED}")
+        raise buffers.unsupported(str(tensor.dtype))
     dense = tensor.detach()
     if not dense.is_contiguous() or dense.is_neg():
         if writable:
@@ -231,10 +244,10 @@ def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
     name = str(getattr(obj, "dtype", ""))
     if not name.endswith("bfloat16"):  # which the interface has no name for
         found = np.dtype(about["typestr"])
-        name = found.name if found.isnative else found.str
+        name = buffers.said(found)
     dtype = NUMPY_NAMES.get(name.rpartition(".")[2])
     if dtype is None:
-        raise TensorError(f"dtype {name} is not supported; use native {SUPPORTED}")
+        raise buffers.unsupported(name)
     return dtype
 
 
@@ -273,7 +286,7 @@ def _dlpack_view(obj: Any) -> DeviceView:
         ) from None
     dtype = NUMPY_NAMES.get(found.dtype)
     if dtype is None:
-        raise TensorError(f"dtype {found.dtype} is not supported; use {SUPPORTED}")
+        raise buffers.unsupported(found.dtype)
     if not _is_dense(found.shape, found.strides, 1):
         raise TensorError(f"{_kind(obj)} is not contiguous; pass a contiguous copy")
     device = -1

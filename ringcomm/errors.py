@@ -7,6 +7,8 @@ cross process pools whole.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -74,7 +76,8 @@ class MismatchError(RingcommError):
 
 
 class PeerLostError(RingcommError, ConnectionError):
-    """A peer died, left or stopped answering."""
+    """A peer died, left or stopped answering; or a network port between two ranks failed: then rail
+    and lane say which, and rank is one of the two, or that whose port is known to be at fault."""
 
 
 class CommTimeoutError(RingcommError, TimeoutError):
@@ -91,3 +94,10 @@ class DeviceError(RingcommError):
 
 class ProtocolError(RingcommError):
     """A peer sent bytes that no correct peer sends, or a frame arrived damaged."""
+
+
+def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
+    """": did you mean X?" with the known name, after ``prefix``, that is nearest to what was given;
+    empty where none is near."""
+    near = difflib.get_close_matches(str(given), list(known), 1)
+    return f": did you mean {prefix}{near[0]}?" if near else ""

@@ -8,7 +8,8 @@ the workers, and what is left at the owners. So a checkpoint holds
     owner    what is left of the results, whichever rank has it:                      float32[count]
 
 whatever the world size. A restart gives each rank an equal share of the one (of a mean: the mean),
-and its part of the other.
+and its part of the other. So what all results lack is the same, and the bits that follow may differ
+from those of the unbroken job. Exact states (exact.py) are for those who want these.
 
 Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
 weights_only=True. Nothing is changed by a load that raises.
@@ -17,7 +18,6 @@ weights_only=True. Nothing is changed by a load that raises.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ from .api import default_communicator
 from .communicator import Communicator
 from .deepspeed import Chunks
 from .errors import ConfigError, MismatchError
+from .exact import ExactState, Place, as_callers, is_exact, read, require_place
 from .residuals import Floats, Padding, Residuals, require_scale
 
 _FORMAT = 1
@@ -47,7 +48,9 @@ class ErrorFeedback(Residuals):
     cannot be pickled or copied: see ``state_dict``.
     """
 
-    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+    def state_dict(
+        self, comm: Communicator | None = None, *, exact: bool = False
+    ) -> dict[str, Any]:
         """What a checkpoint must keep, independent of the number of ranks.
 
         A collective: all ranks call it, and all get the same. Costs an all-reduce of two float32
@@ -55,6 +58,8 @@ class ErrorFeedback(Residuals):
 
         Args:
             comm: the communicator on which it was used; None: the default one.
+            exact: this rank's own residuals as they are, for the same rank of a world of the same
+                size, which goes on from it to the bit. Nothing is sent; each rank saves its own.
 
         Returns:
             ``worker`` and ``owner``, float32[count] each (torch tensors where torch has been
@@ -66,23 +71,35 @@ class ErrorFeedback(Residuals):
             MismatchError: the ranks' are not of one size and op.
             RingcommError: as ``allreduce``.
         """
+        if exact:
+            return {"format": _FORMAT, **self._exact().told(_place(_use(comm)))}
         return _save([self], [""], _use(comm))[0]
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator | None = None) -> None:
         """Goes on from what ``state_dict`` returned, in a world of any size. Nothing is sent; all
-        ranks must load the same state.
+        ranks must load the same state, or each its own exact one.
 
         Args:
             comm: the communicator on which it is going to be used; None: the default one.
 
         Raises:
-            ConfigError: it is no such state, of another size, or in use.
+            ConfigError: it is no such state, of another size, or in use; or an exact one of
+                another rank or world size.
         """
-        known = _read(state, self.name)
-        known.require_size(self.count, self.name)
-        self._take(known, _use(comm))
+        comm = _use(comm)
+        known = _read(state, self.name, comm)
+        _require_size(known, self.count, self.name)
+        self._take(known, comm)
 
-    def _take(self, state: _State, comm: Communicator) -> None:
+    def _exact(self) -> ExactState:
+        start, owner = self._owner()
+        return ExactState(self.worker, owner, start, self._op, self._loss_scale, self.padding)
+
+    def _take(self, state: _State | ExactState, comm: Communicator) -> None:
+        if isinstance(state, ExactState):
+            self.load(state.worker, state.owner, state.owner_start, state.padding)
+            self._op, self._loss_scale = state.op, state.loss_scale
+            return
         share = state.worker * _share(state.op != "avg", comm)
         start, stop, padding = _own_part(state, comm)
         self.load(share, state.owner[start:stop], start, padding)
@@ -103,7 +120,7 @@ class FeedbackStore:
 
     def __getitem__(self, name: str) -> ErrorFeedback:
         """Raises ConfigError for a name that is no string, or not among those restored."""
-        found = self._items.get(name)
+        found = self._items.get(name) if isinstance(name, str) else None
         if found is not None:
             return found
         if self._restored:
@@ -157,18 +174,22 @@ class FeedbackStore:
         for one in self._items.values():
             change(one)
 
-    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+    def state_dict(
+        self, comm: Communicator | None = None, *, exact: bool = False
+    ) -> dict[str, Any]:
         """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale`` and ``format``.
 
-        A collective, and few: small tensors travel together.
+        A collective, and few: small tensors travel together. With ``exact`` none: it is then this
+        rank's own, to go on from to the bit.
         """
-        names = sorted(self._items)
-        saved = _save([self._items[name] for name in names], names, _use(comm))
-        return {
-            "format": _FORMAT,
-            "loss_scale": self._loss_scale,
-            "tensors": dict(zip(names, saved, strict=True)),
-        }
+        names, comm = sorted(self._items), _use(comm)
+        state: dict[str, Any] = {"format": _FORMAT, "loss_scale": self._loss_scale}
+        if exact:
+            saved = [self._items[name].state_dict(comm, exact=True) for name in names]
+            state["exact"] = dict(_place(comm))
+        else:
+            saved = _save([self._items[name] for name in names], names, comm)
+        return {**state, "tensors": dict(zip(names, saved, strict=True))}
 
     def load_state_dict(
         self, state: Mapping[str, Any], comm: Communicator | None = None, *, strict: bool = True
@@ -182,16 +203,18 @@ class FeedbackStore:
 
         Raises:
             ConfigError: it is no such state, or of another model; says which names are missing,
-                unexpected, or of another size.
+                unexpected, or of another size. Or an exact one of another rank or world size.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):
             raise ConfigError("this is no state of a FeedbackStore: it has no 'tensors'")
         _require_format(state, "the store")
         scale = state.get("loss_scale")
         require_scale("the state's loss_scale", scale)
-        known = {name: _read(one, repr(name)) for name, one in state["tensors"].items()}
-        self._require_same(known, strict)
         comm = _use(comm)
+        if is_exact(state):
+            require_place(state, _place(comm), "the store")
+        known = {name: _read(one, repr(name), comm) for name, one in state["tensors"].items()}
+        self._require_same(known, strict)
         self._each(lambda one: None)
         was_empty = not self._items
         for name, saved in known.items():
@@ -203,7 +226,7 @@ class FeedbackStore:
             one.loss_scale = self._loss_scale
         self._restored = strict
 
-    def _require_same(self, known: Mapping[str, _State], strict: bool) -> None:
+    def _require_same(self, known: Mapping[str, _State | ExactState], strict: bool) -> None:
         wrong = []
         if strict and self._items:
             wrong += [
@@ -238,13 +261,21 @@ class _State:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
         self.parts = parts
 
-    def require_size(self, count: int | None, name: str) -> None:
-        if len(self.worker) and count not in (None, len(self.worker)):
-            raise ConfigError(f"the state is of {len(self.worker)} elements, and {name} is of "
-                              f"{count}")  # fmt: skip
+
+def _require_size(state: _State | ExactState, count: int | None, name: str) -> None:
+    there = len(state.worker)
+    if there and count not in (None, there):
+        raise ConfigError(f"the state is of {there} elements, and {name} is of {count}")
 
 
-def _read(state: object, name: str) -> _State:
+def _place(comm: Communicator) -> Place:
+    return {"world_size": comm.world_size, "rank": comm.rank}
+
+
+def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
+    if isinstance(state, Mapping) and is_exact(state):
+        _require_format(state, name)
+        return read(state, _place(comm), name)
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
         raise ConfigError(f"{name}: this is no state of an ErrorFeedback: it must have 'worker', "
                           "'owner' and 'op'")  # fmt: skip
@@ -283,7 +314,8 @@ def _save(
         if one._op == "gather":
             raise ConfigError(
                 f"{one.name} was made by all-gathers: it belongs to this rank's own tensor, and "
-                "has no form that is independent of the number of ranks; save .worker on each rank"
+                "has no form that is independent of the number of ranks; save it on each rank, "
+                "with exact=True"
             )
     _require_agreement(items, names, comm)
     saved: list[dict[str, Any]] = []
@@ -292,7 +324,7 @@ def _save(
             saved.append({
                 "format": _FORMAT, "op": one._op, "parts": _parts(one),
                 "loss_scale": one.loss_scale,
-                "worker": _as_callers(worker), "owner": _as_callers(owner),
+                "worker": as_callers(worker), "owner": as_callers(owner),
             })  # fmt: skip
     return saved
 
@@ -364,11 +396,6 @@ def _own_part(state: _State, comm: Communicator) -> tuple[int, int, Padding | No
     size = -(-count // comm.world_size)
     size += -size % 256
     return min(comm.rank * size, count), min((comm.rank + 1) * size, count), None
-
-
-def _as_callers(array: Floats) -> Any:
-    torch = sys.modules.get("torch")
-    return array if torch is None else torch.from_numpy(array)
 
 
 def _listed(names: Sequence[str]) -> str:

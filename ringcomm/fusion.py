@@ -10,8 +10,9 @@ the same on all ranks. Everything is checked before anything is sent.
 
 from __future__ import annotations
 
+import array
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -105,13 +106,36 @@ def allreduce_many(
     return together if async_op else together.wait()
 
 
+def listed(tensors: Any) -> list[Any]:
+    """The tensors. Raises TensorError for one, and for what holds none."""
+    single = isinstance(tensors, np.generic) or any(
+        hasattr(tensors, name)
+        for name in ("__array_interface__", "__cuda_array_interface__", "__dlpack__")
+    )
+    if single or isinstance(tensors, (bytes, bytearray, memoryview, array.array)):
+        raise TensorError(
+            "allreduce_many takes a list of tensors, and this is one; for one there is allreduce"
+        )
+    if isinstance(tensors, Mapping):
+        raise TensorError(
+            "allreduce_many takes a list of tensors; give those of this mapping in an order that "
+            "is the same on all ranks, as by [d[name] for name in sorted(d)]"
+        )
+    if isinstance(tensors, str) or not isinstance(tensors, Iterable):
+        raise TensorError(f"allreduce_many takes a list of tensors, not {tensors!r}")
+    return list(tensors)
+
+
 def _require_one_each(
     codec: Codec, feedback: Sequence[Residuals], views: Sequence[View]
 ) -> Sequence[Residuals]:
     """One feedback for each tensor, of its size and free; nothing has been sent so far."""
     if not isinstance(feedback, Sequence) or len(feedback) != len(views):
+        hint = ""
+        if type(feedback).__name__ == "FeedbackStore":
+            hint = ": of a FeedbackStore [store[name] for name in names]"
         raise ConfigError(f"feedback={feedback!r}: give a list of as many ErrorFeedbacks as there "
-                          f"are tensors, {len(views)}, or False")  # fmt: skip
+                          f"are tensors, {len(views)}, or False{hint}")  # fmt: skip
     for one in feedback:
         require_feedback(codec, one)
     if len({id(one) for one in feedback}) < len(views):

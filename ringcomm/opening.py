@@ -47,6 +47,10 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
             lane = mesh.lanes.pop(0)  # from here on the core closes its descriptor
             result = lib.rc_comm_add_lane(out[0], lane.peer, lane.rail, lane.fd, lane.bytes_per_s)
             check(result, "add a lane to")
+            ends = (lane.here.encode(), lane.there.encode())
+            lib.rc_comm_name_rail(out[0], lane.peer, lane.rail, lane.port, *ends)
+        while mesh.watch:
+            check(lib.rc_comm_watch_ports(out[0], mesh.watch.pop()), "watch the ports of")
         while mesh.shared:
             result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
             check(result, "share memory in")

@@ -157,6 +157,9 @@ class DeviceWork(Work):
     def _fetch_error(self, error: Any) -> None:
         lib.rc_flight_error(self._slot[0], error)
 
+    def _fetch_stats(self, stats: Any) -> None:
+        lib.rc_flight_stats_get(self._slot[0], stats)
+
 
 class Pipe:
     """One communicator's pipe to one GPU.

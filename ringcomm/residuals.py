@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ._native import OK, ffi, lib
+from .buffers import full_name
 from .errors import ConfigError, DeviceError, RingcommError, TensorError
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -212,7 +213,9 @@ class Residuals:
             ConfigError: it is in use, of another size, or what is left was made by another op.
         """
         if dtype not in ("f32", "f64"):
-            raise TensorError(f"{call}: feedback takes float32 and float64 tensors, not {dtype}")
+            raise TensorError(
+                f"{call}: feedback takes float32 and float64 tensors, not {full_name(dtype)}"
+            )
         self.require_idle()
         self.require_size(count)
         if self._op not in (None, op) and not self._is_zero():

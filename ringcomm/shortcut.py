@@ -58,6 +58,8 @@ def plain_memory(obj: Any) -> tuple[Any, Any, int] | None:
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():
         return None
+    if obj.requires_grad and torch.is_grad_enabled():  # the long way knows who may change it
+        return None
     return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel()
 
 
@@ -82,7 +84,7 @@ class Shortcut:
         """
         memory = plain_memory(tensor)
         comm = self._comm
-        if memory is None or comm._engine.forked:
+        if memory is None or comm._engine.forked or comm.is_timed:
             return False
         dtype, address, count = memory
         try:
@@ -122,7 +124,7 @@ class Shortcut:
         """
         comm = self._comm
         memory = plain_memory(tensor)
-        if memory is None or comm.is_inherited:
+        if memory is None or comm.is_inherited or comm.is_timed:
             return None
         dtype, address, count = memory
         template, name = self._templates.get((dtype, op, compression)) or self._remember(
@@ -146,7 +148,7 @@ class Shortcut:
                     comm._forget(work)
         if not work._slot[0]:
             return None
-        if len(comm._in_flight) > comm._collect_at:
+        if len(comm._in_flight) > 1:
             comm._collect()
         return work
 

@@ -7,6 +7,7 @@ exception that sees it finished. Waiting stays interruptible: the C wait is cut 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -24,14 +25,45 @@ if TYPE_CHECKING:
 SLICE_MS = 100
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkStats:
+    """What this rank has done for one collective. Moments are those of time.monotonic_ns().
+
+    Attributes:
+        submitted_ns: the call.
+        started_ns: its first frame left or came, or it entered shared memory; 0: neither.
+        finished_ns: it was over; of a GPU's tensors before the copies back. 0 while in flight, as
+            is all that follows.
+        sent_bytes: payload sent over links, after compression and without frame headers.
+        shared_bytes: put into the memory that ranks of one host share.
+        rail_bytes: sent by each rail, in rail order, with frame headers. The eighth stands for all
+            further ones.
+    """
+
+    submitted_ns: int = 0
+    started_ns: int = 0
+    finished_ns: int = 0
+    sent_bytes: int = 0
+    shared_bytes: int = 0
+    rail_bytes: tuple[int, ...] = ()
+
+
 class Work:
     """A collective in flight, as returned by calls with ``async_op=True``. Until it is over its
-    tensors must be neither written, read for the result, nor resized.
+    tensors must be neither written, read for the result, nor resized: not a tensor's storage
+    either (``untyped_storage().resize_()``, as FSDP does), since the core goes on using the memory.
+    A torch tensor whose storage has moved raises TensorError when the work is over; by then the
+    memory that it gave up may have been written to.
+
+    A Work may be dropped: its tensors are held until it is over, and let go of by one of the next
+    calls on its communicator, or when that is closed.
 
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.
+        trace_id: its number in a timeline; 0: none yet.
     """
 
+    trace_id = 0
     _slot: Any = (ffi.NULL,)
     #: None: nobody asked; empty: all that asked were told.
     _callbacks: tuple[Callable[[Work], None], ...] | None = None
@@ -157,6 +189,17 @@ class Work:
         """Seconds from submission to completion; 0.0 while in flight."""
         return float(lib.rc_work_elapsed(self._slot[0]))
 
+    def stats(self) -> WorkStats:
+        """What it has moved, and when. Complete once it is over."""
+        told = ffi.new("rc_work_stats *")
+        if self._slot[0]:
+            self._fetch_stats(told)
+        rails = len(self._comm.rails)
+        return WorkStats(
+            told.submitted_ns, told.started_ns, told.finished_ns, told.sent_bytes,
+            told.shared_bytes, tuple(told.rail_bytes)[:rails],
+        )  # fmt: skip
+
     def _poll(self, timeout_ms: int) -> int:
         handle = self._slot[0]
         return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
@@ -180,7 +223,7 @@ class Work:
             self._views = ()
             self._borrowed = None
             self._finished = True
-            self._comm._forget(self)
+        self._comm.note_over(self)
 
     def _scatter_back(self) -> RingcommError | None:
         try:
@@ -212,6 +255,9 @@ class Work:
 
     def _fetch_error(self, error: Any) -> None:
         lib.rc_work_error(self._slot[0], error)
+
+    def _fetch_stats(self, stats: Any) -> None:
+        lib.rc_work_stats_get(self._slot[0], stats)
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._error else "done"

@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
     items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):
@@ -79,11 +84,20 @@ def unlaunched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell starts what it puts in the background with SIGINT ignored, and programs inherit that;
+    tests of Ctrl-C, and the ranks that they start, must hear it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def torch_nursery() -> Iterator[Nursery]:
     """Of ranks with PyTorch, which takes seconds to import: once for all files that need it."""
     data = ["sklearn.datasets"] if importlib.util.find_spec("sklearn") else []
-    ranks = [f"faults.{name}" for name in ("groups", "parallel", "resuming", "training")]
+    ranks = [f"faults.{name}" for name in ("groups", "parallel", "recipes", "resuming", "silence",
+                                        "training")]  # fmt: skip
     with nursery_of(*ranks, *data) as made:
         yield made
 

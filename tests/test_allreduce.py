@@ -1,17 +1,17 @@
 """All-reduce against the numpy reference, bit for bit and equal on all ranks.
 
-What is covered, with W = worlds 1, 2, 3, 4, 5, 7, 8, L = lanes 1, 2, 3, R = rails 1, 2, and
-K = the 60 combinations of dtype (8), op (5) and compression (none; bf16 and fp16 for f32 and f64):
+What is covered, with S = 21 shapes of a world: 1, 2, 3, 4, 5, 7 or 8 ranks, each with 1, 2 and 3
+lanes, on 1 rail or 2, so that any two of the three meet, and K = the 60 combinations of dtype (8),
+op (5) and compression (none; bf16 and fp16 for f32 and f64):
 
-    counts 0, 1, N-1, N, N+1, 255, 256, 257, 100003    W x L x R x K: all of them
-    count 1 << 20 of f32                               a sixth of its 15 for each of W x L x R
-    count 1 << 20 of other dtypes                      each combination under one of W x L x R
+    counts 0, 1, N-1, N, N+1, 255, 256, 257, 100003    S x K: all of them
+    count 1 << 20 of f32                               a third of its 15 for each of S
+    count 1 << 20 of other dtypes                      each combination under one of S
 
-The sixths rotate: f32's combination k is tried in the world of index w under the (lane, rail) pair
-of index p where k + w + p divides by 6, so that it meets every world and every pair. Segments are
-4, 64 or 256 KiB by p, engines shared or one per rank by w + p, so both meet every lane and rail
-count. Small cases run in windows of 16: by turns one after the other in place, all in flight at
-once in place, and all in flight with out=.
+The thirds rotate: f32's combination k is tried in each world under one lane count. Segments are 4,
+64 or 256 KiB by the lane count, engines shared or one per rank by world and lanes. Small cases run
+in windows of 16: by turns one after the other in place, all in flight at once in place, and all in
+flight with out=.
 
 All this is the ring. The other algorithms, and the choice between them, get the counts below 1 <<
 20 in every world, with the lanes and rails in turns, and again through shared memory; from 100003
@@ -47,6 +47,10 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 LANES = (1, 2, 3)
 RAILS = (1, 2)
+SHAPES = [
+    (world, lanes, RAILS[(w + turn) % len(RAILS)])
+    for (w, world), (turn, lanes) in itertools.product(enumerate(WORLDS), enumerate(LANES))
+]
 OTHERS = ("direct", "one_shot", "doubling", "halving")
 SEGMENTS = (4 << 10, 64 << 10, 256 << 10)
 WINDOW = 16
@@ -120,7 +124,7 @@ def by_turns(todo: Sequence[Case], turn: int, large: int = LARGE) -> list[Case]:
     return [case for case in todo if case.count < large or is_due(case)]
 
 
-@functools.lru_cache(maxsize=2)  # of the world at hand: its six lane and rail counts follow
+@functools.lru_cache(maxsize=2)  # of the world at hand: its three lane counts follow
 def cases(
     world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring",
     memory: int = 0,
@@ -183,30 +187,23 @@ def check(comm: Communicator, todo: Sequence[Case]) -> list[str]:
     return [text for text in found if text]
 
 
-def pair_of(lanes: int, rails: int) -> int:
-    """Its index."""
-    return LANES.index(lanes) * len(RAILS) + RAILS.index(rails)
-
-
-def millions(world: int, lanes: int, rails: int, dtypes: Sequence[str]) -> list[Case]:
-    """The cases of 1 << 20 elements for this world, as the module's text says."""
-    pairs = len(LANES) * len(RAILS)
-    w, p = WORLDS.index(world), pair_of(lanes, rails)
+def millions(world: int, lanes: int, dtypes: Sequence[str]) -> list[Case]:
+    """The cases of 1 << 20 elements for this shape, as the module's text says."""
+    w, turn = WORLDS.index(world), LANES.index(lanes)
     often = [rest for rest in combinations(dtypes) if rest[0] == "f32"]
     once = [rest for rest in combinations(dtypes) if rest[0] != "f32"]
-    chosen = [rest for k, rest in enumerate(often) if (k + w + p) % pairs == 0]
-    everywhere = len(WORLDS) * pairs
-    chosen += [rest for k, rest in enumerate(once) if (11 * k + 7) % everywhere == w * pairs + p]
+    chosen = [rest for k, rest in enumerate(often) if (k + w + turn) % len(LANES) == 0]
+    number = w * len(LANES) + turn
+    chosen += [rest for k, rest in enumerate(once) if (11 * k + 7) % len(SHAPES) == number]
     return [Case(world, 1 << 20, *rest) for rest in chosen]
 
 
 def open_world(
     world: int, lanes: int, rails: int, algorithm: str = "ring", memory: int = 0
 ) -> World:
-    pair = pair_of(lanes, rails)
-    segment_bytes = SEGMENTS[pair % len(SEGMENTS)]
-    config = Config(segment_bytes=segment_bytes, timeout=30.0, algorithm=algorithm)
-    engines = ("shared", "own")[(WORLDS.index(world) + pair) % 2]
+    turn = LANES.index(lanes)
+    config = Config(segment_bytes=SEGMENTS[turn], timeout=30.0, algorithm=algorithm)
+    engines = ("shared", "own")[(WORLDS.index(world) + turn) // 2 % 2]
     return World(
         world, lanes=lanes, rails=rails, config=config, engines=engines, memory=memory
     )
@@ -225,9 +222,7 @@ def assert_right(world: World, todo: Sequence[Case]) -> None:
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
-@pytest.mark.parametrize(
-    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
-)
+@pytest.mark.parametrize(("world", "lanes", "rails"), SHAPES)
 def test_small(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
     with open_world(world, lanes, rails) as ranks:
@@ -235,9 +230,7 @@ def test_small(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
-@pytest.mark.parametrize(
-    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
-)
+@pytest.mark.parametrize(("world", "lanes", "rails"), SHAPES)
 def test_100003(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
     with open_world(world, lanes, rails) as ranks:
@@ -245,12 +238,10 @@ def test_100003(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("dtypes", FAMILIES)
-@pytest.mark.parametrize(
-    ("world", "lanes", "rails"), list(itertools.product(WORLDS, LANES, RAILS))
-)
+@pytest.mark.parametrize(("world", "lanes", "rails"), SHAPES)
 def test_a_million(world: int, lanes: int, rails: int, dtypes: tuple[str, ...]) -> None:
     need(dtypes)
-    todo = millions(world, lanes, rails, dtypes)
+    todo = millions(world, lanes, dtypes)
     with open_world(world, lanes, rails) as ranks:
         for case in todo:  # one at a time: eight ranks' windows of 16 would fill the memory
             assert_right(ranks, [case])

@@ -224,7 +224,7 @@ BAD_CALLS: list[tuple[Callable[[Communicator], Any], type[RingcommError], str]] 
     (lambda c: c.allreduce(np.ones(2), compression="zip"), ConfigError, "compression='zip' is unk"),
     (lambda c: c.allreduce(np.ones(2), compression=8), ConfigError, "compression=8 is unknown"),
     (lambda c: c.allreduce(np.ones(2, int), compression="bf16"), TensorError, "takes float32 and"),
-    (lambda c: c.allreduce(np.ones(2, "f2"), compression="fp16"), TensorError, "not f16; leave it"),
+    (lambda c: c.allreduce(np.ones(2, "f2"), compression="fp16"), TensorError, "not float16; le"),
     (lambda c: c.allreduce(np.ones(2), out=np.ones(3)), TensorError, r"out is f64\[3\]"),
     (lambda c: c.allreduce(np.ones(2), out=np.ones(2, "f4")), TensorError, r"out is f32\[2\]"),
     (lambda c: c.allreduce(np.ones(2), out=[0, 0]), TensorError, "builtins.list is not a tensor"),
@@ -481,6 +481,7 @@ def test_errors_pickle_with_their_fields(kind: type[RingcommError]) -> None:
 def test_all_names_exist_and_are_documented() -> None:
     for name in ringcomm.__all__:
         thing = getattr(ringcomm, name)
-        assert name == "__version__" or inspect.getdoc(thing), name
+        alias = name in ("Algorithm", "Compression", "Op")  # which have a comment beside them
+        assert name == "__version__" or alias or inspect.getdoc(thing), name
         if hasattr(Communicator, name):
             assert (inspect.getdoc(getattr(Communicator, name)) or "") in inspect.getdoc(thing)

@@ -134,7 +134,7 @@ def test_read_only_memory_is_never_written() -> None:
     refused(np.broadcast_to(np.ones(1), (4,)), "read-only")
     refused(b"abc", "builtins.bytes is read-only")
     refused(memoryview(b"abc"), "read-only")
-    refused(np.float32(3), "numpy.float32 is read-only")
+    refused(np.float32(3), "numpy.float32 is a number, .* pass np.array")
 
     def body(comm: Communicator) -> None:
         out = np.zeros(3, np.float32)
@@ -160,7 +160,7 @@ def test_read_only_memory_is_never_written() -> None:
      "datetime64[s]", "longdouble", "f4,i4"],
 )  # fmt: skip
 def test_other_dtypes_are_refused(dtype: str) -> None:
-    refused(np.zeros(3, np.dtype(dtype)), "dtype .* is not supported; use native float16, bfloat16")
+    refused(np.zeros(3, np.dtype(dtype)), "dtype .* is not supported; .* or use float16, bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u1", "i4", "i8", "longlong", "intc"])
@@ -183,7 +183,7 @@ def test_the_buffer_protocol() -> None:
     assert list(summed(lambda: (ctypes.c_double * 2)(1, 2))) == [2, 4]
     assert summed(lambda: memoryview(bytearray(8)).cast("d")).tolist() == [0]
     assert summed(lambda: memoryview(array.array("i", range(6)))[::2]).tolist() == [0, 4, 8]
-    refused(array.array("H", [1]), "dtype <u2 is not supported")
+    refused(array.array("H", [1]), "dtype uint16 is not supported")
 
 
 class ArrayInterface:
@@ -220,7 +220,7 @@ def test_the_array_interface() -> None:
     after = summed(lambda: ArrayInterface(np.arange(6.0)[::2]))
     assert np.asarray(after).tolist() == [0, 4, 8]
     refused(ArrayInterface(np.zeros(3), read_only=True), "test_buffers.ArrayInterface is read-only")
-    refused(ArrayInterface(np.zeros(3, ">f8")), "dtype >f8 is not supported")
+    refused(ArrayInterface(np.zeros(3, ">f8")), "dtype big-endian float64 is not supported")
 
 
 def writes_dlpack() -> bool:
@@ -236,7 +236,7 @@ def test_dlpack() -> None:
 
 def test_dlpack_for_reading_and_its_errors() -> None:
     assert view(DLPack(np.arange(4.0)), writable=False).count == 4
-    refused(DLPack(np.zeros(3, np.complex64)), "dtype <c8 is not supported", writable=False)
+    refused(DLPack(np.zeros(3, np.complex64)), "dtype complex64 is not supported", writable=False)
 
     class Broken(DLPack):
         def __dlpack__(self, **options: Any) -> Any:
@@ -292,17 +292,18 @@ def test_torch_layouts(torch: Any) -> None:
 
 @pytest.mark.torch
 def test_torch_parameters(torch: Any) -> None:
-    """A leaf that requires grad is changed in place, outside of autograd."""
+    """A leaf that requires grad is changed in place where autograd does not look."""
 
     def body(comm: Communicator) -> None:
         leaf = torch.nn.Parameter(torch.ones(3))
-        assert comm.allreduce(leaf, "avg", compression="bf16") is leaf
+        with torch.no_grad():
+            assert comm.allreduce(leaf, "avg", compression="bf16") is leaf
         assert leaf.requires_grad
         assert leaf.grad_fn is None
         (leaf * (comm.rank + 1)).sum().backward()
         comm.allreduce(leaf.grad)
         assert leaf.grad.tolist() == [3, 3, 3]
-        view_of_leaf = (leaf * 2)[::2]
+        view_of_leaf = (leaf * 2)[::2].detach()
         comm.allreduce(view_of_leaf)
         assert view_of_leaf.tolist() == [4, 4]
 
@@ -313,7 +314,7 @@ def test_torch_parameters(torch: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_torch_tensors_that_cannot_be_taken(torch: Any) -> None:
     refused(torch.eye(3).to_sparse(), "layout torch.sparse_coo is not supported")
-    refused(torch.empty(3, device="meta"), "device 'meta' is not supported")
+    refused(torch.empty(3, device="meta"), "device 'meta' has no memory")
     refused(torch.zeros(3, dtype=torch.bool), "dtype torch.bool is not supported")
     refused(torch.zeros(3, dtype=torch.complex64), "dtype torch.complex64 is not supported")
     refused(torch.zeros(1).expand(4), "elements of the tensor share memory")
@@ -397,6 +398,19 @@ def test_a_strided_tensor_whose_memory_goes_in_flight(torch: Any) -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.torch
+def test_a_tensor_whose_storage_is_resized_in_flight(torch: Any) -> None:
+    """Its memory is gone, so the core is not let near it here."""
+    for writable in (False, True):
+        tensor = torch.ones(100)
+        seen = view(tensor, writable=writable)
+        assert seen.finish is not None
+        seen.finish()
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match="resized in flight"):
+            seen.finish()
+
+
 def test_tensors_of_works_that_nobody_waits_for_are_let_go() -> None:
     def body(comm: Communicator) -> None:
         seen: list[Any] = []
@@ -408,7 +422,7 @@ def test_tensors_of_works_that_nobody_waits_for_are_let_go() -> None:
             comm.barrier()
         gc.collect()
         alive = sum(one() is not None for one in seen)
-        assert alive < 200, alive
+        assert alive < 5, alive
 
     run_ranks(2, body)
 

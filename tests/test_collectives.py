@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SIZES = (1, 2, 3, 5)
 COUNTS = (0, 1, 7, 256, 5003)
-HEADER_BYTES = 48
+HEADER_BYTES = 52
 SMALL = Config(segment_bytes=4096, timeout=20.0)
 QUIET = Config(segment_bytes=4096, timeout=20.0, heartbeat=30, peer_timeout=60)
 

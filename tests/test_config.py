@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
+import logging
+import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringcomm import Config, ConfigError, RingcommError
+import ringcomm
+from ringcomm import Communicator, Config, ConfigError, RingcommError, config
 
 
 def test_defaults_are_valid_and_frozen() -> None:
@@ -50,6 +57,16 @@ def test_sequences_become_tuples() -> None:
         ({"spin_us": -2}, "spin_us=-2: give a whole number from -1"),
         ({"threads": 3}, "threads=3: give a whole number from 0 to 2"),
         ({"insecure": "no"}, "insecure='no': give True or False"),
+        ({"secret_fd": "3"}, "secret_fd='3': give a whole number from -1"),
+        ({"secret_file": 3}, "secret_file=3: give a file's path"),
+        ({"tune_table": b"x"}, "tune_table=b'x': give a file's path, or off"),
+        ({"kernel_set": 3}, "kernel_set=3: give a name, such as avx2"),
+        ({"algorithm": ["ring"]}, r"algorithm=\['ring'\]: give one of"),
+        ({"algorithm": "rin"}, "did you mean ring?"),
+        ({"lanes": 99}, r"\(given as an argument\)"),
+        ({"peer_timeout": 1}, r"\(heartbeat: the default, peer_timeout: given as an argument\)"),
+        ({"lane": 2}, r"Config\(\) has no argument 'lane': did you mean lanes\?"),
+        ({"qwertz": 2}, r"Config\(\) has no argument 'qwertz'; it has interfaces, lanes, "),
     ],
 )
 def test_a_bad_value_is_named(values: dict[str, Any], says: str) -> None:
@@ -72,6 +89,7 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "shared_memory": ("0", False),
     "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
+    "timeline": ("/tmp/trace-{rank}.json", "/tmp/trace-{rank}.json"),
     "threads": ("2", 2),
     "kernel_set": ("scalar", "scalar"),
     "congestion": ("", ()),
@@ -108,7 +126,7 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert Config.from_env().lanes == 3
     assert Config.from_env(lanes=2).lanes == 2
     assert Config.from_env(lanes=None).lanes == 3
-    assert Config().lanes == 1
+    assert (Config().lanes, Config(lanes=2).lanes, Config(timeout=1).lanes) == (3, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +157,117 @@ def test_shared_fields_are_what_the_wire_depends_on() -> None:
     assert Config(lanes=2).shared_fields() == {
         "lanes": 2, "probe": True, "segment_bytes": 0, "algorithm": "auto"
     }  # fmt: skip
+
+
+# ---- where a value is from ----
+
+
+def test_fields_that_are_not_given_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "12")
+    monkeypatch.setenv("RINGCOMM_LANES", "3")
+    with Communicator.create(config=Config(lanes=1)) as comm:
+        assert (comm.config.timeout, comm.config.lanes) == (12, 1)
+    made = Config(lanes=1)  # what equals the default is an argument all the same
+    assert [made.sources()[name] for name in ("lanes", "timeout", "probe")] == [
+        "argument", "RINGCOMM_TIMEOUT", "default"
+    ]  # fmt: skip
+    assert set(made.sources()) == set(ENVIRONMENT)
+
+
+def test_a_config_keeps_what_the_environment_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it was made: not when it is copied, replaced, pickled or compared."""
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "12")
+    made = Config(lanes=2)
+    assert "timeout=12.0" in repr(made)
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "13")
+    again = [pickle.loads(pickle.dumps(made)), copy.deepcopy(made), dataclasses.replace(made)]
+    assert all(one == made and hash(one) == hash(made) for one in again)
+    assert again[0].sources() == made.sources()
+    assert dataclasses.replace(made, lanes=4).timeout == 12
+    assert made != Config(lanes=2)
+    assert made == Config(lanes=2, timeout=12.0)
+
+
+def test_the_signature_shows_the_defaults() -> None:
+    shown = str(inspect.signature(Config))
+    assert "lanes: 'int' = 1" in shown
+    assert "congestion: 'tuple[str, ...]' = ('cubic', 'reno')" in shown
+
+
+def test_of_two_values_each_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_PEER_TIMEOUT", "5")
+    with pytest.raises(ConfigError, match="heartbeat: given as an argument, peer_timeout: set by "
+                                          "RINGCOMM_PEER_TIMEOUT"):  # fmt: skip
+        Config(heartbeat=4)
+
+
+def test_paths_are_taken_as_paths() -> None:
+    assert Config(secret_file=Path("/run/key")).secret_file == "/run/key"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"lanes": 2}, r"init\(\) has no argument 'lanes': give config=ringcomm.Config\(lanes="),
+        ({"lane": 2}, r"give config=ringcomm.Config\(lanes=\.\.\.\)"),
+        ({"timout": 2}, r"has no argument 'timout': did you mean timeout\?"),
+        ({"colour": 2}, "has no argument 'colour'; it has rank, world_size, init_method, config"),
+        ({"config": {"lanes": 2}}, r"config=\{'lanes': 2\}: give a ringcomm.Config, as Config"),
+        ({"config": Config}, "give a ringcomm.Config"),
+        ({"init_method": 5}, 'init_method=5: give "tcp://host:port"'),
+    ],
+)
+def test_init_says_what_it_takes(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ringcomm.init(**arguments)
+    assert not ringcomm.is_initialized()
+    if "has no argument" not in says and "lane" not in arguments:
+        with pytest.raises(ConfigError, match=says):
+            Communicator.create(**arguments)
+
+
+# ---- variables that nothing reads ----
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_warned", set())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("RINGCOMM_LANE", "RINGCOMM_LANE is set, and ringcomm has no such setting: did you mean "
+                          "RINGCOMM_LANES?"),
+        ("RINGCOMM_INTERFACE", "did you mean RINGCOMM_INTERFACES?"),
+        ("RINGCOMM_SECRET_FIEL", "did you mean RINGCOMM_SECRET_FILE?"),
+        ("RINGCOMM_COMPRESION", "did you mean RINGCOMM_COMPRESSION?"),
+        ("ringcomm_timeout", "did you mean RINGCOMM_TIMEOUT?"),
+        ("RINGCOMM_XYZZY", "RINGCOMM_XYZZY is set, and ringcomm has no such setting"),
+    ],
+)  # fmt: skip
+def test_an_unknown_variable_is_warned_of_once(
+    name: str, says: str, unwarned: None, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(name, "2")
+    with caplog.at_level(logging.WARNING, "ringcomm"):
+        Config()
+        Config(lanes=2)
+    assert len(caplog.messages) == 1
+    assert says in caplog.messages[0]
+    assert ("did you mean" in says) == ("did you mean" in caplog.messages[0])
+
+
+def test_what_the_package_reads_is_known() -> None:
+    """Every variable that the package, its build or its documents name."""
+    root = Path(ringcomm.__file__).parent.parent
+    files = [*root.glob("ringcomm/**/*.py"), root / "build_ffi.py", root / "README.md"]
+    found = {
+        name
+        for path in files
+        for name in re.findall(r"\bRINGCOMM_[A-Z_]*[A-Z]\b", path.read_text())
+    }
+    assert {"RINGCOMM_SECRET", "RINGCOMM_LOG", "RINGCOMM_LIBCUDA"} <= found
+    found -= {"RINGCOMM_VERSION"}  # a macro of the C core
+    assert config.unknown_variables(dict.fromkeys(found, "")) == {}

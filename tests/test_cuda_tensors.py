@@ -51,10 +51,20 @@ def both(comm: Communicator, gpu: Gpu, dtype: str, count: int, call: Callable[..
     assert bits(array.read()) == bits(host)
 
 
+OF_NUMPY = [name for name in NUMPY if name != "bf16"]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_allreduce_has_the_bits_of_host_tensors(gpu: Gpu, world: int) -> None:
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param(OF_NUMPY, id="native"),
+        pytest.param(["bf16"], id="bf16", marks=pytest.mark.torch),
+    ],
+)
+def test_allreduce_has_the_bits_of_host_tensors(gpu: Gpu, world: int, dtypes: list[str]) -> None:
     def body(comm: Communicator) -> None:
-        for dtype in NUMPY:
+        for dtype in dtypes:
             for op in ("sum", "avg", "min", "max", "prod"):
                 for count in (1, 1003):
                     both(comm, gpu, dtype, count, lambda c, x, op=op: c.allreduce(x, op))
@@ -89,7 +99,9 @@ def test_compressed_allreduce_has_the_bits_of_host_tensors(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
+@pytest.mark.parametrize(
+    "dtype", ["f32", pytest.param("bf16", marks=pytest.mark.torch), "i64"]
+)
 def test_every_collective(gpu: Gpu, world: int, dtype: str) -> None:
     def body(comm: Communicator) -> None:
         n, rank = comm.world_size, comm.rank

@@ -337,7 +337,7 @@ REFUSED: Sequence[tuple[Callable[[Communicator], Any], type[Exception], str]] = 
     (lambda c: c.allgather(ones(), compression=NAME, feedback=False), ConfigError, "allgather"),
     (lambda c: c.allreduce_many([ones()], "avg", compression=NAME, feedback=False), ConfigError,
      "does not go with allreduce_many"),
-    (lambda c: average(c, ones(dtype=np.int32), False), TensorError, "not i32"),
+    (lambda c: average(c, ones(dtype=np.int32), False), TensorError, "not int32"),
     (lambda c: average(c, ones(), ErrorFeedback(21)), ConfigError, "is of 21 elements"),
     (lambda c: average(c, ones(), False, timeout=0), ConfigError, "timeout=0"),
     (lambda c: average(c, ones(), False, out=ones(21)), TensorError, "out is"),

@@ -117,10 +117,12 @@ def test_leaving_while_others_call(
 # ---- silence ----
 
 
-def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_stopped_for_long_is_lost(nursery: Nursery, lanes: int) -> None:
+    """As a whole: no lane is to blame."""
     limit = 2.5
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit)
+        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit, lanes=lanes)
         job.expect_all("ready")
         since = job.signal(2, signal.SIGSTOP)
         for event in job.expect_all("failed", [0, 1]):
@@ -135,9 +137,10 @@ def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
         job.finish([2])
 
 
-def test_a_short_stop_is_survived(nursery: Nursery) -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_short_stop_is_survived(nursery: Nursery, lanes: int) -> None:
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0)
+        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0, lanes=lanes)
         job.expect_all("ready")
         for rank in range(3):
             job.signal(rank, signal.SIGSTOP)
@@ -210,7 +213,9 @@ def test_a_collective_that_one_rank_never_calls(nursery: Nursery) -> None:
             assert "rank 2 has not called it" in event["text"]
             assert 0.5 <= event["at"] - since < 0.5 + PROMPT
         job.go(2)
-        assert job.expect(2, "failed")["kind"] == "CommTimeoutError"
+        event = job.expect(2, "failed")
+        assert event["kind"] == "CommTimeoutError"
+        assert "rank 0 gave up waiting for this rank, and said: " in event["text"], event
         for event in job.expect_all("later"):
             assert event["kind"] == "CommTimeoutError", event
         job.finish()

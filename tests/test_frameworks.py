@@ -1,5 +1,5 @@
-"""Lightning and Accelerate train the reference model on backend "ringcomm" and with its hook, as
-the README says: the same weights as on gloo, to the bit."""
+"""Lightning, Accelerate and transformers train on backend "ringcomm" and with its hook, as the
+README says. The reference model gets the same weights as on gloo, to the bit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ TORCHRUN = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "TORCHELAST
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    with nursery_of("faults.frameworks", *frameworks.PRELOADED) as made:
+    found = [name for name in frameworks.PRELOADED if importlib.util.find_spec(name.split(".")[0])]
+    with nursery_of("faults.frameworks", *found) as made:
         yield made
 
 
 @pytest.mark.parametrize(
     ("trains", "ways"),
     [
-        (frameworks.by_lightning, ("backend", "hook", "start")),
-        (frameworks.by_accelerate, ("backend", "hook")),
+        (frameworks.by_lightning, ("backend", "hook", "start", "printed")),
+        (frameworks.by_accelerate, ("backend", "hook", "printed")),
     ],
 )
 def test_weights_are_gloos(
@@ -50,8 +51,23 @@ def test_weights_are_gloos(
     assert not torch.equal(expected, frameworks.fresh_weights())
     for way, ranks in kept.items():
         for weights in ranks:
-            if way == "start":  # which the README has with bf16
+            if way in ("start", "printed"):  # which the README has with bf16
                 assert torch.equal(weights, ranks[0])
                 torch.testing.assert_close(weights, expected, rtol=0.02, atol=2e-3)
             else:
                 assert torch.equal(weights, expected), way
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="not installed: pip install '.[frameworks]'",
+)
+def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
+    with Job(nursery, 2, TORCHRUN) as job:
+        job.start(frameworks.by_transformers, folder=str(tmp_path))
+        for event in job.expect_all("carried"):  # 16 bits of each gradient in every step, and more
+            assert event["sent"] > 3 * 2 * event["weights"]
+        assert {event["backend"] for event in job.expect_all("trained")} == {"ringcomm"}
+        job.finish(quietly=False)
+    weights = [torch.load(tmp_path / f"transformers-{rank}.pt") for rank in range(2)]
+    assert torch.equal(*weights)

@@ -78,6 +78,8 @@ def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
             ("overlap", "hosts have 2 or 4 ranks"),
             ("stranger", "rank 2 is not in the group that it gave"),
             ("other model", "'aside.weight' has 4096 elements there and 2304 here"),
+            ("other place", "and this is rank"),
+            ("flat", "the state is exact, of a world of 2"),
             ("copy", "a copy of a HierarchicalState has no connections"),
         ):
             for event in job.expect_all(name):
@@ -87,8 +89,10 @@ def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
             report, (step,) = event["report"], event["report"]["steps"]
             assert report["payload_bytes"] == step["payload_bytes"] == 4 * event["elements"]
             half = (event["elements"] - event["small"]) // 2  # crosses at one bit and a scale
-            assert half / 8 + event["small"] <= step["wire_bytes"] < half / 6 + event["small"] + 99
+            sent = step["wire_bytes"] + step["shared_bytes"]  # all ranks are on one host here
+            assert half / 8 + event["small"] <= sent < half / 6 + event["small"] + 99
             assert step["hidden_s"] <= step["compute_s"]
+        assert all(event["own"] for event in job.expect_all("exact"))
         for event in job.expect_all("saved"):
             assert event["kept"], "a dropped step changed residuals"
             assert event["flat"], "HookState saves something else"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from ddp_buckets import LARGE, THRESHOLD, Bucket, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
-from ranks import run_ranks
+from ranks import World, run_ranks
 from torch import nn
 from torch.optim import optimizer as optimizers
 
@@ -27,6 +27,7 @@ from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, Ten
 from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.optimizers import is_plain_adam
+from ringcomm.work import WorkStats
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -286,22 +287,22 @@ def test_the_process_groups_communicator_is_the_hooks() -> None:
 
 
 def test_an_account_of_two_steps() -> None:
-    sent = 0
-    account = Account(lambda: sent)
+    account = Account()
     account.reset()
     for step in range(2):
         first = account.submit(100, last=False)
-        sent += 40
-        first()
+        first([WorkStats(sent_bytes=30, rail_bytes=(80, 0))])
         second, third = account.submit(50, last=False), account.submit(10, last=True)
         assert len(account.report()["steps"]) == step
-        third()
-        second()
-        sent += 20
+        third([WorkStats(sent_bytes=20, rail_bytes=(0, 70)), WorkStats(shared_bytes=7)])
+        second([WorkStats(sent_bytes=10, rail_bytes=(60, 0))])
     report = account.report()
     assert (report["buckets"], report["payload_bytes"], report["wire_bytes"]) == (6, 320, 120)
+    assert (report.buckets, report.payload_bytes, report.wire_bytes) == (6, 320, 120)
+    assert (report.shared_bytes, report.rail_bytes, account.carried) == (14, [280, 140], 6)
     for told in report["steps"]:
         assert (told["buckets"], told["payload_bytes"], told["wire_bytes"]) == (3, 160, 60)
+        assert told["shared_bytes"] == 7
         assert told["step_s"] == pytest.approx(told["compute_s"] + told["exposed_s"], abs=1e-12)
         assert 0 < told["hidden_s"] <= told["compute_s"]
         assert told["exposed_s"] > 0
@@ -312,9 +313,69 @@ def test_an_account_of_two_steps() -> None:
 
 
 def test_an_account_does_not_grow_for_ever() -> None:
-    account = Account(lambda: 0)
+    account = Account()
     for _ in range(KEPT + 5):
-        account.submit(8, last=True)()
+        account.submit(8, last=True)([])
     report = account.report()
     assert len(report["steps"]) == len(report["works"]) == KEPT
     assert report["buckets"] == KEPT + 5
+
+
+def test_memory_that_ranks_share_is_no_wire() -> None:
+    """Two hosts of two ranks: what goes over ports is one host's part, not one rank's."""
+    with World(4, memory=2, rails=2) as world:
+        def body(comm: Communicator) -> None:
+            model = Net()
+            state = HookState("bf16", comm)
+            reduce(state, model, gradients_of(model, comm.rank, 0), 2)
+            before = comm.stats()
+            state.reset()
+            reduce(state, model, gradients_of(model, comm.rank, 1), 2)
+            after, report = comm.stats(), state.report()
+            shared = after["shared_bytes"] - before["shared_bytes"]
+            sent = after["payload_bytes"] - before["payload_bytes"]
+            assert report.wire_bytes == report.steps[0]["wire_bytes"] == sent - shared > 0
+            assert report.shared_bytes == report.steps[0]["shared_bytes"] == shared > 0
+            # each rank all-reduces its half with the other host, at half as many bits
+            assert report.wire_bytes == pytest.approx(report.payload_bytes / 4, rel=0.05)
+            assert len(report.rail_bytes) == 2
+            assert 0 <= sum(report.rail_bytes) - report.wire_bytes < 48 * 20
+
+        world.run(body)
+
+
+def test_a_checkpoint_is_not_of_a_step() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = state_of(comm, model, "int4")
+        alone = wire_bytes(state, model, 0)
+        state.reset()
+        for step in range(2):
+            reduce(state, model, gradients_of(model, comm.rank, step), 2)
+            state.state_dict()
+            comm.allreduce(np.ones(10000, np.float32))
+        report = state.report()
+        assert [step["wire_bytes"] for step in report.steps] == [alone, alone]
+        assert report.wire_bytes == 2 * alone
+
+    run_ranks(2, body)
+
+
+def test_a_report_is_printed_as_a_table() -> None:
+    account = Account()
+    assert "0 buckets, 0 steps" in str(account.report())
+    for _ in range(2):
+        over = account.submit(4_000_000, last=True)
+        sent = WorkStats(
+            sent_bytes=1_500_000, shared_bytes=20_000, rail_bytes=(1_000_000, 500_100)
+        )
+        over([sent])
+    lines = [line.split("  ") for line in str(account.report()).splitlines()]
+    told = {parts[0]: parts[1:] for line in lines if (parts := [p.strip() for p in line if p])}
+    assert "gradients exchanged: 2 buckets, 2 steps" in told
+    assert told["gradients"] == ["8.00 MB", "4.00 MB"]
+    assert told["sent over ports"] == ["3.00 MB", "1.50 MB"]
+    assert told["rail 1, headers too"] == ["1.00 MB"]
+    assert told["through shared memory"] == ["40.00 KB", "20.00 KB"]
+    assert all(told[name][0].endswith(" ms") for name in ("step", "hidden communication"))
+    assert repr(account.report()) == repr(dict(account.report()))

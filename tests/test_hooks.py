@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import inspect
 import pickle
+import re
 import signal
 from typing import Any
 
@@ -106,13 +107,14 @@ def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> N
             report = event["report"]
             assert report["buckets"] > 3
             assert report["payload_bytes"] == 3 * 4 * event["elements"]
-            assert report["wire_bytes"] == 3 * item_bytes * event["elements"]  # two ranks
+            assert report["shared_bytes"] == 3 * item_bytes * event["elements"]  # two ranks
+            assert report["wire_bytes"] == 0  # of one host
             assert report["comm_s"] > 0
             assert event["in_order"]
             check_steps(report)
             assert event["rest"] == {
-                "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "comm_s": 0, "works": [],
-                "steps": [],
+                "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "shared_bytes": 0,
+                "rail_bytes": [], "comm_s": 0, "works": [], "steps": [],
             }  # fmt: skip
             assert not event["error"]
             assert event["pickled"] == (compression or "none")
@@ -127,8 +129,33 @@ def check_steps(report: dict[str, Any]) -> None:
         assert step["step_s"] == pytest.approx(step["compute_s"] + step["exposed_s"])
         assert step["exposed_s"] > 0
         assert 0 <= step["hidden_s"] < step["compute_s"] + 1e-9
-    for part in ("buckets", "payload_bytes", "wire_bytes"):
+    for part in ("buckets", "payload_bytes", "wire_bytes", "shared_bytes"):
         assert sum(step[part] for step in steps) == report[part]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_profiler_shows_each_bucket_in_flight(nursery: Nursery, shared: bool) -> None:
+    env = {**LOOPBACK, "RINGCOMM_INTERFACES": "lo,lo", "RINGCOMM_SHARED_MEMORY": str(int(shared))}
+    with Job(nursery, 2, env) as job:
+        job.start(training.profiled)
+        for event in job.expect_all("profiled"):
+            report = event["report"]
+            count, sent = report["buckets"], report["wire_bytes"] + report["shared_bytes"]
+            flights, told = event["ranges"][:count], event["ranges"][count:]
+            assert count >= 3
+            assert len(told) == count
+            for number, (name, begin, end) in enumerate(flights):
+                assert name.startswith(f"ringcomm:bucket {number} bf16, ")
+                submitted, done = sorted(report["works"])[number]
+                assert (end - begin) / 1e6 >= (done - submitted) - 1e-5
+            for number, (name, begin, _) in enumerate(told):
+                assert name.startswith(f"ringcomm:bucket {number} sent ")
+                assert begin > max(end for _, _, end in flights)
+                way = " through shared memory" if shared else r" over lo \d+ %(, lo \d+ %)?"
+                assert re.fullmatch(rf".* sent \d+\.\d+ KB{way}", name), name
+            kilobytes = [float(name.split(" sent ")[1].split()[0]) for name, _, _ in told]
+            assert sum(kilobytes) == pytest.approx(sent / 1e3, abs=0.01 * count)
+        job.finish(quietly=False)
 
 
 def test_transfer_overlaps_backward(nursery: Nursery) -> None:
@@ -219,8 +246,9 @@ def test_a_state_is_checked_and_survives_copies_without_its_communicator() -> No
         state.report()
         for other in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
             assert (other.compression, other.error) == ("bf16", None)
+            assert other.report().buckets == 0
             with pytest.raises(NotInitializedError):
-                other.report()
+                other.comm  # noqa: B018
 
 
 # ---- workers ----

@@ -6,14 +6,16 @@ whatever was wrong, the same process can join properly afterwards.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from faults import joining
 from faults.job import Job, Nursery, nursery_of
+from faults.rank import Rank
 from patience import PROMPT
 from ports import free_port
 
@@ -190,6 +192,66 @@ def test_secrets(nursery: Nursery) -> None:
             assert "too short" not in event["text"].replace("is too short", "")
             assert event["took"] < PROMPT
         job.finish()
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize("how", [joining.dies_in_init, joining.dies_in_split])
+def test_a_rank_dies_while_lanes_are_made(
+    nursery: Nursery, how: Callable[[Rank, int], None], who: int
+) -> None:
+    """The others know at once, and not when the time of the bring-up is over."""
+    with Job(nursery, 3) as job:
+        job.start(how, who=who)
+        died = job.expect(who, "dies")["at"]
+        for rank in {0, 1, 2} - {who}:
+            event = job.expect(rank, "told")
+            assert "ConnectionError" in event["kinds"], event
+            assert f"rank {who}" in event["text"], event
+            assert event["rank"] == who
+            assert event["at"] - died < PROMPT
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("left", [0, 1, 3, 5])
+def test_few_descriptors(nursery: Nursery, who: int, left: int) -> None:
+    """Rank who says which limit it is and how much is needed, and the others blame no secret."""
+    with Job(nursery, 3) as job:
+        job.start(joining.with_few_descriptors, who=who, left=left, timeout=1.5)
+        for rank, event in enumerate(job.expect_all("refused")):
+            assert "BootstrapError" in event["kinds"], event
+            assert "secret" not in event["text"]
+            if rank == who:
+                assert "ulimit -n" in event["text"]
+        assert all(event["kind"] is None for event in job.expect_all("closed"))
+        job.finish(quietly=False)
+
+
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("uids", [[0, NOBODY], [NOBODY, 0], [NOBODY, NOBODY, 65533]])
+def test_another_user_without_a_secret(nursery: Nursery, uids: list[int]) -> None:
+    """The job's name, which anybody can know, lets no other user in; both ends are told why."""
+    with Job(nursery, len(uids)) as job:
+        job.start(joining.as_users, uids=uids, timeout=WAITS["connect_timeout"])
+        for rank, event in enumerate(job.expect_all("refused")):
+            assert "BootstrapError" in event["kinds"], event
+            if rank == 0 or uids[rank] != uids[0]:
+                assert "other user" in event["text"], event
+                assert "python -m ringcomm keygen FILE" in event["text"]
+        job.finish(quietly=False)  # rank 0 logs whom it turned away
+
+
+@AS_ROOT
+@pytest.mark.parametrize("how", ["same user", "secret", "insecure"])
+def test_users_that_may_join(nursery: Nursery, how: str) -> None:
+    uids = [NOBODY, NOBODY if how == "same user" else 0]
+    secret = {"RINGCOMM_SECRET": secrets.token_hex(32)} if how == "secret" else {}
+    with Job(nursery, 2, secret) as job:
+        job.start(joining.as_users, uids=uids, timeout=30.0, insecure=how == "insecure")
+        check_joined(job, quietly=False)  # who may not open the other's memory says so
 
 
 def test_one_life_after_another(nursery: Nursery) -> None:

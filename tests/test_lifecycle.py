@@ -113,6 +113,22 @@ def test_ctrl_c_does_not_wait_for_a_peer_that_does_not_listen(nursery: Nursery) 
         job.finish([1])
 
 
+def test_ctrl_c_in_close_beside_a_stopped_peer(nursery: Nursery) -> None:
+    with Job(nursery, 2) as job:
+        job.start(endings.interrupted_in_close)
+        job.expect_all("waiting")
+        job.signal(1, signal.SIGSTOP)
+        job.go(0)
+        job.expect(0, "closing")
+        time.sleep(0.25)
+        since = job.signal(0, signal.SIGINT)
+        event = job.expect(0, "failed")
+        assert event["kind"] == "KeyboardInterrupt", event
+        assert event["at"] - since < PROMPT, f"heard after {event['at'] - since:.2f} s"
+        assert "closed" in job.expect(0, "state")["text"]
+        job.finish([0])
+
+
 def test_waiting_on_after_ctrl_c(nursery: Nursery) -> None:
     with Job(nursery, 2) as job:
         job.start(deadlines.survives_an_interrupt)
@@ -223,6 +239,25 @@ def test_a_work_holds_what_the_caller_drops(nursery: Nursery) -> None:
         job.go(1)
         for event in job.expect_all("waited"):
             assert event["right"]
+        job.finish()
+
+
+# ---- descriptors that the program closes ----
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_descriptors_closed_by_the_program(nursery: Nursery, reused: bool) -> None:
+    with Job(nursery, 2) as job:
+        job.start(endings.descriptors_closed_under_it, reused=reused)
+        event = job.expect(1, "failed")
+        assert event["kind"] == "PeerLostError", event
+        event = job.expect(0, "failed")
+        assert "RingcommError" in event["kinds"], event
+        assert "another part of this process closed descriptor" in event["text"], event
+        assert event["rank"] == 0
+        event = job.expect(0, "over")
+        assert event["used"] < 0.5, event
+        assert not any(event["sizes"]), event
         job.finish()
 
 

@@ -202,13 +202,15 @@ def test_shaped_rate_and_slow_and_restore(two_hosts: NetLab) -> None:
 
 @pytest.mark.netns
 @pytest.mark.parametrize(
-    ("fault", "carrier"), [("cut", "Invalid argument"), ("unplug", "0"), ("blackhole", "1")]
+    ("fault", "carrier"),
+    [("cut", "Invalid argument"), ("unplug", "0"), ("blackhole", "1"), ("flush", "1"),
+     ("mute", "1")],
 )
 def test_broken_cable_is_silent_and_comes_back(
     two_hosts: NetLab, fault: str, carrier: str
 ) -> None:
     stream = Stream(two_hosts, 0)
-    getattr(two_hosts, fault)(0, 0)
+    getattr(two_hosts, fault)(0, 0, *([1] if fault == "mute" else []))
     time.sleep(0.3)
     stream.expect(0, 0.3)
     assert output(two_hosts, 0, "cat", "/sys/class/net/eth0/carrier").endswith(carrier)

@@ -156,14 +156,32 @@ def test_missing_headers_are_a_sentence(tmp_path: Path, missing: str, sentence: 
     assert sentence in said[0]
 
 
+def import_from(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import ringcomm",
+         str(folder), *(p for p in sys.path if "site-packages" in p)],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+
+
 def test_what_an_unbuilt_checkout_says(tmp_path: Path) -> None:
     copy = source_copy(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import ringcomm",
-         str(copy), *(p for p in sys.path if "site-packages" in p)],
-        cwd=copy, capture_output=True, text=True,
-    )  # fmt: skip
-    assert "C core is not built here" in done.stderr
+    done = import_from(copy)
+    last = done.stderr.splitlines()[-1]
+    assert f"imports ringcomm from its sources in {copy}, where the C core has not been" in last
+    assert f"'pip install -e {copy}'" in last  # 'pip install .' would not help from here
+
+
+@pytest.mark.parametrize("core", ["damaged", "missing"])
+def test_what_a_damaged_installation_says(tmp_path: Path, core: str) -> None:
+    copy = source_copy(tmp_path)
+    (copy / "setup.py").unlink()  # so it looks like site-packages
+    if core == "damaged":
+        (copy / "ringcomm" / "_core.abi3.so").write_text("not a library")
+    done = import_from(copy)
+    said = "cannot be loaded: " if core == "damaged" else "has no C core"
+    assert said in done.stderr.splitlines()[-1]
+    assert "Install ringcomm again" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("argv", [[], ["info"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import importlib.util
 import json
 import socket
@@ -116,6 +117,37 @@ def test_files_hold_what_the_table_shows(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is not None:
         _standings.plot(tmp_path / "a.png", standings, {"loopback": "a title"})
         assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_title_of_a_plot_is_cut_or_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    titles = {
+        f"site {i}": f"{i}: 2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as named; reno"
+        for i in range(2)
+    }
+    standings = [
+        dataclasses.replace(standing, where=where)
+        for where in titles
+        for standing in merge([one("ringcomm", 0, 10.0), one("ringcomm", 0, 90.0, 1 << 20)])
+    ]
+    _standings.plot(tmp_path / "a.png", standings, titles)
+    (figure,) = drawn
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in figure.findobj(Text)
+             if text.get_text() in titles.values()]
+    assert len(boxes) == 2
+    assert all(figure.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)
+    assert not boxes[0].overlaps(boxes[1])
 
 
 # --- who runs, and when ---

@@ -19,6 +19,7 @@ sys.path.insert(0, str(BENCH))
 
 import _all  # noqa: E402
 import _burners  # noqa: E402
+import _columns  # noqa: E402
 import _report  # noqa: E402
 import _verdicts  # noqa: E402
 import netlab  # noqa: E402
@@ -168,7 +169,7 @@ def test_an_idle_rank() -> None:
     (256_000, "256 KB"), (1500, "1500 B"), (100, "100 B"),
 ])
 def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
-    assert _verdicts.size_name(size) == name
+    assert _columns.size_name(size) == name
 
 
 def test_table_and_markdown_show_every_row() -> None:
@@ -204,8 +205,9 @@ PLOT = ("--plot", "{folder}/out.png") if importlib.util.find_spec("matplotlib") 
 
 @pytest.mark.slow
 @pytest.mark.beside(
-    sys.executable, small_scenes.__file__, "--all", "--quick", "--libraries", "ringcomm,gloo",
-    "--json", "{folder}/out.json", "--markdown", "{folder}/out.markdown", *PLOT,
+    sys.executable, small_scenes.__file__, "--all", "--quick", "--minutes", "12",
+    "--libraries", "ringcomm,gloo", "--json", "{folder}/out.json",
+    "--markdown", "{folder}/out.markdown", *PLOT,
 )  # fmt: skip
 def test_small_scenes(beside: Done) -> None:
     """A sweep beside a burner and an idle communicator, through every output."""

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
 LANES = ((1, 1, 256 << 10), (2, 1, 4096), (3, 2, 64 << 10))
 """Lanes, rails and segment bytes that go together."""
-HEADER_BYTES = 48
+HEADER_BYTES = 52
 
 
 def counts(n: int) -> list[int]:

@@ -23,7 +23,7 @@ import _floor  # noqa: E402
 import _measure  # noqa: E402
 import _table  # noqa: E402
 import sweep  # noqa: E402
-from _peers import DTYPES, OPS, What  # noqa: E402
+from _peers import DTYPES, OPS, Call, What  # noqa: E402
 
 # --- options ---
 
@@ -142,8 +142,17 @@ def test_verdicts_follow_from_the_rows() -> None:
     assert "ringcomm none: busbw 4.1943 GB/s = 50.0 % of the floor" in text
     assert "ringcomm bf16: algbw 8.3886 GB/s = 2.00 x uncompressed" in text
     assert "4096 B" not in text
-    heads = _table.header(["gloo"]).splitlines()
-    assert {len(line) for line in heads} == {len(_table.line(rows[0], ["gloo"]))}
+
+
+def test_the_table_is_as_wide_as_a_terminal() -> None:
+    rows = [_row("ringcomm", "none", 9_000_000.0, 64 << 20), _row("ringcomm", "bf16", 1.0, 1)]
+    table = _table.Table([f"{row.library} {row.compression}" for row in rows], [])
+    lines = [*table.header().splitlines(), *map(table.line, rows)]
+    assert {len(line) for line in lines} == {80}
+    wide = _table.Table(["ringcomm onebit-deepspeed"], ["gloo"])
+    lines = [*wide.header().splitlines(), wide.line(_row("ringcomm", "onebit-deepspeed", 900.0))]
+    assert len({len(line) for line in lines}) == 1
+    assert max(map(len, _table.comment("some words " * 40).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("lost", "counts", "made"), [
@@ -279,6 +288,32 @@ def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
             assert row["wirebw"] == pytest.approx(row["busbw"] * halved, rel=0.02)
     with table.open() as file:
         assert len(list(csv.DictReader(file))) == 9
+
+
+def test_sweep_keeps_the_feedback_of_codecs_that_need_it() -> None:
+    """And verifies that what they deliver, the last call besides, is all that was put in."""
+    (code, text), _ = _run_sweep("--sizes", "4,300000", "--iters", "2", "--floor", "0",
+                                 "--compression", "int8,int4,onebit,topk:0.1,onebit-deepspeed")
+    assert code == 0, text
+    assert "onebit-deepspeed: skipped: it is for --op avg" in text
+    assert text.count(" ringcomm onebit ") == 2
+    assert "wrong elements: 0 of" in text
+
+
+def test_a_lossy_result_that_is_wrong_is_counted() -> None:
+    want = closed_form.tile(closed_form.expected(2, "sum", "f32"), 1000, "f32")
+    alone = Together(0, [None], threading.Barrier(1))
+    alone.world = 2
+    lost = [want * 1.5, want * 1.5, want * 0.5, want * 0.5]  # rounded, and made good at the end
+
+    def wrong(results: list[np.ndarray]) -> int:
+        left = iter(results)
+        call = Call(lambda: next(left), lambda _: None, lambda result: result, lambda: next(left))
+        return _measure._verify(What("allreduce", "sum", "f32", "int4"), call, want, alone)
+
+    assert wrong(lost) == 0
+    lost[3] = np.roll(lost[3], 1)
+    assert wrong(lost) > 500
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "allgather", "reduce_scatter"])

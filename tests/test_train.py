@@ -6,6 +6,7 @@ A world of one in this process; test_train_ranks.py has two ranks.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -14,20 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 torch = pytest.importorskip("torch")
 
 from run_log import events  # noqa: E402
 
 from ringcomm.errors import ConfigError  # noqa: E402
-from ringcomm.train import checkpoint, models, optim, sampling, timing  # noqa: E402
+from ringcomm.train import checkpoint, models, optim, report, sampling, timing  # noqa: E402
 from ringcomm.train.__main__ import main  # noqa: E402
 from ringcomm.train.data import ImageTensors, TextWindows, load, stratified_split  # noqa: E402
 from ringcomm.train.distributed import World  # noqa: E402
 from ringcomm.train.engine import Engine  # noqa: E402
 from ringcomm.train.loop import Run, train  # noqa: E402
-from ringcomm.train.options import Options, _parser  # noqa: E402
+from ringcomm.train.options import Options, _parser, parse  # noqa: E402
 from ringcomm.train.progress import Progress  # noqa: E402
+from ringcomm.train.report import Measured  # noqa: E402
+from ringcomm.train.timing import StepTimes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -108,6 +112,13 @@ def test_digits_are_the_real_ones() -> None:
     assert data.shape == (1, 8, 8)
     assert sum(data.sizes.values()) == 1797
     assert data.fingerprint == load(Options()).fingerprint
+
+
+def test_data_that_is_not_named_suits_the_model() -> None:
+    named = [(model, parse(["--model", model]).data) for model in ("gpt-mini", "gpt-m", "vit-s")]
+    assert named == [("gpt-mini", "stdlib-text"), ("gpt-m", "stdlib-text"), ("vit-s", "digits")]
+    assert parse(["--model", "gpt-s", "--data", "stdlib-text:2"]).data == "stdlib-text:2"
+    assert Options().data == "digits"
 
 
 def test_text_targets_are_the_bytes_that_follow() -> None:
@@ -353,6 +364,23 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 # ---- the report and the log ----
 
 
+def test_the_report_fits_a_terminal_of_80_columns() -> None:
+    """With long figures: no cell is broken over two lines."""
+    times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
+    measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
+    run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
+           "backend": "ringcomm", "compression": "onebit-deepspeed", "batch": 1234567,
+           "emulated_compute_ms": 200.5}  # fmt: skip
+    built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(report.table(built))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for text in built["measured"].values():
+        assert any(text in line for line in lines), text
+    assert "onebit-deepspeed on the wire; compute is EMULATED" in out.getvalue()
+
+
 def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "runs" / "log.jsonl"
     report = train(small(steps=24, log_file=str(log), log_every=7, eval_every=1), World())
@@ -404,7 +432,7 @@ def test_bf16_autocast_trains() -> None:
     [
         ("--model alexnet", "give resnet8"),
         ("--model resnet9", "6n+2"),
-        ("--model gpt-mini", "--data stdlib-text"),
+        ("--model gpt-mini --data digits", "--data stdlib-text"),
         ("--data stdlib-text", "--data digits"),
         ("--data imagenet", "give digits"),
         ("--data stdlib-text:much --model gpt-mini", "give megabytes"),

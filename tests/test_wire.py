@@ -26,10 +26,10 @@ def golden(name: str) -> bytes:
 
 # ---- frames ----
 
-HEADER = struct.Struct("<HBBIQQIIHHIII")
+HEADER = struct.Struct("<HBBIQQIIHHIIII")
 FIELDS = (
     "magic", "version", "type", "epoch", "seq", "fingerprint", "chunk", "segment", "step", "flags",
-    "length", "consumed", "crc32c",
+    "length", "consumed", "payload_crc32c", "header_crc32c",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ FRAMES = {
     "goodbye": {"type": 4, "seq": 42, "consumed": 2**31},
     "abort": {
         "type": 5, "seq": 41,
-        "payload": struct.pack("<Iiq", 6, 3, 41) + b"rank 3 is lost: the connection broke",
+        "payload": struct.pack("<Iiqi", 6, 3, 41, 1) + b"rank 3 is lost: the connection broke",
     },
 }  # fmt: skip
 
@@ -83,11 +83,12 @@ def test_checksum_is_castagnolis() -> None:
 def test_golden_frame(name: str) -> None:
     wire = golden(name)
     payload = FRAMES[name].get("payload", b"")
-    expected = dict.fromkeys(FIELDS, 0) | {"magic": 0x4352, "version": 1, "epoch": EPOCH}
+    expected = dict.fromkeys(FIELDS, 0) | {"magic": 0x4352, "version": 2, "epoch": EPOCH}
     expected |= {field: value for field, value in FRAMES[name].items() if field != "payload"}
-    expected |= {"length": len(payload), "crc32c": crc32c(wire[:44] + payload)}
-    assert dict(zip(FIELDS, HEADER.unpack(wire[:48]), strict=True)) == expected
-    assert wire[48:] == payload
+    expected |= {"length": len(payload), "payload_crc32c": crc32c(payload)}
+    expected |= {"header_crc32c": crc32c(wire[:48])}
+    assert dict(zip(FIELDS, HEADER.unpack(wire[:52]), strict=True)) == expected
+    assert wire[52:] == payload
 
 
 def test_every_golden_file_is_listed() -> None:

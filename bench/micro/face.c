@@ -96,7 +96,7 @@ FACE int face_frame_decode(const uint8_t *bytes, const void *payload, int repeat
     int good = 1;
     for (int i = 0; i < repeats; i++)
         good &= frame_decode(bytes, 7, 4 << 20, &h, &crc, NULL) == RC_OK &&
-                frame_check(bytes, payload, h.length, crc);
+                frame_check(payload, h.length, crc);
     return good;
 }
 

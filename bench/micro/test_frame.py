@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from conftest import FAR, NEAR, pages
 
-METHODS = ("tables", "instructions", "instructions and folding")  # as in csrc/base/crc32c.c
+# As in csrc/base/crc32c.c.
+METHODS = ("tables", "instructions", "instructions and folding", "wide folding")
 
 
 @pytest.mark.parametrize("size", [NEAR, FAR])

@@ -128,11 +128,9 @@ static void decode_contribution(const codec *c, float *x, const uint16_t *wire, 
                                 size_t start, size_t count)
 {
     uint16_t own[BLOCK];
-    if (wire == NULL) {
+    if (wire == NULL)
         c->half->encode(own, as_f32(c, src, start, count, x), c->pre, count);
-        wire = own - start;
-    }
-    c->half->decode(x, wire + start, count);
+    c->half->decode(x, wire == NULL ? own : wire + start, count);
 }
 
 /* out = E(D(wire) op x), for any op but a sum; at most BLOCK elements. */
@@ -175,15 +173,23 @@ static void reduce_half(const codec *c, uint16_t *out, const uint16_t *wire, con
     }
 }
 
+/* The same of values in their own dtype. last: with what an average has to do then. */
+static void reduce_plain(const codec *c, void *out, const void *first, const void *second, size_t n,
+                         int last)
+{
+    if (last && c->plain_post != 0.0)
+        c->kernels->average[c->dtype](out, first, second, c->plain_post, n);
+    else
+        c->kernels->reduce[c->dtype][c->op](out, first, second, n);
+}
+
 void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last)
 {
     if (c->half != NULL) {
         reduce_half(c, out, wire, src, n, last ? c->post : 1.0F);
         return;
     }
-    c->kernels->reduce[c->dtype][c->op](out, wire, src, n);
-    if (last && c->plain_post != 0.0)
-        c->kernels->scale[c->dtype](out, out, c->plain_post, n);
+    reduce_plain(c, out, wire, src, n, last);
 }
 
 /* Every rank may do it for itself, and which payload a sum of NaNs has is unspecified: one for all.
@@ -224,9 +230,7 @@ void codec_combine(const codec *c, void *out, const void *first, const void *sec
         combine_half(c, out, first, second, n, last ? c->post : 1.0F);
         return;
     }
-    c->kernels->reduce[c->dtype][c->op](out, first, second, n);
-    if (last && c->plain_post != 0.0)
-        c->kernels->scale[c->dtype](out, out, c->plain_post, n);
+    reduce_plain(c, out, first, second, n, last);
     if (last)
         make_nans_equal(c, out, n);
 }
@@ -237,18 +241,16 @@ static void join_plain(const codec *c, uint8_t *out, const void *const wires[], 
                        const uint8_t *src, size_t n)
 {
     double acc[BLOCK];
-    kernel_reduce_fn *reduce = c->kernels->reduce[c->dtype][c->op];
     for (size_t start = 0; start < n; start += BLOCK) {
         size_t count = block_at(start, n), offset = start * c->elem_bytes;
         const void *sum = (const uint8_t *)(wires[0] != NULL ? wires[0] : src) + offset;
         for (int rank = 1; rank < world_size; rank++) {
             const uint8_t *x = wires[rank] != NULL ? wires[rank] : src;
-            void *to = rank + 1 == world_size ? (void *)(out + offset) : (void *)acc;
-            reduce(to, sum, x + offset, count);
+            int last = rank + 1 == world_size;
+            void *to = last ? (void *)(out + offset) : (void *)acc;
+            reduce_plain(c, to, sum, x + offset, count, last);
             sum = to;
         }
-        if (c->plain_post != 0.0)
-            c->kernels->scale[c->dtype](out + offset, out + offset, c->plain_post, count);
         make_nans_equal(c, out + offset, count);
     }
 }

@@ -161,7 +161,8 @@ size_t topk_room(const topk *t, const topk_source *source, topk_segments segment
 {
     size_t segment = segments.elems * (2 * sizeof(float) + sizeof(uint16_t));
     size_t sample = sample_size(t, source->count - source->exact_count) * sizeof(float);
-    return segment > sample ? segment : sample;
+    size_t least = sizeof(float); /* for pointers into it, if there is nothing to encode */
+    return segment + sample == 0 ? least : segment > sample ? segment : sample;
 }
 
 void topk_prepare(topk *t, void *room, const topk_source *source, topk_segments segments,

@@ -95,7 +95,7 @@ typedef struct topk_sample {
 
 topk_sample topk_sample_of(const topk *t, uint64_t n);
 
-/* Bytes of memory that it needs until the end of a work. */
+/* Bytes of memory that it needs until the end of a work, never 0. */
 size_t topk_room(const topk *t, const topk_source *source, topk_segments segments);
 /* Before the first segment of a work, whose number turn is. room: those bytes, aligned to a float.
  */

@@ -276,7 +276,8 @@ void feedback_clear(rc_feedback *f)
 {
     feedback_make_zero(&f->worker[f->now], (feedback_range){0, f->count});
     f->owned = (feedback_range){0};
-    f->has_op = f->undoable = 0;
+    f->has_op = 0;
+    f->undoable = 0;
 }
 
 /* ---- the caller's ---- */

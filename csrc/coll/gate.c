@@ -67,6 +67,8 @@ rc_result gate_lay_out(gate *g, const plan *p)
     g->segment_elems = p->segment_elems;
     g->total = g->unfinal = p->total_elems;
     uint32_t units = order_parts(p) * g->per_part, words = units / BITS + 1;
+    if (units == 0)
+        return RC_INTERNAL;
     g->missing = calloc((size_t)units + 1, sizeof *g->missing);
     g->held = calloc((size_t)units + 1, sizeof(pool_buffer *));
     g->final = calloc(words, sizeof *g->final);
@@ -89,7 +91,7 @@ void gate_show(gate *g, order_stretch there)
 
 int gate_may_open(const gate *g)
 {
-    return g->opened < g->shown_count;
+    return g->units > 0 && g->opened < g->shown_count;
 }
 
 /* The next elements that lie in one unit. */

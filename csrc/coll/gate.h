@@ -46,7 +46,7 @@ void gate_free(gate *g); /* takes NULL */
 /* These elements of the source are there. */
 void gate_show(gate *g, order_stretch there);
 
-/* The plan is known, one that has an order. RC_NO_MEMORY or RC_OK. */
+/* The plan is known. RC_INTERNAL if it has no order: no unit will open. RC_NO_MEMORY or RC_OK. */
 rc_result gate_lay_out(gate *g, const plan *p);
 /* 1 if gate_next may have something. */
 int gate_may_open(const gate *g);

@@ -75,7 +75,14 @@ static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t
 
 /* ---- the stages of a lap ---- */
 
-static void contribute_lap(shared_memory *s, const rc_work *w, uint64_t lap)
+/* So many bytes are there for others to read. */
+static void count_bytes(shared_memory *s, rc_work *w, uint64_t bytes)
+{
+    s->bytes += bytes;
+    w->stats.shared_bytes += bytes;
+}
+
+static void contribute_lap(shared_memory *s, rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
     const shared_run *run = &w->shared;
@@ -85,7 +92,7 @@ static void contribute_lap(shared_memory *s, const rc_work *w, uint64_t lap)
         if (run->chunks > 1 && (int)chunk == r->self)
             continue;
         codec_encode(&run->codec, part_at(s, r->self, lap, chunk), src_at(run, at), at.count);
-        s->bytes += at.count * run->codec.wire_bytes;
+        count_bytes(s, w, at.count * run->codec.wire_bytes);
     }
     self->call[lap % REGION_DEPTH].seq = w->seq;
     self->call[lap % REGION_DEPTH].fingerprint = w->fingerprint;
@@ -137,13 +144,13 @@ static void store(const shared_run *run, span at, const uint8_t *result)
 }
 
 /* A result lies in its slot. */
-static void put_result(shared_memory *s, uint64_t bytes)
+static void put_result(shared_memory *s, rc_work *w, uint64_t bytes)
 {
-    s->bytes += bytes;
+    count_bytes(s, w, bytes);
     region_advance(&s->region, REGION_RESULTED);
 }
 
-static rc_result join_lap(shared_memory *s, const rc_work *w, uint64_t lap, rc_error *error)
+static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *error)
 {
     region *r = &s->region;
     const shared_run *run = &w->shared;
@@ -161,22 +168,22 @@ static rc_result join_lap(shared_memory *s, const rc_work *w, uint64_t lap, rc_e
         uint8_t *result = region_result(r, r->self, lap);
         codec_join(c, result, !codec_stores_plain(c), wires, r->ranks, src_at(run, at), at.count);
         store(run, at, result);
-        put_result(s, at.count * c->wire_bytes);
+        put_result(s, w, at.count * c->wire_bytes);
     }
     region_advance(r, REGION_JOINED);
     if (one_shot)
-        put_result(s, 0); /* nobody reads it */
+        put_result(s, w, 0); /* nobody reads it */
     return RC_OK;
 }
 
 /* Among hosts: what links have made of this rank's chunk. */
-static void result_lap(shared_memory *s, const rc_work *w, uint64_t lap)
+static void result_lap(shared_memory *s, rc_work *w, uint64_t lap)
 {
     const shared_run *run = &w->shared;
     span at = span_of(run, (uint32_t)s->region.self, lap);
     size_t bytes = at.count * run->codec.elem_bytes;
     copy_bytes(region_result(&s->region, s->region.self, lap), dst_at(run, at), bytes);
-    put_result(s, bytes);
+    put_result(s, w, bytes);
 }
 
 static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
@@ -221,7 +228,7 @@ static int is_there(const shared_memory *s, region_stage stage, uint64_t lap, ui
 /* One lap of what the work that enters can do. */
 static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_error *error)
 {
-    const rc_work *w = s->entering;
+    rc_work *w = s->entering;
     uint64_t contributed = mine(s, REGION_CONTRIBUTED), joined = mine(s, REGION_JOINED);
     if (contributed < end_of(w) && is_free(s, REGION_JOINED, contributed, awaited)) {
         contribute_lap(s, w, contributed);
@@ -238,7 +245,7 @@ static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_err
 /* One lap of what the first work can do. */
 static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
 {
-    const rc_work *w = s->head;
+    rc_work *w = s->head;
     uint64_t resulted = mine(s, REGION_RESULTED), collected = mine(s, REGION_COLLECTED);
     int is_result = s->hosts > 1 && w->shared.opened && w->receives_left == 1;
     if (is_result && resulted < end_of(w) && is_free(s, REGION_COLLECTED, resulted, awaited)) {
@@ -311,6 +318,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
     s->laps += run->laps;
+    work_note_start(w);
     w->env = env;
     w->is_shared = 1;
     w->receives_left = 1; /* stands for all laps; the last that is left */

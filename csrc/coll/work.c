@@ -169,6 +169,8 @@ int work_complete(const rc_work *w)
 void work_finish(rc_work *w, rc_result result, const rc_error *error)
 {
     w->finished = clock_ns();
+    w->stats.submitted_ns = w->submitted;
+    w->stats.finished_ns = w->finished;
     if (w->env != NULL) {
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
@@ -189,6 +191,19 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     if (w->call.feedback != NULL)
         feedback_unclaim(w->call.feedback);
     atomic_store(&w->result, result);
+}
+
+void work_note_start(rc_work *w)
+{
+    if (w->stats.started_ns == 0)
+        w->stats.started_ns = clock_ns();
+}
+
+void work_note_sent(rc_work *w, int rail, const frame_header *h)
+{
+    enum { LAST = sizeof w->stats.rail_bytes / sizeof *w->stats.rail_bytes - 1 };
+    w->stats.sent_bytes += h->length;
+    w->stats.rail_bytes[rail < LAST ? rail : LAST] += FRAME_HEADER_BYTES + h->length;
 }
 
 /* ---- geometry ---- */
@@ -422,6 +437,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
                          h->segment, h->chunk);
     w->seen[number / 64] |= bit;
     place->owner = w;
+    work_note_start(w);
     if (stores && w->quantised == NULL && codec_stores_plain(&w->codec)) {
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;

@@ -24,6 +24,7 @@
 
 #include <stdatomic.h>
 
+#include "../base/list.h"
 #include "../codec/codec.h"
 #include "../net/link.h"
 #include "../plan/plan.h"
@@ -64,6 +65,9 @@ struct gate;      /* of what is there of its source (gate.h) */
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
+    keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
+    keyed_queues *index;
+    list_node untold, pumped; /* in lists of the communicator's (comm_announce.c, comm.c) */
     rc_engine *engine;
     work_env *env; /* valid while active */
     rc_call call;
@@ -86,6 +90,7 @@ struct rc_work {
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
+    rc_work_stats stats;                    /* the moments but started_ns: from work_finish on */
     uint64_t spin;                          /* ns; of a thread that waits for it */
     atomic_int result;                      /* RC_AGAIN while in flight */
     atomic_int references;                  /* the caller's and the communicator's */
@@ -135,6 +140,12 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
 rc_result work_go_on(rc_work *w);
 /* 1 if that would send something now. */
 int work_may_go_on(const rc_work *w);
+
+/* A frame of the work leaves or comes, or it enters shared memory: it has started, from the first
+ * time on. */
+void work_note_start(rc_work *w);
+/* A frame of it is in a socket as a whole. */
+void work_note_sent(rc_work *w, int rail, const frame_header *h);
 
 /* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);

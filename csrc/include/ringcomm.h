@@ -167,7 +167,7 @@ typedef struct rc_comm_config {
     uint32_t epoch;         /* carried by every frame; frames of another epoch are refused */
     uint32_t segment_bytes; /* largest payload of a frame; a multiple of 4096; same on all ranks */
     uint32_t heartbeat_ms;  /* a lane silent this long sends a heartbeat */
-    uint32_t peer_timeout_ms; /* a peer silent this long is lost */
+    uint32_t peer_timeout_ms; /* a peer silent this long is lost, or a lane whose peer lives */
     rc_algorithm algorithm;   /* of every all-reduce; RC_AUTO: by size; same on all ranks */
     uint32_t spin_us;         /* rc_work_wait polls this long before it sleeps */
     int32_t crowded;  /* 1: the ranks on this machine outnumber its cores; then only brief works are
@@ -191,6 +191,16 @@ rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config 
  * at both ends; bytes_per_s is the port's speed where known, else 0. Owns fd from here on, also
  * on failure. All lanes are added before rc_comm_start. */
 rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double bytes_per_s);
+/* Says what the lanes of a rail to peer run over, for errors that name them: here and there, such
+ * as "eth1 10.8.0.1 on node0", are both ends' port, address and host, or NULL. port is the index of
+ * the network interface here; the loss of it, or of a lane's address on it, ends its lanes
+ * (rc_comm_watch_ports). 0: not watched. After these lanes are added, before rc_comm_start. */
+rc_result rc_comm_name_rail(rc_comm *comm, int peer, int rail, int port, const char *here,
+                            const char *there);
+/* Gives the communicator a netlink socket, subscribed to the links and addresses of the network
+ * namespace that its lanes are in, to hear at once of ports that are lost. Owns fd from here on,
+ * also on failure. At most one, before rc_comm_start. */
+rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 /* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
  * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
  * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host
@@ -199,13 +209,18 @@ rc_result rc_comm_add_lane(rc_comm *comm, int peer, int rail, int fd, double byt
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
  * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
- * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight. */
+ * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight, or a tensor
+ * is being copied from a GPU for one (rc_pipe_submit). */
 rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */
 void rc_comm_abort(rc_comm *comm, const char *reason);
-/* Says goodbye, sends what is queued and closes, within timeout_ms. Pending works fail. */
+/* Says goodbye and sends what is queued; pending works fail. RC_OK once the peers' hosts have it
+ * all; RC_AGAIN if they have not within timeout_ms: to be called again, or rc_comm_close. So a
+ * caller can look at its signals in between. */
+rc_result rc_comm_leave(rc_comm *comm, int timeout_ms);
+/* The same, and closes then; RC_TIMEOUT if what was sent is not all there within timeout_ms. */
 rc_result rc_comm_close(rc_comm *comm, int timeout_ms);
 /* Frees it; closes abruptly if rc_comm_close was not called. */
 void rc_comm_free(rc_comm *comm);
@@ -382,6 +397,19 @@ int rc_work_root(const rc_work *work);
 rc_result rc_work_notify(rc_work *work);
 /* Seconds from submission to completion; 0 while in flight. */
 double rc_work_elapsed(const rc_work *work);
+
+/* What this rank has done for a work. Moments are of CLOCK_MONOTONIC, in nanoseconds. */
+typedef struct rc_work_stats {
+    uint64_t submitted_ns;
+    uint64_t started_ns; /* its first frame left or came, or it entered shared memory; 0: neither */
+    uint64_t finished_ns;
+    uint64_t sent_bytes;    /* payload that its frames carried over links, after compression */
+    uint64_t shared_bytes;  /* put into the memory that ranks of a host share */
+    uint64_t rail_bytes[8]; /* sent over each rail, frame headers included; [7]: and all further */
+} rc_work_stats;
+
+/* Complete once the work is over; while it is in flight all but submitted_ns is 0. */
+void rc_work_stats_get(const rc_work *work, rc_work_stats *out);
 /* Lets go of the work. One still in flight goes on; its buffers stay borrowed until it ends, so
  * wait first, or close the communicator. */
 void rc_work_free(rc_work *work);
@@ -472,12 +500,13 @@ rc_result rc_flight_order(rc_flight *flight, int64_t stream, rc_error *error);
 /* From here on rc_pipe_take brings it when it is over, too; also where it is, unless it has landed.
  */
 void rc_flight_notify(rc_flight *flight);
-/* As rc_work_error, _seq, _root and _elapsed; before it has reached the core: none, 0, that of the
- * call, 0. */
+/* As rc_work_error, _seq, _root, _elapsed and _stats_get; before it has reached the core: none, 0,
+ * that of the call, 0, all 0. */
 void rc_flight_error(rc_flight *flight, rc_error *out);
 uint64_t rc_flight_seq(rc_flight *flight);
 int rc_flight_root(rc_flight *flight);
 double rc_flight_elapsed(rc_flight *flight);
+void rc_flight_stats_get(rc_flight *flight, rc_work_stats *out);
 /* Lets go of it; one still in flight goes on. */
 void rc_flight_free(rc_flight *flight);
 

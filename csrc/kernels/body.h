@@ -80,9 +80,10 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
 
 /* ---- scaling ---- */
 
-/* expr of x and factor, the latter converted once to factor_type. */
-#define SCALE(name, type, factor_type, convert, expr)                                              \
-    static void name(void *dst, const void *src, double by, size_t n)                              \
+/* expr of x and factor, the latter converted once to factor_type: scale_ of elements, average_ of
+ * sums of two, which are made as unsigned where type is an integer. */
+#define SCALE(name, type, sum_type, factor_type, convert, expr)                                    \
+    static void scale_##name(void *dst, const void *src, double by, size_t n)                      \
     {                                                                                              \
         type *out = dst;                                                                           \
         const type *in = src;                                                                      \
@@ -92,18 +93,30 @@ REDUCE(max_i64, int64_t, x > y ? x : y)
             const type x = in[i];                                                                  \
             out[i] = (type)(expr);                                                                 \
         }                                                                                          \
+    }                                                                                              \
+    static void average_##name(void *dst, const void *a, const void *b, double by, size_t n)       \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        const sum_type *left = a;                                                                  \
+        const sum_type *right = b;                                                                 \
+        const factor_type factor = (factor_type)(convert);                                         \
+        INDEPENDENT                                                                                \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            const type x = (type)(sum_type)(left[i] + right[i]);                                   \
+            out[i] = (type)(expr);                                                                 \
+        }                                                                                          \
     }
 
 /* Integers narrower than 64 bits are divided as floats of twice their width or more, which vector
  * units can do. It is exact: a quotient that is not a whole number is at least 1/divisor away from
  * the next one, which is more than the rounding of the wider float can bridge; and a divisor too
  * large for that float exceeds every dividend, so that the quotient stays below 1. */
-SCALE(scale_f32, float, float, by, (x * factor))
-SCALE(scale_f64, double, double, by, (x * factor))
-SCALE(scale_i8, int8_t, float, (int64_t)by, (int32_t)((float)x / factor))
-SCALE(scale_u8, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
-SCALE(scale_i32, int32_t, double, (int64_t)by, (int32_t)((double)x / factor))
-SCALE(scale_i64, int64_t, int64_t, by, x / factor)
+SCALE(f32, float, float, float, by, (x * factor))
+SCALE(f64, double, double, double, by, (x * factor))
+SCALE(i8, int8_t, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
+SCALE(u8, uint8_t, uint8_t, float, (int64_t)by, (int32_t)((float)x / factor))
+SCALE(i32, int32_t, uint32_t, double, (int64_t)by, (int32_t)((double)x / factor))
+SCALE(i64, int64_t, uint64_t, int64_t, by, x / factor)
 
 /* ---- conversions ---- */
 
@@ -193,6 +206,15 @@ const kernel_set SET = {
             [RC_U8] = scale_u8,
             [RC_I32] = scale_i32,
             [RC_I64] = scale_i64,
+        },
+    .average =
+        {
+            [RC_F32] = average_f32,
+            [RC_F64] = average_f64,
+            [RC_I8] = average_i8,
+            [RC_U8] = average_u8,
+            [RC_I32] = average_i32,
+            [RC_I64] = average_i64,
         },
     .bf16 = {bf16_encode, bf16_decode, bf16_add, bf16_add_half},
     .fp16 = {fp16_encode, fp16_decode, fp16_add, fp16_add_half},

@@ -107,6 +107,9 @@ typedef struct kernel_set {
      * divisor truncated towards zero, with divisor = (int64_t)factor, at least 1; NULL for 16-bit
      * floats */
     void (*scale[RC_DTYPE_COUNT])(void *dst, const void *src, double factor, size_t n);
+    /* dst = (a + b) * factor, the bits of a sum that is scaled afterwards; NULL likewise */
+    void (*average[RC_DTYPE_COUNT])(void *dst, const void *a, const void *b, double factor,
+                                    size_t n);
     kernel_half bf16;
     kernel_half fp16;
     kernel_block int8;   /* 256: int8, -127 to 127 */

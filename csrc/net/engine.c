@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "../base/thread.h"
+#include "descriptors.h"
 #include "polled.h"
 #include "sender.h"
 
@@ -20,7 +20,9 @@ enum {
      */
     PARK_MS = 20,
     /* The most that the driver waits before a round for those that want the lock. */
-    ADMIT_MS = 1
+    ADMIT_MS = 1,
+    /* A pause after which an epoll set that is none is tried again. */
+    REFUSED_US = 1000
 };
 
 static void *progress(void *arg);
@@ -46,13 +48,6 @@ void engine_unlock(rc_engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-static void wake(rc_engine *e)
-{
-    uint64_t one = 1;
-    ssize_t ignored = write(e->wake_fd, &one, sizeof one); /* full means awake already */
-    (void)ignored;
-}
-
 /* Waits for call_sleepers, without the lock. */
 static void sleep_until_changed(rc_engine *e, uint64_t deadline)
 {
@@ -75,18 +70,9 @@ static void call_sleepers(rc_engine *e)
     pthread_cond_broadcast(&e->changed);
 }
 
-static void close_fds(rc_engine *e)
-{
-    if (e->epoll_fd >= 0)
-        close(e->epoll_fd);
-    if (e->wake_fd >= 0)
-        close(e->wake_fd);
-    e->epoll_fd = e->wake_fd = -1;
-}
-
 static void destroy(rc_engine *e)
 {
-    close_fds(e);
+    descriptors_close(e);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->admitted);
@@ -112,13 +98,10 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     thread_init_cond(&e->admitted);
     thread_init_cond(&e->done_ready);
     thread_init_cond(&e->done_late);
-    e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    e->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     e->kernels = kernels_find(kernel_set);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    int is_open = descriptors_open(e);
     rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;
-    if (e->kernels != NULL && e->epoll_fd >= 0 && e->wake_fd >= 0 &&
-        epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, e->wake_fd, &event) == 0)
+    if (e->kernels != NULL && is_open)
         result = thread_start(&e->thread, progress, e) ? RC_OK : RC_SYSTEM;
     if (result != RC_OK) {
         destroy(e);
@@ -135,11 +118,11 @@ void rc_engine_free(rc_engine *e)
     engine_lock(e);
     e->stopping = 1;
     pthread_cond_signal(&e->parked);
-    wake(e);
+    descriptors_ring(e);
     engine_unlock(e);
     pthread_join(e->thread, NULL);
     sender_stop(e->sender);
-    close_fds(e);
+    descriptors_close(e);
     engine_done *entry;
     while ((entry = engine_pop_done(e, 0)) != NULL)
         entry->drop(entry);
@@ -167,11 +150,10 @@ void rc_engine_after_fork(rc_engine *e)
     if (atomic_exchange(&e->forked, 1))
         return; /* a child of this child: the numbers may be other files by now */
     for (engine_source *source = e->sources; source != NULL; source = source->next)
-        if (source->fd >= 0)
+        if (source->fd >= 0 && descriptors_is_own(source))
             close(source->fd);
     sender_after_fork(e->sender);
-    close(e->epoll_fd);
-    close(e->wake_fd);
+    descriptors_close(e);
 }
 
 /* ---- sources and members ---- */
@@ -179,7 +161,8 @@ void rc_engine_after_fork(rc_engine *e)
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error)
 {
     struct epoll_event event = {.events = events, .data.ptr = source};
-    if (epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
+    if (!descriptors_note(source) ||
+        epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
         int number = errno;
         error_set(error, RC_SYSTEM, "epoll refuses a lane's socket (errno %d)", number);
         error->sys_errno = number;
@@ -203,12 +186,8 @@ void engine_watch(rc_engine *e, engine_source *source, uint32_t events)
     source->events = events;
 }
 
-void engine_remove(rc_engine *e, engine_source *source)
+void engine_forget(rc_engine *e, engine_source *source)
 {
-    if (source->fd < 0)
-        return;
-    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
-    close(source->fd);
     source->fd = -1;
     if (source->prev != NULL)
         source->prev->next = source->next;
@@ -216,6 +195,18 @@ void engine_remove(rc_engine *e, engine_source *source)
         e->sources = source->next;
     if (source->next != NULL)
         source->next->prev = source->prev;
+}
+
+void engine_remove(rc_engine *e, engine_source *source)
+{
+    int fd = source->fd;
+    if (fd < 0)
+        return;
+    if (descriptors_is_own(source)) {
+        epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+        close(fd);
+    }
+    engine_forget(e, source);
 }
 
 void engine_join(rc_engine *e, engine_member *member)
@@ -226,7 +217,7 @@ void engine_join(rc_engine *e, engine_member *member)
     if (e->members != NULL)
         e->members->prev = member;
     e->members = member;
-    wake(e);
+    descriptors_ring(e);
 }
 
 void engine_leave(rc_engine *e, engine_member *member)
@@ -244,7 +235,7 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
     if (due < member->due)
         member->due = due;
     if (e->sleeping && due < e->sleep_until)
-        wake(e);
+        descriptors_ring(e);
 }
 
 void engine_pump(rc_engine *e, engine_member *member)
@@ -252,14 +243,14 @@ void engine_pump(rc_engine *e, engine_member *member)
     member->pumped = 1;
     member->pump(member);
     if (member->expects && e->sleeping)
-        wake(e); /* it does not look there yet */
+        descriptors_ring(e); /* it does not look there yet */
 }
 
 void engine_pump_later(rc_engine *e, engine_member *member)
 {
     member->pumped = 1;
     if (e->sleeping)
-        wake(e);
+        descriptors_ring(e);
 }
 
 void engine_quiesce(rc_engine *e)
@@ -267,7 +258,7 @@ void engine_quiesce(rc_engine *e)
     enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
     uint64_t pass = e->passes;
     while (e->driver != ENGINE_REST && e->passes == pass) {
-        wake(e);
+        descriptors_ring(e);
         sleep_until_changed(e, clock_ns() + QUIESCE_MS * CLOCK_MS);
     }
 }
@@ -346,10 +337,12 @@ static void judge_spin(rc_engine *e, int caught)
 /* 1 if something had come from the only descriptor. Under the engine's lock. */
 static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
-    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL ||
-        !polled_has_one_source(e))
+    if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL)
         return 0;
-    int caught = polled_look(e, start + spin);
+    engine_source *only = polled_only_source(e);
+    if (only == NULL)
+        return 0;
+    int caught = polled_look(e, only, start + spin);
     if (caught >= 0)
         judge_spin(e, caught);
     return caught > 0;
@@ -385,13 +378,15 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
 }
 
 /* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
-static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
+static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, uint64_t spin)
 {
     struct epoll_event events[EVENTS_PER_PASS];
     e->news = 0;
     drain_submissions(e);
     int more = pump_members(e);
-    uint64_t now = clock_ns(), due = run_timers(e, now);
+    uint64_t now = clock_ns();
+    descriptors_check(e, now);
+    uint64_t due = run_timers(e, now);
     polled_members polled = polled_list(e);
     e->driver = driver;
     e->sleep_until = due < until ? due : until;
@@ -405,7 +400,12 @@ static int drive_once(rc_engine *e, int driver, uint64_t until, uint64_t spin)
         engine_unlock(e);
         count = wait_for_events(e, events, timeout, now, spin, &polled);
         interrupted = count < 0 && errno == EINTR;
+        int refused = count < 0 && !interrupted;
+        if (refused)
+            usleep(REFUSED_US);
         engine_lock(e);
+        if (refused)
+            e->checked_at = 0; /* the next round makes another epoll set, if it can */
         e->sleeping = 0;
     }
     drain_submissions(e);
@@ -448,7 +448,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
         } else {
             if (e->driver == ENGINE_PROGRESS && !e->yielding) {
                 e->yielding = 1;
-                wake(e);
+                descriptors_ring(e);
             }
             sleep_until_changed(e, deadline);
         }
@@ -464,7 +464,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
 void engine_rouse(rc_engine *e)
 {
     if (e->sleeping)
-        wake(e);
+        descriptors_ring(e);
 }
 
 void engine_changed(rc_engine *e)
@@ -472,14 +472,14 @@ void engine_changed(rc_engine *e)
     e->news = 1;
     call_sleepers(e);
     if (e->sleeping && e->driver == ENGINE_WAITER)
-        wake(e); /* it may be the driver's own work that another thread finished */
+        descriptors_ring(e); /* it may be the driver's own work that another thread finished */
 }
 
 void engine_submit(rc_engine *e, int waits)
 {
     atomic_store(&e->submitted, 1);
     if (pthread_mutex_trylock(&e->lock) != 0) {
-        wake(e);
+        descriptors_ring(e);
         if (!waits)
             pthread_cond_signal(&e->parked); /* who holds the lock need not be driving */
         return;

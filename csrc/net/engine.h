@@ -26,6 +26,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "../include/ringcomm.h"
 #include "../kernels/kernels.h"
@@ -36,8 +37,13 @@
 typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
+    int quiet;       /* it has something so seldom that nobody polls for it */
     void (*ready)(struct engine_source *source, uint32_t events);
     int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
+    /* Somebody else closed its descriptor, which had this number. It is out of the set already. */
+    void (*lost)(struct engine_source *source, int fd);
+    dev_t device; /* of its open file (descriptors.h) */
+    ino_t inode;
     struct engine_source *next, *prev;
 } engine_source;
 
@@ -74,9 +80,9 @@ struct rc_engine {
     int sleepers;            /* threads that wait for changed */
     uint64_t alarms;         /* times that they were called */
     pthread_t thread;
-    int epoll_fd;
-    int wake_fd;
-    enum { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* who drives right now */
+    atomic_int epoll_fd, wake_fd; /* descriptors.h */
+    uint64_t checked_at;          /* when the driver looked at descriptors last, ns */
+    enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
     int yielding;        /* the progress thread was asked to step aside */
@@ -123,6 +129,9 @@ rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_er
 void engine_watch(rc_engine *e, engine_source *source, uint32_t events);
 /* Takes the source out and closes its descriptor. Under the lock; does nothing the second time. */
 void engine_remove(rc_engine *e, engine_source *source);
+
+/* The same, but leaves the descriptor alone: it is not the source's any more. */
+void engine_forget(rc_engine *e, engine_source *source);
 
 void engine_join(rc_engine *e, engine_member *member);
 void engine_leave(rc_engine *e, engine_member *member);

@@ -6,7 +6,7 @@
 #include "../base/crc32c.h"
 #include "../base/error.h"
 
-enum { MAGIC = 0x4352, VERSION = 1, CRC_OFFSET = 44, ABORT_FIXED_BYTES = 16 };
+enum { MAGIC = 0x4352, VERSION = 2, ABORT_FIXED_BYTES = 20, PAYLOAD_CRC = 44, HEADER_CRC = 48 };
 
 static void put(uint8_t *bytes, int width, uint64_t value)
 {
@@ -20,11 +20,6 @@ static uint64_t get(const uint8_t *bytes, int width)
     for (int i = 0; i < width; i++)
         value |= (uint64_t)bytes[i] << 8 * i;
     return value;
-}
-
-static uint32_t crc_of(const uint8_t *bytes, const void *payload, uint32_t length)
-{
-    return crc32c(crc32c(0, bytes, CRC_OFFSET), payload, length);
 }
 
 void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload)
@@ -41,7 +36,8 @@ void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, cons
     put(bytes + 34, 2, h->flags);
     put(bytes + 36, 4, h->length);
     put(bytes + 40, 4, h->consumed);
-    put(bytes + CRC_OFFSET, 4, crc_of(bytes, payload, h->length));
+    put(bytes + PAYLOAD_CRC, 4, crc32c(0, payload, h->length));
+    put(bytes + HEADER_CRC, 4, crc32c(0, bytes, HEADER_CRC));
 }
 
 static int control_length_ok(const frame_header *h)
@@ -51,16 +47,38 @@ static int control_length_ok(const frame_header *h)
     return h->length == 0;
 }
 
-rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
-                       frame_header *h, uint32_t *crc, rc_error *error)
+/* What its first bytes say is worth a word: they show a program that speaks something else. */
+static rc_result say_damaged(rc_error *error, unsigned magic, unsigned version)
+{
+    static const char damaged[] =
+        "the header of a frame arrived damaged (its CRC32C does not match";
+    if (magic != MAGIC)
+        return error_set(error, RC_PROTOCOL, "%s; it starts with 0x%04x, not 0x%04x)", damaged,
+                         magic, (unsigned)MAGIC);
+    if (version != VERSION)
+        return error_set(error, RC_PROTOCOL, "%s; it is of version %u, this is version %d)",
+                         damaged, version, VERSION);
+    return error_set(error, RC_PROTOCOL, "%s)", damaged);
+}
+
+static rc_result check_header(const uint8_t bytes[FRAME_HEADER_BYTES], rc_error *error)
 {
     unsigned magic = (unsigned)get(bytes, 2), version = bytes[2];
+    if (crc32c(0, bytes, HEADER_CRC) != (uint32_t)get(bytes + HEADER_CRC, 4))
+        return say_damaged(error, magic, version);
     if (magic != MAGIC)
         return error_set(error, RC_PROTOCOL, "a frame starts with 0x%04x, not 0x%04x", magic,
                          (unsigned)MAGIC);
     if (version != VERSION)
         return error_set(error, RC_PROTOCOL, "a frame of version %u came, this is version %d",
                          version, VERSION);
+    return RC_OK;
+}
+
+rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
+                       frame_header *h, uint32_t *crc, rc_error *error)
+{
+    RC_TRY(check_header(bytes, error));
     *h = (frame_header){.type = bytes[3],
                         .epoch = (uint32_t)get(bytes + 4, 4),
                         .seq = get(bytes + 8, 8),
@@ -71,7 +89,7 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
                         .flags = (uint16_t)get(bytes + 34, 2),
                         .length = (uint32_t)get(bytes + 36, 4),
                         .consumed = (uint32_t)get(bytes + 40, 4)};
-    *crc = (uint32_t)get(bytes + CRC_OFFSET, 4);
+    *crc = (uint32_t)get(bytes + PAYLOAD_CRC, 4);
     if (h->type < FRAME_DATA || h->type > FRAME_ABORT || (h->flags & ~FRAME_P2P) != 0)
         return error_set(error, RC_PROTOCOL, "a frame of type %u with flags %u came", h->type,
                          h->flags);
@@ -84,23 +102,23 @@ rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, 
     return RC_OK;
 }
 
-int frame_check(const uint8_t bytes[FRAME_HEADER_BYTES], const void *payload, uint32_t length,
-                uint32_t crc)
+int frame_check(const void *payload, uint32_t length, uint32_t crc)
 {
-    return crc_of(bytes, payload, length) == crc;
+    return crc32c(0, payload, length) == crc;
 }
 
-uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error)
+uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error, int origin)
 {
     size_t text = strnlen(error->message, FRAME_TEXT_BYTES - ABORT_FIXED_BYTES);
     put(payload, 4, (uint32_t)error->code);
     put(payload + 4, 4, (uint32_t)error->rank);
     put(payload + 8, 8, error->seq);
+    put(payload + 16, 4, (uint32_t)origin);
     memcpy(payload + ABORT_FIXED_BYTES, error->message, text);
     return ABORT_FIXED_BYTES + (uint32_t)text;
 }
 
-void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error)
+void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error, int *origin)
 {
     char text[FRAME_TEXT_BYTES + 1];
     uint32_t size = length - ABORT_FIXED_BYTES;
@@ -115,4 +133,5 @@ void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error
               text);
     error->rank = (int32_t)get(payload + 4, 4);
     error->seq = get(payload + 8, 8);
+    *origin = (int32_t)get(payload + 16, 4);
 }

@@ -1,8 +1,14 @@
-/* frame.h - the 48-byte header in front of every payload. docs/WIRE.md is the specification.
+/* frame.h - the 52-byte header in front of every payload. docs/WIRE.md is the specification.
  *
  *   0 magic u16 | 2 version u8 | 3 type u8 | 4 epoch u32 | 8 seq u64 | 16 fingerprint u64
  *   24 chunk u32 | 28 segment u32 | 32 step u16 | 34 flags u16 | 36 length u32
- *   40 consumed u32 | 44 crc32c u32 over bytes 0-43 and the payload          little-endian
+ *   40 consumed u32 | 44 crc32c of the payload u32 | 48 crc32c of bytes 0-47 u32
+ *   little-endian
+ *
+ * The header has a checksum of its own, because its fields are acted on before the payload is
+ * there: one flipped bit of length would have the receiver wait for bytes that never come. It
+ * covers the payload's checksum, so the two belong together. It is checked before any field is
+ * looked at.
  *
  * frame_decode bounds what can be bounded without knowing the collective; the owner of the
  * collective bounds the rest before use. Pure: no state, no OS, no allocation.
@@ -15,7 +21,7 @@
 
 #include "../include/ringcomm.h"
 
-enum { FRAME_HEADER_BYTES = 48, FRAME_TEXT_BYTES = 400 };
+enum { FRAME_HEADER_BYTES = 52, FRAME_TEXT_BYTES = 404 };
 
 typedef enum frame_type {
     FRAME_DATA = 1,      /* a segment */
@@ -40,19 +46,19 @@ typedef struct frame_header {
     uint32_t consumed; /* data bytes of this link taken by called collectives, modulo 2^32 */
 } frame_header;
 
-/* Writes the header with the CRC of header and payload. */
+/* Writes the header with the CRCs of the payload and of itself. */
 void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload);
 
-/* Reads a header. RC_PROTOCOL, with the reason in error, if magic, version, type, flags, epoch or
- * length cannot be; *crc is what frame_check must meet. */
+/* Reads a header. RC_PROTOCOL, with the reason in error, if its CRC does not match, or if magic,
+ * version, type, flags, epoch or length cannot be; *crc is what frame_check must meet. */
 rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
                        frame_header *h, uint32_t *crc, rc_error *error);
-/* 1 if crc is the CRC of this header and payload. */
-int frame_check(const uint8_t bytes[FRAME_HEADER_BYTES], const void *payload, uint32_t length,
-                uint32_t crc);
+/* 1 if crc is the CRC of this payload. */
+int frame_check(const void *payload, uint32_t length, uint32_t crc);
 
-/* Payload of FRAME_ABORT: the failure to be raised by whoever receives it. */
-uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error);
-void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error);
+/* Payload of FRAME_ABORT: the failure to be raised by whoever receives it, and the rank that found
+ * it, which is not the sender of what is passed on. */
+uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error, int origin);
+void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error, int *origin);
 
 #endif

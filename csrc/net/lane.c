@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,6 +17,7 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
+#include "descriptors.h"
 #include "sender.h"
 
 enum {
@@ -40,6 +42,28 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
         error_set(&ln->error, code, "%s", what);
     ln->error.sys_errno = number;
     ln->handler->dead(ln);
+}
+
+static void lost(engine_source *source, int fd)
+{
+    char what[160];
+    snprintf(what, sizeof what,
+             "another part of this process closed descriptor %d, which is its socket "
+             "(os.closerange, closefrom, or a close too many)",
+             fd);
+    fail((lane *)source, RC_SYSTEM, 0, what);
+}
+
+/* A read was refused. */
+static void broke(lane *ln, int number)
+{
+    int fd = ln->source.fd;
+    if (descriptors_is_own(&ln->source)) {
+        fail(ln, RC_PEER_LOST, number, "the connection broke");
+        return;
+    }
+    engine_forget(ln->engine, &ln->source);
+    lost(&ln->source, fd);
 }
 
 /* ---- sending ---- */
@@ -174,23 +198,42 @@ int lane_has_room(const lane *ln)
                                   (double)ln->out_bytes < ahead);
 }
 
+/* Bytes that the kernel has and the peer's has not acknowledged. */
+static uint64_t in_socket(const lane *ln)
+{
+    int queued = 0;
+    if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
+        return 0;
+    return (uint64_t)queued;
+}
+
 /* What is sent meanwhile counts twice rather than not at all. */
 uint64_t lane_unacked(const lane *ln)
 {
-    int queued = 0;
     uint64_t unsent = ln->pushed - atomic_load(&ln->out.sent_bytes);
-    if (ln->source.fd < 0 || ioctl(ln->source.fd, SIOCOUTQ, &queued) != 0 || queued < 0)
-        queued = 0;
-    return (uint64_t)queued + unsent;
+    return in_socket(ln) + unsent;
 }
 
-void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
+static struct tcp_info ask_tcp(const lane *ln)
 {
     struct tcp_info info;
     socklen_t size = sizeof info;
     memset(&info, 0, sizeof info); /* an old kernel fills less */
     if (ln->source.fd < 0 || getsockopt(ln->source.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
         memset(&info, 0, sizeof info);
+    return info;
+}
+
+uint64_t lane_acked(const lane *ln, int *in_flight)
+{
+    uint64_t sent = atomic_load(&ln->out.sent_bytes), queued = in_socket(ln);
+    *in_flight = queued > 0 && ask_tcp(ln).tcpi_unacked > 0;
+    return sent > queued ? sent - queued : 0;
+}
+
+void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
+{
+    struct tcp_info info = ask_tcp(ln);
     *retransmits = info.tcpi_total_retrans;
     *rtt = info.tcpi_rtt * 1e-6;
 }
@@ -226,12 +269,11 @@ void lane_set_rate(lane *ln, double rate)
 
 static int begin_frame(lane *ln)
 {
-    memcpy(ln->rx_bytes, ln->rbuf + ln->rbuf_start, FRAME_HEADER_BYTES);
+    const uint8_t *bytes = ln->rbuf + ln->rbuf_start;
     ln->rbuf_start += FRAME_HEADER_BYTES;
     rc_error why;
     error_clear(&why);
-    if (frame_decode(ln->rx_bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) !=
-        RC_OK) {
+    if (frame_decode(bytes, ln->epoch, ln->max_length, &ln->rx, &ln->rx_crc, &why) != RC_OK) {
         fail(ln, why.code, 0, why.message);
         return 0;
     }
@@ -245,8 +287,9 @@ static int begin_frame(lane *ln)
 
 static int end_frame(lane *ln)
 {
-    if (!frame_check(ln->rx_bytes, ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
-        fail(ln, RC_PROTOCOL, 0, "a frame arrived damaged (its CRC32C does not match)");
+    if (!frame_check(ln->rx_place.data, ln->rx.length, ln->rx_crc)) {
+        fail(ln, RC_PROTOCOL, 0,
+             "the payload of a frame arrived damaged (its CRC32C does not match)");
         return 0;
     }
     ln->in_payload = 0;
@@ -337,7 +380,7 @@ static int take_turn(lane *ln)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 1;
         if (got < 0) {
-            fail(ln, RC_PEER_LOST, errno, "the connection broke");
+            broke(ln, errno);
             return 0;
         }
         if (got == 0) {
@@ -417,10 +460,11 @@ static int look(engine_source *source)
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
+    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look, .lost = lost};
     ln->max_length = max_length;
     ln->epoch = epoch;
-    ln->last_rx = ln->out.last_tx = clock_ns();
+    ln->last_rx = clock_ns();
+    ln->out.last_tx = ln->last_rx;
     ln->low_water = 1;
     error_clear(&ln->error);
     int flags = fcntl(fd, F_GETFL);

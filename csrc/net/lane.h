@@ -11,7 +11,8 @@
  * a small buffer, so a stream of frames costs one system call each, small ones less. Where it
  * comes slowly enough for the driver to sleep, that is woken for a large payload when all is there.
  *
- * Invariants. A payload is given to the handler once, whole, and only with a correct CRC. Frames
+ * Invariants. A header is looked at, and a payload given to the handler, once, whole, and only with
+ * a correct CRC of its own. Frames
  * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
  * Threading: under the engine's lock, but for the outbox while it is handed to the sender
  * (sender.h). Ownership: a frame's payload is borrowed until its release.
@@ -22,8 +23,9 @@
 #include "engine.h"
 #include "meter.h"
 #include "outbox.h"
+#include "ports.h"
 
-enum { LANE_RBUF_BYTES = 8192 };
+enum { LANE_RBUF_BYTES = 8192, LANE_END_BYTES = 88 };
 
 typedef struct lane lane;
 
@@ -43,6 +45,25 @@ typedef struct lane_handler {
     void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
 } lane_handler;
 
+/* What a lane runs over: both ends as errors name them, and the port here. */
+typedef struct lane_path {
+    int port; /* index of the network interface whose loss ends the lane; 0: none is watched */
+    char here[LANE_END_BYTES], there[LANE_END_BYTES]; /* "eth1 10.8.0.1 on node0"; "": not known */
+} lane_path;
+
+/* How a lane fares, as its communicator judges it (comm_lanes.c). Times in ns. */
+typedef struct lane_health {
+    uint64_t heard;              /* last_rx when it was looked at last */
+    uint64_t silent;             /* for so long nothing came while the peer lived */
+    uint64_t stuck;              /* for so long nothing in flight was acknowledged meanwhile */
+    uint64_t acked;              /* bytes */
+    uint64_t marks[2], times[2]; /* acked, some time ago: the older first */
+    port_state port;             /* of the port here */
+    int no_address;              /* that has lost the lane's address */
+    uint64_t port_lost;          /* since when one of the two is so; 0: neither */
+    int lost;                    /* it was judged, and nothing it has sent is waited for */
+} lane_health;
+
 struct lane {
     engine_source source; /* first: the engine hands it back */
     rc_engine *engine;
@@ -51,11 +72,14 @@ struct lane {
     int rail;
     int index; /* on its link */
     int peer;
+    lane_path path;
+    lane_health health;
     rc_error error; /* first failure */
 
     outbox out;
-    uint64_t out_bytes;    /* of frames that were pushed and not given back, sent ones included */
-    uint64_t pushed;       /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t out_bytes; /* of frames that were pushed and not given back, sent ones included */
+    uint64_t pushed;    /* bytes given to the socket once all that is in the outbox is sent */
+    uint64_t beat_end;  /* that was pushed, after the last heartbeat: until it is sent, none more */
     struct sender *sender; /* that large frames are handed to, or NULL */
     int handed;            /* the outbox is the sender's now */
 
@@ -69,8 +93,7 @@ struct lane {
     int mute;      /* nothing can be sent any more; what was received may still end in a goodbye */
     int goodbye;   /* the peer has sent its last frame here */
     frame_header rx;
-    uint8_t rx_bytes[FRAME_HEADER_BYTES];
-    uint32_t rx_crc;
+    uint32_t rx_crc; /* of the payload */
     uint32_t rx_have;
     rx_place rx_place;
     uint8_t rx_text[FRAME_TEXT_BYTES]; /* payload of control frames */
@@ -105,6 +128,9 @@ int lane_has_room(const lane *ln);
 void lane_stir(lane *ln);
 /* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
+/* Bytes that the peer has acknowledged. *in_flight: 1 if others are on their way, and not only
+ * waiting for the peer to make room; 0 for another kind of socket. */
+uint64_t lane_acked(const lane *ln, int *in_flight);
 /* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.
  * Zeros for another kind of socket. */
 void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);

@@ -40,35 +40,6 @@ static void let_go(peer_link *ln, out_frame *frame)
     queue_push(&ln->queue, frame);
 }
 
-/* Behind the frames of its own and earlier collectives. */
-static void hold(frame_queue *q, out_frame *frame)
-{
-    if (q->tail == NULL || q->tail->header.seq <= frame->header.seq) {
-        queue_push(q, frame);
-        return;
-    }
-    out_frame **place = &q->head;
-    while ((*place)->header.seq <= frame->header.seq)
-        place = &(*place)->next;
-    frame->next = *place;
-    *place = frame;
-}
-
-/* 1 if a frame must not overtake what is held. */
-static int is_behind(const frame_queue *held, const frame_header *h)
-{
-    if (held->head == NULL)
-        return 0;
-    if (!(h->flags & FRAME_P2P))
-        return held->head->header.seq <= h->seq;
-    if (tags_tag(held->tail->header.seq) == tags_tag(h->seq))
-        return 1;
-    for (const out_frame *frame = held->head; frame != NULL; frame = frame->next)
-        if (tags_tag(frame->header.seq) == tags_tag(h->seq))
-            return 1;
-    return 0;
-}
-
 /* The peer has called receives: those of any tag, wherever their sends stand. */
 static void learn_receives(peer_link *ln, uint64_t name)
 {
@@ -76,13 +47,10 @@ static void learn_receives(peer_link *ln, uint64_t name)
     if (told == NULL || tags_number(name) < told->receives)
         return; /* without memory its sends go by the credit */
     told->receives = tags_number(name) + 1;
-    frame_queue left = ln->held[1];
-    ln->held[1] = (frame_queue){0};
-    for (out_frame *frame = queue_pop(&left); frame != NULL; frame = queue_pop(&left))
-        if (is_called(ln, &frame->header))
-            let_go(ln, frame);
-        else
-            queue_push(&ln->held[1], frame);
+    const out_frame *first;
+    while ((first = held_first_of_tag(&ln->held, tags_tag(name))) != NULL &&
+           is_called(ln, &first->header))
+        let_go(ln, held_pop_of_tag(&ln->held, tags_tag(name)));
 }
 
 void link_learn(peer_link *ln, const frame_header *h)
@@ -98,9 +66,10 @@ void link_learn(peer_link *ln, const frame_header *h)
     } else if (h->type == FRAME_HEARTBEAT && h->seq > ln->called) {
         ln->called = h->seq;
     }
-    for (int kind = 0; kind < 2; kind++)
-        while (ln->held[kind].head != NULL && may_leave(ln, &ln->held[kind].head->header))
-            let_go(ln, queue_pop(&ln->held[kind]));
+    for (int send = 0; send < 2; send++)
+        while (held_first(&ln->held, send) != NULL &&
+               may_leave(ln, &held_first(&ln->held, send)->header))
+            let_go(ln, held_pop(&ln->held, send));
 }
 
 int link_owes_credit(const peer_link *ln)
@@ -115,7 +84,8 @@ static lane *least_loaded(peer_link *ln)
     lane *best = NULL;
     for (int i = 0; i < ln->lane_count; i++) {
         lane *candidate = ln->lanes[i];
-        if (candidate->source.fd >= 0 && (best == NULL || candidate->out_bytes < best->out_bytes))
+        if (candidate->source.fd >= 0 && !candidate->mute &&
+            (best == NULL || candidate->out_bytes < best->out_bytes))
             best = candidate;
     }
     return best;
@@ -236,9 +206,8 @@ static lane *choose(peer_link *ln, uint64_t bytes)
 
 void link_queue(peer_link *ln, out_frame *frame)
 {
-    frame_queue *held = &ln->held[(frame->header.flags & FRAME_P2P) != 0];
-    if (is_behind(held, &frame->header) || !may_leave(ln, &frame->header))
-        hold(held, frame);
+    if (held_before(&ln->held, &frame->header) || !may_leave(ln, &frame->header))
+        held_push(&ln->held, frame);
     else
         let_go(ln, frame);
 }
@@ -263,14 +232,16 @@ void link_pump(peer_link *ln)
     }
 }
 
-void link_control(peer_link *ln, out_frame *frame, int lane_index)
+int link_control(peer_link *ln, out_frame *frame, int lane_index)
 {
     lane *chosen = lane_index >= 0 ? ln->lanes[lane_index] : least_loaded(ln);
-    if (chosen == NULL || chosen->source.fd < 0 || !ln->prepare(ln, frame)) {
+    int usable = chosen != NULL && chosen->source.fd >= 0 && !chosen->mute;
+    if (!usable || !ln->prepare(ln, frame)) {
         if (chosen == NULL)
             chosen = ln->lanes[0];
         chosen->handler->sent(chosen, frame);
-        return;
+        return 0;
     }
     lane_push(chosen, frame);
+    return 1;
 }

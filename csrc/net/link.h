@@ -15,26 +15,20 @@
  * are within the credit. What is known comes from the peer's frames: seq and `consumed`. Headers
  * count too, or small frames would be kept without bound.
  *
- *   queue: may leave now      held: waits for the peer's call, in order of seq, one list for
- *                             collectives and one for sends, which must not wait for each other;
- *                             nor must the sends of one tag for those of another
+ *   queue: may leave now      held: waits for the peer's call (held.h). Collectives and sends do
+ *                             not wait for each other, nor sends of one tag for those of another
  *
  * Threading: under the engine's lock, unless marked otherwise.
  */
 #ifndef RINGCOMM_LINK_H
 #define RINGCOMM_LINK_H
 
+#include "../base/list.h"
+#include "held.h"
 #include "lane.h"
 #include "tags.h"
 
 enum { LINK_CREDIT_SEGMENTS = 8, LINK_MAX_LANES = 256 };
-
-struct early_frame; /* the communicator's */
-
-/* Frames kept for later, in order of seq. */
-typedef struct early_queue {
-    struct early_frame *head, *tail;
-} early_queue;
 
 typedef struct peer_link {
     int peer;
@@ -46,8 +40,8 @@ typedef struct peer_link {
     int (*prepare)(struct peer_link *ln, out_frame *frame);
 
     frame_queue queue;
-    uint64_t queued;     /* bytes in it */
-    frame_queue held[2]; /* of collectives, of sends */
+    uint64_t queued; /* bytes in it */
+    held_frames held;
 
     uint64_t called;        /* the peer has called all collectives below */
     tag_table told;         /* receives: the peer has called those of all our sends below; engine's
@@ -59,9 +53,15 @@ typedef struct peer_link {
     uint32_t consumed;      /* bytes of the peer's data frames consumed here, modulo 2^32 */
     uint32_t consumed_told; /* the last value that the peer was told */
     uint64_t early_bytes;   /* of data frames kept here for collectives not yet called */
-    early_queue early[2];   /* they, and calls announced: of collectives, of sends */
+    keyed_queues early[2];  /* they, and calls announced, by seq: of collectives, of sends
+                               (comm_unexpected.c) */
+    keyed_queues receives;  /* in flight, from this peer, by name (comm_active.c) */
+    list untold;            /* of these, of which the peer has not been told (comm_announce.c) */
+    int owes_calls;         /* it should have been, and could not be */
 
     tag_table numbers; /* sends and receives to and from this peer; under the inbox lock */
+    uint64_t sign;     /* of life, the last that was looked at (comm_lanes.c); ns */
+    uint64_t steady;   /* since when there was no long pause between two of them */
     int goodbyes;      /* lanes on which the peer said goodbye */
     uint64_t left_at;  /* after the last of them: it calls no collective from here on */
 } peer_link;
@@ -79,8 +79,8 @@ void link_queue(peer_link *ln, out_frame *frame);
 /* Sends what can go. */
 void link_pump(peer_link *ln);
 /* Sends a control frame before all queued data. lane_index < 0: on the lane that is soonest free.
- */
-void link_control(peer_link *ln, out_frame *frame, int lane_index);
+ * Returns 0 if it was dropped: there is no such lane any more, or memory is short. */
+int link_control(peer_link *ln, out_frame *frame, int lane_index);
 /* Takes in what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);
 /* 1 if the peer should be told of our consumption before it runs out of credit. */

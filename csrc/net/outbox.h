@@ -20,14 +20,24 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "../base/keyed.h"
 #include "../base/pool.h"
 #include "frame.h"
 
 enum { OUTBOX_FRAMES = 16 }; /* in one system call */
 
+/* Where a frame stands that may not leave yet (held.h). */
+typedef struct held_place {
+    keyed_entry of_tag;       /* a send's */
+    struct out_frame *before; /* the send that was held before it; the one after it is next */
+    struct out_frame *child, *sibling; /* a collective's, in the heap */
+    uint64_t order;                    /* the same: of those held */
+} held_place;
+
 /* A frame on its way out. */
 typedef struct out_frame {
     struct out_frame *next;
+    held_place held;
     frame_header header;
     uint8_t header_bytes[FRAME_HEADER_BYTES];
     uint8_t sealed;         /* header_bytes are made */

@@ -84,19 +84,25 @@ static inline int polled_events(rc_engine *e, struct epoll_event *events, int mo
     return count;
 }
 
-/* 1 if all that can come comes from one descriptor, which can be asked itself. */
-static inline int polled_has_one_source(const rc_engine *e)
+/* The descriptor from which all comes that is polled for, if it can be asked itself; else NULL. */
+static inline engine_source *polled_only_source(const rc_engine *e)
 {
-    const engine_source *only = e->sources;
-    return only != NULL && only->next == NULL && only->events == EPOLLIN && only->look != NULL;
+    engine_source *only = NULL;
+    for (engine_source *source = e->sources; source != NULL; source = source->next) {
+        if (source->quiet)
+            continue;
+        if (only != NULL)
+            return NULL;
+        only = source;
+    }
+    return only != NULL && only->events == EPOLLIN && only->look != NULL ? only : NULL;
 }
 
 /* Asks it until something has come (1) or the deadline (0), or somebody wants the lock (-1). A poll
  * of the epoll set takes the lock under which the kernel enters there what arrives, and so slows
  * down who sends. Under the engine's lock. */
-static inline int polled_look(rc_engine *e, uint64_t deadline)
+static inline int polled_look(rc_engine *e, engine_source *only, uint64_t deadline)
 {
-    engine_source *only = e->sources;
     do {
         if (only->look(only))
             return 1;

@@ -1,6 +1,7 @@
 /* sender.c - see sender.h. */
 #include "sender.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -14,19 +15,46 @@ enum {
     LEAST_BYTES = 32 << 10,
     /* Sent at a time: what is sealed is then still in cache, and other lanes get their turn. */
     BYTES_PER_SEND = 256 << 10,
-    EVENTS_PER_WAIT = 32
+    EVENTS_PER_WAIT = 32,
+    /* So that a bell that nobody can ring any more is noticed; and a pause if there is none. */
+    LONGEST_SLEEP_MS = 250,
+    REFUSED_US = 1000
 };
 
 static void *run(void *arg);
 
 /* ---- life ---- */
 
+static int control_bell(const sender *s, int operation)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = atomic_load(&s->wake_fd)};
+    return epoll_ctl(atomic_load(&s->epoll_fd), operation, event.data.fd, &event) == 0;
+}
+
+static int open_fds(sender *s)
+{
+    atomic_store(&s->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
+    atomic_store(&s->wake_fd, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    return control_bell(s, EPOLL_CTL_ADD);
+}
+
+/* 0 if somebody else in the process has closed them (descriptors.h has how that shows). */
+static int has_own_fds(const sender *s)
+{
+    return control_bell(s, EPOLL_CTL_MOD);
+}
+
+static void close_fds(sender *s)
+{
+    if (!has_own_fds(s))
+        return;
+    close(s->epoll_fd);
+    close(s->wake_fd);
+}
+
 static void destroy(sender *s)
 {
-    if (s->epoll_fd >= 0)
-        close(s->epoll_fd);
-    if (s->wake_fd >= 0)
-        close(s->wake_fd);
+    close_fds(s);
     pthread_cond_destroy(&s->rested);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -43,12 +71,7 @@ sender *sender_get(rc_engine *e)
     s->least = LEAST_BYTES;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->rested, NULL);
-    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = s->wake_fd};
-    if (s->epoll_fd < 0 || s->wake_fd < 0 ||
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &event) != 0 ||
-        !thread_start(&s->thread, run, s)) {
+    if (!open_fds(s) || !thread_start(&s->thread, run, s)) {
         destroy(s);
         return NULL;
     }
@@ -59,6 +82,8 @@ sender *sender_get(rc_engine *e)
 static void wake(const sender *s)
 {
     uint64_t one = 1;
+    if (!has_own_fds(s))
+        return;
     ssize_t ignored = write(s->wake_fd, &one, sizeof one); /* full means awake already */
     (void)ignored;
 }
@@ -77,10 +102,8 @@ void sender_stop(sender *s)
 
 void sender_after_fork(sender *s)
 {
-    if (s == NULL)
-        return;
-    close(s->epoll_fd);
-    close(s->wake_fd);
+    if (s != NULL)
+        close_fds(s);
 }
 
 double sender_cpu_seconds(sender *s)
@@ -284,14 +307,32 @@ static void has_room(const sender *s, int fd)
         set_state(box, OUTBOX_READY);
 }
 
+/* The epoll set is none any more, or another's. Outboxes that were in it are tried once more; what
+ * the lanes' own sockets have become is for the driver to see. */
+static void renew(sender *s)
+{
+    if (!open_fds(s))
+        return;
+    for (outbox *box = s->first; box != NULL; box = box->next) {
+        box->known = 0;
+        box->known = watch(s, box);
+        if (box->state == OUTBOX_FULL)
+            set_state(box, OUTBOX_READY);
+    }
+}
+
 /* Looks for sockets that have room again, with block until there is one or something else to do.
  * Under the lock, which it lets go meanwhile. */
 static void look(sender *s, int block)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
+    if (block && !has_own_fds(s))
+        renew(s);
     s->asleep = block;
     pthread_mutex_unlock(&s->lock);
-    int count = epoll_wait(s->epoll_fd, events, EVENTS_PER_WAIT, block ? -1 : 0);
+    int count = epoll_wait(s->epoll_fd, events, EVENTS_PER_WAIT, block ? LONGEST_SLEEP_MS : 0);
+    if (count < 0 && errno != EINTR)
+        usleep(REFUSED_US);
     pthread_mutex_lock(&s->lock);
     s->asleep = 0;
     for (int i = 0; i < count; i++) {

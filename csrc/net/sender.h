@@ -28,7 +28,7 @@ typedef struct sender {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t rested; /* a system call is over that somebody waits for */
-    int epoll_fd, wake_fd;
+    atomic_int epoll_fd, wake_fd;
     int asleep, stopping;
     outbox *first, *last; /* those handed over, the one that waited longest first */
     atomic_int news;      /* some outbox has news */

@@ -241,3 +241,10 @@ double rc_flight_elapsed(rc_flight *f)
 {
     return f->work != NULL ? rc_work_elapsed(f->work) : 0.0;
 }
+
+void rc_flight_stats_get(rc_flight *f, rc_work_stats *out)
+{
+    *out = (rc_work_stats){0};
+    if (f->work != NULL)
+        rc_work_stats_get(f->work, out);
+}

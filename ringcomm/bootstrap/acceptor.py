@@ -1,13 +1,20 @@
 """The accepting side of bring-up: strangers knock, peers come in.
 
-    listener --accept--> pending --handshake--> welcome(sock, terms)
-                            |
-                            +--> turned away: wrong bytes, wrong key, too slow, too many
+    listener --accept--> new --complete HELLO--> greeted --PROOF--> welcome(sock, terms)
+                          |                        |
+                          +------------------------+--> turned away: wrong bytes, wrong key,
+                                                        too slow, too many
 
-Invariants: at most 64 unauthenticated connections, each for at most 5 s and 512 bytes; when all
-64 places are taken the oldest gives way, at once if it has been silent for a moment and otherwise
-after a second, so that a scanner cannot keep peers out; an error of accept() pauses a listener,
-it never ends the bring-up; a stranger costs one small object, which goes with its socket.
+A place among the greeted is for who has sent a complete, well-formed HELLO; a peer's has usually
+come when its connection is accepted. Others have few places, and lose them first.
+
+Invariants: at most MAX_NEW new connections and NEW_PER_ADDRESS from one address, of which the
+oldest gives way at once; each ends after NEW_PATIENCE seconds, or after CROWDED_PATIENCE where
+there are others. At most MAX_GREETED greeted ones, each for at most PATIENCE seconds; the oldest of
+the address that has the most gives way, but not within GREETED_GRACE seconds, in which any peer
+answers (so that a recorded HELLO, sent again and again, keeps nobody out). 512 bytes are read
+from anyone. An error of accept() pauses a listener, it never ends the bring-up. A stranger costs
+one small object, which goes with its socket.
 """
 
 from __future__ import annotations
@@ -21,19 +28,25 @@ from collections.abc import Callable, Sequence
 
 from .handshake import Server
 from .loop import READ, Loop
+from .places import Places
 from .strangers import LOG
+from .system import describe
 from .terms import Outcome, RefusedError, Terms
 
-MAX_PENDING = 64
+MAX_NEW, NEW_PER_ADDRESS = 64, 8
+MAX_GREETED = 256
+NEW_PATIENCE, CROWDED_PATIENCE = 1.0, 0.05
+"""Seconds for a whole HELLO: where nobody else waits, and where others do."""
 PATIENCE = 5.0
-"""Seconds for a whole handshake."""
+"""Seconds for the rest of the handshake."""
+GREETED_GRACE = 0.1
 
-_SILENT_GRACE, _TALKING_GRACE = 0.05, 1.0  # seconds before a place may be taken away
 _FULL_PAUSE, _ERROR_PAUSE = 0.01, 0.1
-_ACCEPT_BATCH = 16
+_ACCEPT_BATCH = 64
 _DRAIN_BYTES = 352  # with a handshake's 160, at most 512 bytes are read from anyone
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+NewServer = Callable[[socket.socket], Server]
 Welcome = Callable[[socket.socket, Terms], None]
 TurnedAway = Callable[[str, RefusedError, Terms | None], None]
 
@@ -48,13 +61,16 @@ class Acceptor:
         welcome: takes each authenticated socket and what its peer proved to be.
         turned_away: told the address, the reason and the claims of each that was refused after a
             well-formed HELLO.
+
+    Attributes:
+        trouble: what this process lacked when it last failed to accept; empty if it never did.
     """
 
     def __init__(
         self,
         loop: Loop,
         listeners: Sequence[socket.socket],
-        new_server: Callable[[], Server],
+        new_server: NewServer,
         welcome: Welcome,
         turned_away: TurnedAway | None = None,
     ) -> None:
@@ -63,13 +79,20 @@ class Acceptor:
         self._new_server = new_server
         self._welcome = welcome
         self._turned_away = turned_away
-        self._pending: dict[int, _Pending] = {}  # by fd, oldest first
+        self._new: Places[_Pending] = Places(MAX_NEW, NEW_PER_ADDRESS)
+        self.trouble = ""
+        self._greeted: Places[_Pending] = Places(MAX_GREETED, MAX_GREETED)
         for listener in self._listeners:
             self._resume(listener)
 
+    @property
+    def pending(self) -> int:
+        """Connections that are not yet through."""
+        return len(self._new) + len(self._greeted)
+
     def close(self) -> None:
         """Closes the listeners and every connection that is not yet through."""
-        for pending in list(self._pending.values()):
+        for pending in self._new.all() + self._greeted.all():
             self._drop(pending)
         for listener in self._listeners:
             self._loop.forget(listener)
@@ -80,9 +103,15 @@ class Acceptor:
         if listener in self._listeners:
             self._loop.watch(listener, READ, lambda: self._accept(listener))
 
+    def _pause(self, listener: socket.socket, seconds: float) -> None:
+        self._loop.forget(listener)
+        self._loop.call_at(time.monotonic() + seconds, lambda: self._resume(listener))
+
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPT_BATCH):
-            if not self._make_room():
+            if listener not in self._listeners:  # the last peer is in, and this is over
+                return
+            if not self._room_for_greeted():
                 self._pause(listener, _FULL_PAUSE)
                 return
             try:
@@ -91,30 +120,45 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
+                    self.trouble = f"nobody can be let in: {describe(error)}"
                     self._pause(listener, _ERROR_PAUSE)
+                    self._evict(self._new.first_to_go() or self._greeted.first_to_go())
                     return
                 continue  # that connection broke while it waited
             sock.setblocking(False)
-            self._pending[sock.fileno()] = _Pending(self, sock, str(address[0]))
+            self._take_in(sock, str(address[0]))
 
-    def _pause(self, listener: socket.socket, seconds: float) -> None:
-        self._loop.forget(listener)
-        self._loop.call_at(time.monotonic() + seconds, lambda: self._resume(listener))
+    def _take_in(self, sock: socket.socket, address: str) -> None:
+        self._evict(self._new.in_the_way(address))
+        pending = _Pending(self, sock, address)
+        self._new.add(pending)
+        pending.read()
 
-    def _make_room(self) -> bool:
-        """True if there is a place for one more, after taking one away if need be."""
-        if len(self._pending) < MAX_PENDING:
-            return True
-        silent = next((p for p in self._pending.values() if not p.received), None)
-        oldest = next(iter(self._pending.values()))
-        for victim, grace in ((silent, _SILENT_GRACE), (oldest, _TALKING_GRACE)):
-            if victim is not None and time.monotonic() - victim.since > grace:
-                self._turn_away(victim, RefusedError("too many at once", outcome=Outcome.TIMEOUT))
-                return True
-        return False
+    def _room_for_greeted(self) -> bool:
+        """True if there is a place among the greeted, after taking one away if need be."""
+        victim = self._greeted.in_the_way("")
+        if victim is not None and time.monotonic() - victim.since < GREETED_GRACE:
+            return False
+        self._evict(victim)
+        return True
+
+    def _evict(self, victim: _Pending | None) -> None:
+        if victim is not None:
+            self._turn_away(victim, RefusedError("too many at once", outcome=Outcome.TIMEOUT))
+
+    def _promote(self, pending: _Pending) -> None:
+        """Its HELLO is complete and well formed."""
+        self._new.remove(pending)
+        self._evict(self._greeted.in_the_way(pending.address))
+        self._greeted.add(pending)
+
+    def _is_crowded(self) -> bool:
+        return len(self._new) >= NEW_PER_ADDRESS
 
     def _turn_away(self, pending: _Pending, refusal: RefusedError) -> None:
-        serious = refusal.outcome in (Outcome.AUTHENTICATION_FAILED, Outcome.UNEXPECTED_PEER)
+        serious = refusal.outcome in (
+            Outcome.AUTHENTICATION_FAILED, Outcome.UNEXPECTED_PEER, Outcome.OTHER_USER
+        )  # fmt: skip
         level = logging.WARNING if serious else logging.INFO
         LOG.note(pending.address, f"{refusal.outcome.text} ({refusal})", level)
         claimed = pending.server.claimed
@@ -130,9 +174,11 @@ class Acceptor:
         pending.sock.close()
 
     def _release(self, pending: _Pending) -> None:
-        self._pending.pop(pending.sock.fileno(), None)
+        self._new.remove(pending)
+        self._greeted.remove(pending)
         self._loop.forget(pending.sock)
         pending.timer.cancel()
+        pending.over = True
 
 
 class _Pending:
@@ -142,44 +188,62 @@ class _Pending:
         self._owner = owner
         self.sock = sock
         self.address = address
-        self.server = owner._new_server()
-        self.received = 0
+        self.server = owner._new_server(sock)
         self.since = time.monotonic()
+        self.over = False
+        self._greeted = False
         self._data = b""
-        self.timer = owner._loop.call_at(self.since + PATIENCE, self._expire)
-        owner._loop.watch(sock, READ, self._read)
+        self.timer = owner._loop.call_at(self.since + CROWDED_PATIENCE, self._look)
+        owner._loop.watch(sock, READ, self.read)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Takes what has come, as far as the handshake goes."""
         try:
-            part = self.sock.recv(self.server.want - len(self._data))
-            if not part:
-                raise self.server.closed()
-            self.received += len(part)
-            self._data += part
-            if len(self._data) < self.server.want:
-                return
-            data, self._data = self._data, b""
-            answer = self.server.feed(data)
-            # The socket's buffer is empty, so a short write means that the peer is gone.
-            if answer and self.sock.send(answer) != len(answer):
-                raise self.server.closed()
+            while not self.over and not self.server.done:
+                self._advance(self._receive())
         except BlockingIOError:
             return
         except RefusedError as refusal:
             self._owner._turn_away(self, refusal)
-            return
         except OSError:
             self._owner._turn_away(self, self.server.closed())
-            return
-        self._advance()
+        else:
+            if self.server.done:
+                self._owner._release(self)
+                assert self.server.claimed is not None
+                self._owner._welcome(self.sock, self.server.claimed)
 
-    def _advance(self) -> None:
+    def _receive(self) -> bytes:
+        """All that the handshake wants next. Raises BlockingIOError if not all is there."""
+        while len(self._data) < self.server.want:
+            part = self.sock.recv(self.server.want - len(self._data))
+            if not part:
+                raise self.server.closed()
+            self._data += part
+        data, self._data = self._data, b""
+        return data
+
+    def _advance(self, data: bytes) -> None:
+        answer = self.server.feed(data)
+        # The socket's buffer is empty, so a short write means that the peer is gone.
+        if answer and self.sock.send(answer) != len(answer):
+            raise self.server.closed()
         if self.server.refusal is not None:
             self._owner._turn_away(self, self.server.refusal)
-        elif self.server.done:
-            self._owner._release(self)
-            assert self.server.claimed is not None
-            self._owner._welcome(self.sock, self.server.claimed)
+        elif self.server.greeted and not self._greeted:
+            self._greeted = True
+            self._expire_in(PATIENCE, self._expire)
+            self._owner._promote(self)
+
+    def _expire_in(self, seconds: float, act: Callable[[], None]) -> None:
+        self.timer.cancel()
+        self.timer = self._owner._loop.call_at(time.monotonic() + seconds, act)
+
+    def _look(self) -> None:
+        if self._owner._is_crowded():
+            self._expire()
+        else:
+            self._expire_in(NEW_PATIENCE - CROWDED_PATIENCE, self._expire)
 
     def _expire(self) -> None:
         refusal = RefusedError("said too little in time", outcome=Outcome.TIMEOUT)

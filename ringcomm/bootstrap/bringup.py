@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, probe, tuned
+from . import commit, netlink, probe, tuned, unpaired
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -38,10 +38,12 @@ from .sockets import (
     shared_subnet,
     sysctl_advice,
 )
+from .system import describe, require_descriptors
 from .terms import Key, job_hash
 from .tuned import Cluster
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
+_MOST_UNPAIRED = 4  # hosts that one host says a line about
 _log = logging.getLogger("ringcomm")
 
 
@@ -68,6 +70,7 @@ class Bringup:
         self._host_numbers = [sorted(set(keys), key=keys.index).index(key) for key in keys]
         self._interfaces: list[Interface] = []
         self._listeners: list[socket.socket] = []
+        self._watch: socket.socket | None = None
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
         self._maker: LaneMaker | None = None
@@ -83,9 +86,12 @@ class Bringup:
         deadline = min(deadline, began + left)
         self._ports = [offer.ports for offer in offers]
         self._pairings = pair_all(self._ports)[self._rank]
-
-        self._maker = LaneMaker(self._plan())
-        self._maker.run(deadline - min(_COMMIT_MARGIN, 0.2 * left))
+        self._warn_unpaired()
+        self._maker = maker = LaneMaker(self._plan())
+        maker.run(
+            deadline - min(_COMMIT_MARGIN, 0.2 * left),
+            lambda loop, ring: exchange.alarm(loop, ring, maker.lost),
+        )
         self._warn_shared_subnet()
         cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
         table = tuned.load(self._config, cluster) if self._rank == 0 else None
@@ -107,6 +113,8 @@ class Bringup:
             self._maker.close()
         for listener in self._listeners:
             listener.close()
+        if self._watch is not None:
+            self._watch.close()
 
     # -- round 2 --
 
@@ -132,10 +140,21 @@ class Bringup:
                 )
         addresses = [str(address.ip) for i in chosen for address in i.usable]
         check_exposed(addresses, self._secret, self._config.insecure)
+        require_descriptors(
+            self._most_lanes(len(chosen)) + len(addresses),
+            f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
+        )
         self._interfaces = chosen
+        if not self._single_host:  # before there are lanes: what becomes of a port is not missed
+            self._watch = netlink.subscribe()
         self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
+
+    def _most_lanes(self, ports: int) -> int:
+        """Of this rank, probes included, if all its ports reach all ranks."""
+        probes = 0 if self._single_host or not self._config.probe else 1
+        return ports * (self._config.lanes + probes) * (self._world - 1)
 
     def _warn(self, addresses: Sequence[str]) -> None:
         """What one rank of each host says about the host's ports."""
@@ -154,7 +173,7 @@ class Bringup:
                 endpoints.append(self._listen_on(address))
             except OSError as error:
                 raise ConfigError(
-                    f"cannot listen on {address.ip} ({interface.name}): {error.strerror}"
+                    f"cannot listen on {address.ip} ({interface.name}): {describe(error)}"
                 ) from None
         speed = interface.mbit_per_s or 0
         return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))
@@ -193,8 +212,9 @@ class Bringup:
                     dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
         listeners, self._listeners = self._listeners, []
         return Plan(
-            self._rank, self._world, self._job, self._epoch, Key.derive(self._secret, self._job),
-            listeners, dials, frozenset(expected), self._config.congestion,
+            self._rank, self._world, self._job, self._epoch,
+            Key.derive(self._secret, self._job, self._config.insecure), listeners, dials,
+            frozenset(expected), self._config.congestion,
         )  # fmt: skip
 
     def _target(self, peer: int, pairing: Pairing) -> Target:
@@ -216,6 +236,19 @@ class Bringup:
         here, there = found
         scope = self._interfaces[pairing.ours].index
         return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
+
+    def _warn_unpaired(self) -> None:
+        """Once on each host: a port that another host has no counterpart of costs its speed."""
+        if not self._speaks:
+            return
+        offered = unpaired.Offered(self._ports, self._hosts, self._host_numbers)
+        found = unpaired.sentences(offered, self._rank, self._pairings)
+        for sentence in found[:_MOST_UNPAIRED]:
+            _log.warning(
+                "%s. `ip address` and RINGCOMM_INTERFACES there tell why", sentence
+            )
+        if len(found) > _MOST_UNPAIRED:
+            _log.warning("so it is between %d more hosts", len(found) - _MOST_UNPAIRED)
 
     def _warn_shared_subnet(self) -> None:
         """Where ports share a subnet, what keeps each lane on its own port must be asked of the
@@ -320,6 +353,7 @@ class Bringup:
             local_world_size=len(neighbours),
             ranks_on_machine=self._machines.count(self._machines[self._rank]),
             shared=[] if shared is None else [shared],
+            watch=[] if self._watch is None else [self._watch.detach()],
             in_memory=shared is not None,
         )
 
@@ -332,17 +366,28 @@ class Bringup:
         assert self._maker is not None
         sock = self._maker.made.pop(lane)
         pairing = next(p for p in self._pairings[lane.peer] if p.rail == lane.rail)
-        if not self._same_host(lane.peer):
-            keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
-        if lane.rail in self._rates and not self._same_host(lane.peer):
-            return LaneSocket(*lane, sock.detach(), self._rates[lane.rail] / self._config.lanes)
+        here = self._end(self._rank, pairing.ours, sock.getsockname()[0])
+        there = self._end(lane.peer, pairing.theirs, sock.getpeername()[0])
+        if self._same_host(lane.peer):  # whatever becomes of the port
+            return LaneSocket(*lane, sock.detach(), 0.0, here, there)
+        keep_on_port(sock, self._interfaces[pairing.ours], self._interfaces)
+        speed = self._speed(lane, pairing)
+        port = self._interfaces[pairing.ours].index
+        return LaneSocket(*lane, sock.detach(), speed, here, there, port)
+
+    def _end(self, rank: int, port: int, address: str) -> str:
+        """An end of a lane, for errors."""
+        return f"{self._ports[rank][port].name} {address.split('%')[0]} on {self._hosts[rank]}"
+
+    def _speed(self, lane: LaneId, pairing: Pairing) -> float:
+        """Of a lane to another host, in bytes per second; 0.0: not known."""
+        if lane.rail in self._rates:
+            return self._rates[lane.rail] / self._config.lanes
         speeds = (
             self._ports[self._rank][pairing.ours].mbit_per_s,
             self._ports[lane.peer][pairing.theirs].mbit_per_s,
         )
-        known = [] if self._same_host(lane.peer) else [s for s in speeds if s]
-        speed = min(known, default=0) * 1e6 / 8 / self._config.lanes
-        return LaneSocket(*lane, sock.detach(), speed)
+        return min((s for s in speeds if s), default=0) * 1e6 / 8 / self._config.lanes
 
     def _warn_left_out(self, peer: int, pairing: Pairing, made: Sequence[commit.Made]) -> None:
         _log.warning(

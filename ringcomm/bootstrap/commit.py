@@ -89,6 +89,6 @@ def reason(made: Sequence[Made], a: int, b: int, rail: int) -> str:
     """Why a rail between two ranks has no lane."""
     low, high = min(a, b), max(a, b)
     for row in made[high].rows:
-        if (row.rank, row.rail) == (low, rail):
+        if (row.rank, row.rail) == (low, rail) and row.state != CONNECTED:
             return f"{row.state} at {row.address}" + (f" ({row.detail})" if row.detail else "")
     return "connected at one end only"

@@ -4,8 +4,9 @@
        ^------------+-------------+            (or STOPPED, from any state)
 
 Invariants: ``state`` and ``detail`` always say, in the words of report.py, how the latest try
-went; a peer's refusal is trusted only if it is proven; a Dial owns its socket until it hands it
-over.
+went; a peer's refusal is trusted only if it is proven; once connected, it stays until the other
+end answers or closes, for it has a place in the peer's queue, where strangers may stand before
+it; a Dial owns its socket until it hands it over.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from collections.abc import Callable
 
 from .handshake import Client
 from .loop import READ, WRITE, Loop, Timer
-from .report import NO_ANSWER, REFUSED
+from .report import MUTE, NO_ANSWER, REFUSED
 from .sockets import bind_to_device, family, place
+from .system import describe
 from .terms import Outcome, RefusedError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
 _CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # of the first, second and every later try
-_SHAKE_PATIENCE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Dial:
     Args:
         loop: where its socket is watched.
         target: the address.
-        new_client: makes the handshake of one try.
+        new_client: makes the handshake of one try, given its socket.
         connected: takes the authenticated socket, once.
         refused: told each RefusedError; may call stop().
     """
@@ -72,7 +73,7 @@ class Dial:
         self,
         loop: Loop,
         target: Target,
-        new_client: Callable[[], Client],
+        new_client: Callable[[socket.socket], Client],
         connected: Callable[[Dial, socket.socket], None],
         refused: Callable[[Dial, RefusedError], None] | None = None,
         start_at: float = 0.0,
@@ -111,7 +112,7 @@ class Dial:
             self._sock = sock = self._open(way)
             code = sock.connect_ex(place(way.address, way.port, way.scope))
         except OSError as error:
-            self._retry(f"local error: {error.strerror}")
+            self._retry(f"local error: {describe(error)}")
             return
         if code not in (0, errno.EINPROGRESS):
             self._connect_failed(code)
@@ -150,9 +151,11 @@ class Dial:
             self._connect_failed(code)
             return
         self._phase = _State.SHAKING
-        self._client = self._new_client()
+        self._client = self._new_client(self._sock)
         self._data = b""
-        self._expire_in(_SHAKE_PATIENCE, "connected, but no answer to the handshake")
+        self._timer.cancel()
+        if not self._heard:
+            self.state, self.detail = MUTE, ""
         self._loop.watch(self._sock, READ, self._on_data)
         self._send(self._client.first())
 

@@ -97,7 +97,7 @@ def machine_key() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return _digest(file.read().strip())
-    except OSError:
+    except (FileNotFoundError, PermissionError):  # not for want of descriptors: hosts would differ
         return _digest(socket.gethostname())
 
 
@@ -105,7 +105,7 @@ def host_key() -> str:
     """Names this kernel and this network namespace: containers count as hosts of their own."""
     try:
         namespace = os.readlink("/proc/thread-self/ns/net")
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         namespace = ""
     return _digest(f"{machine_key()} {namespace}")
 

@@ -17,8 +17,9 @@ Client and Server are machines without I/O: exactly ``want`` bytes in, bytes to 
 drives one over a blocking socket, acceptor.py and dialer.py over non-blocking ones.
 
 Invariants: a server reads at most 160 bytes from anyone and says nothing to a stranger whose
-first bytes are not ours; nothing in HELLO is believed before its PROOF is good, and then only
-what equals the server's own terms; every failure is a RefusedError.
+first bytes are not ours; without a secret neither end believes a process of another user (vet);
+nothing in HELLO is believed before its PROOF is good, and then only what equals the server's own
+terms; every failure is a RefusedError.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ from .terms import (
     Key,
     Outcome,
     RefusedError,
+    Role,
     Terms,
     duplicate,
     key_differs,
+    no_proof,
+    other_user,
     term_differs,
     unexpected,
     version_differs,
@@ -55,16 +59,27 @@ _PROOF_BYTES = 32
 
 # Terms in the order in which a difference is reported; the verdict's code is the position + 1.
 _COMPARED = ("job", "role", "world_size", "server_rank", "epoch")
+_NO_PROOF_CODE = 253
 _UNEXPECTED_CODE = 254
 _DUPLICATE_CODE = 255
 
+Vet = Callable[[], RefusedError | None]
+"""Why the process at the other end of a connection is not let in, whatever it says; or None."""
+
 
 class Client:
-    """The connecting side: send first(), then feed() what comes, ``want`` bytes at a time."""
+    """The connecting side: send first(), then feed() what comes, ``want`` bytes at a time.
 
-    def __init__(self, key: Key, terms: Terms) -> None:
+    Args:
+        key: ours.
+        terms: what we are and want.
+        vet: asked as soon as the other end has said something.
+    """
+
+    def __init__(self, key: Key, terms: Terms, vet: Vet | None = None) -> None:
         self._key = key
         self._terms = terms
+        self._vet = vet
         self._hello = _HELLO.pack(
             _HELLO_MAGIC, VERSION, terms.role, key.level, terms.world_size, terms.client_rank,
             terms.server_rank, terms.rail, terms.lane, terms.epoch, terms.job, key.id,
@@ -98,8 +113,6 @@ class Client:
 
     def closed(self) -> RefusedError:
         """The failure to report if the other end closes now."""
-        if self._proof:
-            return RefusedError("closed after our proof", outcome=Outcome.AUTHENTICATION_FAILED)
         return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
     def _check_prefix(self) -> None:
@@ -108,16 +121,26 @@ class Client:
             raise RefusedError("something else than ringcomm answers", outcome=Outcome.STRANGER)
         if version != VERSION:
             raise version_differs(version, VERSION)
+        refusal = self._vet() if self._vet is not None else None
+        if refusal is not None:
+            raise refusal
 
     def _check_challenge(self) -> None:
         _magic, _version, outcome, level, key_id, _nonce = _CHALLENGE.unpack(self._challenge)
         if (key_id, level) != (self._key.id, self._key.level):
             raise key_differs(self._key, level, key_id)
+        if outcome == Outcome.OTHER_USER:
+            raise other_user("the other end says that it belongs to another user")
         if outcome != Outcome.OK:
             raise RefusedError("refused before proof", outcome=Outcome.AUTHENTICATION_FAILED)
 
     def _check_verdict(self, data: bytes) -> None:
         code, value, mac = _VERDICT.unpack(data)
+        if code == _NO_PROOF_CODE and not any(mac):
+            raise RefusedError(
+                f"the other end says that our proof of {self._key.name} is wrong",
+                outcome=Outcome.AUTHENTICATION_FAILED,
+            )
         expected = self._key.sign(
             b"server", self._hello, self._challenge, self._proof, data[:-_PROOF_BYTES]
         )
@@ -143,13 +166,19 @@ class Server:
         terms: what is accepted; client_rank, rail and lane are the client's to say.
         admit: called with the client's proven terms; returns None, or the RefusedError to end with
             (from unexpected() or duplicate()).
+        vet: asked when the client has sent its HELLO.
 
     After a feed() that returned something, ``done`` says yes, ``refusal`` why not.
     """
 
     def __init__(
-        self, key: Key, terms: Terms, admit: Callable[[Terms], RefusedError | None] | None = None
+        self,
+        key: Key,
+        terms: Terms,
+        admit: Callable[[Terms], RefusedError | None] | None = None,
+        vet: Vet | None = None,
     ) -> None:
+        self._vet = vet
         self._key = key
         self._terms = terms
         self._admit = admit
@@ -160,6 +189,11 @@ class Server:
         self.refusal: RefusedError | None = None
         self.claimed: Terms | None = None
         """What the client says it is; proven only when done, or if refusal.proven."""
+
+    @property
+    def greeted(self) -> bool:
+        """The client has sent a complete, well-formed HELLO."""
+        return bool(self._challenge)
 
     def feed(self, data: bytes) -> bytes:
         """Takes exactly ``want`` bytes; returns what to send.
@@ -193,6 +227,9 @@ class Server:
         self.claimed = Terms(role, job, world_size, client_rank, server_rank, rail, lane, epoch)
         if (key_id, level) != (self._key.id, self._key.level):
             return self._refuse_early(key_differs(self._key, level, key_id))
+        stranger = self._vet() if self._vet is not None else None
+        if stranger is not None:
+            return self._refuse_early(stranger)
         self._challenge = self._make_challenge(Outcome.OK)
         self.want = _PROOF_BYTES
         return self._challenge
@@ -200,9 +237,9 @@ class Server:
     def _take_proof(self, proof: bytes) -> bytes:
         expected = self._key.sign(b"client", self._hello, self._challenge)
         if not hmac.compare_digest(proof, expected):
-            raise RefusedError(
-                f"no valid proof of {self._key.name}", outcome=Outcome.AUTHENTICATION_FAILED
-            )
+            self.want = 0
+            self.refusal = no_proof(self._key)
+            return _VERDICT.pack(_NO_PROOF_CODE, 0, bytes(_PROOF_BYTES))
         assert self.claimed is not None
         code, value = self._judge(self.claimed)
         verdict = _VERDICT.pack(code, value, b"")[:-_PROOF_BYTES]
@@ -217,8 +254,11 @@ class Server:
             if ours != theirs:
                 self.refusal = term_differs(field, ours, theirs)
                 return position, 0 if field == "job" else ours
-        if claimed.client_rank >= claimed.world_size or claimed.client_rank == claimed.server_rank:
+        if claimed.client_rank >= claimed.world_size:
             self.refusal = unexpected(claimed)
+        elif claimed.client_rank == claimed.server_rank:
+            met_itself = duplicate if claimed.role == Role.RENDEZVOUS else unexpected
+            self.refusal = met_itself(claimed)
         elif self._admit is not None:
             self.refusal = self._admit(claimed)
         if self.refusal is None:

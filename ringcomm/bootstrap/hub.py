@@ -15,15 +15,19 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import BootstrapError
+from . import rivals
 from .acceptor import Acceptor
 from .blobs import MAX_BYTES, pack
+from .dialer import Target
 from .handshake import Server
 from .loop import READ, WRITE, Loop
-from .report import MAX_ROWS, NEVER_CAME, Row, join_error
-from .sockets import show, tune
+from .report import FAILED_HEADLINE, LEFT, MAX_ROWS, NEVER_CAME, Row, join_error
+from .same_user import vetting
+from .sockets import end_when_silent, peer_of, show, tune
+from .suspicion import Lost
 from .terms import Key, RefusedError, Terms, duplicate, unexpected
 
 HEADER = struct.Struct("<BxHII")
@@ -38,11 +42,21 @@ _FLUSH_PATIENCE = 1.0
 class Hub:
     """Rank 0's end of the rendezvous.
 
-    Takes over the listeners. key and terms are those of the handshake (server_rank 0).
+    Takes over the listeners. key and terms are those of the handshake (server_rank 0). taken: the
+    ports that somebody else has, where another process that takes itself for rank 0 would be.
+    peer_timeout: of whose host nothing comes for so long is lost.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], key: Key, terms: Terms) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        key: Key,
+        terms: Terms,
+        taken: Sequence[Target] = (),
+        peer_timeout: float = 10.0,
+    ) -> None:
         self._terms = terms
+        self._peer_timeout = peer_timeout
         self._world = terms.world_size
         self._members: dict[int, _Member] = {}
         self._claims: dict[int, Row] = {}
@@ -53,9 +67,11 @@ class Hub:
         self._address = show(*listeners[0].getsockname()[:2])
         self._loop = Loop()
         self._acceptor: Acceptor | None = Acceptor(
-            self._loop, listeners, lambda: Server(key, terms, self._admit), self._welcome,
-            self._turned_away,
+            self._loop, listeners,
+            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            self._welcome, self._turned_away,
         )  # fmt: skip
+        self._rivals = rivals.RivalSearch(self._loop, key, terms, taken)
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """See rendezvous.Exchange."""
@@ -64,12 +80,24 @@ class Hub:
         for member in self._members.values():
             member.next_round()
         self._loop.run(self._settled, deadline)
-        if not self._complete():
+        if self._rivals.found is not None or not self._complete():
             raise self._fail()
         self._close_acceptor()
         blobs = [blob] + [self._members[rank].blob or b"" for rank in range(1, self._world)]
         self._send_all(ALL, b"".join(LENGTH.pack(len(b)) + b for b in blobs))
         return blobs
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
+        """See rendezvous.Exchange. A member's next message is kept until its round."""
+
+        def look() -> None:
+            self._loop.catch_up()
+            if self._gone:
+                loop.forget(self._loop)
+                ring()
+
+        loop.watch(self._loop, READ, look)
+        look()
 
     def close(self) -> None:
         """Closes every socket."""
@@ -103,7 +131,8 @@ class Hub:
         )
 
     def _settled(self) -> bool:
-        return bool(self._complete() or self._gone or time.monotonic() >= self._deadline)
+        over = self._complete() or self._gone or self._rivals.found is not None
+        return bool(over or time.monotonic() >= self._deadline)
 
     def _send_all(self, kind: int, payload: bytes) -> None:
         message = HEADER.pack(kind, self._round, 0, len(payload)) + payload
@@ -119,10 +148,13 @@ class Hub:
         """Tells the members and returns the error to raise."""
         ranks = sorted(self._gone) or range(1, self._world)
         rows = [row for row in map(self._row, ranks) if row is not None]
-        if self._gone:
-            headline = "the bring-up failed"
+        if self._rivals.found is not None:
+            headline, rows = rivals.HEADLINE, [self._rivals.found]
+        elif self._gone:
+            headline = FAILED_HEADLINE
         else:
             here = self._world - len(rows)
+            rows += [self._claims[0]] if 0 in self._claims else []
             waited = time.monotonic() - self._began
             headline = (
                 f"only {here} of {self._world} ranks met at {self._address} within {waited:.1f} s"
@@ -135,7 +167,8 @@ class Hub:
         """What is wrong with a rank, if anything is."""
         member = self._members.get(rank)
         if member is None:
-            return self._claims.get(rank) or Row(rank, -1, "", NEVER_CAME)
+            trouble = self._acceptor.trouble if self._acceptor is not None else ""
+            return self._claims.get(rank) or Row(rank, -1, "", NEVER_CAME, trouble)
         if rank in self._gone:
             return Row(rank, -1, member.address, self._gone[rank])
         if member.blob is None:
@@ -153,6 +186,7 @@ class Hub:
 
     def _welcome(self, sock: socket.socket, terms: Terms) -> None:
         tune(sock)
+        end_when_silent(sock, self._peer_timeout)
         self._claims.pop(terms.client_rank, None)
         self._members[terms.client_rank] = _Member(self, self._loop, sock, terms.client_rank)
         if len(self._members) == self._world - 1:
@@ -160,13 +194,18 @@ class Hub:
 
     def _turned_away(self, address: str, refusal: RefusedError, claimed: Terms | None) -> None:
         if claimed is not None and claimed.client_rank < self._world:
-            rank, text = claimed.client_rank, refusal.outcome.text
-            self._claims[rank] = Row(rank, -1, address, text, str(refusal))
+            rank, text, why = claimed.client_rank, refusal.outcome.text, str(refusal)
+            if rank == 0:
+                if not refusal.proven:
+                    return
+                why = "another process of this job says that it is rank 0, as this one does"
+            self._claims[rank] = Row(rank, -1, address, text, why)
 
     def _close_acceptor(self) -> None:
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
+        self._rivals.stop()
 
 
 class _Member:
@@ -174,7 +213,7 @@ class _Member:
 
     def __init__(self, hub: Hub, loop: Loop, sock: socket.socket, rank: int) -> None:
         self.rank = rank
-        self.address = str(sock.getpeername()[0])
+        self.address = peer_of(sock)
         self.blob: bytes | None = None
         self._hub = hub
         self._loop = loop
@@ -222,7 +261,7 @@ class _Member:
             self._lose(f"its connection broke: {error.strerror}")
             return
         if not data:
-            self._lose("left during the bring-up")
+            self._lose(LEFT)
             return
         self._inbox += data
         self._parse()

@@ -14,10 +14,11 @@ from typing import Any
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 from . import mesh
-from .launch import Identity, identify
+from .launch import Identity, identify, placed
 from .mesh import Mesh
 from .rendezvous import Exchange, GatherExchange, StoreExchange, mpi_exchange
 from .secret import Secret, load
+from .system import typed_errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +45,31 @@ def join(
 
     Raises ConfigError, BootstrapError.
     """
+    with typed_errors():
+        return _join(config, rank, world_size, init_method, timeout, mpi, store)
+
+
+def _join(
+    config: Config,
+    rank: int | None,
+    world_size: int | None,
+    init_method: str | None,
+    timeout: float | None,
+    mpi: Any,
+    store: Any,
+) -> Joined:
     if mpi is not None and (rank, world_size, init_method, store) != (None, None, None, None):
         raise ConfigError(
             "mpi= already says who is who; leave out rank, world_size, init_method and store"
         )
     if timeout is not None:
         config = dataclasses.replace(config, connect_timeout=timeout)
-    identity = _mpi_identity(mpi) if mpi is not None else identify(rank, world_size, init_method)
+    if mpi is not None:
+        identity = _mpi_identity(mpi)
+    elif store is not None and rank is not None and world_size is not None:
+        identity = placed(rank, world_size)
+    else:
+        identity = identify(rank, world_size, init_method)
     secret = load(config)
     joined = mesh.join(identity, config, secret, _carrier(identity, mpi, store))
     return Joined(joined, config, secret, identity.job)
@@ -68,11 +87,12 @@ def join_through_store(
 
     Raises ConfigError, BootstrapError.
     """
-    secret = load(config)
-    exchange = StoreExchange(store, rank, world_size)
-    if world_size > 1:
-        exchange.allgather(b"", time.monotonic() + patience)
-    joined = mesh.join(_identity(rank, world_size, "torch", job), config, secret, exchange)
+    with typed_errors():
+        secret = load(config)
+        exchange = StoreExchange(store, rank, world_size)
+        if world_size > 1:
+            exchange.allgather(b"", time.monotonic() + patience)
+        joined = mesh.join(_identity(rank, world_size, "torch", job), config, secret, exchange)
     return Joined(joined, config, secret, job)
 
 
@@ -108,6 +128,7 @@ def regroup(
     members: Sequence[int],
     gather: Callable[[bytes, float], bytes],
     number: int,
+    failed: Callable[[], bool],
 ) -> Joined | None:
     """Joins some ranks of a mesh anew, with lanes of their own. A tuned table is for all of them
     in their order, and no other group follows one.
@@ -117,9 +138,10 @@ def regroup(
             belongs to no group, which takes part in the exchange all the same and gets None.
         gather: joins equal-sized parts of all ranks of the parent, in order of rank.
         number: counts the regroupings of this parent; the same on all ranks.
+        failed: whether the parent has failed, so that gather will raise.
     """
     config, epoch = parent.config, (parent.epoch * 1009 + number) % 2**32
-    exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout)
+    exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout, failed)
     if not members:
         exchange.close()
         return None
@@ -127,7 +149,8 @@ def regroup(
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
     same = list(members) == list(range(parent.mesh.world_size))
     settings = config if same else dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
-    joined = mesh.join(identity, settings, parent.secret, exchange, epoch)
+    with typed_errors():
+        joined = mesh.join(identity, settings, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -34,6 +34,12 @@ class LaneSocket:
     """Detached: whoever takes the lane closes it."""
     bytes_per_s: float
     """Speed as probed, or else that of the slower of the two ports; 0.0: not known."""
+    here: str = ""
+    """Port, address and host of this end, for errors."""
+    there: str = ""
+    """Of the other."""
+    port: int = 0
+    """Index of the network interface here, if the lane ends with it; else 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,9 @@ class Mesh:
     other host one of their own; empty if they have not, or once it is handed on."""
     in_memory: bool = False
     """There is such a file."""
+    watch: list[int] = dataclasses.field(default_factory=list)
+    """Descriptor of a netlink socket that tells of the ports of this host (netlink.subscribe);
+    empty if no lane leaves the host, if there is none, or once it is handed on."""
     cluster: Cluster | None = None
     """What a tuned table depends on; None in a world of one."""
     table: Table | None = None
@@ -72,7 +81,7 @@ class Mesh:
         """Closes every descriptor; for use before they are handed on."""
         for lane in self.lanes:
             os.close(lane.fd)
-        for memory in self.shared:
-            os.close(memory)
-        self.lanes.clear()
-        self.shared.clear()
+        for other in (*self.shared, *self.watch):
+            os.close(other)
+        for descriptors in (self.lanes, self.shared, self.watch):
+            descriptors.clear()

@@ -2,7 +2,8 @@
 
 Invariants: a lane that is not in ``made`` has no socket left; run() ends when every lane is made,
 at the deadline, or when each peer has a lane and nothing has moved for RAIL_GRACE seconds (a port
-that is dead while its sibling works must not hold up the start); who dials and who listens
+that is dead while its sibling works must not hold up the start); a lane that went dark while others
+were waited for is not kept; who dials and who listens
 follows from the ranks alone.
 """
 
@@ -12,7 +13,7 @@ import dataclasses
 import select
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .acceptor import Acceptor
@@ -20,12 +21,18 @@ from .dialer import Dial, Target
 from .handshake import Client, Server
 from .loop import Loop
 from .probe import PROBE_LANE
-from .report import CONNECTED, NOT_SEEN, Row
-from .sockets import show, tune
+from .report import CONNECTED, LEFT, NO_ANSWER, NOT_SEEN, REFUSED, Row
+from .same_user import vetting
+from .sockets import keep_alive, show, silence, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
+
+Alarm = Callable[[Loop, Callable[[], None]], None]
+"""Rings in a loop: see rendezvous.Exchange.alarm."""
 
 RAIL_GRACE = 3.0
 """Seconds without progress after which a rail is left out, if its peer has another."""
+_DARK = 2.0
+"""Seconds: kernels that hear each other let one pass."""
 
 
 class LaneId(NamedTuple):
@@ -59,21 +66,45 @@ class LaneMaker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.made: dict[LaneId, socket.socket] = {}
+        self._dark: set[LaneId] = set()
         self._claims: dict[int, Row] = {}
         self._progress = time.monotonic()
+        self._in_vain = False
         self._loop = Loop()
         terms = Terms(Role.LANE, plan.job, plan.world_size, -1, plan.rank, epoch=plan.epoch)
         self._acceptor = Acceptor(
-            self._loop, plan.listeners, lambda: Server(plan.key, terms, self._admit),
+            self._loop, plan.listeners,
+            lambda sock: Server(plan.key, terms, self._admit, vetting(plan.key, sock)),
             self._welcome, self._turned_away,
         )  # fmt: skip
         self._dials = {lane: self._dial(lane, target) for lane, target in plan.dials.items()}
         self._peers = {lane.peer for lane in self._all()}
 
-    def run(self, deadline: float) -> None:
-        """Makes what can be made by then."""
-        self._loop.call_at(time.monotonic() + RAIL_GRACE, self._tick)
+    def run(self, deadline: float, alarm: Alarm | None = None) -> None:
+        """Makes what can be made by then, or until the alarm says that it is in vain."""
+        self._loop.repeat(RAIL_GRACE / 10, lambda: None)  # so that _settled() is asked
+        if alarm is not None:
+            alarm(self._loop, self._give_up)
         self._loop.run(self._settled, deadline)
+        for lane, sock in list(self.made.items()):
+            keep_alive(sock, False)
+            if silence(sock) > _DARK:
+                self._dark.add(lane)
+                self.made.pop(lane).close()
+
+    def lost(self) -> list[Row]:
+        """A row for each peer that seems to have left: a lane of its has ended, or nothing listens
+        any more where it was to take any."""
+        ended = {
+            lane.peer
+            for lane, sock in self.made.items()
+            if lane.lane != PROBE_LANE and _hung_up(sock, select.POLLRDHUP)
+        }
+        tried: dict[int, set[str]] = {}
+        for lane, dial in self._dials.items():
+            tried.setdefault(lane.peer, set()).add(CONNECTED if lane in self.made else dial.state)
+        deaf = {peer for peer, states in tried.items() if states == {REFUSED}}
+        return [Row(peer, self._plan.rank, "", LEFT) for peer in sorted(ended | deaf)]
 
     def close(self) -> None:
         """Closes all that is left."""
@@ -94,13 +125,16 @@ class LaneMaker:
             where = show(dial.target.address, dial.target.port)
             made = lane in self.made
             state, detail = (CONNECTED, "") if made else (dial.state, dial.detail)
+            if lane in self._dark:
+                state, detail = NO_ANSWER, "it was connected, and went dark"
             if not made or (lane.peer, lane.rail) not in found:
                 found[lane.peer, lane.rail] = Row(
                     lane.peer, self._plan.rank, where, state, detail, lane.rail
                 )
         awaited = {lane.peer for lane in self._plan.expected - self.made.keys()}
         rows = [
-            self._claims.get(peer) or Row(peer, self._plan.rank, "", NOT_SEEN)
+            self._claims.get(peer)
+            or Row(peer, self._plan.rank, "", NOT_SEEN, self._acceptor.trouble)
             for peer in sorted(awaited)
         ]
         return list(found.values()) + rows
@@ -109,18 +143,20 @@ class LaneMaker:
         return self._dials.keys() | self._plan.expected
 
     def _settled(self) -> bool:
+        if self._in_vain:
+            return True
         if len(self.made) == len(self._dials) + len(self._plan.expected):
             return True
         if time.monotonic() - self._progress < RAIL_GRACE:
             return False
         return {lane.peer for lane in self.made} == self._peers
 
-    def _tick(self) -> None:
-        """Wakes the loop, so that _settled() is asked although nothing happens."""
-        self._loop.call_at(time.monotonic() + RAIL_GRACE / 10, self._tick)
+    def _give_up(self) -> None:
+        self._in_vain = True
 
     def _keep(self, lane: LaneId, sock: socket.socket) -> None:
         tune(sock, self._plan.congestion)
+        keep_alive(sock, True)
         self.made[lane] = sock
         self._progress = time.monotonic()
 
@@ -135,7 +171,7 @@ class LaneMaker:
         return Dial(
             self._loop,
             target,
-            lambda: Client(plan.key, terms),
+            lambda sock: Client(plan.key, terms, vetting(plan.key, sock)),
             lambda _dial, sock: self._keep(lane, sock),
         )
 
@@ -145,7 +181,7 @@ class LaneMaker:
         lane = LaneId(claimed.client_rank, claimed.rail, claimed.lane)
         if lane not in self._plan.expected:
             return unexpected(claimed)
-        if lane in self.made and not _hung_up(self.made[lane]):
+        if lane in self.made and not _hung_up(self.made[lane], _ANYTHING):
             return duplicate(claimed)
         return None
 
@@ -161,8 +197,12 @@ class LaneMaker:
             self._claims[peer] = Row(peer, self._plan.rank, address, text, str(refusal))
 
 
-def _hung_up(sock: socket.socket) -> bool:
-    """True if the other end has closed: nothing is sent on a lane before all lanes are made."""
+# Nothing is sent on a lane before all are made; what comes before is no lane's.
+_ANYTHING = select.POLLIN | select.POLLRDHUP
+
+
+def _hung_up(sock: socket.socket, events: int) -> bool:
+    """True if the other end has closed, or if one of these events says so."""
     poll = select.poll()
-    poll.register(sock, select.POLLIN | select.POLLRDHUP)
+    poll.register(sock, events)
     return bool(poll.poll(0))

@@ -94,6 +94,13 @@ def identify(
     return _meeting_point(launched, env)
 
 
+def placed(rank: int, world_size: int) -> Identity:
+    """Of ranks that meet elsewhere, as over a torch Store. Raises ConfigError."""
+    launched = Launched("explicit", rank, world_size)
+    _check(launched)
+    return _identity(launched, "", (), "store")
+
+
 def _identity(launched: Launched, addr: str, ports: tuple[int, ...], job: str) -> Identity:
     return Identity(
         rank=launched.rank,

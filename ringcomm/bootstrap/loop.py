@@ -10,14 +10,25 @@ from __future__ import annotations
 import heapq
 import itertools
 import selectors
-import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks at what no descriptor tells of."""
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
 Callback = Callable[[], None]
+
+
+class Watched(Protocol):
+    """A socket, or another loop."""
+
+    def fileno(self) -> int:
+        """Its descriptor; negative if it is closed."""
+        ...
 
 
 class Timer:
@@ -39,14 +50,18 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
 
-    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
+    def fileno(self) -> int:
+        """Readable where a watched socket is ready, so that another loop can watch this one."""
+        return self._selector.fileno()
+
+    def watch(self, sock: Watched, events: int, callback: Callback) -> None:
         """Calls callback whenever sock is ready for one of events; replaces an earlier watch."""
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, sock: Watched) -> None:
         """Stops watching sock, if it was watched. Call it before closing the socket."""
         if sock.fileno() >= 0 and sock in self._selector.get_map():
             self._selector.unregister(sock)
@@ -57,6 +72,15 @@ class Loop:
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
+    def repeat(self, seconds: float, callback: Callback) -> None:
+        """Calls callback every so many seconds, as long as the loop runs."""
+
+        def again() -> None:
+            self.call_at(time.monotonic() + seconds, again)
+            callback()
+
+        self.call_at(time.monotonic() + seconds, again)
+
     def run(self, until: Callable[[], bool], deadline: float) -> bool:
         """Runs until the condition holds, checked after each event; returns whether it does at
         the deadline. Whatever a callback raises ends the run."""
@@ -64,17 +88,24 @@ class Loop:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            for key, _ in self._selector.select(self._patience(now, deadline)):
-                # An earlier callback of this round may have let go of this socket.
-                if self._selector.get_map().get(key.fd) is key:
-                    key.data()
-            self._run_timers()
+            self._turn(self._patience(now, deadline))
         return True
+
+    def catch_up(self) -> None:
+        """Does what is due, and waits for nothing."""
+        self._turn(0.0)
 
     def close(self) -> None:
         """Forgets all sockets and timers."""
         self._timers.clear()
         self._selector.close()
+
+    def _turn(self, patience: float) -> None:
+        for key, _ in self._selector.select(patience):
+            # An earlier callback of this round may have let go of this socket.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        self._run_timers()
 
     def _patience(self, now: float, deadline: float) -> float:
         next_timer = self._timers[0][0] if self._timers else deadline

@@ -11,16 +11,28 @@ import errno
 import ipaddress
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
+from .dialer import Target
 from .interfaces import choose, is_loopback, list_interfaces
 from .launch import Identity
 from .secret import Secret, check_exposed
 from .sockets import listen, show
+from .system import describe
 
 _IN_USE_PATIENCE = 1.0  # seconds for an exact port to become free
 _IN_USE_PAUSE = 0.1
+
+
+class PortsInUseError(ConfigError):
+    """Rank 0 cannot listen at any of its ports."""
+
+    def __init__(self, message: str, targets: Sequence[Target] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.targets = list(targets)
 
 
 def resolve(host: str) -> list[str]:
@@ -31,10 +43,11 @@ def resolve(host: str) -> list[str]:
 
 def open_listeners(
     identity: Identity, config: Config, secret: Secret | None
-) -> list[socket.socket]:
-    """Rank 0's listeners, all on one port: the first of identity.master_ports that is free.
+) -> tuple[list[socket.socket], list[Target]]:
+    """Rank 0's listeners, all on one port: the first of identity.master_ports that is free. And
+    where the ports before it are, which somebody else has.
 
-    Raises ConfigError.
+    Raises PortsInUseError, ConfigError.
     """
     addresses = _addresses_to_listen_on(identity, config, secret)
     check_exposed(addresses, secret, config.insecure)
@@ -43,14 +56,17 @@ def open_listeners(
         for port in identity.master_ports:
             listeners = _listen_all(addresses, port, identity)
             if listeners:
-                return listeners
+                there = [str(listener.getsockname()[0]) for listener in listeners]
+                taken = identity.master_ports[: identity.master_ports.index(port)]
+                return listeners, [Target(address, p) for p in taken for address in there]
         if time.monotonic() >= give_up:
             break
         time.sleep(_IN_USE_PAUSE)
     ports = ", ".join(map(str, identity.master_ports))
-    raise ConfigError(
+    raise PortsInUseError(
         f"port {ports} on {identity.master_addr} is in use: choose another (MASTER_PORT, or "
-        f"init_method), or see who has it with `ss -ltnp 'sport = :{identity.master_port}'`"
+        f"init_method), or see who has it with `ss -ltnp 'sport = :{identity.master_port}'`",
+        [Target(address, port) for port in identity.master_ports for address in addresses],
     )
 
 
@@ -98,7 +114,7 @@ def _listen_all(addresses: list[str], port: int, identity: Identity) -> list[soc
                     return []
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise ConfigError(
-                        f"rank 0 cannot listen on {show(address, port)}: {error.strerror}"
+                        f"rank 0 cannot listen on {show(address, port)}: {describe(error)}"
                     ) from None
     except BaseException:
         _close_all(listeners)

@@ -8,9 +8,10 @@ hub sends beyond what a world of this size can need.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..config import Config
 from ..errors import BootstrapError
@@ -19,11 +20,13 @@ from .dialer import Dial, Target
 from .handshake import Client
 from .hub import ALL, BLOB, FAILED, HEADER, LENGTH
 from .launch import Identity
-from .loop import Loop
+from .loop import READ, Loop
 from .meeting import resolve
-from .report import MAX_ROWS, Row, join_error
+from .report import LEFT, MAX_ROWS, Row, join_error
+from .same_user import vetting
 from .secret import Secret, check_exposed
-from .sockets import show, tune
+from .sockets import end_when_silent, peer_of, show, tune
+from .suspicion import Lost
 from .terms import Key, Outcome, RefusedError, Terms
 
 _STAGGER = 0.1  # seconds between starting to try one candidate port and the next
@@ -42,7 +45,9 @@ def open_member(
     """
     addresses = _resolve_by(identity, deadline)
     check_exposed(addresses, secret, config.insecure)
-    return Member(identity, _Search(identity, addresses, key, terms).run(deadline))
+    hub = _Search(identity, addresses, key, terms).run(deadline)
+    end_when_silent(hub, config.peer_timeout)
+    return Member(identity, hub)
 
 
 def _resolve_by(identity: Identity, deadline: float) -> list[str]:
@@ -72,8 +77,8 @@ class _Search:
         targets = [Target(a, port) for port in identity.master_ports for a in addresses]
         self._dials = [
             Dial(
-                self._loop, target, lambda: Client(key, terms), self._connected, self._refused,
-                now + position * _STAGGER,
+                self._loop, target, lambda sock: Client(key, terms, vetting(key, sock)),
+                self._connected, self._refused, now + position * _STAGGER,
             )
             for position, target in enumerate(targets)
         ]  # fmt: skip
@@ -130,7 +135,7 @@ class Member:
         self._rank = identity.rank
         self._world = identity.world_size
         self._sock = sock
-        self._address = show(*sock.getpeername()[:2])
+        self._address = peer_of(sock)
         self._round = 0
         tune(sock)
 
@@ -140,7 +145,9 @@ class Member:
         left_ms = max(0, min(int(1000 * (deadline - time.monotonic())), 2**32 - 1))
         try:
             self._arm(deadline)
-            self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
+            # Rank 0 may have said already that the bring-up failed, and left.
+            with contextlib.suppress(ConnectionError):
+                self._sock.sendall(HEADER.pack(BLOB, self._round, left_ms, len(blob)) + blob)
             return self._answer(deadline + _VERDICT_PATIENCE)
         except TimeoutError:
             raise self._lost("no answer") from None
@@ -148,6 +155,16 @@ class Member:
             raise
         except OSError as error:
             raise self._lost(f"the connection broke: {error.strerror}") from error
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
+        """See rendezvous.Exchange. Between two rounds rank 0 speaks, or closes, only where the
+        bring-up has failed."""
+
+        def look() -> None:
+            loop.forget(self._sock)
+            ring()
+
+        loop.watch(self._sock, READ, look)
 
     def close(self) -> None:
         """Leaves the rendezvous."""
@@ -182,7 +199,7 @@ class Member:
             self._arm(deadline)
             part = self._sock.recv(min(size - len(data), MAX_BYTES))
             if not part:
-                raise self._lost("left during the bring-up")
+                raise self._lost(LEFT)
             data += part
         return bytes(data)
 

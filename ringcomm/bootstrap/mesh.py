@@ -26,6 +26,7 @@ from .joined import LaneSocket, Mesh, RailInfo
 from .launch import Identity
 from .rendezvous import Exchange, open_tcp
 from .secret import Secret
+from .system import require_descriptors
 
 __all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]
 
@@ -46,6 +47,9 @@ def join(
     """
     deadline = time.monotonic() + config.connect_timeout
     if exchange is None and identity.world_size > 1:
+        if identity.rank == 0:  # the others can tell it in the rendezvous
+            world = identity.world_size
+            require_descriptors(world, f"the rendezvous of {world} ranks")
         exchange = open_tcp(identity, config, secret, deadline)
     try:
         return connect(identity, exchange, config, secret, epoch, deadline)

@@ -1,4 +1,5 @@
-"""The kernel's own list of links and addresses, and by which link it routes, over netlink.
+"""The kernel's own list of links and addresses, by which link it routes, and whose a TCP socket is,
+over netlink.
 
 Only this file knows netlink. It asks the network namespace that the process is in, where /sys may
 still show another one. Invariants: nothing is changed, no privilege is needed, and attributes
@@ -7,13 +8,14 @@ that a newer kernel adds are skipped.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from ..errors import BootstrapError
 
@@ -22,7 +24,8 @@ Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NETLINK_ROUTE = 0
+_NETLINK_ROUTE, _NETLINK_SOCK_DIAG = 0, 4
+_SOCK_DIAG_BY_FAMILY = 20
 _RTM_NEWLINK, _RTM_GETLINK, _RTM_NEWADDR, _RTM_GETADDR = 16, 18, 20, 22
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
@@ -30,6 +33,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _RTA_DST, _RTA_SRC, _RTA_OIF = 1, 2, 4
+_GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _TYPE_MASK = 0x3FFF  # the two bits above mark nesting and byte order
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -37,6 +41,10 @@ _LINK = struct.Struct("=BxHiII")  # family, hardware type, index, flags, change 
 _ADDR = struct.Struct("=BBBBi")  # family, prefix length, flags, scope, index
 _ROUTE = struct.Struct("=BBB9x")  # family, bits of the destination, bits of the source
 _ATTRIBUTE = struct.Struct("=HH")
+_SOCKET_ID = struct.Struct("!HH16s16s")  # ports and addresses, from the socket's own side
+_DIAG = struct.Struct("=BBxxI")  # family, protocol, states
+_DIAG_ANSWER = struct.Struct("=BBxx48xIIIII")  # family, state; timer, queues, user, inode
+_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of any link, whatever its number
 _PATIENCE = 5.0
 
 
@@ -60,6 +68,18 @@ class LinkAddress:
     address: Address
     flags: int
     """IFA_F_* bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TcpSocket:
+    """A TCP socket of this network namespace."""
+
+    state: int
+    """TCP_ESTABLISHED is 1."""
+    uid: int
+    """Whose it is, as this process's user namespace numbers users."""
+    inode: int
+    """0: no process holds it."""
 
 
 def links() -> list[Link]:
@@ -104,20 +124,91 @@ def route(source: IPAddress, destination: IPAddress) -> int | None:
         body += _ATTRIBUTE.pack(_ATTRIBUTE.size + bits // 8, kind) + address.packed
     try:
         answer = next(_ask(_RTM_GETROUTE, 0, body, _RTM_NEWROUTE))
-    except BootstrapError:
+    except OSError:
         return None
     index = dict(_attributes(answer[_ROUTE.size :])).get(_RTA_OIF)
     return int.from_bytes(index, sys.byteorder) if index else None
 
 
+def tcp_socket(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
+    """The socket with these numeric addresses; None if there is none. Raises OSError where the
+    kernel does not tell."""
+    with contextlib.suppress(OSError):  # a kernel without sock_diag
+        found = _tcp_socket_by_diag(local, remote)
+        if found is not None:
+            return found
+    return _tcp_socket_by_proc(local, remote)  # one without its module for TCP knows none
+
+
+def _tcp_socket_by_diag(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
+    ours, theirs = (ipaddress.ip_address(address) for address, _ in (local, remote))
+    family = socket.AF_INET if ours.version == 4 else socket.AF_INET6
+    ends = _SOCKET_ID.pack(
+        local[1], remote[1], ours.packed.ljust(16, b"\0"), theirs.packed.ljust(16, b"\0")
+    )
+    body = _DIAG.pack(family, socket.IPPROTO_TCP, 0xFFFFFFFF) + ends + _NO_COOKIE
+    answers = _ask(_SOCK_DIAG_BY_FAMILY, 0, body, _SOCK_DIAG_BY_FAMILY, _NETLINK_SOCK_DIAG)
+    try:
+        answer = next(answers)
+    except FileNotFoundError:
+        return None
+    finally:
+        answers.close()
+    if answer[4 : 4 + _SOCKET_ID.size] != ends:  # a listener, which takes all that has no other
+        return None
+    _family, state, _expires, _read, _write, uid, inode = _DIAG_ANSWER.unpack_from(answer)
+    return TcpSocket(state, uid, inode)
+
+
+def _tcp_socket_by_proc(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
+    name = "tcp6" if ":" in local[0] else "tcp"
+    wanted = [_proc_place(*local), _proc_place(*remote)]
+    with open(f"/proc/thread-self/net/{name}", encoding="ascii") as file:
+        for line in file:
+            fields = line.split()
+            if fields[1:3] == wanted:
+                return TcpSocket(int(fields[3], 16), int(fields[7]), int(fields[9]))
+    return None
+
+
+def _proc_place(address: str, port: int) -> str:
+    packed = ipaddress.ip_address(address).packed
+    words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def subscribe() -> socket.socket | None:
+    """A socket to which the kernel tells every change of the links and addresses of this network
+    namespace from now on; None where it does not, as in some sandboxes."""
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
+    except OSError:
+        return None
+    try:
+        sock.bind((0, _GROUPS))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
 def _dump(request: int, answer: int) -> Iterator[bytes]:
     """The bodies of all messages that answer one dump request."""
-    return _ask(request, _NLM_F_DUMP, struct.pack("=B19x", socket.AF_UNSPEC), answer)
+    body = struct.pack("=B19x", socket.AF_UNSPEC)
+    try:
+        yield from _ask(request, _NLM_F_DUMP, body, answer)
+    except OSError as error:
+        raise BootstrapError(
+            f"the kernel does not tell of its network: {error.strerror}"
+        ) from error
 
 
-def _ask(request: int, flags: int, body: bytes, answer: int) -> Iterator[bytes]:
-    """The bodies of the messages that answer a request. Raises BootstrapError."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as sock:
+def _ask(
+    request: int, flags: int, body: bytes, answer: int, protocol: int = _NETLINK_ROUTE
+) -> Generator[bytes, None, None]:
+    """The bodies of the messages that answer a request. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
         sock.settimeout(_PATIENCE)
         sock.bind((0, 0))
         size = _HEADER.size + len(body)
@@ -128,9 +219,7 @@ def _ask(request: int, flags: int, body: bytes, answer: int) -> Iterator[bytes]:
                     return
                 if kind == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", message)[0]
-                    raise BootstrapError(
-                        f"the kernel does not tell of its network: {os.strerror(code)}"
-                    )
+                    raise OSError(code, os.strerror(code))
                 if kind == answer:
                     yield message
 

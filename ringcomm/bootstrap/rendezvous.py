@@ -6,6 +6,10 @@ Carriers: our own TCP hub (hub.py, member.py), a torch Store, an mpi4py communic
 function that gathers equal-sized bytes (a parent communicator). torch and mpi4py are never
 imported here; their objects come from the caller.
 
+What shows that a rank has died: the hub sees its connection end, and tells all; a parent
+communicator fails; in a Store and in MPI nothing does but the lanes that were made (suspicion.py),
+and whoever notices tells the others through the Store.
+
 Invariants: allgather() returns or raises by about its deadline; all ranks make the same calls in
 the same order; blobs are bytes in and bytes out, never pickled; what comes back is checked for
 size only, its content is for blobs.py to judge.
@@ -20,14 +24,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..config import Config
-from ..errors import BootstrapError, RingcommError
-from .blobs import MAX_BYTES
+from ..errors import BootstrapError, ConfigError, RingcommError
+from .blobs import MAX_BYTES, Record, pack
 from .hub import Hub
 from .launch import Identity
-from .meeting import open_listeners
+from .loop import LOOK_EVERY, Loop
+from .meeting import PortsInUseError, open_listeners
 from .member import open_member
-from .report import NEVER_CAME, Row, join_error
+from .report import FAILED_HEADLINE, MAX_ROWS, NEVER_CAME, Row, join_error
+from .rivals import find_rival
 from .secret import Secret
+from .suspicion import Lost, Suspicion
 from .terms import Key, Role, Terms, job_hash
 
 _WAIT_SLICE, _LONGEST_PAUSE = 0.25, 0.02  # seconds
@@ -44,6 +51,15 @@ class Exchange(Protocol):
         """
         ...
 
+    def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
+        """Has ring() called in this loop as soon as the next allgather is known to fail, for as
+        long as the loop runs.
+
+        lost tells which ranks seem to have left, to carriers that cannot see it themselves. It
+        is asked in later allgathers, too, which then end with what it says.
+        """
+        ...
+
     def close(self) -> None:
         """Lets go of what the exchange holds. No rank waits for another here."""
         ...
@@ -55,14 +71,28 @@ def open_tcp(
     """Our own rendezvous at identity's master address: the hub on rank 0, else a member of it.
 
     Raises ConfigError (no secret off loopback, port in use, not this host's address) before
-    anything listens, BootstrapError if rank 0 is not found by the deadline.
+    anything listens, BootstrapError if rank 0 is not found by the deadline. A rank that was
+    there, and of whose host nothing comes for peer_timeout, is lost.
     """
     job = job_hash(identity.job)
-    key = Key.derive(secret, job)
+    key = Key.derive(secret, job, config.insecure)
     terms = Terms(Role.RENDEZVOUS, job, identity.world_size, identity.rank, server_rank=0)
     if identity.rank == 0:
-        return Hub(open_listeners(identity, config, secret), key, terms)
+        return _open_hub(identity, config, secret, key, terms)
     return open_member(identity, config, secret, key, terms, deadline)
+
+
+def _open_hub(
+    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms
+) -> Hub:
+    try:
+        listeners, taken = open_listeners(identity, config, secret)
+    except PortsInUseError as error:
+        rival = find_rival(error.targets, key, terms)
+        if rival is None:
+            raise ConfigError(str(error)) from None
+        raise rival from None
+    return Hub(listeners, key, terms, taken, config.peer_timeout)
 
 
 class StoreExchange:
@@ -80,6 +110,7 @@ class StoreExchange:
         self._prefix = prefix
         self._use = 0
         self._round = 0
+        self._suspicion: Suspicion | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """See Exchange."""
@@ -101,6 +132,34 @@ class StoreExchange:
     def close(self) -> None:
         """The store is the caller's."""
 
+    def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
+        """See Exchange."""
+        self._suspicion = Suspicion(lost)
+        self._suspicion.watch(loop, ring)
+        if hasattr(self._store, "check"):
+            loop.repeat(LOOK_EVERY, lambda: ring() if self._others_say() else None)
+
+    def _others_say(self) -> bool:
+        return bool(self._call("check", [self._left_key]))
+
+    @property
+    def _left_key(self) -> str:
+        return f"{self._prefix}/{self._use}/left"
+
+    def _raise_if_left(self) -> None:
+        """Ends a wait for a rank that has left, here and on the other ranks."""
+        if self._suspicion is None:
+            return
+        rows = self._suspicion.rows()
+        if rows:
+            fields = [row.to_fields() for row in rows[:MAX_ROWS]]
+            self._call("set", self._left_key, pack({"rows": fields}))
+        elif hasattr(self._store, "check") and self._others_say():
+            record = Record.unpack("the store", bytes(self._call("get", self._left_key)))
+            rows = [Row.from_record(r, self._world) for r in record.records("rows", MAX_ROWS)]
+        if rows:
+            raise join_error(FAILED_HEADLINE, rows)
+
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{self._use}/{self._round}/{rank}"
 
@@ -118,10 +177,14 @@ class StoreExchange:
 
     def _poll(self, key: str, deadline: float) -> bool:
         """By asking: torch logs a warning for each wait() that times out."""
-        pause = 0.0005
+        pause, look_at = 0.0005, time.monotonic() + LOOK_EVERY
         while not self._call("check", [key]):
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 return False
+            if now >= look_at:
+                self._raise_if_left()
+                look_at = now + LOOK_EVERY
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
@@ -141,6 +204,7 @@ class StoreExchange:
                     raise BootstrapError(f"the store failed in wait(): {error}") from error
                 if now >= deadline:
                     return False
+                self._raise_if_left()
 
     def _missing(self, first: int, waited: float) -> BootstrapError:
         absent = [first] + [r for r in range(first + 1, self._world) if not self._wait(r, 0.0)]
@@ -162,6 +226,7 @@ class GatherExchange:
         rounds: allgathers that every world of this group makes, two calls of gather each. close()
             makes the ones that are left, so that worlds whose bring-up ended early, and ranks
             that belong to none, do not keep the others waiting. 0: close() does nothing.
+        failed: whether gather is known to raise from now on.
     """
 
     def __init__(
@@ -170,11 +235,14 @@ class GatherExchange:
         members: Sequence[int],
         rounds: int = 0,
         patience: float = 30.0,
+        failed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gather = gather
         self._members = list(members)
         self._rounds_left = rounds
         self._patience = patience
+        self._failed = failed
+        self.suspicion: Suspicion | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
         """See Exchange."""
@@ -188,6 +256,12 @@ class GatherExchange:
         if len(parts) != longest * len(sizes):
             raise BootstrapError("the ranks' parts have impossible sizes")
         return [parts[r * longest : r * longest + sizes[r]] for r in self._members]
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
+        """See Exchange."""
+        self.suspicion = Suspicion(lost)
+        self.suspicion.watch(loop, ring)
+        loop.repeat(LOOK_EVERY, lambda: ring() if self._failed() else None)
 
     def close(self) -> None:
         """Makes the rounds that are left; what they gather, or fail with, is nobody's business."""
@@ -211,9 +285,12 @@ def mpi_exchange(comm: Any) -> GatherExchange:
         request = comm.Iallgather(mine, everyone)
         pause = 0.0
         while not request.Test():
-            if time.monotonic() >= give_up:
+            rows = exchange.suspicion.rows() if exchange.suspicion is not None else []
+            if rows or time.monotonic() >= give_up:
                 # MPI may still write there: a collective cannot be cancelled.
                 _abandoned.append((request, mine, everyone))
+                if rows:
+                    raise join_error(FAILED_HEADLINE, rows)
                 raise BootstrapError(
                     f"not all {size} ranks of the MPI communicator joined within {seconds:.1f} s"
                 )
@@ -221,7 +298,8 @@ def mpi_exchange(comm: Any) -> GatherExchange:
             pause = min(pause + 0.0001, 0.005)
         return bytes(everyone)
 
-    return GatherExchange(gather, range(size))
+    exchange = GatherExchange(gather, range(size))
+    return exchange
 
 
 _abandoned: list[tuple[Any, bytearray, bytearray]] = []

@@ -28,6 +28,8 @@ MIN_BYTES = 32
 VARIABLE = "RINGCOMM_SECRET"
 KEYGEN_HINT = "python -m ringcomm keygen FILE"
 
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_LONG_KEY = 48  # characters from which text that is nearly all hexadecimal was a key once
 _MAX_TEXT = 4096  # bytes read from any source
 _FD_PATIENCE = 5.0  # seconds for a launcher to write into secret_fd
 
@@ -80,18 +82,49 @@ def load(config: Config, env: MutableMapping[str, str] | None = None) -> Secret 
 
 
 def parse(text: bytes, source: str) -> Secret:
-    """The Secret in text: hexadecimal digits as keygen writes them, else the bytes themselves."""
+    """The Secret in text: hexadecimal digits as keygen writes them, else the bytes themselves.
+
+    Raises ConfigError where the text is no secret, or what is left of one.
+    """
     text = text.strip()
     if not text:
         raise ConfigError(f"{source} holds no secret: make one with `{KEYGEN_HINT}`")
+    damage = _damage(text)
+    if damage:
+        raise ConfigError(
+            f"{source} {damage}: copy the file again from where it was made, or make a new one "
+            f"with `{KEYGEN_HINT}` and copy that to every host"
+        )
     try:
         material = bytes.fromhex(text.decode("ascii"))
     except ValueError:
         material = text
+    if len(set(material)) == 1:
+        raise ConfigError(
+            f"{source} holds one byte over and over, which anyone can guess: make a secret with "
+            f"`{KEYGEN_HINT}`"
+        )
     try:
         return Secret(material)
     except ConfigError as short:
         raise ConfigError(f"{source}: {short}") from None
+
+
+def _damage(text: bytes) -> str:
+    """What tells that text was a key of hexadecimal digits and is damaged; empty if nothing does.
+
+    A passphrase may be any text: even a long one has few characters that are such digits.
+    """
+    printed = text.replace(b"\0", b"")
+    others = [byte for byte in printed if byte not in _HEX_DIGITS]
+    if printed and not others:
+        if len(printed) < len(text):
+            return "has hexadecimal digits and zero bytes: it was not written to its end"
+        if len(printed) % 2:
+            return f"has an odd number of hexadecimal digits ({len(printed)}), so one is missing"
+    elif len(printed) >= _LONG_KEY and len(others) <= len(printed) // 16:
+        return f"has hexadecimal digits and {len(others)} other characters among them"
+    return ""
 
 
 def _from_variable(env: MutableMapping[str, str]) -> Secret | None:

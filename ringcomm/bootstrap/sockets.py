@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import sys
 from collections.abc import Sequence
 
 from . import netlink
@@ -16,6 +17,7 @@ from .interfaces import Interface
 from .netlink import Address
 
 BACKLOG = 1024  # capped by net.core.somaxconn
+_LAST_ACK = 56  # tcp_info's tcpi_last_ack_recv, milliseconds
 
 
 def family(address: str) -> socket.AddressFamily:
@@ -52,14 +54,51 @@ def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
     return sock
 
 
+def peer_of(sock: socket.socket) -> str:
+    """The address of the other end; words if the connection has ended."""
+    try:
+        return show(*sock.getpeername()[:2])
+    except OSError:
+        return "a connection that has ended"
+
+
 def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
     """No Nagle delay, and the first of these congestion controls that the kernel lets us have."""
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # the connection has ended
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name in congestion:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return
+
+
+def end_when_silent(sock: socket.socket, peer_timeout: float) -> None:
+    """The kernel ends a connection of which nothing comes, not even an acknowledgement, for a third
+    of peer_timeout, give or take a second. A third, because where one direction alone is dead, the
+    end that still hears the other notices only when that one has fallen silent."""
+    seconds = peer_timeout / 3
+    _ask_for_life(sock, max(1, round(seconds / 4)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+
+
+def keep_alive(sock: socket.socket, on: bool) -> None:
+    """Has the other end's kernel show each second that it is there, for silence(); or no more."""
+    if on:
+        _ask_for_life(sock, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, on)
+
+
+def _ask_for_life(sock: socket.socket, every: int) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
+
+
+def silence(sock: socket.socket) -> float:
+    """Seconds since the last acknowledgement came."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
+    return int.from_bytes(info[_LAST_ACK:], sys.byteorder) / 1000
 
 
 def bind_to_device(sock: socket.socket, name: str) -> bool:

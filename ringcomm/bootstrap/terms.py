@@ -42,6 +42,7 @@ class Outcome(enum.IntEnum):
     STRANGER = 6
     CLOSED = 7
     TIMEOUT = 8
+    OTHER_USER = 9
 
     @property
     def text(self) -> str:
@@ -72,13 +73,15 @@ class Key:
     mac_key: bytes = dataclasses.field(repr=False)
     id: bytes
     level: Level
+    same_user: bool = False
+    """Anybody can make this key: only processes of this user may be at the other end."""
 
     @classmethod
-    def derive(cls, secret: Secret | None, job: bytes) -> Key:
+    def derive(cls, secret: Secret | None, job: bytes, insecure: bool = False) -> Key:
         """The key from the job's secret or, without one, from the job itself."""
         if secret is None:
             material = hashlib.sha256(b"ringcomm open " + job).digest()
-            return cls(material, key_id(material), Level.OPEN)
+            return cls(material, key_id(material), Level.OPEN, same_user=not insecure)
         mac_key = hmac.new(secret.material(), b"ringcomm handshake 1", hashlib.sha256).digest()
         return cls(mac_key, secret.key_id, Level.AUTHENTICATED)
 
@@ -155,6 +158,20 @@ def unexpected(terms: Terms) -> RefusedError:
         f"rank {terms.client_rank}, rail {terms.rail}, lane {terms.lane} is not expected there",
         outcome=Outcome.UNEXPECTED_PEER,
         proven=True,
+    )
+
+
+def no_proof(key: Key) -> RefusedError:
+    """The client's proof is wrong."""
+    return RefusedError(f"no valid proof of {key.name}", outcome=Outcome.AUTHENTICATION_FAILED)
+
+
+def other_user(why: str) -> RefusedError:
+    """There is no secret, and the process at the other end is not known to be this user's."""
+    return RefusedError(
+        f"{why}, and this job has no secret: start all ranks as one user, or give them a secret "
+        "(python -m ringcomm keygen FILE; RINGCOMM_SECRET_FILE)",
+        outcome=Outcome.OTHER_USER,
     )
 
 

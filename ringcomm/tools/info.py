@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rich.console import Console
@@ -9,8 +10,9 @@ from rich.table import Table
 
 from .. import __version__, _native, cuda
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
+from ..bootstrap.secret import VARIABLE as SECRET
 from ..bootstrap.tuned import default_folder, default_tables
-from ..config import TUNE_TABLE_OFF, Config
+from ..config import OTHER_VARIABLES, TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 
 
@@ -43,12 +45,8 @@ def _ports() -> Table:
     return table
 
 
-def _algorithms() -> str:
+def _algorithms(config: Config) -> str:
     """What a job that starts here would choose them by, as far as that is known before it does."""
-    try:
-        config = Config.from_env()
-    except ConfigError as error:
-        return str(error)
     if config.algorithm != "auto":
         return config.algorithm
     if config.tune_table == TUNE_TABLE_OFF:
@@ -60,8 +58,22 @@ def _algorithms() -> str:
     return f"table of {default_folder()} that fits the job, else model"
 
 
+def _settings(config: Config) -> Table:
+    """What ``ringcomm.init()`` would go by here, and where each value is from."""
+    table = Table("setting", "value", "from", box=None, pad_edge=False)
+    for name, source in config.sources().items():
+        value = getattr(config, name)
+        shown = ",".join(value) if isinstance(value, tuple) else str(value)
+        table.add_row(name, shown or "-", source)
+    for name in sorted(set(OTHER_VARIABLES) & set(os.environ)):
+        value = "is set" if name == SECRET else os.environ[name]
+        table.add_row(name.removeprefix("RINGCOMM_").lower(), value, name)
+    return table
+
+
 def main() -> int:
-    """Prints version, kernel sets, CUDA, what chooses algorithms, and interfaces."""
+    """Prints version, kernel sets, CUDA, what chooses algorithms, interfaces and settings; returns
+    1 where the settings cannot work."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     engine = _native.acquire_engine("")
     sets = [
@@ -74,6 +86,14 @@ def main() -> int:
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")
     console.print(f"kernel sets  {', '.join(sets)}")
     console.print(f"CUDA         {'yes' if usable else 'no'}: {why}")
-    console.print(f"algorithms   {_algorithms()}", soft_wrap=True)
+    try:
+        config = Config()
+    except ConfigError as error:
+        console.print(_ports())
+        console.print(f"settings     {error}", soft_wrap=True)
+        return 1
+    console.print(f"algorithms   {_algorithms(config)}", soft_wrap=True)
     console.print(_ports())
+    console.print()
+    console.print(_settings(config))
     return 0

@@ -12,34 +12,133 @@ to communication, and what was in flight before is hidden behind computation. On
 are those of the host, and a bucket is over when its result is on the way back there.
 
 Invariants: times are of time.perf_counter(). A step begins with the first bucket after the last one
-of the step before. Totals count all steps since the reset; of single steps the latest KEPT remain.
+of the step before. Bytes are those of the buckets' own works, so nothing else that passes over the
+same communicator counts. Totals count all steps since the reset; of single steps the latest KEPT
+remain.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
 
 from ..intervals import Interval, covered
+from ..work import WorkStats
 
 KEPT = 1000
+
+
+class StepReport(TypedDict):
+    """One step: see ``HookState.report``."""
+
+    step_s: float
+    compute_s: float
+    hidden_s: float
+    exposed_s: float
+    buckets: int
+    payload_bytes: int
+    wire_bytes: int
+    shared_bytes: int
+
+
+class HookReport(dict[str, Any]):
+    """What ``HookState.report`` returns: a dictionary, whose values are attributes as well, and
+    which ``print`` shows as a table."""
+
+    @property
+    def buckets(self) -> int:
+        """Buckets reduced."""
+        return int(self["buckets"])
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of gradients, before compression."""
+        return int(self["payload_bytes"])
+
+    @property
+    def wire_bytes(self) -> int:
+        """Payload that this rank sent over its ports, after compression."""
+        return int(self["wire_bytes"])
+
+    @property
+    def shared_bytes(self) -> int:
+        """What it put into the memory that ranks of a host share."""
+        return int(self["shared_bytes"])
+
+    @property
+    def rail_bytes(self) -> list[int]:
+        """Sent by each port, in rail order, with frame headers."""
+        return list(self["rail_bytes"])
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds from submission to completion, summed over buckets."""
+        return float(self["comm_s"])
+
+    @property
+    def works(self) -> list[Interval]:
+        """Submitted and done, of each bucket."""
+        return list(self["works"])
+
+    @property
+    def steps(self) -> list[StepReport]:
+        """Those that are over."""
+        return list(self["steps"])
+
+    def __str__(self) -> str:
+        from .table import table_of  # rich, which only who prints has to load
+
+        return table_of(self)
+
+
+@dataclasses.dataclass
+class Moved:
+    """What works have sent.
+
+    Attributes:
+        wire, shared: bytes of payload, over ports and through shared memory.
+        rails: bytes by port, with frame headers.
+    """
+
+    wire: int = 0
+    shared: int = 0
+    rails: list[int] = dataclasses.field(default_factory=list)
+
+    def add(self, works: Iterable[WorkStats]) -> None:
+        """Counts more works."""
+        for work in works:
+            self.join(Moved(work.sent_bytes, work.shared_bytes, list(work.rail_bytes)))
+
+    def join(self, other: Moved) -> None:
+        """Counts what others have sent as well."""
+        self.wire += other.wire
+        self.shared += other.shared
+        self.rails += [0] * (len(other.rails) - len(self.rails))
+        for rail, sent in enumerate(other.rails):
+            self.rails[rail] += sent
 
 
 class _Step:
     """One backward with its exchange."""
 
-    def __init__(self, began: float, sent_before: int) -> None:
-        self.began, self.sent_before = began, sent_before
+    def __init__(self, began: float) -> None:
+        self.began = began
         self.works: list[Interval] = []
-        self.nbytes = self.open = 0
+        self.nbytes = self.open = self.submitted = 0
         self.last_submitted = 0.0
         self.complete = False
-        self.wire_bytes: int | None = None
+        self.moved = Moved()
+        self.buckets: list[tuple[int, Moved]] = []  # by number, in order of completion
 
-    def told(self) -> dict[str, Any]:
+    @property
+    def is_over(self) -> bool:
+        return self.complete and not self.open
+
+    def told(self) -> StepReport:
         """The step's figures; it must be over."""
         ended = max(done for _, done in self.works)
         exposed = max(0.0, ended - self.last_submitted)
@@ -50,27 +149,28 @@ class _Step:
             "exposed_s": exposed,
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
-            "wire_bytes": self.wire_bytes or 0,
+            "wire_bytes": self.moved.wire,
+            "shared_bytes": self.moved.shared,
         }
 
 
 class Account:
-    """The figures of one HookState.
+    """The figures of one hook.
 
-    Args:
-        sent: payload bytes that this rank's communicator has sent so far.
+    Attributes:
+        carried: buckets submitted ever, whatever the resets.
     """
 
-    def __init__(self, sent: Callable[[], int]) -> None:
-        self._sent = sent
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent_before = 0
         self._ended: float | None = None
+        self.carried = 0
         self._zero()
 
     def _zero(self) -> None:
         self._buckets = self._nbytes = 0
         self._comm_s = 0.0
+        self._moved = Moved()
         self._step: _Step | None = None
         self._steps: deque[_Step] = deque(maxlen=KEPT)
 
@@ -78,60 +178,66 @@ class Account:
         """Starts anew; the coming step counts from now on."""
         with self._lock:
             self._zero()
-            self._sent_before = self._sent()
             self._ended = time.perf_counter()
 
-    def submit(self, nbytes: int, last: bool) -> Callable[[], None]:
-        """A bucket starts, ``last`` of its step. Returns what is to be called once it is over."""
+    def submit(self, nbytes: int, last: bool) -> Callable[[Iterable[WorkStats]], None]:
+        """A bucket starts, ``last`` of its step. Returns what is to be called once it is over, with
+        what its works say."""
         now = time.perf_counter()
         with self._lock:
+            self.carried += 1
             step = self._step or self._begin(now)
+            number = step.submitted
+            step.submitted += 1
             step.nbytes += nbytes
             step.open += 1
             if last:
                 step.last_submitted, step.complete = now, True
                 self._step = None
 
-        def over() -> None:
-            done = time.perf_counter()
+        def over(works: Iterable[WorkStats]) -> None:
+            done, moved = time.perf_counter(), Moved()
+            moved.add(works)
             with self._lock:
                 self._buckets += 1
                 self._nbytes += nbytes
                 self._comm_s += done - now
+                self._moved.join(moved)
+                step.moved.join(moved)
+                step.buckets.append((number, moved))
                 step.works.append((now, done))
                 step.open -= 1
-                if step.complete and not step.open:
+                if step.is_over:
                     self._ended = done
 
         return over
 
     def _begin(self, now: float) -> _Step:
-        sent = self._sent()
-        self._settle(sent)
-        self._step = _Step(now if self._ended is None else self._ended, sent)
+        self._step = _Step(now if self._ended is None else self._ended)
         self._steps.append(self._step)
         return self._step
 
-    def _settle(self, sent: int) -> None:
-        """Bytes of the latest step, if it is over: what was sent since it began."""
-        latest = self._steps[-1] if self._steps else None
-        if latest is not None and latest.wire_bytes is None and _over(latest):
-            latest.wire_bytes = sent - latest.sent_before
+    @property
+    def position(self) -> int:
+        """The number that the next bucket has in its step, from 0 on."""
+        step = self._step
+        return 0 if step is None else step.submitted
 
-    def report(self) -> dict[str, Any]:
-        """See ``HookState.report``."""
-        sent = self._sent()
+    def latest_buckets(self) -> list[tuple[int, Moved]]:
+        """What each bucket of the latest step has sent, by its number, as far as they are over."""
         with self._lock:
-            self._settle(sent)
-            return {
-                "buckets": self._buckets,
-                "payload_bytes": self._nbytes,
-                "wire_bytes": sent - self._sent_before,
-                "comm_s": self._comm_s,
-                "works": [work for step in self._steps for work in step.works],
-                "steps": [step.told() for step in self._steps if _over(step)],
-            }
+            return sorted(self._steps[-1].buckets, key=lambda one: one[0]) if self._steps else []
 
-
-def _over(step: _Step) -> bool:
-    return step.complete and not step.open
+    def report(self) -> HookReport:
+        """See ``HookState.report``."""
+        with self._lock:
+            return HookReport(
+                buckets=self._buckets,
+                payload_bytes=self._nbytes,
+                wire_bytes=self._moved.wire,
+                shared_bytes=self._moved.shared,
+                rail_bytes=list(self._moved.rails),
+                comm_s=self._comm_s,
+                works=[work for step in self._steps for work in step.works],
+                steps=[step.told() for step in self._steps if step.is_over],
+            )

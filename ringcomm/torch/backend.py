@@ -17,6 +17,7 @@ from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
+from . import silence
 from .group import RingcommGroup
 from .options import Options
 
@@ -59,7 +60,10 @@ def open_group(
     if not whole:
         config = dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
-    return RingcommGroup(store, Communicator(joined), chosen, _regroup)
+    group = RingcommGroup(store, Communicator(joined), chosen, _regroup)
+    if whole:
+        silence.watch_group(group)
+    return group
 
 
 def _options(given: Any) -> Options:

@@ -109,7 +109,7 @@ class Flight:
         # Typed as Any: the generic alias cannot be called on every supported torch.
         make: Any = torch.futures.Future
         self._future = make(devices=[device]) if device.type == "cuda" else make()
-        self._count = state._account.submit(gradients.nbytes, last)
+        self._count = state.account.submit(gradients.nbytes, last)
 
     def submit(
         self, tensor: torch.Tensor, compression: str | None,
@@ -127,7 +127,7 @@ class Flight:
             self._open -= 1
             last = self._open == 0
         if last:
-            self._count()
+            self._count(one.stats() for one in self._works)
             self._future.set_result(None)
 
     def future(self, parts: Parts | None) -> torch.futures.Future[torch.Tensor]:

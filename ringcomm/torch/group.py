@@ -10,7 +10,6 @@ The group closes its communicator when torch shuts it down, or when it is no lon
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import time
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ import torch.distributed as dist
 
 from ..communicator import Communicator
 from ..errors import RingcommError
-from ..shortcut import Shortcut
 from . import detail
 from .messaging import Messaging
 from .moving import Moving
@@ -120,8 +118,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         seconds = seconds_of(timeout)
         if seconds is None:
             raise ValueError(f"timeout={timeout}: give one above 0")
-        self.comm.config = dataclasses.replace(self.comm.config, timeout=seconds)
-        self.comm._shortcut = Shortcut(self.comm)
+        self.comm.set_timeout(seconds)
 
     _set_default_timeout = set_timeout
 

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..codecs import Compression
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError
+from ..exact import is_exact, require_place
 from ..feedback import FeedbackStore
 from .grid import Grid
 from .hooks import HookState, default_of
@@ -61,7 +63,7 @@ class HierarchicalState(HookState):
 
     def __init__(
         self,
-        compression: str | None = None,
+        compression: Compression | None = None,
         comm: Communicator | None = None,
         *,
         local_group: Any,
@@ -147,20 +149,39 @@ class HierarchicalState(HookState):
     def _kept_of(self, parameter: torch.Tensor) -> int:
         return -(-parameter.numel() // self.grid.places)
 
-    def state_dict(self) -> dict[str, Any]:
-        """As HookState's, and of the same form."""
-        state = super().state_dict()
-        if "feedback" in state:
+    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
+        """As HookState's, and of the same form, save an exact one: that is for a HierarchicalState
+        of as many hosts, with as many ranks each."""
+        state = super().state_dict(exact=exact)
+        if "feedback" in state and exact:
+            state["feedback"]["exact"] |= self._place()
+        elif "feedback" in state:
             state["feedback"]["tensors"] = self._whole(state["feedback"]["tensors"])
         return state
+
+    def _place(self) -> dict[str, int]:
+        """Where in its host this rank is."""
+        return {"places": self.grid.places, "place": self.grid.place}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """As HookState's; of its states, too."""
         tensors = _tensors_of(state)
-        if tensors is not None and self._names:
+        if tensors is not None and is_exact(state["feedback"]):
+            state = {**state, "feedback": self._without_place(state["feedback"])}
+        elif tensors is not None and self._names:
             mine = {name: self._share(name, one) for name, one in tensors.items()}
             state = {**state, "feedback": {**state["feedback"], "tensors": mine}}
         super().load_state_dict(state, strict=strict)
+
+    def _without_place(self, feedback: Mapping[str, Any]) -> dict[str, Any]:
+        """An exact state as the store has it. Raises ConfigError if it is of another place."""
+        comm, known = self.comm, {"world_size", "rank"}
+        require_place(
+            feedback, {"world_size": comm.world_size, "rank": comm.rank, **self._place()},
+            "the state",
+        )  # fmt: skip
+        own = {name: value for name, value in feedback["exact"].items() if name in known}
+        return {**feedback, "exact": own}
 
     def _whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Of all tensors, the row's shares one after the other."""

@@ -20,7 +20,7 @@ which a result is not finite leaves all residuals as they were.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -28,14 +28,16 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..api import default_communicator
-from ..codecs import CODECS, Codec, parse, refuse_composed
+from ..codecs import CODECS, Codec, Compression, parse, refuse_composed
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
-from .account import Account
+from . import profiling, silence
+from .account import Account, HookReport
 from .buckets import COMPRESSIBLE, Flight, Parts
 from .group import RingcommGroup
 from .optimizers import AdamWatch
+from .ranges import in_flight
 from .streams import Poison
 from .tensors import require_dense
 
@@ -56,17 +58,18 @@ class HookState:
 
     Args:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
-            "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
-            below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
+            "int8", "fp8", "int4", "onebit", "topk" or ringcomm.topk(density). From int8 on,
+            parameters of one dimension and those below ``threshold`` travel at bf16. Gradients of
+            16-bit models travel as they are.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
             are kept by, so error feedback needs it.
-        feedback: None: error feedback where the codec needs it (int4, onebit). True: with int8 and
-            fp8, too. A FeedbackStore: that one. False: none.
+        feedback: None: error feedback where the codec needs it (int4, onebit, topk). True: with
+            int8 and fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
-        warmup_steps: in that many first steps int8, fp8, int4 and onebit wait, and gradients travel
-            at bf16: in the beginning they change fast, and what is kept of them is soon stale.
+        warmup_steps: in that many first steps codecs from int8 on wait, and gradients travel at
+            bf16: in the beginning they change fast, and what is kept of them is soon stale.
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
         force: do not warn of onebit under a plain Adam.
@@ -78,6 +81,7 @@ class HookState:
     in a step, and so what was left of it.
 
     Attributes:
+        account: what it has measured.
         feedback: the FeedbackStore in use, by names of the model's parameters.
         steps: backwards whose gradients have all been submitted; a checkpoint keeps it.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
@@ -88,7 +92,7 @@ class HookState:
 
     def __init__(
         self,
-        compression: str | None = None,
+        compression: Compression | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,
@@ -118,9 +122,15 @@ class HookState:
         self._require_names()
         self._comm = comm
         self.error: RingcommError | None = None
-        self._account = Account(lambda: int(self.comm.stats()["payload_bytes"]))
+        self.account = Account()
         self._step = _StepMemory()
         self._watch: AdamWatch | None = None
+        silence.watch_hook(self)
+
+    @property
+    def parameter_ids(self) -> Collection[int]:
+        """The model's parameters, by id(); empty without a model."""
+        return self._names.keys()
 
     @property
     def comm(self) -> Communicator:
@@ -208,22 +218,26 @@ class HookState:
             raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
         return self.feedback[self._names[id(parameter)][1]]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
         """What a checkpoint must keep: the residuals, by parameter, and the steps where there is a
-        warm-up. Empty where there is neither. A collective; see ``FeedbackStore.state_dict``."""
+        warm-up. Empty where there is neither. A collective; see ``FeedbackStore.state_dict``.
+
+        It fits a world of any size, and training goes on from it along the same curve, though not
+        to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
+        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
         state: dict[str, Any] = {"steps": self.steps} if self.warmup_steps else {}
         if self._keeps:
             self._step.settle()
-            state["feedback"] = self.feedback.state_dict(self.comm)
+            state["feedback"] = self.feedback.state_dict(self.comm, exact=exact)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Goes on from what ``state_dict`` returned, in a world of any size; an empty one starts
-        from zero. A codec that leaves nothing delivers what was left. See
-        ``FeedbackStore.load_state_dict``.
+        """Goes on from what ``state_dict`` returned, in a world of any size (an exact one: of the
+        same); an empty one starts from zero. A codec that leaves nothing delivers what was left.
+        See ``FeedbackStore.load_state_dict``.
 
         Raises ConfigError if it is of another model or threshold, or if this state can keep no
-        residuals: it has feedback=False, or no model.
+        residuals: it has feedback=False, or no model. Or an exact one of another rank or world.
         """
         if not state:
             return
@@ -247,6 +261,7 @@ class HookState:
             return
         if self.error is not None:
             raise self.error
+        silence.tidy()
         self._step.settle()
         self._step.running = True
         if self.scaler is not None:
@@ -295,26 +310,30 @@ class HookState:
 
     def reset(self) -> None:
         """Starts a new report; the coming step counts from here on."""
-        self._account.reset()
+        self.account.reset()
 
-    def report(self) -> dict[str, Any]:
-        """What happened since the last reset.
+    def report(self) -> HookReport:
+        """What happened since the last reset. ``print`` shows it as a table.
 
         Returns:
-            buckets; payload_bytes (gradient bytes reduced, before compression); wire_bytes
-            (payload bytes that this rank sent, after compression); comm_s (seconds from submission
-            to completion, summed over buckets); works (a pair of time.perf_counter() values,
-            submitted and done, per bucket); steps: a dictionary for each step that is over, of
+            A dictionary, whose values are attributes, too: buckets; payload_bytes (gradient bytes
+            reduced, before compression); wire_bytes (payload that this rank sent over its ports
+            for them, after compression, without frame headers); shared_bytes (what it put into the
+            memory that ranks of one host share, which passes no port); rail_bytes (sent by each
+            port, in rail order, with headers); comm_s (seconds from submission to completion,
+            summed over buckets); works (a pair of time.perf_counter() values, submitted and done,
+            per bucket); steps: a dictionary for each step that is over, of
 
                 step_s      seconds from the end of the step before (first: from the reset)
                 compute_s   of it, until backward had submitted its last bucket
                 exposed_s   of it, from there until the last bucket was over
                 hidden_s    of compute_s, in which buckets were in flight
-                buckets, payload_bytes, wire_bytes
+                buckets, payload_bytes, wire_bytes, shared_bytes
 
-            Of works and steps, those of the latest 1000 steps.
+            Only the buckets' own collectives count. What a HierarchicalState's local group moves is
+            not among them. Of works and steps, those of the latest 1000 steps.
         """
-        return self._account.report()
+        return self.account.report()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -327,6 +346,7 @@ class HookState:
             self, None, feedback=False, threshold=state["threshold"], force=state["force"],
             warmup_steps=state["warmup_steps"],
         )  # fmt: skip
+        silence.forget(self)  # a copy, as in a checkpoint, need carry nothing
         self.steps = state["steps"]
         self._wanted, self._codec = state["feedback"], _codec(state["compression"])
 
@@ -406,4 +426,10 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
     if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
         state._end_bucket(last)
         return Flight(state, gradients, last).future(None)
-    return state._launch(bucket, gradients, last)
+    if not profiling.is_on():
+        return state._launch(bucket, gradients, last)
+    return in_flight(
+        state.account, state._codec_of(gradients).name, gradients.nbytes,
+        lambda: [rail.interface for rail in state.comm.rails], last,
+        lambda: state._launch(bucket, gradients, last),
+    )  # fmt: skip

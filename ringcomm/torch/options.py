@@ -6,11 +6,12 @@ RINGCOMM_COMPRESSION). A group without options of its own has those of the defau
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from ..codecs import parse
+from ..codecs import Compression, parse
 from ..config import Config, compression_from_env
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 
 
 class Options:
@@ -31,7 +32,7 @@ class Options:
         ConfigError: (a ValueError) a value that cannot work.
     """
 
-    def __init__(self, compression: str | None = None, **settings: Any) -> None:
+    def __init__(self, compression: Compression | None = None, **settings: Any) -> None:
         codec = parse(compression_from_env() if compression is None else compression)
         if codec.needs_feedback:
             raise ConfigError(
@@ -40,10 +41,12 @@ class Options:
             )
         if "timeout" in settings:
             raise ConfigError("give the timeout to init_process_group or new_group, not in Options")
-        try:
-            self.config = Config.from_env(**settings)
-        except TypeError as error:  # no such field
-            raise ConfigError(f"Options: {error}") from None
+        fields = [field.name for field in dataclasses.fields(Config)]
+        for name in settings:
+            if name not in fields:
+                near = did_you_mean(name, ["compression", *fields])
+                raise ConfigError(f"Options() has no argument {name!r}{near}")
+        self.config = Config.from_env(**settings)
         self.compression = None if codec.name == "none" else codec.name
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from ..codecs import Codec
 from ..errors import RingcommError
 from ..feedback import ErrorFeedback
+from ..work import Work
 from .buckets import Parts, average
 from .streams import Poison, on_stream
 
@@ -101,7 +102,8 @@ class Trip:
         self._buffer = bucket.buffer()
         self.last = last
         self.is_over = False
-        self._count = state._account.submit(self._buffer.nbytes, last)
+        self._works: list[Work] = []
+        self._count = state.account.submit(self._buffer.nbytes, last)
         device = self._buffer.device
         self._cuda = device if device.type == "cuda" else None
         over: Any = torch.futures.Future(devices=[device] if self._cuda else [])
@@ -112,7 +114,6 @@ class Trip:
         self._arrival = _reduce_scatter(
             self._shard, self._rows.table.view(-1), group=self._grid.group, async_op=True
         )
-        self._works: list[Any] = []
 
     def _pack(self, bucket: GradBucket, codec: Codec) -> None:
         state, small = self._state, "bf16" if codec.quantises else codec.name
@@ -168,7 +169,7 @@ class Trip:
             if self.is_over:
                 return
             self.is_over = True
-        self._count()
+        self._count(work.stats() for work in self._works)
         with on_stream(stream):  # the Future takes note of where it stands if the result is a GPU's
             self._over.set_result(None if stream is None else self._buffer)
         self._state._forget(self)

@@ -34,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
+from ..calls import Op
 from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError, RingcommError
@@ -78,8 +79,7 @@ class World:
     def _make_hook(self, model: nn.Module, options: Options) -> Callable[..., Any]:
         comm = self._comm
         if not options.hook:
-            sent = (lambda: int(comm.stats()["payload_bytes"])) if comm else None
-            self._hook = PlainState(self.size, sent)
+            self._hook = PlainState(self.size, (lambda: _sent(comm)) if comm else None)
             return plain_hook
         from ringcomm.torch import HookState, allreduce_hook
 
@@ -97,7 +97,9 @@ class World:
     def traffic(self) -> Traffic:
         """The hook's account since it was started."""
         if self._hook is None:
-            return Traffic(buckets=0, payload_bytes=0, wire_bytes=0, comm_s=0.0, works=[])
+            return Traffic(
+                buckets=0, payload_bytes=0, wire_bytes=0, shared_bytes=0, comm_s=0.0, works=[]
+            )
         account: Traffic = self._hook.report()
         return account
 
@@ -178,13 +180,19 @@ class World:
             self._control.barrier()
 
 
+def _sent(comm: Communicator) -> tuple[int, int]:
+    """Payload bytes, over ports and through shared memory."""
+    stats = comm.stats()
+    return stats["payload_bytes"] - stats["shared_bytes"], stats["shared_bytes"]
+
+
 class RingcommControl:
     """The few numbers beside the gradients, over ringcomm: its errors name who was lost."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def all_reduce(self, values: Any, op: str) -> None:
+    def all_reduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place; op as in ringcomm."""
         self._comm.allreduce(values, op)
 

@@ -150,11 +150,12 @@ class Run:
             *dataclasses.astuple(means([record.times for record in kept])),
             sum(account["payload_bytes"] for account in traffic) / len(kept),
             sum(account["wire_bytes"] for account in traffic) / len(kept),
+            sum(account["shared_bytes"] for account in traffic) / len(kept),
             sum(account["buckets"] for account in traffic) / len(kept),
         ])
-        *times, gradient_bytes, wire_bytes, buckets = (total / self.world.size for total in sums)
+        *times, gradients, wire, shared, buckets = (total / self.world.size for total in sums)
         return Measured(
-            len(kept), StepTimes(*times), self._trial(), gradient_bytes, wire_bytes, buckets
+            len(kept), StepTimes(*times), self._trial(), gradients, wire, shared, buckets
         )
 
     def _trial(self) -> tuple[float, float] | None:

@@ -12,10 +12,10 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
+from ..codecs import Codec, Compression, names, refuse_composed
 from ..codecs import parse as parse_codec
-from ..codecs import refuse_composed
 from ..errors import ConfigError
 
 _DESCRIPTION = """\
@@ -45,7 +45,7 @@ class Options:
     model: str = "resnet8"
     width: int = 16
     dropout: float = 0.0
-    data: str = "digits"
+    data: str = ""
     image_size: int = 32
     context: int = 128
     batch: int = 64
@@ -76,6 +76,9 @@ class Options:
     eval_every: int = 1
 
     def __post_init__(self) -> None:
+        if not self.data:
+            suits = "stdlib-text" if self.model.startswith("gpt") else "digits"
+            object.__setattr__(self, "data", suits)
         if self.epochs is not None and self.steps is not None:
             raise ConfigError("--epochs and --steps both set the length of the run; give one")
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
@@ -98,10 +101,11 @@ class Options:
             raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
 
     @property
-    def codec(self) -> str:
+    def codec(self) -> Compression:
         """The codec that gradients travel in: bf16 unless chosen; gloo has none."""
         alone = self.backend == "gloo" and not self.hook
-        return self.compression or ("none" if alone else "bf16")
+        chosen = self.compression or ("none" if alone else "bf16")
+        return cast(Compression, chosen)  # checked above
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -137,7 +141,8 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
                        help="channels of a ResNet's first stage (default: 16)")
     group.add_argument("--dropout", type=_number(0, 0.95), metavar="P",
                        help="dropout of ViT and GPT (default: 0)")
-    group.add_argument("--data", metavar="SOURCE", help="see below (default: digits)")
+    group.add_argument("--data", metavar="SOURCE",
+                       help="see below (default: digits, or stdlib-text for a gpt)")
     group.add_argument("--image-size", type=_whole(4, 4096), metavar="PIXELS",
                        help="side to which images of a folder are resized (default: 32)")
     group.add_argument("--context", type=_whole(2, 65536), metavar="BYTES",
@@ -182,8 +187,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        help="gradients go by ringcomm's DDP hook, over either backend; without, "
                        "by DDP's own all-reduce over the backend (default: --hook)")
     group.add_argument("--compression", metavar="CODEC",
-                       help="codec of gradients on the wire: none, bf16, fp16, int8, fp8, int4, "
-                       "onebit (default: bf16; with --backend gloo --no-hook none)")
+                       help=f"codec of gradients on the wire: {names(_is_taken)}, or topk:DENSITY "
+                       "(default: bf16; with --backend gloo --no-hook none)")
     group.add_argument("--dense-steps", type=_whole(0), metavar="N",
                        help="first steps in which codecs of few bits give way to bf16 "
                        "(default: 0)")
@@ -197,6 +202,10 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compute-ms", type=_number(0, 3.6e6), metavar="MS",
                        help="emulate a device on which forward and backward of a step take MS "
                        "milliseconds: layers sleep in proportion to their parameters")
+
+
+def _is_taken(codec: Codec) -> bool:
+    return not codec.composed
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

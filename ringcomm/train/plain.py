@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from ..calls import Op
 from ..intervals import Interval
 from .timing import Traffic
 
@@ -23,11 +24,12 @@ from .timing import Traffic
 class PlainState:
     """The account of ``plain_hook``, in the terms of ringcomm's HookState."""
 
-    def __init__(self, size: int, sent: Callable[[], int] | None = None) -> None:
-        """``size``: ranks that share the sum. ``sent``: counts payload bytes; gloo does not."""
+    def __init__(self, size: int, sent: Callable[[], tuple[int, int]] | None = None) -> None:
+        """``size``: ranks that share the sum. ``sent``: counts payload bytes, over ports and
+        through shared memory; gloo does not."""
         self.size = size
         self._sent = sent
-        self._sent_before = 0
+        self._sent_before = (0, 0)
         self.payload_bytes = 0
         self.works: list[Interval] = []
 
@@ -35,15 +37,20 @@ class PlainState:
         """Start a new account."""
         self.payload_bytes = 0
         self.works = []
-        self._sent_before = self._sent() if self._sent else 0
+        self._sent_before = self._sent() if self._sent else (0, 0)
 
     def report(self) -> Traffic:
         """The account so far. Bytes that nobody counts are by the ring's formula."""
-        formula = 2 * (self.size - 1) * self.payload_bytes // self.size
+        wire, shared = 2 * (self.size - 1) * self.payload_bytes // self.size, 0
+        if self._sent:
+            wire, shared = (
+                now - before for now, before in zip(self._sent(), self._sent_before, strict=True)
+            )
         return Traffic(
             buckets=len(self.works),
             payload_bytes=self.payload_bytes,
-            wire_bytes=self._sent() - self._sent_before if self._sent else formula,
+            wire_bytes=wire,
+            shared_bytes=shared,
             comm_s=sum(done - submitted for submitted, done in self.works),
             works=list(self.works),
         )
@@ -58,7 +65,7 @@ class GlooControl:
         "max": dist.ReduceOp.MAX,
     }
 
-    def all_reduce(self, values: Any, op: str) -> None:
+    def all_reduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place."""
         dist.all_reduce(torch.from_numpy(values), op=self._ops[op])
 

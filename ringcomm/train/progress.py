@@ -67,7 +67,7 @@ class Progress:
     def __init__(self, steps: int, first: int, *, quiet: bool) -> None:
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
         self.console = Console(
-            quiet=quiet, highlight=False, force_terminal=terminal, width=None if terminal else 100
+            quiet=quiet, highlight=False, force_terminal=terminal, width=None if terminal else 80
         )
         self._steps = steps
         self._shown = 0.0

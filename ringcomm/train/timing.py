@@ -47,13 +47,15 @@ Step = TypeVar("Step")
 class Traffic(TypedDict):
     """What the communication hook did since it was last asked, on this rank.
 
-    buckets: all-reduces. payload_bytes: bytes of gradients. wire_bytes: payload bytes sent.
+    buckets: all-reduces. payload_bytes: bytes of gradients. wire_bytes: payload bytes sent over
+    ports. shared_bytes: put into memory that ranks of a host share.
     comm_s: seconds from submission to completion, summed. works: each one's interval.
     """
 
     buckets: int
     payload_bytes: int
     wire_bytes: int
+    shared_bytes: int
     comm_s: float
     works: list[Interval]
 

@@ -14,10 +14,12 @@ from patience import PROMPT
 from ringcomm.bootstrap import bringup, interfaces, lanes, mesh
 from ringcomm.bootstrap.dialer import Target
 from ringcomm.bootstrap.interfaces import Interface
+from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rails import Pairing
 from ringcomm.bootstrap.rendezvous import Exchange, open_tcp
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
+from ringcomm.bootstrap.suspicion import Lost
 from ringcomm.config import Config
 from ringcomm.errors import BootstrapError, ConfigError
 
@@ -265,6 +267,9 @@ def test_malformed_blobs(blob: bytes, port: int) -> None:
 
         def allgather(self, _blob: bytes, deadline: float) -> list[bytes]:
             return self._exchange.allgather(blob, deadline)
+
+        def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
+            self._exchange.alarm(loop, ring, lost)
 
         def close(self) -> None:
             self._exchange.close()

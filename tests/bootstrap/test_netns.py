@@ -20,7 +20,7 @@ import pytest
 from bringup_world import Outcome, meshes, run_ranks
 from patience import PROMPT
 
-from ringcomm.bootstrap import lanes, meeting, member, mesh
+from ringcomm.bootstrap import hub, lanes, meeting, member, mesh
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
@@ -94,6 +94,19 @@ class Lab:
         """What the host sends and should get through this port vanishes; its carrier stays."""
         self.ip(f"-n {self._switch} link set {self.far_end(host, index)} nomaster")
 
+    def unplug(self, host: int, index: int) -> None:
+        """The port has no carrier any more."""
+        self.ip(f"-n {self._switch} link set {self.far_end(host, index)} down")
+
+    def shape(self, host: int, index: int, rate: str) -> None:
+        """Both directions of a port, to what tc calls the rate."""
+        places = ((self.hosts[host], f"eth{index}"), (self._switch, self.far_end(host, index)))
+        for namespace, device in places:
+            self.ip(
+                f"netns exec {namespace} tc qdisc add dev {device} root tbf rate {rate} "
+                "burst 131072 latency 20ms"
+            )
+
     def inside(self, host: int, command: str) -> None:
         self.ip(f"netns exec {self.hosts[host]} {command}")
 
@@ -118,16 +131,18 @@ class Lab:
         *,
         ranks: list[int] | None = None,
         secret: Secret | None = SECRET,
+        by_rank: dict[int, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> dict[int, Outcome]:
-        """One rank per host (all, if ranks is None)."""
+        """One rank per host (all, if ranks is None). by_rank: settings of some ranks only."""
         world = len(self.hosts)
         settings.setdefault("connect_timeout", 30.0)
 
         def call(rank: int) -> mesh.Mesh:
             with self.enter(rank):
                 me = Identity(rank, world, None, None, master, (PORT,), "env", "job")
-                return mesh.join(me, Config(**settings), secret)
+                own = (by_rank or {}).get(rank, {})
+                return mesh.join(me, Config(**{**settings, **own}), secret)
 
         return run_ranks(call, ranks if ranks is not None else range(world))
 
@@ -202,6 +217,28 @@ def test_rails_are_probed(lab: Lab, on: bool) -> None:
         made.close()
 
 
+@pytest.mark.parametrize("how", ["down", "interfaces"])
+def test_a_port_that_one_host_lacks(
+    lab: Lab, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every lane comes up, over half of the ports: each host says so, once."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
+    lab.host((0, "10.7.0.2/24"), (1, "10.8.0.2/24"))
+    settings = {}
+    if how == "down":
+        lab.ip(f"-n {lab.hosts[1]} link set eth1 down")
+    else:
+        settings = {1: {"interfaces": ("eth0",)}}
+    for made in meshes(lab.join("10.7.0.1", by_rank=settings)):
+        made.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    for text in said:
+        assert "(rank 1) has no port for rail 1 (eth1 10.8.0.0/24 of host" in text
+        assert "1 of 2 ports, 50% of the bandwidth" in text
+
+
 def test_version_6_only(lab: Lab) -> None:
     lab.host((0, "fd07::1/64"), (1, "fd08::1/64"))
     lab.host((0, "fd07::2/64"), (1, "fd08::2/64"))
@@ -244,6 +281,26 @@ def test_host_that_is_out_of_reach(lab: Lab) -> None:
         assert isinstance(outcome.error, JoinError)
         assert {(row.rank, row.seen_from) for row in outcome.error.rows} == {(1, 2)}
         assert 2.5 < outcome.seconds < 4.0 + PROMPT
+
+
+def test_rendezvous_that_goes_dark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has come, and whose port to the rendezvous dies while others are awaited: both
+    ends know soon after peer_timeout."""
+    for host in (1, 2, 3):
+        lab.host((0, f"10.7.0.{host}/24"))
+    welcome = hub.Hub._welcome
+
+    def welcome_and_blackhole(self: hub.Hub, *arguments: Any) -> None:
+        welcome(self, *arguments)
+        lab.blackhole(1, 0)
+
+    monkeypatch.setattr(hub.Hub, "_welcome", welcome_and_blackhole)
+    outcomes = lab.join(
+        "10.7.0.1", ranks=[0, 1], connect_timeout=50.0, peer_timeout=1.5, heartbeat=0.3
+    )
+    for rank, outcome in outcomes.items():
+        assert isinstance(outcome.error, JoinError)
+        assert (outcome.error.rank, outcome.seconds < 30.0) == (1 - rank, True), outcome
 
 
 def test_two_ports_in_one_subnet(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:

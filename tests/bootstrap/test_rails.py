@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 
 import pytest
 
+from ringcomm.bootstrap import unpaired
 from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair_all
 from ringcomm.errors import ConfigError
 
@@ -91,3 +93,41 @@ def test_a_shared_subnet_beats_the_version() -> None:
     addresses = meet(ours, theirs)
     assert addresses is not None
     assert str(addresses[1].address) == "fd00::2/64"
+
+
+def missing(ports: list[list[Port]], rank: int, hosts: str = "abc") -> list[str]:
+    """What rank's host says of its ports that lead nowhere."""
+    numbers = [hosts.index(host) for host in hosts]
+    offered = unpaired.Offered(ports, hosts, numbers)
+    return unpaired.sentences(offered, rank, pair_all(ports)[rank])
+
+
+def test_a_port_without_a_counterpart() -> None:
+    two = [port("10.0.0.1/24"), port("10.1.0.1/24")]
+    one = [port("10.0.0.2/24")]
+    assert missing([two, one], 0, "ab") == [
+        "host b (rank 1) has no port for rail 1 (eth 10.1.0.0/24 of host a (rank 0)): "
+        "this job uses 1 of 2 ports, 50% of the bandwidth, between the two"
+    ]
+    (there,) = missing([one, two], 0, "ab")
+    assert "host a (rank 0) has no port for rail 1 (eth 10.1.0.0/24 of host b (rank 1))" in there
+    assert missing([two, one, two], 0) == missing([two, one], 0, "ab")
+    assert missing([two, two, one], 1)[0].startswith("host c (rank 2) has no port for rail 1")
+    assert len(missing([one, two, two], 0)) == 2
+
+
+def test_ports_of_known_speeds() -> None:
+    fast = dataclasses.replace(port("10.0.0.1/24"), mbit_per_s=10000)
+    slow = dataclasses.replace(port("10.1.0.1/24"), mbit_per_s=2500)
+    (there,) = missing([[fast, slow], [port("10.1.0.2/24")]], 0, "ab")
+    assert "rail 0 (eth 10.0.0.0/24" in there
+    assert "1 of 2 ports, 20% of the bandwidth" in there
+
+
+def test_every_port_has_its_counterpart() -> None:
+    same = [port("10.0.0.1/24"), port("10.1.0.1/24")]
+    routed = [port("10.2.0.1/24"), port("10.3.0.1/24")]
+    assert missing([same, same], 0, "ab") == []
+    assert missing([same, routed], 0, "ab") == []
+    assert missing([same, same[::-1], same], 1, "aab") == []
+    assert missing([same, same[:1]], 0, "aa") == []  # two ranks of one host

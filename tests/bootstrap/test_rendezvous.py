@@ -1,12 +1,11 @@
-"""The carriers of the exchange: our hub, stores, MPI, a parent's gather."""
+"""The exchange over our own hub, and who may take part in it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,15 +13,18 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, identity, run_ranks
-from patience import PROMPT
+from patience import PATIENCE, PROMPT, until
 
-from ringcomm.bootstrap import member, rendezvous
+from ringcomm.bootstrap import hub, member, rendezvous
 from ringcomm.bootstrap.blobs import MAX_BYTES
+from ringcomm.bootstrap.handshake import Server
 from ringcomm.bootstrap.hub import HEADER
 from ringcomm.bootstrap.launch import Identity
-from ringcomm.bootstrap.rendezvous import GatherExchange, StoreExchange, mpi_exchange, open_tcp
+from ringcomm.bootstrap.rendezvous import open_tcp
 from ringcomm.bootstrap.report import JoinError
 from ringcomm.bootstrap.secret import Secret
+from ringcomm.bootstrap.sockets import peer_of
+from ringcomm.bootstrap.terms import Key, Role, Terms, job_hash
 from ringcomm.config import Config
 from ringcomm.errors import AuthenticationError, BootstrapError, ConfigError
 
@@ -212,6 +214,102 @@ def test_two_processes_claim_one_rank(port: int) -> None:
     assert refused[0].seconds < min(o.seconds for o in outcomes.values() if o is not refused[0])
 
 
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_two_processes_claim_rank_0(port: int, candidates: int) -> None:
+    """Whether the second finds another port, or none: both are told, and it at once."""
+    ports = tuple(range(port, port + candidates))
+    zero = Identity(0, 2, None, None, "127.0.0.1", ports, "env", "job")
+    outcomes = over_tcp(2, port, patience=4.0, who=lambda _: zero)
+    first, second = sorted(outcomes.values(), key=lambda o: -o.seconds)
+    assert isinstance(second.error, BootstrapError)
+    assert "two processes of this job say that they are rank 0" in str(second.error)
+    assert second.seconds < 3.5
+    assert rows(first) == [(0, "duplicate"), (1, "never came to the rendezvous")]
+    assert "another process of this job says that it is rank 0" in str(first.error)
+
+
+def test_rank_0_of_another_job_is_no_rival(port: int) -> None:
+    """It has the first of the ports that both would take."""
+
+    def who(rank: int) -> Identity:
+        ports, job = (port, port + 1), "other" if rank == 2 else "job"
+        return Identity(rank % 2, 2, None, None, "127.0.0.1", ports, "env", job)
+
+    other = threading.Thread(target=over_tcp, args=(1, port), kwargs={"who": lambda _: who(2)})
+    other.start()
+    assert until(lambda: _listens(port))
+    outcomes = over_tcp(2, port, who=who)
+    assert all(outcome.value == expected(2, 3) for outcome in outcomes.values())
+    other.join()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_member_that_resets_behind_its_proof(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 names it, and says nothing of its secret."""
+
+    def tune(sock: socket.socket) -> None:
+        assert until(lambda: peer_of(sock) == "a connection that has ended")
+
+    monkeypatch.setattr(hub, "tune", tune)
+
+    def call(rank: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        if rank == 0:
+            exchange = open_tcp(identity(0, 2, port), Config(), SECRET, deadline)
+            try:
+                exchange.allgather(b"x", deadline)
+            finally:
+                exchange.close()
+        else:
+            made = open_tcp(identity(1, 2, port), Config(), SECRET, deadline)
+            assert isinstance(made, member.Member)
+            made._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            made.close()
+
+    outcomes = run_ranks(call, range(2))
+    error = outcomes[0].error
+    assert isinstance(error, BootstrapError)
+    assert error.rank == 1
+    assert "authentication" not in str(error)
+    assert outcomes[1].error is None
+
+
+def test_hub_that_closes_behind_a_proof() -> None:
+    """What it meant is not known: it may have died."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        listener.settimeout(PATIENCE)
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    job = job_hash("test")
+                    server = Server(
+                        Key.derive(None, job), Terms(Role.RENDEZVOUS, job, 2, -1, 0)
+                    )
+                    while server.want != 32:
+                        sock.sendall(server.feed(sock.recv(server.want, socket.MSG_WAITALL)))
+                    sock.recv(32, socket.MSG_WAITALL)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(BootstrapError) as raised:
+            open_tcp(identity(1, 2, port), Config(), None, time.monotonic() + 0.7)
+        assert "authentication" not in str(raised.value)
+        assert "closed" in str(raised.value)
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()
+
+
 def test_world_sizes_that_differ(port: int) -> None:
     size = {0: 2, 1: 3}
     outcomes = over_tcp(2, port, patience=0.7, who=lambda r: identity(r, size[r], port))
@@ -342,182 +440,3 @@ def test_member_survives_a_broken_hub(answer: bytes) -> None:
         with pytest.raises(BootstrapError):
             exchange.allgather(b"x", time.monotonic() + 2)
         exchange.close()
-
-
-# -- stores --
-
-
-class FakeStore:
-    """torch's Store, as far as we use it."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.broken = False
-
-    def set(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
-        if self.broken:
-            raise RuntimeError("connection reset")
-        give_up = time.monotonic() + timeout.total_seconds()
-        while not all(key in self.values for key in keys):
-            if time.monotonic() > give_up:
-                raise RuntimeError("wait timeout")
-            time.sleep(0.001)
-
-
-def over_store(
-    make: Callable[[int], Any], world_size: int, ranks: list[int], patience: float
-) -> dict[int, Outcome]:
-    def call(rank: int) -> list[bytes]:
-        exchange = StoreExchange(make(rank), rank, world_size, prefix="test")
-        return rounds(exchange, rank, 3, patience)
-
-    return run_ranks(call, ranks)
-
-
-def test_store() -> None:
-    store = FakeStore()
-    outcomes = over_store(lambda _: store, 3, [0, 1, 2], 5.0)
-    assert all(o.value == expected(3, 3) for o in outcomes.values())
-    assert all(key.startswith("test/") for key in store.values)
-
-
-def test_store_with_missing_ranks() -> None:
-    store = FakeStore()
-    for outcome in over_store(lambda _: store, 4, [0, 2], 0.4).values():
-        assert rows(outcome) == [(1, "never came to the rendezvous"),
-                                 (3, "never came to the rendezvous")]  # fmt: skip
-        assert outcome.seconds < 0.4 + PROMPT
-
-
-def test_broken_store() -> None:
-    store = FakeStore()
-    store.broken = True
-    outcome = over_store(lambda _: store, 2, [0], 5.0)[0]
-    assert isinstance(outcome.error, BootstrapError)
-    assert "connection reset" in str(outcome.error)
-    assert outcome.seconds < 1
-
-
-# -- MPI and parents --
-
-
-class FakeRequest:
-    def __init__(self, barrier: threading.Barrier, finish: Callable[[], None]) -> None:
-        self._arrived = threading.Event()
-        self._finish = finish
-        threading.Thread(target=self._wait, args=(barrier,), daemon=True).start()
-
-    def _wait(self, barrier: threading.Barrier) -> None:
-        try:
-            barrier.wait(30)
-        except threading.BrokenBarrierError:
-            return
-        self._finish()
-        self._arrived.set()
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        return self._arrived.is_set()
-
-
-class FakeMpi:
-    """An mpi4py communicator whose ranks are threads."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self.lock = threading.Lock()
-        self.calls: dict[int, tuple[threading.Barrier, dict[int, Any]]] = {}
-
-    def rank(self, rank: int) -> Any:
-        shared, calls = self, 0
-
-        class Comm:
-            def Get_size(self) -> int:  # noqa: N802
-                return shared.world_size
-
-            def Iallgather(self, mine: bytearray, everyone: bytearray) -> FakeRequest:  # noqa: N802
-                nonlocal calls
-                calls += 1
-                assert isinstance(mine, bytearray)
-                assert len(everyone) == len(mine) * shared.world_size
-                with shared.lock:
-                    barrier, parts = shared.calls.setdefault(
-                        calls, (threading.Barrier(shared.world_size), {})
-                    )
-                    parts[rank] = mine
-
-                def finish() -> None:
-                    everyone[:] = b"".join(parts[r] for r in range(shared.world_size))
-
-                return FakeRequest(barrier, finish)
-
-        return Comm()
-
-
-def test_mpi() -> None:
-    mpi, before = FakeMpi(3), set(sys.modules)
-    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 3, 5.0), range(3))
-    assert all(o.value == expected(3, 3) for o in outcomes.values())
-    assert "mpi4py" not in set(sys.modules) - before
-
-
-def test_mpi_with_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_abandoned", [])
-    mpi = FakeMpi(3)
-    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 1, 0.3), [0, 1])
-    for outcome in outcomes.values():
-        assert isinstance(outcome.error, BootstrapError)
-        assert "not all 3 ranks" in str(outcome.error)
-        assert outcome.seconds < 1.5
-
-
-class Parent:
-    """A group of threads that can gather equal-sized parts."""
-
-    def __init__(self, world_size: int) -> None:
-        self._barrier = threading.Barrier(world_size)
-        self._parts: dict[int, bytes] = {}
-        self._world = world_size
-        self.rounds = 0
-
-    def gather(self, rank: int, part: bytes, seconds: float) -> bytes:
-        self._parts[rank] = part
-        self._barrier.wait(seconds)
-        everything = b"".join(self._parts[r] for r in range(self._world))
-        if self._barrier.wait(seconds) == 0:
-            self.rounds += 1
-        return everything
-
-
-def test_groups_of_a_parent() -> None:
-    """One group ends early, one rank is in none; the third is not held up."""
-    parent = Parent(5)
-    groups = {0: [3, 0], 3: [3, 0], 1: [1], 2: [2, 4], 4: [2, 4]}
-
-    def call(rank: int) -> list[bytes]:
-        exchange = GatherExchange(
-            lambda part, seconds: parent.gather(rank, part, seconds), groups[rank], 3, 5.0
-        )
-        try:
-            return rounds(exchange, rank, {1: 1}.get(rank, 3), 5.0)
-        finally:
-            exchange.close()
-
-    outcomes = run_ranks(call, range(5))
-    assert all(outcome.error is None for outcome in outcomes.values())
-    assert outcomes[0].value == outcomes[3].value
-    assert outcomes[0].value[:2] == [b"3.0" * 3001, b"0.0"]
-    assert outcomes[4].value[0] == b"2.0" * 2001
-    assert parent.rounds == 6  # of each of three rounds, the lengths and the content
-
-
-def test_impossible_sizes() -> None:
-    huge = struct.pack("<QQ", 1, 2**40)
-    exchange = GatherExchange(lambda part, seconds: huge, [0, 1])
-    with pytest.raises(BootstrapError, match="impossible sizes"):
-        exchange.allgather(b"x", time.monotonic() + 1)

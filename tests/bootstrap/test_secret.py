@@ -35,7 +35,7 @@ def test_no_source_no_secret() -> None:
 
 
 def test_order_of_sources(tmp_path: Path) -> None:
-    by_fd, by_file, by_variable = "x" * 40, "y" * 40, "z" * 40
+    by_fd, by_file, by_variable = (f"a secret {word}" * 4 for word in ("fd", "file", "variable"))
     file = write(tmp_path / "key", by_file)
     with open(write(tmp_path / "fd", by_fd), "rb") as stream:
         env = {secret_module.VARIABLE: by_variable}
@@ -126,11 +126,46 @@ def test_file_of_another_user(tmp_path: Path) -> None:
         load(Config(secret_file=path))
 
 
-@pytest.mark.parametrize("text", ["short", "00" * 31, "x" * 31])
+@pytest.mark.parametrize("text", ["short", HEX[:62], "xyz" * 10])
 def test_short_secret(text: str) -> None:
     with pytest.raises(ConfigError, match=r"at least 32.*python -m ringcomm keygen") as raised:
         parse(text.encode(), "RINGCOMM_SECRET")
     assert text not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HEX[:-1].encode(), "odd number of hexadecimal digits \\(63\\)"),
+        (HEX.encode() + b"7", "odd number"),
+        (HEX[:40].encode() + bytes(24), "not written to its end"),
+        (HEX.encode().replace(b"8", b"?"), "4 other characters"),
+        (HEX[:30].encode() + b"\n" + HEX[30:].encode(), "1 other character"),
+        (bytes(32), "one byte over and over"),
+        (b"00" * 32, "one byte over and over"),
+        (b"x" * 40, "one byte over and over"),
+    ],
+)
+def test_damaged_secret(text: bytes, words: str) -> None:
+    told = rf"the file.*{words}.*python -m ringcomm keygen"
+    with pytest.raises(ConfigError, match=told) as raised:
+        parse(text, "the file")
+    assert text.decode() not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "correct horse battery staple, and more",
+        "550e8400-e29b-41d4-a716-446655440000-6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+        "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=",
+        "faded facade, deaf babe: a bad decade",
+        HEX.upper(),
+        HEX + "0123",
+    ],
+)
+def test_passphrases_and_longer_keys(text: str) -> None:
+    assert len(parse(text.encode(), "x").material()) >= 32
 
 
 def test_empty_secret() -> None:

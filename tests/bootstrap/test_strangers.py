@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import logging
@@ -17,7 +18,14 @@ from patience import PATIENCE, PROMPT, until
 
 from ringcomm.bootstrap import acceptor as acceptor_module
 from ringcomm.bootstrap import sockets, strangers
-from ringcomm.bootstrap.acceptor import MAX_PENDING, Acceptor
+from ringcomm.bootstrap.acceptor import (
+    MAX_GREETED,
+    MAX_NEW,
+    NEW_PATIENCE,
+    NEW_PER_ADDRESS,
+    Acceptor,
+)
+from ringcomm.bootstrap.dialer import Dial, Target
 from ringcomm.bootstrap.handshake import Client, Server, run
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.bootstrap.rendezvous import open_tcp
@@ -79,7 +87,7 @@ def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
         welcomed.append(terms)
         sock.close()
 
-    served = Acceptor(loop, [listener], lambda: Server(KEY, TERMS), welcome)
+    served = Acceptor(loop, [listener], lambda _: Server(KEY, TERMS), welcome)
     address = listener.getsockname()
 
     def body() -> None:
@@ -100,7 +108,7 @@ def serving() -> Iterator[tuple[tuple[str, int], list[Terms], Acceptor]]:
 @pytest.fixture
 def enduring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is silent is not dropped in time for others to get in."""
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 60.0)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 60.0)
 
 
 def get_in(address: tuple[str, int], patience: float = PATIENCE) -> float:
@@ -123,20 +131,20 @@ def test_each_kind(stranger: Callable[[tuple[str, int]], None]) -> None:
             stranger(address)
         get_in(address)
         assert until(lambda: welcomed == [TERMS])
-        assert len(served._pending) <= MAX_PENDING
+        assert served.pending <= MAX_NEW
 
 
 def test_silent_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 0.3)
     with serving() as (address, _, served):
         with socket.create_connection(address) as silent:
             silent.settimeout(PATIENCE)
             assert silent.recv(1) == b""
-        assert until(lambda: served._pending == {})
+        assert until(lambda: served.pending == 0)
 
 
 def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 0.3)
     with serving() as (address, _, served), socket.create_connection(address) as sock:
         drops = iter(Client(KEY, TERMS).first())  # which last for much longer than PROMPT
 
@@ -149,19 +157,27 @@ def test_a_dripping_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
             return False
 
         assert until(is_dropped, PROMPT)
-        assert until(lambda: served._pending == {})
+        assert until(lambda: served.pending == 0)
+
+
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """Some thousand are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4000 and hard != resource.RLIM_INFINITY and hard < 4000:
+        pytest.skip("too few descriptors allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4000), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.usefixtures("enduring")
 def test_a_thousand_silent_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 2500:
-        if hard != resource.RLIM_INFINITY and hard < 2500:
-            pytest.skip("too few descriptors allowed")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2500, hard))
     crowd: list[socket.socket] = []
     try:
-        with serving() as (address, welcomed, served):
+        with many_descriptors(), serving() as (address, welcomed, served):
             for _ in range(1000):
                 sock = socket.socket()
                 sock.setblocking(False)
@@ -169,11 +185,10 @@ def test_a_thousand_silent_connections() -> None:
                 crowd.append(sock)
             assert get_in(address) < 2 * PROMPT
             assert until(lambda: welcomed == [TERMS])
-            assert len(served._pending) <= MAX_PENDING
+            assert served.pending <= MAX_NEW
     finally:
         for sock in crowd:
             sock.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.usefixtures("enduring")
@@ -227,6 +242,136 @@ def test_lane_listeners_among_strangers(port: int, monkeypatch: pytest.MonkeyPat
     for sock in held:
         sock.close()
     assert max(outcome.seconds for outcome in outcomes.values()) < PROMPT
+
+
+@contextlib.contextmanager
+def crowd(address: tuple[str, int], words: bytes, per_second: float = 500) -> Iterator[None]:
+    """Strangers from eight addresses, who say this and then wait, at a steady rate."""
+    stop = threading.Event()
+    held: collections.deque[socket.socket] = collections.deque(maxlen=2000)
+
+    def body() -> None:
+        began, made = time.perf_counter(), 0
+        while not stop.wait(0.002):
+            while made < (time.perf_counter() - began) * per_second:
+                sock = socket.socket()
+                sock.setblocking(False)
+                sock.bind((f"127.0.0.{2 + made % 8}", 0))
+                sock.connect_ex(address)
+                with contextlib.suppress(OSError):
+                    sock.send(words)
+                if len(held) == held.maxlen:
+                    held[0].close()
+                held.append(sock)
+                made += 1
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        assert until(lambda: len(held) > 500)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for sock in held:
+            sock.close()
+
+
+CROWDS = {
+    "one byte": b"R",
+    "public bytes": b"RCOMMhi\n\1\0",
+    "a recorded HELLO": Client(KEY, TERMS).first(),
+    "a wrong proof": Client(KEY, TERMS).first() + bytes(32),
+}
+
+
+@pytest.mark.parametrize("words", CROWDS.values(), ids=CROWDS)
+def test_a_crowd_keeps_nobody_out(words: bytes) -> None:
+    with many_descriptors(), serving() as (address, welcomed, served), crowd(address, words):
+        for number in range(1, 4):
+            get_in(address, PROMPT)
+            assert until(lambda n=number: welcomed == [TERMS] * n)
+            assert served.pending <= MAX_NEW + MAX_GREETED
+
+
+def held_by(address: tuple[str, int], count: int, words: bytes = b"") -> list[socket.socket]:
+    """Connections from one address, which stay."""
+    found = []
+    for _ in range(count):
+        sock = socket.create_connection(address)
+        sock.sendall(words)
+        found.append(sock)
+    return found
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other end has hung up."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.usefixtures("enduring")
+def test_an_address_has_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a whole HELLO; the oldest gives way at once."""
+    monkeypatch.setattr(acceptor_module, "CROWDED_PATIENCE", 60.0)
+    with serving() as (address, _, served):
+        held = held_by(address, NEW_PER_ADDRESS + 12, b"RCOMM")
+        assert until(lambda: sum(map(is_closed, held)) == 12)
+        assert [is_closed(sock) for sock in held] == [True] * 12 + [False] * NEW_PER_ADDRESS
+        assert served.pending == NEW_PER_ADDRESS
+        for sock in held:
+            sock.close()
+
+
+def test_who_says_nothing_goes_at_once_where_others_wait() -> None:
+    with serving() as (address, _, served):
+        held = held_by(address, NEW_PER_ADDRESS)
+        began = time.monotonic()
+        assert until(lambda: served.pending < NEW_PER_ADDRESS, NEW_PATIENCE)
+        assert time.monotonic() - began < NEW_PATIENCE
+        for sock in held:
+            sock.close()
+
+
+def test_a_recorded_hello_holds_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PATIENCE", 0.3)
+    with serving() as (address, _, served):
+        held = held_by(address, 50, Client(KEY, TERMS).first())
+        assert until(lambda: served.pending == 50 or is_closed(held[0]))
+        assert until(lambda: served.pending == 0)
+        for sock in held:
+            sock.close()
+
+
+def test_a_dialer_keeps_its_place_in_the_queue() -> None:
+    """Strangers may be before it: it stays for as long as there is time."""
+    listener = sockets.listen("127.0.0.1")
+    loop, connected = Loop(), []
+    target = Target("127.0.0.1", listener.getsockname()[1])
+    dial = Dial(loop, target, lambda _: Client(KEY, TERMS), lambda _, sock: connected.append(sock))
+    try:
+        loop.run(lambda: dial.shaking, time.monotonic() + PATIENCE)
+        first = dial._sock
+        loop._timers = [(0.0, order, timer) for _, order, timer in loop._timers]  # much later
+        loop.catch_up()
+        assert dial._sock is first
+        assert dial.state == "connected, but no answer to the handshake"
+        acceptor = Acceptor(
+            loop, [listener], lambda _: Server(KEY, TERMS), lambda sock, _: sock.close()
+        )
+        assert loop.run(lambda: bool(connected), time.monotonic() + PATIENCE)
+        assert connected == [first]
+        acceptor.close()
+    finally:
+        dial.stop()
+        loop.close()
+        for sock in [listener, *connected]:
+            sock.close()
 
 
 def test_accept_errors_pause_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +439,16 @@ def test_one_line_per_address_and_minute(caplog: pytest.LogCaptureFixture) -> No
     assert "499 more" in caplog.records[-1].getMessage()
 
 
-def test_the_log_does_not_grow() -> None:
+def test_the_log_does_not_grow(caplog: pytest.LogCaptureFixture) -> None:
+    """However many addresses there are: those that find no room share a line."""
+    caplog.set_level(logging.INFO, "ringcomm")
     log = StrangerLog()
-    for number in range(5000):
-        log.note(f"2001:db8::{number:x}", "not ringcomm")
+    for _ in range(2):
+        for number in range(3000):
+            log.note(f"2001:db8::{number:x}", "not ringcomm")
     assert len(log._seen) <= 256
+    assert len(caplog.records) <= 256
+    for entry in log._seen.values():
+        entry[0] -= 61.0
+    log.note("2001:db8::1:1", "not ringcomm")
+    assert "2001:db8::1:1" in caplog.records[-1].getMessage()

@@ -62,7 +62,7 @@ static inline int check_stream(const uint8_t *bytes, size_t n)
         uint32_t crc;
         if (!CHECK_EQ(frame_decode(bytes + at, EPOCH, MAX_LENGTH, &h, &crc, NULL), RC_OK) ||
             !CHECK(at + FRAME_HEADER_BYTES + h.length <= n) ||
-            !CHECK(frame_check(bytes + at, bytes + at + FRAME_HEADER_BYTES, h.length, crc)))
+            !CHECK(frame_check(bytes + at + FRAME_HEADER_BYTES, h.length, crc)))
             return frames;
         CHECK_EQ(h.seq, frames);
         frames++;

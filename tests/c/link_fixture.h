@@ -91,8 +91,10 @@ static void drop(frame_queue *q)
 static void close_fixture(fixture *f)
 {
     drop(&f->link.queue);
-    drop(&f->link.held[0]);
-    drop(&f->link.held[1]);
+    for (int send = 0; send < 2; send++)
+        while (held_first(&f->link.held, send) != NULL)
+            free(held_pop(&f->link.held, send));
+    held_destroy(&f->link.held);
     tags_destroy(&f->link.told);
     for (int i = 0; i < f->link.lane_count; i++)
         lane_close(f->lanes[i]);

@@ -18,6 +18,7 @@ typedef struct stage {
     rc_comm *comm; /* the rank under test */
     int rank, world_size, lanes;
     int far[WORLD_MAX][PEER_MAX_LANES]; /* by peer */
+    int ports;                          /* the kernel's end of its netlink socket, or -1 */
 } stage;
 
 typedef struct stage_options {
@@ -25,13 +26,36 @@ typedef struct stage_options {
     uint32_t heartbeat_ms, peer_timeout_ms; /* 0: a minute, so that neither shows */
     uint32_t segment_bytes;                 /* 0: PEER_SEGMENT */
     int tcp;                                /* 1: connections over the loopback */
+    int rails; /* 1: each lane is a rail of its own, named, and its port is watched (PEER_PORT) */
 } stage_options;
+
+/* Index of the first rail's port. */
+enum { PEER_PORT = 70 };
+
+static inline void stage_name_rails(stage *s, int peer)
+{
+    for (int rail = 0; rail < s->lanes; rail++) {
+        char here[64], there[64];
+        snprintf(here, sizeof here, "eth%d 10.%d.0.%d on a", rail, rail, s->rank);
+        snprintf(there, sizeof there, "eth%d 10.%d.0.%d on b", rail, rail, peer);
+        CHECK_EQ(rc_comm_name_rail(s->comm, peer, rail, PEER_PORT + rail, here, there), RC_OK);
+    }
+}
+
+static inline void stage_watch_ports(stage *s)
+{
+    int pair[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    CHECK_EQ(rc_comm_watch_ports(s->comm, pair[0]), RC_OK);
+    s->ports = pair[1];
+}
 
 static inline stage stage_open(stage_options o)
 {
     stage s = {.rank = o.rank,
                .world_size = o.world_size ? o.world_size : 2,
-               .lanes = o.lanes ? o.lanes : 1};
+               .lanes = o.lanes ? o.lanes : 1,
+               .ports = -1};
     rc_comm_config config;
     rc_comm_config_init(&config);
     config.rank = s.rank;
@@ -42,13 +66,18 @@ static inline stage stage_open(stage_options o)
     config.peer_timeout_ms = o.peer_timeout_ms ? o.peer_timeout_ms : 60000;
     CHECK_EQ(rc_engine_create(&s.engine, NULL), RC_OK);
     CHECK_EQ(rc_comm_create(&s.comm, s.engine, &config), RC_OK);
-    for (int peer = 0; peer < s.world_size; peer++)
+    for (int peer = 0; peer < s.world_size; peer++) {
         for (int i = 0; i < s.lanes && peer != s.rank; i++) {
             int pair[2];
             lane_pair(&(world_options){.tcp = o.tcp}, pair);
-            CHECK_EQ(rc_comm_add_lane(s.comm, peer, 0, pair[0], 0.0), RC_OK);
+            CHECK_EQ(rc_comm_add_lane(s.comm, peer, o.rails ? i : 0, pair[0], 0.0), RC_OK);
             s.far[peer][i] = pair[1];
         }
+        if (o.rails && peer != s.rank)
+            stage_name_rails(&s, peer);
+    }
+    if (o.rails)
+        stage_watch_ports(&s);
     CHECK_EQ(rc_comm_start(s.comm), RC_OK);
     return s;
 }
@@ -62,6 +91,8 @@ static inline void stage_close(stage *s)
         for (int i = 0; i < s->lanes && peer != s->rank; i++)
             if (s->far[peer][i] >= 0)
                 close(s->far[peer][i]);
+    if (s->ports >= 0)
+        close(s->ports);
 }
 
 static inline void hang_up(stage *s, int peer)
@@ -138,7 +169,7 @@ static inline int watch_frame(int fd, frame_header *h, uint8_t *payload)
         return 0;
     if (!CHECK(watch_bytes(fd, payload, h->length)))
         return 0;
-    return CHECK(frame_check(wire, payload, h->length, crc));
+    return CHECK(frame_check(payload, h->length, crc));
 }
 
 /* Skips to the next frame of a type. */
@@ -147,7 +178,8 @@ static inline int watch_for(int fd, frame_type type, frame_header *h, uint8_t *p
     while (watch_frame(fd, h, payload))
         if (h->type == type)
             return 1;
-    return CHECK(!"the stream ended before the frame came");
+    CHECK_NOTE("  the stream ended before a frame of type %d came\n", (int)type);
+    return CHECK(0);
 }
 
 /* ---- what it has read, and time ---- */
@@ -181,6 +213,29 @@ static inline void pass_time(stage *s, uint64_t until)
     engine_unlock(s->engine);
 }
 
+/* The timers run; 1 if all is well afterwards. */
+static inline int look(stage *s, uint64_t now)
+{
+    rc_error error;
+    engine_lock(s->engine);
+    comm_tick(&s->comm->member, now);
+    engine_unlock(s->engine);
+    rc_comm_error(s->comm, &error);
+    return error.code == RC_OK;
+}
+
+/* A lane of the rank under test to rank 1. */
+static inline lane *lane_of(const stage *s, int index)
+{
+    return s->comm->env.links[1]->lanes[index];
+}
+
+static inline void expect_text(const rc_error *error, const char *text)
+{
+    if (!CHECK(strstr(error->message, text) != NULL))
+        CHECK_NOTE("the error is: %s\n", error->message);
+}
+
 /* The rank under test says why it fails, whatever it was sending before. */
 static inline void expect_abort(int fd, rc_result code, int rank)
 {
@@ -189,7 +244,8 @@ static inline void expect_abort(int fd, rc_result code, int rank)
     rc_error error;
     if (!watch_for(fd, FRAME_ABORT, &h, payload))
         return;
-    frame_abort_decode(payload, h.length, &error);
+    int origin;
+    frame_abort_decode(payload, h.length, &error, &origin);
     CHECK_EQ(error.code, code);
     CHECK_EQ(error.rank, rank);
 }

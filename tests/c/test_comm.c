@@ -298,6 +298,55 @@ static void counters_add_up(void)
     world_close(w);
 }
 
+/* What a communicator has counted for one work, and nothing else, is what the work says. */
+static void check_figures(rc_comm *comm, rc_work *work)
+{
+    rc_comm_stats all;
+    rc_work_stats own;
+    uint64_t wire = 0;
+    rc_comm_stats_get(comm, &all);
+    rc_work_stats_get(work, &own);
+    for (int rail = 0; rail < 8; rail++)
+        wire += own.rail_bytes[rail];
+    CHECK_EQ(own.sent_bytes, all.payload_bytes - all.shared_bytes);
+    CHECK_EQ(own.shared_bytes, all.shared_bytes);
+    CHECK(wire > own.sent_bytes && wire <= all.wire_bytes);
+    CHECK(own.rail_bytes[0] > 0 && own.rail_bytes[1] > 0);
+    CHECK(own.submitted_ns > 0 && own.submitted_ns <= own.started_ns);
+    CHECK(own.started_ns <= own.finished_ns);
+}
+
+static void figures_of_a_work(world_options options)
+{
+    enum { COUNT = 300000 };
+    static float data[4][COUNT];
+    world *w = world_open(options);
+    rc_work *works[4];
+    rc_work_stats early;
+    for (int rank = 0; rank < w->size; rank++) {
+        rc_call call = small_call(RC_ALLREDUCE, data[rank], COUNT);
+        works[rank] = submit(w->comms[rank], &call);
+        rc_work_stats_get(works[0], &early);
+        CHECK(early.submitted_ns > 0);
+        CHECK(rank > 0 || (early.finished_ns == 0 && early.sent_bytes == 0));
+    }
+    for (int rank = 0; rank < w->size; rank++)
+        CHECK_EQ(rc_work_wait(works[rank], 30000), RC_OK);
+    for (int rank = 0; rank < w->size; rank++) {
+        check_figures(w->comms[rank], works[rank]);
+        rc_work_free(works[rank]);
+    }
+    world_close(w);
+}
+
+static void works_know_what_they_have_moved(void)
+{
+    figures_of_a_work((world_options){.size = 2, .rails = 2, .segment_bytes = 4096});
+    figures_of_a_work((world_options){.size = 4, .rails = 2, .segment_bytes = 4096, .threads = 2});
+    figures_of_a_work(
+        (world_options){.size = 4, .rails = 2, .segment_bytes = 4096, .hosts = 2, .memory = 1});
+}
+
 static void identical_bits_on_every_rank(void)
 {
     enum { COUNT = 30011 };
@@ -346,6 +395,7 @@ int main(void)
         {"small_send_behind_a_waiting_collective", small_send_behind_a_waiting_collective},
         {"small_collective_behind_a_waiting_send", small_collective_behind_a_waiting_send},
         {"counters_add_up", counters_add_up},
+        {"works_know_what_they_have_moved", works_know_what_they_have_moved},
         {"identical_bits_on_every_rank", identical_bits_on_every_rank},
         {"nothing_leaks", nothing_leaks},
     };

@@ -171,14 +171,44 @@ static void bytes_that_are_no_frame(void)
     bytes_fail("GET / HTTP/1.1\r\nHost: example.invalid\r\nAccept: */*\r\n\r\n", 53, "starts with");
     memcpy(wire + FRAME_HEADER_BYTES, theirs, PEER_SEGMENT);
     frame_encode(wire, &h, theirs);
-    wire[2] = 9;
-    bytes_fail(wire, sizeof wire, "version 9");
-    wire[2] = 1;
-    wire[44] ^= 1;
-    bytes_fail(wire, sizeof wire, "CRC32C");
-    wire[44] ^= 1;
+    wire[2] ^= 9;
+    bytes_fail(wire, sizeof wire, "version 11");
+    wire[2] ^= 9;
     wire[sizeof wire - 1] ^= 0x80;
-    bytes_fail(wire, sizeof wire, "CRC32C");
+    bytes_fail(wire, sizeof wire, "the payload of a frame arrived damaged");
+}
+
+/* One bit of a header, before the payload has come: it is said at once that the header is damaged,
+ * on which lane, and to the peer, whatever the bit made of it. */
+static void flip_header_bit(size_t bit, int early)
+{
+    stage s = stage_open((stage_options){.lanes = 2});
+    rc_call call = receive_call();
+    rc_work *work = early ? NULL : submit(s.comm, &call);
+    uint8_t wire[FRAME_HEADER_BYTES];
+    frame_header h = data_header(&call, 0);
+    rc_error error;
+    h.length = 1024; /* so that each bit of it leads to a length that may be, or to none */
+    frame_encode(wire, &h, theirs);
+    wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    play_bytes(s.far[1][1], wire, sizeof wire);
+    expect_abort(s.far[1][1], RC_PROTOCOL, 1);
+    rc_comm_error(s.comm, &error);
+    int named = CHECK_EQ(error.code, RC_PROTOCOL) & CHECK_EQ(error.rank, 1) &
+                CHECK_EQ(error.rail, 0) & CHECK_EQ(error.lane, 1) &
+                CHECK(strstr(error.message, "on lane 1 of rail 0 from rank 1 to rank 0 the header "
+                                            "of a frame arrived damaged") != NULL);
+    if (!named)
+        CHECK_NOTE("bit %zu, early %d: %s\n", bit, early, error.message);
+    rc_work_free(work);
+    stage_close(&s);
+}
+
+static void every_flipped_header_bit_is_said(void)
+{
+    for (int early = 0; early < 2; early++)
+        for (size_t bit = 0; bit < (size_t)8 * FRAME_HEADER_BYTES; bit++)
+            flip_header_bit(bit, early);
 }
 
 /* ---- exactly once ---- */
@@ -347,14 +377,16 @@ static void consumption_is_told(void)
 
 /* ---- aborts ---- */
 
-static void play_abort(int fd, uint32_t code, int32_t rank, const char *text)
+static void play_abort(int fd, uint32_t code, int32_t rank, int32_t origin, const char *text)
 {
     uint8_t payload[FRAME_TEXT_BYTES] = {(uint8_t)code, (uint8_t)(code >> 8)};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         payload[4 + i] = (uint8_t)((uint32_t)rank >> 8 * i);
-    memcpy(payload + 16, text, strlen(text));
+        payload[16 + i] = (uint8_t)((uint32_t)origin >> 8 * i);
+    }
+    memcpy(payload + 20, text, strlen(text));
     frame_header h = control_header(FRAME_ABORT, 0);
-    h.length = 16 + (uint32_t)strlen(text);
+    h.length = 20 + (uint32_t)strlen(text);
     play(fd, h, payload);
 }
 
@@ -364,7 +396,7 @@ static void aborted_with(uint32_t code, int32_t rank, rc_result want, int want_r
     rc_call call = receive_call();
     rc_work *work = submit(s.comm, &call);
     rc_error error;
-    play_abort(s.far[2][0], code, rank, "it went \x1b[31mwrong");
+    play_abort(s.far[2][0], code, rank, 2, "it went \x1b[31mwrong");
     CHECK_EQ(outcome(work, &error), want);
     CHECK_EQ(error.rank, want_rank);
     CHECK(strcmp(error.message, "it went ?[31mwrong") == 0);
@@ -383,6 +415,62 @@ static void aborts_are_raised_and_passed_on(void)
     aborted_with(RC_PROTOCOL, 3, RC_PROTOCOL, 2); /* no such rank: who says so */
     aborted_with(RC_PROTOCOL, INT32_MIN, RC_PROTOCOL, 2);
     aborted_with(RC_MISMATCH, 0, RC_MISMATCH, 2); /* each side names the other */
+}
+
+/* Ranks 0 and 3 differ, and rank 0 hears of it by rank 1, or 2 by rank 1. */
+static void a_mismatch_names_who_differs(void)
+{
+    static const struct {
+        int32_t rank, origin, want;
+    } cases[] = {{0, 3, 3}, {2, 3, 2}, {0, 99, 1}, {0, -5, 1}, {0, 0, 1}};
+    for (size_t i = 0; i < CHECK_COUNT(cases); i++) {
+        stage s = stage_open((stage_options){.world_size = 4});
+        rc_call call = receive_call();
+        rc_work *work = submit(s.comm, &call);
+        rc_error error;
+        uint8_t payload[PEER_SEGMENT];
+        frame_header h;
+        int origin;
+        play_abort(s.far[1][0], RC_MISMATCH, cases[i].rank, cases[i].origin, "ranks differ");
+        CHECK_EQ(outcome(work, &error), RC_MISMATCH);
+        CHECK_EQ(error.rank, cases[i].want);
+        if (CHECK(watch_for(s.far[2][0], FRAME_ABORT, &h, payload))) { /* it passes that on */
+            frame_abort_decode(payload, h.length, &error, &origin);
+            CHECK_EQ(error.rank, cases[i].want);
+            CHECK_EQ(origin, cases[i].origin == 3 ? 3 : 1);
+        }
+        rc_work_free(work);
+        stage_close(&s);
+    }
+}
+
+/* It is no news to a rank that it has not called something. */
+static void a_late_rank_is_told_who_gave_up(void)
+{
+    static const struct {
+        int32_t rank;
+        int called;
+        const char *text;
+    } cases[] = {{0, 1, "rank 2 gave up waiting for this rank, and said: \"rank 0, 3 has not"},
+                 {3, 1, "rank 2 gave up waiting for this rank, and said: \"rank 0, 3 has not"},
+                 {3, 0, "rank 0, 3 has not"},
+                 {-1, 1, "rank 0, 3 has not"}};
+    for (size_t i = 0; i < CHECK_COUNT(cases); i++) {
+        stage s = stage_open((stage_options){.world_size = 4});
+        rc_call call = small_call(RC_BARRIER, NULL, 0);
+        rc_error error;
+        if (cases[i].called)
+            play(s.far[2][0], control_header(FRAME_HEARTBEAT, 1), NULL);
+        play_abort(s.far[2][0], RC_TIMEOUT, cases[i].rank, 2, "rank 0, 3 has not called it");
+        expect_abort(s.far[1][0], RC_TIMEOUT, cases[i].rank);
+        rc_work *work = submit(s.comm, &call);
+        CHECK_EQ(outcome(work, &error), RC_TIMEOUT);
+        CHECK_EQ(error.rank, cases[i].rank);
+        if (!CHECK(strncmp(error.message, cases[i].text, strlen(cases[i].text)) == 0))
+            fprintf(stderr, "the error is: %s\n", error.message);
+        rc_work_free(work);
+        stage_close(&s);
+    }
 }
 
 /* ---- correct frames ---- */
@@ -464,6 +552,7 @@ int main(void)
         {"headers_out_of_bounds", headers_out_of_bounds},
         {"early_frames_are_judged_later", early_frames_are_judged_later},
         {"bytes_that_are_no_frame", bytes_that_are_no_frame},
+        {"every_flipped_header_bit_is_said", every_flipped_header_bit_is_said},
         {"segment_twice", segment_twice},
         {"data_for_what_is_over", data_for_what_is_over},
         {"late_word_of_another_collective", late_word_of_another_collective},
@@ -472,6 +561,8 @@ int main(void)
         {"empty_frames_use_credit", empty_frames_use_credit},
         {"consumption_is_told", consumption_is_told},
         {"aborts_are_raised_and_passed_on", aborts_are_raised_and_passed_on},
+        {"a_mismatch_names_who_differs", a_mismatch_names_who_differs},
+        {"a_late_rank_is_told_who_gave_up", a_late_rank_is_told_who_gave_up},
         {"receive_however_it_comes", receive_however_it_comes},
         {"broadcast_seen_from_the_wire", broadcast_seen_from_the_wire},
         {"nothing_leaks", nothing_leaks},

@@ -1,6 +1,5 @@
-/* test_comm_timers.c - deadlines, heartbeats, silence and idle memory. Times are some tens of
- * milliseconds, and what is checked from above is only that they are not minutes; or they pass at
- * the test's word (peer.h), where a thread that is held up would be taken for a silent peer.
+/* test_comm_timers.c - deadlines and idle memory. Times are some tens of milliseconds, and what is
+ * checked from above is only that they are not minutes.
  */
 #include "../../csrc/base/clock.h"
 #include "peer.h"
@@ -120,152 +119,7 @@ static void deadlines_end_with_the_work(void)
     world_close(w);
 }
 
-/* ---- heartbeats ---- */
-
-static void idle_lanes_beat(void)
-{
-    stage s = stage_open((stage_options){.world_size = 3, .lanes = 2, .heartbeat_ms = 20});
-    rc_call call = small_call(RC_BROADCAST, data[0], 0);
-    expect_done(submit(s.comm, &call)); /* called, and over */
-    for (int peer = 1; peer < 3; peer++)
-        for (int i = 0; i < 2; i++)
-            for (int beats = 0; beats < 3; beats++) {
-                uint8_t payload[PEER_SEGMENT];
-                frame_header h;
-                if (!watch_for(s.far[peer][i], FRAME_HEARTBEAT, &h, payload))
-                    break;
-                CHECK(h.seq <= 1);
-                CHECK_EQ(h.length, 0);
-                CHECK(beats < 2 || h.seq == 1);
-            }
-    stage_close(&s);
-}
-
-static void silent_peer_is_lost(void)
-{
-    stage s = stage_open((stage_options){.heartbeat_ms = 20, .peer_timeout_ms = 300});
-    rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
-    rc_work *work = submit(s.comm, &call);
-    rc_error error;
-    CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
-    CHECK_EQ(error.rank, 1);
-    CHECK(strstr(error.message, "rank 1 has given no sign of life for ") != NULL);
-    CHECK(error.elapsed_s >= 0.29);
-    rc_work_free(work);
-    stage_close(&s);
-}
-
-static void silence_is_told_from_signs_of_life(void)
-{
-    enum { LIMIT_MS = 5000 };
-    stage s = stage_open((stage_options){.world_size = 3, .peer_timeout_ms = LIMIT_MS});
-    rc_call call = small_call(RC_ALLREDUCE, data[0], 10);
-    rc_work *work = submit(s.comm, &call);
-    usleep(2000);
-    play(s.far[1][0], control_header(FRAME_HEARTBEAT, 0), NULL);
-    uint64_t beat = wait_until_read(&s, 1, 0, FRAME_HEADER_BYTES);
-    pass_time(&s, beat + LIMIT_MS * CLOCK_MS);
-    rc_error error;
-    CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
-    CHECK_EQ(error.rank, 2);
-    CHECK(strstr(error.message, "rank 2 has given no sign of life for 5.0 s") != NULL);
-    rc_work_free(work);
-    expect_abort(s.far[1][0], RC_PEER_LOST, 2);
-    stage_close(&s);
-}
-
-/* A peer's sign of life lasts for its time, and not for longer. */
-static void expect_life_until(stage *s, uint64_t last)
-{
-    rc_error error;
-    pass_time(s, last);
-    rc_comm_error(s->comm, &error);
-    CHECK_EQ(error.code, RC_OK);
-    pass_time(s, last + 1);
-    rc_comm_error(s->comm, &error);
-    CHECK_EQ(error.code, RC_PEER_LOST);
-}
-
-/* However little of a payload comes at a time. */
-static void slow_peer_is_not_lost(void)
-{
-    enum { LENGTH = 32768, FIRST = 4000, PART = 100, LIMIT_MS = 60000 };
-    stage s = stage_open((stage_options){
-        .heartbeat_ms = 20, .peer_timeout_ms = LIMIT_MS, .segment_bytes = LENGTH, .tcp = 1});
-    rc_call call = small_call(RC_BROADCAST, NULL, LENGTH / sizeof(float));
-    uint8_t wire[FRAME_HEADER_BYTES + LENGTH] = {0};
-    frame_header h = data_header(&call, 0);
-    h.length = LENGTH;
-    frame_encode(wire, &h, wire + FRAME_HEADER_BYTES);
-    play_bytes(s.far[1][0], wire, FIRST);
-    uint64_t before = wait_until_read(&s, 1, 0, FIRST), last = before;
-    for (size_t at = FIRST; at < FIRST + 24 * PART && last > 0; at += PART) {
-        play_bytes(s.far[1][0], wire + at, PART);
-        last = wait_until_read(&s, 1, 0, at + PART);
-    }
-    CHECK(last > before);
-    expect_life_until(&s, last + LIMIT_MS * CLOCK_MS);
-    stage_close(&s);
-}
-
-/* One lane's sign of life is enough, whatever the frame. */
-static void any_lane_shows_life(void)
-{
-    enum { LIMIT_MS = 60000 };
-    for (int lane = 0; lane < 2; lane++) {
-        stage s = stage_open((stage_options){.lanes = 2, .peer_timeout_ms = LIMIT_MS});
-        rc_call other = small_call(RC_ALLREDUCE, data[0], 10);
-        frame_header h = control_header(FRAME_CALL, 0);
-        h.fingerprint = fingerprint_of(&other);
-        usleep(2000);
-        play(s.far[1][lane], h, NULL);
-        uint64_t last = wait_until_read(&s, 1, lane, FRAME_HEADER_BYTES);
-        expect_life_until(&s, last + LIMIT_MS * CLOCK_MS);
-        stage_close(&s);
-    }
-}
-
-static int all_lanes_beat(world *w, uint64_t beats)
-{
-    for (int rank = 0; rank < 3; rank++) {
-        rc_lane_stats lanes[4];
-        CHECK_EQ(rc_comm_lane_stats(w->comms[rank], lanes, 4), 4);
-        for (int i = 0; i < 4; i++)
-            if (lanes[i].received_frames < beats)
-                return 0;
-    }
-    return 1;
-}
-
-static void idle_ranks_keep_each_other(void)
-{
-    world *w = world_open((world_options){
-        .size = 3, .engines = 1, .lanes = 2, .heartbeat_ms = 20, .peer_timeout_ms = WORLD_LONG_MS});
-    uint64_t give_up = clock_ns() + WORLD_LONG_MS * CLOCK_MS;
-    while (!all_lanes_beat(w, 20) && clock_ns() < give_up)
-        usleep(5000);
-    CHECK(all_lanes_beat(w, 20));
-    rc_call call = small_call(RC_BARRIER, NULL, 0);
-    rc_work *works[3];
-    for (int rank = 0; rank < 3; rank++)
-        works[rank] = submit(w->comms[rank], &call);
-    for (int rank = 0; rank < 3; rank++)
-        expect_done(works[rank]);
-    world_close(w);
-}
-
-/* A peer that has said goodbye owes no heartbeat. */
-static void departed_peer_is_not_missed(void)
-{
-    stage s = stage_open((stage_options){0});
-    play(s.far[1][0], control_header(FRAME_GOODBYE, 0), NULL);
-    uint64_t left = wait_until_read(&s, 1, 0, FRAME_HEADER_BYTES);
-    pass_time(&s, left + 5 * s.comm->config.peer_timeout_ms * CLOCK_MS);
-    rc_error error;
-    rc_comm_error(s.comm, &error);
-    CHECK_EQ(error.code, RC_OK);
-    stage_close(&s);
-}
+/* ---- idle memory ---- */
 
 /* A group that is done with a large tensor does not sit on its buffers. Here time passes in leaps,
  * over each of which the peer's silence is forgiven. */
@@ -302,13 +156,6 @@ int main(void)
         {"waiting_is_no_deadline", waiting_is_no_deadline},
         {"earliest_deadline_counts", earliest_deadline_counts},
         {"deadlines_end_with_the_work", deadlines_end_with_the_work},
-        {"idle_lanes_beat", idle_lanes_beat},
-        {"silent_peer_is_lost", silent_peer_is_lost},
-        {"silence_is_told_from_signs_of_life", silence_is_told_from_signs_of_life},
-        {"slow_peer_is_not_lost", slow_peer_is_not_lost},
-        {"any_lane_shows_life", any_lane_shows_life},
-        {"idle_ranks_keep_each_other", idle_ranks_keep_each_other},
-        {"departed_peer_is_not_missed", departed_peer_is_not_missed},
         {"idle_buffers_go", idle_buffers_go},
     };
     return check_run(tests, CHECK_COUNT(tests));

@@ -6,7 +6,14 @@
 #include "../../csrc/base/crc32c.h"
 #include "check.h"
 
-enum { FOLDED = 64 * 128 + 3 * 64 * 40, SIZE = 3 * FOLDED + 3 * 256 + 100 };
+/* Bytes that the methods by vectors take at a time, of long data and of short; lengths from 0. */
+enum {
+    FOLDED = 64 * 128 + 3 * 64 * 40,
+    WIDE = 32 * 256 + 3 * 32 * 40,
+    STRIDE = 512,
+    SHORT = 3 * STRIDE,
+    SIZE = 3 * FOLDED + 3 * 256 + 100
+};
 
 static unsigned char bytes[SIZE];
 
@@ -62,18 +69,33 @@ static void published_values(void)
     expect(block, sizeof block, 0x113fdb5cu);
 }
 
-/* Lengths around every change of method: words, short blocks, long blocks, folded parts. */
-static void every_length_and_alignment(void)
+/* The checksums of all lengths from one place on cost the reference no more than the longest. */
+static void expect_lengths(const unsigned char *data, size_t most, size_t step)
 {
-    static const size_t around[] = {
-        64, 256, 3 * 256, 6 * 256, 3 * 4096, FOLDED, FOLDED + 3 * 256, 2 * FOLDED, SIZE - 24};
+    uint32_t want = 0;
+    for (size_t n = 0; n <= most; n += step) {
+        expect_after(0, data, n, want);
+        want = reference(want, data + n, step);
+    }
+}
+
+static void every_short_length_at_every_alignment(void)
+{
+    for (size_t offset = 0; offset < 64; offset++)
+        expect_lengths(bytes + offset, offset % 16 ? STRIDE : SHORT, 1);
+}
+
+/* Lengths around every change of method: words, blocks, strides, folded parts. */
+static void long_lengths(void)
+{
+    static const size_t around[] = {3 * 4096,        WIDE,       WIDE + STRIDE,  2 * WIDE,
+                                    2 * WIDE + 64,   3 * WIDE,   FOLDED,         FOLDED + 3 * 256,
+                                    FOLDED + STRIDE, 2 * FOLDED, 2 * FOLDED + 64};
     for (size_t i = 0; i < CHECK_COUNT(around); i++)
-        for (size_t n = around[i] - 17; n <= around[i] + 17; n++)
-            for (size_t offset = 0; offset < 8; offset += i < 3 ? 1 : 3)
+        for (size_t n = around[i] - 9; n <= around[i] + 9; n++)
+            for (size_t offset = 0; offset < 8; offset += 3)
                 expect_after(0, bytes + offset, n, reference(0, bytes + offset, n));
-    for (size_t n = 0; n < 64; n++)
-        for (size_t offset = 0; offset < 8; offset++)
-            expect_after(0, bytes + offset, n, reference(0, bytes + offset, n));
+    expect_lengths(bytes + 5, SIZE - 5 - 61, 61);
 }
 
 static void continues_at_any_split(void)
@@ -102,7 +124,8 @@ int main(void)
 {
     static const check_test tests[] = {
         {"published_values", published_values},
-        {"every_length_and_alignment", every_length_and_alignment},
+        {"every_short_length_at_every_alignment", every_short_length_at_every_alignment},
+        {"long_lengths", long_lengths},
         {"continues_at_any_split", continues_at_any_split},
         {"sees_every_flipped_bit", sees_every_flipped_bit},
     };

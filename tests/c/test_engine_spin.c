@@ -77,6 +77,12 @@ static void the_only_source_is_asked_itself(void)
     CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS));
     engine_unlock(e);
     CHECK_EQ(looks, 0);
+    other.source.quiet = 1; /* seldom has anything: it does not count */
+    e->spin_rest = 0;
+    engine_lock(e);
+    CHECK(!engine_drive(e, never, NULL, clock_ns() + 5 * CLOCK_MS, CLOCK_MS));
+    engine_unlock(e);
+    CHECK(looks > 1);
     remove_counter(e, &other);
     remove_counter(e, &c);
     rc_engine_free(e);

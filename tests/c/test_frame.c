@@ -1,6 +1,7 @@
 /* test_frame.c - the header against the golden frames, every bit flip, and every bound. */
 #include <string.h>
 
+#include "../../csrc/base/crc32c.h"
 #include "../../csrc/base/error.h"
 #include "../../csrc/net/frame.h"
 #include "../../csrc/plan/fingerprint.h"
@@ -50,7 +51,7 @@ static void expect_golden(const char *name, frame_header want, const rc_call *ca
     CHECK_EQ(got.segment, want.segment);
     CHECK_EQ(got.length, want.length);
     CHECK_EQ(got.consumed, want.consumed);
-    CHECK(frame_check(wire, payload, got.length, crc));
+    CHECK(frame_check(payload, got.length, crc));
 }
 
 static void golden_frames(void)
@@ -82,12 +83,15 @@ static void golden_abort_payload(void)
     uint8_t wire[ROOM], made[FRAME_TEXT_BYTES];
     size_t n = golden_read("abort", wire, sizeof wire);
     rc_error error;
-    frame_abort_decode(wire + FRAME_HEADER_BYTES, (uint32_t)(n - FRAME_HEADER_BYTES), &error);
+    int origin;
+    frame_abort_decode(wire + FRAME_HEADER_BYTES, (uint32_t)(n - FRAME_HEADER_BYTES), &error,
+                       &origin);
+    CHECK_EQ(origin, 1);
     CHECK_EQ(error.code, RC_PEER_LOST);
     CHECK_EQ(error.rank, 3);
     CHECK_EQ(error.seq, 41);
     CHECK(strcmp(error.message, "rank 3 is lost: the connection broke") == 0);
-    CHECK_EQ(frame_abort_encode(made, &error), n - FRAME_HEADER_BYTES);
+    CHECK_EQ(frame_abort_encode(made, &error, origin), n - FRAME_HEADER_BYTES);
     CHECK(memcmp(made, wire + FRAME_HEADER_BYTES, n - FRAME_HEADER_BYTES) == 0);
 }
 
@@ -99,7 +103,7 @@ static int accepted(const uint8_t *wire)
     frame_header h;
     uint32_t crc;
     return frame_decode(wire, EPOCH, MAX_LENGTH, &h, &crc, NULL) == RC_OK &&
-           frame_check(wire, wire + FRAME_HEADER_BYTES, h.length, crc);
+           frame_check(wire + FRAME_HEADER_BYTES, h.length, crc);
 }
 
 static void every_flipped_bit_is_seen(void)
@@ -121,6 +125,14 @@ static void every_flipped_bit_is_seen(void)
 
 /* ---- bounds ---- */
 
+/* Makes the header's checksum right again. */
+static void seal_header(uint8_t *wire)
+{
+    uint32_t crc = crc32c(0, wire, FRAME_HEADER_BYTES - 4);
+    for (int i = 0; i < 4; i++)
+        wire[FRAME_HEADER_BYTES - 4 + i] = (uint8_t)(crc >> 8 * i);
+}
+
 static rc_result decode_with(uint8_t type, uint16_t flags, uint32_t epoch, uint32_t length)
 {
     uint8_t wire[FRAME_HEADER_BYTES];
@@ -131,6 +143,7 @@ static rc_result decode_with(uint8_t type, uint16_t flags, uint32_t epoch, uint3
     frame_encode(wire, &h, "");
     for (int i = 0; i < 4; i++) /* the claim alone is judged, before any payload */
         wire[36 + i] = (uint8_t)(length >> 8 * i);
+    seal_header(wire);
     rc_result result = frame_decode(wire, EPOCH, MAX_LENGTH, &h, &crc, &error);
     CHECK_EQ(error.code, result);
     CHECK((result == RC_OK) == (error.message[0] == '\0'));
@@ -142,7 +155,7 @@ static void lengths_are_bounded(void)
     for (uint8_t type = FRAME_DATA; type <= FRAME_ABORT; type++)
         for (uint32_t length = 0; length <= 2 * MAX_LENGTH; length++) {
             int ok = type == FRAME_DATA    ? length <= MAX_LENGTH
-                     : type == FRAME_ABORT ? length >= 16 && length <= FRAME_TEXT_BYTES
+                     : type == FRAME_ABORT ? length >= 20 && length <= FRAME_TEXT_BYTES
                                            : length == 0;
             CHECK_EQ(decode_with(type, 0, EPOCH, length), ok ? RC_OK : RC_PROTOCOL);
         }
@@ -153,7 +166,7 @@ static void lengths_are_bounded(void)
 static void types_flags_and_epochs_are_bounded(void)
 {
     for (int type = 0; type < 256; type++)
-        CHECK_EQ(decode_with((uint8_t)type, 0, EPOCH, type == FRAME_ABORT ? 16 : 0),
+        CHECK_EQ(decode_with((uint8_t)type, 0, EPOCH, type == FRAME_ABORT ? 20 : 0),
                  type >= FRAME_DATA && type <= FRAME_ABORT ? RC_OK : RC_PROTOCOL);
     for (int bit = 0; bit < 16; bit++)
         CHECK_EQ(decode_with(FRAME_DATA, (uint16_t)(1 << bit), EPOCH, 0),
@@ -162,19 +175,41 @@ static void types_flags_and_epochs_are_bounded(void)
         CHECK_EQ(decode_with(FRAME_DATA, 0, EPOCH ^ UINT32_C(1) << bit, 0), RC_PROTOCOL);
 }
 
-static void magic_and_version_are_judged_first(void)
+static void expect_refusal(const uint8_t *wire, const char *text)
 {
-    uint8_t wire[ROOM] = {0};
     frame_header h;
     uint32_t crc;
     rc_error error;
+    error_clear(&error);
+    CHECK_EQ(frame_decode(wire, EPOCH, MAX_LENGTH, &h, &crc, &error), RC_PROTOCOL);
+    if (!CHECK(strstr(error.message, text) != NULL))
+        fprintf(stderr, "the error is: %s\n", error.message);
+}
+
+static void magic_and_version_are_judged_first(void)
+{
+    uint8_t wire[ROOM] = {0};
     golden_read("call", wire, sizeof wire);
     for (int at = 0; at < 3; at++) {
-        wire[at]++;
-        error_clear(&error);
-        CHECK_EQ(frame_decode(wire, EPOCH, MAX_LENGTH, &h, &crc, &error), RC_PROTOCOL);
-        CHECK(strstr(error.message, at < 2 ? "starts with" : "version 2 ") != NULL);
-        wire[at]--;
+        const char *text = at < 2 ? "starts with" : "of version 3";
+        uint8_t kept[ROOM];
+        memcpy(kept, wire, sizeof kept);
+        kept[at]++;
+        expect_refusal(kept, text);
+        seal_header(kept);
+        expect_refusal(kept, text);
+    }
+}
+
+/* Before anything of the header is acted on, whatever the flipped bit makes of it. */
+static void a_damaged_header_is_called_so(void)
+{
+    uint8_t wire[ROOM] = {0};
+    golden_read("data", wire, sizeof wire);
+    for (int bit = 0; bit < 8 * FRAME_HEADER_BYTES; bit++) {
+        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        expect_refusal(wire, "the header of a frame arrived damaged");
+        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
 }
 
@@ -184,36 +219,39 @@ static void abort_text_is_bounded_and_printable(void)
 {
     uint8_t payload[FRAME_TEXT_BYTES];
     rc_error error, back;
+    int origin;
     error_clear(&error);
     memset(error.message, 'y', sizeof error.message - 1);
     error.message[sizeof error.message - 1] = '\0';
     error.code = RC_MISMATCH;
     error.rank = -1;
-    CHECK_EQ(frame_abort_encode(payload, &error), FRAME_TEXT_BYTES);
-    frame_abort_decode(payload, FRAME_TEXT_BYTES, &back);
+    CHECK_EQ(frame_abort_encode(payload, &error, -7), FRAME_TEXT_BYTES);
+    frame_abort_decode(payload, FRAME_TEXT_BYTES, &back, &origin);
+    CHECK_EQ(origin, -7);
     CHECK_EQ(back.code, RC_MISMATCH);
     CHECK_EQ(back.rank, -1);
-    CHECK_EQ(strlen(back.message), FRAME_TEXT_BYTES - 16);
+    CHECK_EQ(strlen(back.message), FRAME_TEXT_BYTES - 20);
 
     for (int i = 0; i < 256; i++)
-        payload[16 + i] = (uint8_t)i;
-    frame_abort_decode(payload, 16 + 256, &back);
+        payload[20 + i] = (uint8_t)i;
+    frame_abort_decode(payload, 20 + 256, &back, &origin);
     CHECK_EQ(strlen(back.message), 256); /* no byte ends or forges the text */
     for (int i = 0; i < 256; i++)
         CHECK_EQ((uint8_t)back.message[i], i < 32 || i == 127 ? '?' : i);
 
-    frame_abort_decode(payload, 16, &back);
+    frame_abort_decode(payload, 20, &back, &origin);
     CHECK_EQ(strlen(back.message), 0);
 }
 
 static void abort_code_is_always_a_failure(void)
 {
-    uint8_t payload[16] = {0};
+    int origin;
+    uint8_t payload[20] = {0};
     for (uint32_t code = 0; code < 300; code++) {
         rc_error back;
         payload[0] = (uint8_t)code;
         payload[1] = (uint8_t)(code >> 8);
-        frame_abort_decode(payload, sizeof payload, &back);
+        frame_abort_decode(payload, sizeof payload, &back, &origin);
         CHECK_EQ(back.code, code > RC_AGAIN && code <= RC_DEVICE ? code : RC_ABORTED);
     }
 }
@@ -227,6 +265,7 @@ int main(void)
         {"lengths_are_bounded", lengths_are_bounded},
         {"types_flags_and_epochs_are_bounded", types_flags_and_epochs_are_bounded},
         {"magic_and_version_are_judged_first", magic_and_version_are_judged_first},
+        {"a_damaged_header_is_called_so", a_damaged_header_is_called_so},
         {"abort_text_is_bounded_and_printable", abort_text_is_bounded_and_printable},
         {"abort_code_is_always_a_failure", abort_code_is_always_a_failure},
     };

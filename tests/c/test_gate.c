@@ -190,6 +190,25 @@ static void once_ripe_it_says_so_once(void)
     gate_free(g);
 }
 
+/* Units are counted in the order of parts, which these have not. */
+static void a_plan_without_an_order_is_refused(void)
+{
+    static const rc_algorithm none[] = {RC_DOUBLING, RC_HALVING};
+    for (size_t i = 0; i < CHECK_COUNT(none); i++) {
+        plan p;
+        rc_call call = {.collective = RC_ALLREDUCE, .dtype = RC_F32, .count = COUNT};
+        plan_init(&p, &call, none[i], 1, WORLD, SEGMENT);
+        gate *g = gate_create(SHOWN, LEAST, MOST);
+        CHECK_EQ(gate_lay_out(g, &p), RC_INTERNAL);
+        gate_show(g, (order_stretch){0, COUNT});
+        uint32_t part, segment;
+        CHECK(!gate_may_open(g));
+        CHECK(!gate_next(g, &part, &segment));
+        gate_end(g, NULL, 1);
+        gate_free(g);
+    }
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -199,6 +218,7 @@ int main(void)
         {"nothing_is_final_after_a_failure", nothing_is_final_after_a_failure},
         {"it_is_ripe_with_less_and_less", it_is_ripe_with_less_and_less},
         {"once_ripe_it_says_so_once", once_ripe_it_says_so_once},
+        {"a_plan_without_an_order_is_refused", a_plan_without_an_order_is_refused},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -215,10 +215,61 @@ static void scale_case(const kernel_set *set, rc_dtype dtype, double factor, siz
     drop(out, skip);
 }
 
+/* The bits of the scalar set's sum, scaled by the scalar set. */
+static void average_case(const kernel_set *set, rc_dtype dtype, double factor, size_t n,
+                         size_t offset, enum alias alias)
+{
+    const size_t width = size_of(dtype), skip = offset * width, bytes = n * width;
+    void *a = make(skip, bytes);
+    void *b = make(0, bytes);
+    void *out = make(skip, bytes + GUARD);
+    void *left = make(0, bytes);
+    void *want = make(0, bytes);
+    void *dst = alias == ALIAS_A ? a : alias == ALIAS_B ? b : out;
+    int exact = 1;
+    fill(left, dtype, n);
+    fill(b, dtype, n);
+    memcpy(a, left, bytes);
+    void *right = make(0, bytes);
+    memcpy(right, b, bytes);
+    kernels_at(0)->reduce[dtype][RC_SUM](want, left, right, n);
+    kernels_at(0)->scale[dtype](want, want, factor, n);
+    set->average[dtype](dst, a, b, factor, n);
+    for (size_t i = 0; i < n; i++)
+        exact &= payload_is_free(dtype, RC_SUM, left, right, i) ||
+                 memcmp((char *)dst + i * width, (char *)want + i * width, width) == 0;
+    if (!CHECK(exact) || !CHECK(guard_holds(out, alias ? 0 : bytes)))
+        CHECK_NOTE("  set %s dtype %d factor %g n %zu alias %d\n", set->name, dtype, factor, n,
+                   alias);
+    drop(a, skip);
+    drop(b, 0);
+    drop(out, skip);
+    drop(left, 0);
+    drop(right, 0);
+    drop(want, 0);
+}
+
+static const double divisors[] = {1,   2,   3,    5,       7,          16,         127, 128,
+                                  255, 256, 1000, 8388609, 2147483647, 4294967296, 1e18};
+
+static void average_set(const kernel_set *set)
+{
+    for (rc_dtype dtype = RC_F32; dtype <= RC_I64; dtype++)
+        for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
+            for (size_t f = 0; f < (is_float(dtype) ? CHECK_COUNT(factors) : CHECK_COUNT(divisors));
+                 f++)
+                for (enum alias alias = ALIAS_NONE; alias < ALIAS_COUNT; alias++)
+                    average_case(set, dtype, is_float(dtype) ? (double)factors[f] : divisors[f],
+                                 sizes[s], (s + f) % 4, alias);
+}
+
+static void averages(void)
+{
+    each_set(average_set);
+}
+
 static void scale_set(const kernel_set *set)
 {
-    static const double divisors[] = {1,   2,   3,    5,       7,          16,         127, 128,
-                                      255, 256, 1000, 8388609, 2147483647, 4294967296, 1e18};
     for (rc_dtype dtype = RC_F32; dtype <= RC_I64; dtype++)
         for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
             for (size_t f = 0; f < (is_float(dtype) ? CHECK_COUNT(factors) : CHECK_COUNT(divisors));
@@ -333,6 +384,7 @@ static void table(void)
             for (int op = 0; op < RC_OP_COUNT; op++)
                 CHECK((set->reduce[dtype][op] == NULL) == (half || op == RC_AVG));
             CHECK((set->scale[dtype] == NULL) == half);
+            CHECK((set->average[dtype] == NULL) == half);
         }
     }
     CHECK(kernels_at(count + 1) == NULL);
@@ -344,6 +396,7 @@ int main(void)
     static const check_test tests[] = {
         {"table", table},       {"reductions", reductions},       {"min_max_rule", min_max_rule},
         {"scalings", scalings}, {"byte_division", byte_division}, {"conversions", conversions},
+        {"averages", averages},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

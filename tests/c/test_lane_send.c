@@ -40,7 +40,7 @@ static void detach_leaves_the_stream_well_formed(void)
     for (int trial = 0; trial < 8; trial++) {
         enum { LENGTH = 60000 };
         fixture *f = open_fixture(1);
-        uint8_t *payload = malloc(LENGTH), abort_text[16] = {0};
+        uint8_t *payload = malloc(LENGTH), abort_text[20] = {0};
         memset(payload, trial, LENGTH);
         uint32_t first = (uint32_t)(LENGTH - trial * 7919);
         for (int i = 0; i < 3; i++)
@@ -51,7 +51,8 @@ static void detach_leaves_the_stream_well_formed(void)
         CHECK_EQ(f->sent, 3); /* all given back */
         memset(payload, 0xee, LENGTH);
         free(payload);
-        lane_push(&f->ln, new_frame(FRAME_ABORT, (uint64_t)whole + 1, abort_text, 16));
+        lane_push(&f->ln,
+                  new_frame(FRAME_ABORT, (uint64_t)whole + 1, abort_text, sizeof abort_text));
         reader r;
         start_reading(&r, f, 1 << 20, 0);
         expect_sent(f, 5); /* the copy and the abort */

@@ -91,7 +91,7 @@ static void a_frame_is_sealed_once(void)
     frame_seal(frame);
     CHECK_EQ(frame_decode(frame->header_bytes, EPOCH, MAX_LENGTH, &h, &crc, NULL), RC_OK);
     CHECK_EQ(h.seq, 5);
-    CHECK(frame_check(frame->header_bytes, payload, LENGTH, crc));
+    CHECK(frame_check(payload, LENGTH, crc));
     free(frame);
 }
 

@@ -430,6 +430,29 @@ static int one_call_fails(int k, int error)
     return happened;
 }
 
+/* The order of its pieces is that of an algorithm, which must be the work's: the table is not
+ * exchanged between the two. */
+static void test_the_table_stays_while_it_is_brought_in(void)
+{
+    enum { ROUNDS = 10 };
+    const rc_tuned halving = {UINT64_MAX, RC_HALVING};
+    for (int round = 0; round < ROUNDS; round++) {
+        exchange e = begin(2, RC_AUTO, 400001);
+        rc_call call = flights_call(e.at[0]);
+        call.count = e.count;
+        e.in_flight[0] = flights_submit(e.all, 0, &call, CU_LEGACY_STREAM);
+        CHECK_EQ(rc_comm_tune(e.all->world->comms[0], &halving, 1), RC_INVALID_STATE);
+        call = flights_call(e.at[1]);
+        call.count = e.count;
+        e.in_flight[1] = flights_submit(e.all, 1, &call, CU_LEGACY_STREAM);
+        CHECK(lands_well(&e));
+        for (int rank = 0; rank < 2; rank++)
+            CHECK_EQ(rc_comm_tune(e.all->world->comms[rank], &halving, 1), RC_OK);
+        end(&e);
+    }
+    gpu_expect_clean();
+}
+
 static void test_any_call_may_fail(void)
 {
     int k = 1;
@@ -455,6 +478,7 @@ int main(void)
         {"an early release is seen", test_an_early_release_is_seen},
         {"an end while it is fed", test_an_end_while_it_is_fed},
         {"a copy that fails is named", test_a_copy_that_fails_is_named},
+        {"the table stays while it is brought in", test_the_table_stays_while_it_is_brought_in},
         {"any call may fail", test_any_call_may_fail},
     };
     return check_run(tests, CHECK_COUNT(tests));

@@ -249,7 +249,7 @@ static void detach_at_any_moment(void)
     uint64_t seed = 31u;
     for (int trial = 0; trial < TRIALS; trial++) {
         fixture *f = open_with_sender(trial % 2, 0);
-        uint8_t *payload = random_bytes(&seed, LENGTH), abort_text[16] = {0};
+        uint8_t *payload = random_bytes(&seed, LENGTH), abort_text[20] = {0};
         reader r;
         start_reading(&r, f, 1 << 20, 0);
         for (int i = 0; i < FRAMES; i++)
@@ -263,7 +263,8 @@ static void detach_at_any_moment(void)
         free(payload);
         int rest = f->ln.out.list.head != NULL;
         int whole = (int)f->ln.sent_frames;
-        lane_push(&f->ln, new_frame(FRAME_ABORT, (uint64_t)(whole + rest), abort_text, 16));
+        lane_push(&f->ln,
+                  new_frame(FRAME_ABORT, (uint64_t)(whole + rest), abort_text, sizeof abort_text));
         expect_sent(f, FRAMES + rest + 1);
         CHECK_EQ(finish_reading(&r, f), whole + rest + 1);
         close_fixture(f);

@@ -504,6 +504,28 @@ static void ranks_that_differ_in_density_find_out(void)
     world_close(w);
 }
 
+/* Pointers are made into the room, so there has to be one, also of a call without elements. */
+static void nothing_has_room(void)
+{
+    float data[1] = {0};
+    static const rc_dtype dtypes[] = {RC_F32, RC_F64};
+    world *w = world_open((world_options){.size = 2});
+    for (size_t i = 0; i < CHECK_COUNT(dtypes); i++) {
+        rc_work *works[2];
+        for (int rank = 0; rank < 2; rank++) {
+            rc_call call = staged_call(data);
+            call.dtype = dtypes[i];
+            call.count = 0;
+            works[rank] = submit(w->comms[rank], &call);
+        }
+        for (int rank = 0; rank < 2; rank++)
+            expect_done(works[rank]);
+    }
+    world_close(w);
+    topk none = {0};
+    CHECK(topk_room(&none, &(topk_source){0}, (topk_segments){0}) > 0);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -518,6 +540,7 @@ int main(void)
         {"payloads_that_are_none", payloads_that_are_none},
         {"any_bytes", any_bytes},
         {"densities_are_checked", densities_are_checked},
+        {"nothing_has_room", nothing_has_room},
         {"ranks_that_differ_in_density_find_out", ranks_that_differ_in_density_find_out},
     };
     return check_run(tests, CHECK_COUNT(tests));

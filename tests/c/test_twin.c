@@ -9,7 +9,8 @@
 #include "quant_world.h"
 
 enum { COUNT = 1000 };
-static const feedback_range own = {256, 512};
+#define OWN {256, 512}
+static const feedback_range own = OWN;
 
 /* ---- a device that is none ---- */
 
@@ -77,7 +78,7 @@ static device_twin *attach(rc_feedback *f)
 
 /* ---- works ---- */
 
-static const feedback_use whole = {.worker = {0, COUNT}, .exact = own, .owner = own, .fold = 1.0};
+static const feedback_use whole = {.worker = {0, COUNT}, .exact = OWN, .owner = OWN, .fold = 1.0};
 
 /* What a GPU does: what is left is what was, and so much more; then the core's part of it. */
 static void run(rc_feedback *f, device_twin *t, float more, int succeeds)

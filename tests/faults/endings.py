@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -196,6 +197,51 @@ def exit_at_once(rank: Rank, how: str) -> None:
         for _ in range(8):
             comm.allreduce(np.ones(1 << 16), async_op=True)
     rank.emit("leaving")
+
+
+def interrupted_in_close(rank: Rank) -> None:
+    """Rank 0 closes with more under way than sockets hold, to a rank that is stopped, until Ctrl-C.
+    With a minute for goodbyes."""
+    ringcomm.communicator._CLOSE_MS = 60_000
+    comm = rank.open(shared_memory=False)
+    comm.barrier()
+    rank.emit("waiting")
+    rank.wait_for_go()
+    if rank.number == 1:
+        return
+    for _ in range(4):
+        comm.send(np.ones(1 << 22), 1, async_op=True)
+    rank.emit("closing")
+    rank.attempt("failed", comm.close)
+    rank.emit("state", text=repr(comm))
+    comm.close()  # a second time is harmless
+
+
+def descriptors_closed_under_it(rank: Rank, reused: bool) -> None:
+    """Something in rank 0 closes all descriptors but the test's, as a daemon does at its start, and
+    opens files at their numbers. Reports the CPU that the second after that takes, what the next
+    call says, and whether something was written to a file."""
+    comm = rank.open(shared_memory=False)
+    if rank.number == 1:
+        rank.attempt("failed", comm.barrier)
+        return
+    theirs = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != rank.events]
+    for fd in theirs:
+        with contextlib.suppress(OSError):  # that of the listing itself
+            os.close(fd)
+    files = []
+    if reused:
+        for _fd in theirs:
+            with contextlib.suppress(OSError):
+                file = os.memfd_create("another's")
+                files.append(file)
+    used = time.process_time()
+    time.sleep(1.0)
+    used = time.process_time() - used
+    rank.attempt("failed", comm.barrier)
+    ringcomm.shutdown()
+    sizes = [os.fstat(file).st_size for file in files]  # all still open, and empty
+    rank.emit("over", used=used, sizes=sizes)
 
 
 def _wait_quietly(comm: ringcomm.Communicator) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from faults.rank import Rank
+from readme import code
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,16 +23,9 @@ from ringcomm.train import models
 from ringcomm.train.data import load
 from ringcomm.train.options import Options
 
-PRELOADED = ("torch._dynamo", "sklearn.datasets", "pytorch_lightning", "accelerate")
+PRELOADED = ("torch._dynamo", "sklearn.datasets", "pytorch_lightning", "accelerate",
+             "transformers.trainer", "transformers.models.gpt2")  # fmt: skip
 STEPS, BATCH = 4, 16
-README = Path(__file__).parents[2] / "README.md"
-
-
-def snippet(word: str) -> str:
-    """The README's Python snippet with this word in it."""
-    blocks = README.read_text(encoding="utf-8").split("```python\n")[1:]
-    (found,) = [code for block in blocks if word in (code := block.split("```")[0])]
-    return found
 
 
 def fresh_weights() -> torch.Tensor:
@@ -73,7 +66,7 @@ def _module(inner: nn.Module, registers: bool) -> Any:
 
         def on_fit_start(self) -> None:
             if registers:
-                exec(snippet("self.trainer.model"), {"self": self})
+                exec(code("on_fit_start"), {"self": self})
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
@@ -85,15 +78,20 @@ def _module(inner: nn.Module, registers: bool) -> Any:
 
 
 def by_lightning(rank: Rank, way: str, folder: str) -> None:
-    """gloo; backend; hook: given to the strategy; start: registered in on_fit_start."""
+    """gloo; backend; hook: given to the strategy; start: registered in on_fit_start; printed: the
+    strategy as it is in the README, which leaves the hook out on a CPU."""
     import pytorch_lightning as lightning
     from pytorch_lightning.strategies import DDPStrategy
 
     model, loader = _start(rank)
     strategy = DDPStrategy(process_group_backend="gloo" if way == "gloo" else "ringcomm")
-    if way == "hook":
+    if way == "printed":
         names: dict[str, Any] = {}
-        exec(snippet("DDPStrategy").replace('"bf16"', '"none"'), names)
+        exec(code("lightning"), names)
+        strategy = names["strategy"]
+    if way == "hook":
+        names = {}
+        exec(code("lightning").replace('"bf16"', '"none"'), names)
         strategy = names["strategy"]
         strategy._register_ddp_hooks = lambda: _register(strategy)
     trainer = lightning.Trainer(
@@ -115,15 +113,16 @@ def _register(strategy: Any) -> None:
 
 
 def by_accelerate(rank: Rank, way: str, folder: str) -> None:
-    """gloo; backend; hook: registered on the prepared model."""
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    """gloo; backend; hook: registered on the prepared model; printed: that, with bf16."""
     inner, loader = _start(rank)
     names: dict[str, Any] = {"model": inner, "loader": loader, "torch": torch}
     names["optimizer"] = torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9)
-    code = snippet("Accelerator").replace('"bf16"', '"none"')
+    printed = code("accelerate")
+    if way != "printed":
+        printed = printed.replace('"bf16"', '"none"')
     left_out = {"gloo": ("init_process_group", "register_comm_hook"),
-                "backend": ("register_comm_hook",), "hook": ()}  # fmt: skip
-    lines = [line for line in code.splitlines() if not any(w in line for w in left_out[way])]
+                "backend": ("register_comm_hook",), "hook": (), "printed": ()}  # fmt: skip
+    lines = [line for line in printed.splitlines() if not any(w in line for w in left_out[way])]
     exec("\n".join(lines), names)
     model, optimizer, accelerator = names["model"], names["optimizer"], names["accelerator"]
     for images, labels in names["loader"]:
@@ -131,3 +130,23 @@ def by_accelerate(rank: Rank, way: str, folder: str) -> None:
         accelerator.backward(nn.functional.cross_entropy(model(images), labels))
         optimizer.step()
     _end(rank, inner, folder, way)
+
+
+def by_transformers(rank: Rank, folder: str) -> None:
+    """The Trainer, of a GPT-2 of a few hundred parameters that is made here."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    os.environ["LOCAL_RANK"] = str(rank.number)
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8, "vocab_size": 16}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    before = _weights(model).clone()
+    tokens = torch.randint(0, 16, (16 * BATCH, 8), generator=torch.Generator().manual_seed(2))
+    dataset = [{"input_ids": row, "labels": row} for row in tokens]
+    exec(code("transformers"), {"model": model, "dataset": dataset})
+    group: Any = dist.group.WORLD
+    rank.emit("carried", sent=group.comm.stats()["payload_bytes"], weights=before.numel())
+    assert not torch.equal(before, _weights(model))
+    _end(rank, model, folder, "transformers")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
+import signal
+import threading
 from typing import Any
 
 import numpy as np
 from faults.rank import Rank
+from ports import free_port
 
 import ringcomm
+from ringcomm.bootstrap import lanes, mesh
 
 
 def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
@@ -62,6 +67,70 @@ def with_secrets(rank: Rank, secrets: list[str | None], timeout: float) -> None:
     if secret is not None:
         os.environ["RINGCOMM_SECRET"] = secret
     rank.attempt("refused", lambda: _check(rank, ringcomm.init(timeout=timeout)))
+    ringcomm.shutdown()
+
+
+def _die_among_lanes(rank: Rank, who: int) -> None:
+    """Rank who is killed when it is about to connect to the others."""
+
+    def run(*_arguments: Any) -> None:
+        rank.emit("dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank.number == who:
+        lanes.LaneMaker.run = run  # type: ignore[method-assign]
+
+
+def dies_in_init(rank: Rank, who: int) -> None:
+    """A rank dies while init makes the lanes."""
+    _die_among_lanes(rank, who)
+    rank.attempt("told", ringcomm.init)
+
+
+def dies_in_split(rank: Rank, who: int) -> None:
+    """A rank dies while split makes the lanes."""
+    comm = ringcomm.init()
+    comm.barrier()
+    _die_among_lanes(rank, who)
+    rank.attempt("told", lambda: comm.split(0))
+    ringcomm.shutdown()
+
+
+def with_few_descriptors(rank: Rank, who: int, left: int, timeout: float) -> None:
+    """Rank who may open only so many more files."""
+    if rank.number == who:
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, used + left))
+    rank.attempt("refused", lambda: ringcomm.init(timeout=timeout))
+    rank.attempt("closed", ringcomm.shutdown)
+
+
+def _import_all() -> None:
+    """What a process imports while it joins others, by joining two ranks of its own."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def one(number: int) -> None:
+        with ringcomm.Communicator.create(number, 2, init_method=address) as comm:
+            comm.allreduce(np.ones(4), compression="bf16")
+            comm.barrier()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def as_users(rank: Rank, uids: list[int], timeout: float, insecure: bool = False) -> None:
+    """Joins as the user at this rank's number, who may not be allowed to read what is imported."""
+    mesh._version = lambda: "the tests'"
+    _import_all()
+    uid = uids[rank.number]
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    config = ringcomm.Config.from_env(insecure=insecure, connect_timeout=timeout)
+    rank.attempt("refused", lambda: _check(rank, ringcomm.init(config=config)))
     ringcomm.shutdown()
 
 

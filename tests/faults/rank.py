@@ -17,17 +17,18 @@ class Rank:
 
     Attributes:
         number, world_size: from the environment.
+        events: the descriptor by which it tells the test.
     """
 
     def __init__(self, events: int) -> None:
-        self._events = events
+        self.events = events
         self.number = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
     def emit(self, event: str, **fields: Any) -> None:
         """Tells the test. Every event carries the time; all processes share one clock."""
         line = json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n"
-        os.write(self._events, line.encode())  # one write, so that threads do not interleave
+        os.write(self.events, line.encode())  # one write, so that threads do not interleave
 
     def wait_for_go(self) -> None:
         """Waits until the test says so (Job.go)."""

@@ -206,6 +206,25 @@ def account(rank: Rank, compression: str | None) -> None:
     _end()
 
 
+def profiled(rank: Rank) -> None:
+    """What torch.profiler has of the hook in a backward, and the hook's own report of it."""
+    _start(rank)
+    state = HookState("bf16")
+    ddp = _wrap(Net(), state)
+    for step in range(2):
+        ddp(_batch(rank, step, torch.float32), True).sum().backward()
+    state.reset()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ddp(_batch(rank, 3, torch.float32), True).sum().backward()
+    ranges = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.name.startswith("ringcomm:bucket")
+    ]
+    rank.emit("profiled", ranges=ranges, report=state.report())
+    _end()
+
+
 def overlap(rank: Rank) -> None:
     """Holds backward up in front of its last layers: the other buckets are completed meanwhile, by
     another thread."""
@@ -397,6 +416,13 @@ def hierarchy(rank: Rank) -> None:
     alike = _same(before, flat.state_dict())
     state.load_state_dict(flat.state_dict())
     rank.emit("saved", kept=kept, flat=alike, back=_same(before, state.state_dict()))
+    exact = state.state_dict(exact=True)
+    state.load_state_dict(exact)
+    own = _bits(exact) == _bits(state.state_dict(exact=True)) != _bits(before)
+    rank.emit("exact", own=own)
+    exact["feedback"]["exact"]["place"] = 1 - rank.number % 2
+    rank.attempt("other place", lambda: state.load_state_dict(exact))
+    rank.attempt("flat", lambda: flat.load_state_dict(exact))
     stranger = HookState("onebit", comm, model=nn.Linear(64, 64), threshold=4096).state_dict()
     stranger["feedback"]["tensors"]["aside.weight"] = stranger["feedback"]["tensors"].pop("weight")
     rank.attempt("other model", lambda: state.load_state_dict(stranger))
@@ -405,6 +431,11 @@ def hierarchy(rank: Rank) -> None:
     rank.attempt("copy", lambda: ddp(x, True).sum().backward())
     state.close()
     _end()
+
+
+def _bits(state: dict[str, Any]) -> list[bytes]:
+    tensors = state["feedback"]["tensors"]
+    return [one[kind].numpy().tobytes() for one in tensors.values() for kind in ("worker", "owner")]
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -1,0 +1,50 @@
+/* list.h - a doubly linked list of what is embedded in its entries. All zeros is an empty one, and
+ * an entry that is in none. No locking of its own. */
+#ifndef RINGCOMM_LIST_H
+#define RINGCOMM_LIST_H
+
+#include <stddef.h>
+
+typedef struct list_node {
+    struct list_node *next, *prev;
+    int is_in;
+} list_node;
+
+typedef struct list {
+    list_node *head, *tail;
+} list;
+
+/* What a node is embedded in; NULL for no node. */
+#define LIST_ENTRY(node, type, member)                                                             \
+    ((node) == NULL ? NULL : (type *)(void *)((char *)(node) - offsetof(type, member)))
+
+/* Does nothing where it is in already. */
+static inline void list_append(list *l, list_node *node)
+{
+    if (node->is_in)
+        return;
+    *node = (list_node){.prev = l->tail, .is_in = 1};
+    if (l->tail != NULL)
+        l->tail->next = node;
+    else
+        l->head = node;
+    l->tail = node;
+}
+
+/* Does nothing where it is not in. */
+static inline void list_remove(list *l, list_node *node)
+{
+    if (!node->is_in)
+        return;
+    if (node->prev != NULL)
+        node->prev->next = node->next;
+    else
+        l->head = node->next;
+    if (node->next != NULL)
+        node->next->prev = node->prev;
+    else
+        l->tail = node->prev;
+    *node = (list_node){0};
+}
+
+#endif

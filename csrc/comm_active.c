@@ -1,0 +1,101 @@
+/* comm_active.c - the works in flight. See comm.h.
+ *
+ * A frame names the work that it is for: a collective by its seq, the receive of a send by its tag
+ * and number among those between the two ranks. So a work stands in the table where frames look for
+ * it: a collective in the communicator's, a receive in that of its link; a send in none, since no
+ * data comes for it; a receive that has no number yet in that of the late ones, by its tag.
+ */
+#include "comm.h"
+
+#include <stddef.h>
+
+/* Works of no more bytes are worth polling sockets for where ranks outnumber cores; with longer
+ * ones in flight, who polls takes time from who has something to do. */
+enum { BRIEF_BYTES = 1 << 20 };
+
+static rc_work *work_of(keyed_entry *entry)
+{
+    return entry == NULL ? NULL : (rc_work *)((char *)entry - offsetof(rc_work, by_name));
+}
+
+static void enter(rc_work *w, keyed_queues *index, uint64_t key)
+{
+    w->index = index;
+    keyed_push(index, &w->by_name, key);
+}
+
+static void leave(rc_work *w)
+{
+    if (w->index != NULL)
+        keyed_remove(w->index, &w->by_name);
+    w->index = NULL;
+}
+
+void comm_active_add(rc_comm *c, rc_work *w)
+{
+    w->next = NULL;
+    w->prev = c->active_tail;
+    if (c->active_tail != NULL)
+        c->active_tail->next = w;
+    else
+        c->active_head = w;
+    c->active_tail = w;
+    c->engine->active++;
+    w->lengthy = w->call.count > BRIEF_BYTES / rc_dtype_size(w->call.dtype);
+    c->engine->lengthy += w->lengthy;
+    if (w->late)
+        enter(w, &c->late, w->call.tag);
+    else if (!(w->flags & FRAME_P2P))
+        enter(w, &c->collectives, w->seq);
+    else if (w->call.collective == RC_RECV)
+        enter(w, &c->env.links[w->call.root]->receives, w->seq);
+}
+
+void comm_active_rename(rc_comm *c, rc_work *w)
+{
+    leave(w);
+    enter(w, &c->env.links[w->call.root]->receives, w->seq);
+}
+
+void comm_active_remove(rc_comm *c, rc_work *w)
+{
+    if (w->prev != NULL)
+        w->prev->next = w->next;
+    else
+        c->active_head = w->next;
+    if (w->next != NULL)
+        w->next->prev = w->prev;
+    else
+        c->active_tail = w->prev;
+    c->engine->active--;
+    c->engine->lengthy -= w->lengthy;
+    leave(w);
+    list_remove(&c->pumped, &w->pumped);
+    comm_announce_forget(c, w);
+}
+
+rc_work *comm_active_find(rc_comm *c, const frame_header *h, int from)
+{
+    int is_send = (h->flags & FRAME_P2P) != 0;
+    return work_of(keyed_first(is_send ? &c->env.links[from]->receives : &c->collectives, h->seq));
+}
+
+rc_work *comm_active_late(rc_comm *c, uint32_t tag)
+{
+    return work_of(keyed_first(&c->late, tag));
+}
+
+void comm_note_call(rc_comm *c, const rc_work *w)
+{
+    if (w->call.collective == RC_RECV) {
+        tag_count *started = tags_get(&c->env.links[w->call.root]->started, w->call.tag);
+        if (started != NULL)
+            started->receives = tags_number(w->seq) + 1;
+        else
+            comm_fail_text(c, RC_NO_MEMORY, c->env.rank, "no memory for another tag");
+    }
+    if (w->flags & FRAME_P2P)
+        return;
+    c->history[w->seq % COMM_HISTORY] = w->fingerprint;
+    c->called++;
+}

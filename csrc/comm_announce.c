@@ -1,0 +1,110 @@
+/* comm_announce.c - which peers are told of what has been called here. See comm.h.
+ *
+ * Data tells by itself that its collective has been called, and heartbeats tell of all collectives.
+ * Beyond that a peer is told where it would wait, or hold back data, or miss that the calls differ.
+ * A receive is told by a call frame of its own. That it has not been told of stands in a list of
+ * the link until it has, or until it is over. A call that is dropped for want of memory is sent
+ * again with the next tick: nothing else would say it.
+ */
+#include "comm.h"
+
+/* ---- receives that the peer does not know of ---- */
+
+void comm_announce_forget(rc_comm *c, rc_work *w)
+{
+    if (w->untold.is_in)
+        list_remove(&c->env.links[w->call.root]->untold, &w->untold);
+}
+
+static int tell(rc_comm *c, peer_link *ln, const rc_work *w)
+{
+    return comm_send_control(c, ln, FRAME_CALL, w->seq, w->fingerprint, w->flags, -1);
+}
+
+/* A call says that all receives of its tag before it have been called, too. */
+static int is_implied(const peer_link *ln, const rc_work *w)
+{
+    const tag_count *started = tags_find(&ln->started, w->call.tag);
+    return started != NULL && tags_number(w->seq) + 1 != started->receives;
+}
+
+static void tell_receives(rc_comm *c, peer_link *ln)
+{
+    ln->owes_calls = 0;
+    while (ln->untold.head != NULL && c->state == COMM_RUNNING) {
+        rc_work *w = LIST_ENTRY(ln->untold.head, rc_work, untold);
+        list_remove(&ln->untold, &w->untold);
+        if (is_implied(ln, w) || tell(c, ln, w))
+            continue;
+        if (c->state == COMM_RUNNING) {
+            list_append(&ln->untold, &w->untold);
+            ln->owes_calls = 1;
+        }
+        return;
+    }
+}
+
+void comm_announce_all(rc_comm *c, peer_link *ln)
+{
+    comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, -1);
+    tell_receives(c, ln);
+}
+
+void comm_announce_again(rc_comm *c, peer_link *ln)
+{
+    if (ln->owes_calls)
+        tell_receives(c, ln);
+}
+
+/* ---- when a work starts ---- */
+
+/* A peer this far ahead may be out of credit, and then holds back what is wanted here with all the
+ * rest, unless it knows what has been called: it is told so when it gets there, and of each call
+ * from then on. Below this, what it does not know of leaves it credit for a segment or more. */
+int comm_is_far_ahead(const peer_link *ln)
+{
+    return ln->early_bytes > ln->credit / 4;
+}
+
+/* Its deadline comes before the next heartbeats. */
+static int is_hurried(const rc_comm *c, const rc_work *w)
+{
+    return !(w->flags & FRAME_P2P) && w->call.timeout_ms < 2 * c->config.heartbeat_ms;
+}
+
+void comm_announce_waiting(rc_comm *c, const rc_work *w)
+{
+    for (int rank = 0; is_hurried(c, w) && rank < c->env.world_size; rank++)
+        if (c->env.links[rank] != NULL && c->state == COMM_RUNNING)
+            tell(c, c->env.links[rank], w);
+}
+
+/* Three reasons to announce: the peer may have to hold data back until it knows that we have called
+ * (it has much to send, or is far ahead); a neighbour that gets no data from us could not find out
+ * that we called something else, unless others tell it; and a deadline that passes before the next
+ * heartbeats come must not be held against who has called. */
+static int is_wanted(const rc_comm *c, const rc_work *w, const peer_link *ln, int peer)
+{
+    const plan *p = &w->plan;
+    uint64_t segment = work_segment_bytes(w, p->segment_elems);
+    uint64_t expected = w->receives_left * segment;
+    int bulk = expected > ln->credit / 2 && plan_receives(p, peer) * segment > ln->credit / 2;
+    int silent = peer == (p->rank + 1) % p->world_size && !(w->flags & FRAME_P2P) &&
+                 !plan_meets_all(p) && !plan_starts_towards(p, peer);
+    int ahead = comm_is_far_ahead(ln) && plan_receives(p, peer) > 0;
+    return bulk || ahead || silent || is_hurried(c, w);
+}
+
+void comm_announce(rc_comm *c, rc_work *w, const work_env *env)
+{
+    for (int peer = 0; peer < w->plan.world_size && c->state == COMM_RUNNING; peer++) {
+        peer_link *ln = env->links[peer];
+        if (ln == NULL)
+            continue;
+        int told = is_wanted(c, w, ln, peer) && tell(c, ln, w);
+        if (!told && w->env != NULL && w->call.collective == RC_RECV && w->call.root == ln->peer) {
+            list_append(&ln->untold, &w->untold);
+            ln->owes_calls |= is_wanted(c, w, ln, peer);
+        }
+    }
+}

@@ -1,0 +1,320 @@
+/* comm_lanes.c - lanes, whether each of them lives, and whether peers do: heartbeats, silence,
+ * ports that are lost. See comm.h.
+ *
+ * A peer of which nothing comes on any lane is lost as a whole: its process is stopped, or its host
+ * or network is down. A lane is judged beside that, by itself, and only by time in which its peer
+ * showed that it lives: what a stopped or slow process does not send is not held against a cable.
+ *
+ *   silent   nothing came on the lane while something came on others
+ *   stuck    something is in flight on it, and no acknowledgement moved meanwhile: what is sent
+ *            does not get through, though what the peer sends may
+ *   cut      the kernel says that its port here is lost (comm_ports.c)
+ *
+ * Invariant. After a pause of the peer, or of this process, a lane has a heartbeat's time to show
+ * that it lives, too.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm.h"
+
+enum {
+    RECENT_S = 10, /* what a lane did lately is what it did in so many seconds, or half */
+    /* No lane is dark sooner. TCP sends a lost packet again after 0.2, 0.6 and 1.4 s: a lane that
+     * loses three in a row is congested. */
+    LEAST_DARK_MS = 1500
+};
+
+uint64_t comm_tick_interval(const rc_comm *c)
+{
+    return c->config.heartbeat_ms * CLOCK_MS / 2;
+}
+
+/* ---- what lanes there are ---- */
+
+rc_result comm_add_lane(rc_comm *c, int peer, int rail, int fd, double bytes_per_s)
+{
+    lane *l = calloc(1, sizeof *l);
+    peer_link *ln = &c->link_storage[peer];
+    if (l == NULL || ln->lane_count == LINK_MAX_LANES) {
+        free(l);
+        close(fd);
+        return l == NULL ? RC_NO_MEMORY : RC_INVALID_ARGUMENT;
+    }
+    l->engine = c->engine;
+    l->handler = &comm_lane_handler;
+    l->link = ln;
+    l->rail = rail;
+    l->index = ln->lane_count;
+    l->peer = peer;
+    l->rate = bytes_per_s * 1e-9;
+    l->source.fd = fd;
+    l->source.events = 0;
+    ln->lanes[ln->lane_count++] = l;
+    return RC_OK;
+}
+
+void comm_name_rail(rc_comm *c, int peer, int rail, const lane_path *path)
+{
+    const peer_link *ln = &c->link_storage[peer];
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->rail == rail)
+            ln->lanes[i]->path = *path;
+}
+
+/* ---- names ---- */
+
+const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t size)
+{
+    if (l->path.here[0] == '\0' || l->path.there[0] == '\0')
+        snprintf(text, size, "rail %d between rank %d and rank %d", l->rail, c->env.rank, l->peer);
+    else
+        snprintf(text, size, "rail %d between rank %d (%s) and rank %d (%s)", l->rail, c->env.rank,
+                 l->path.here, l->peer, l->path.there);
+    return text;
+}
+
+static const char *bytes_text(uint64_t bytes, char text[16])
+{
+    if (bytes < 10000)
+        snprintf(text, 16, "%u B", (unsigned)bytes);
+    else if (bytes < 10000000)
+        snprintf(text, 16, "%.3g kB", (double)bytes * 1e-3);
+    else
+        snprintf(text, 16, "%.3g MB", (double)bytes * 1e-6);
+    return text;
+}
+
+/* ---- what becomes of a lane ---- */
+
+void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
+{
+    l->health.lost = 1;
+    why->rail = l->rail;
+    why->lane = l->index;
+    comm_fail(c, why);
+}
+
+/* ---- how lanes fare ---- */
+
+/* Notes how far a lane has come since the last look. lived: of the time since, that in which the
+ * peer showed that it lives. */
+static void look_at(lane *l, uint64_t lived, uint64_t now)
+{
+    lane_health *h = &l->health;
+    int in_flight;
+    uint64_t acked = lane_acked(l, &in_flight);
+    h->silent = l->last_rx != h->heard ? 0 : h->silent + lived;
+    h->stuck = !in_flight || acked != h->acked ? 0 : h->stuck + lived;
+    h->heard = l->last_rx;
+    h->acked = acked;
+    if (h->times[1] != 0 && now - h->times[1] < RECENT_S * CLOCK_S / 2)
+        return;
+    h->marks[0] = h->marks[1];
+    h->times[0] = h->times[1] != 0 ? h->times[1] : now;
+    h->marks[1] = acked;
+    h->times[1] = now;
+}
+
+static uint64_t last_sign(const peer_link *ln)
+{
+    uint64_t last = 0;
+    for (int i = 0; i < ln->lane_count; i++)
+        if (ln->lanes[i]->last_rx > last)
+            last = ln->lanes[i]->last_rx;
+    return last;
+}
+
+/* The time between two signs of life counts, but no more than a peer that runs lets pass. */
+static void look_at_lanes(const rc_comm *c, peer_link *ln, uint64_t now)
+{
+    uint64_t most = 2 * c->config.heartbeat_ms * CLOCK_MS;
+    uint64_t sign = last_sign(ln), lived = 0;
+    if (ln->sign != 0 && sign > ln->sign)
+        lived = sign - ln->sign;
+    if (ln->sign == 0 || lived > most)
+        ln->steady = sign;
+    for (int i = 0; i < ln->lane_count; i++)
+        look_at(ln->lanes[i], lived < most ? lived : most, now);
+    if (sign > ln->sign)
+        ln->sign = sign;
+}
+
+/* ", in the midst of a frame (10 of 4096 bytes)", or "". */
+static const char *midst_text(const lane *l, char text[80])
+{
+    text[0] = '\0';
+    if (l->in_payload)
+        snprintf(text, 80, ", in the midst of a frame (%u of %u bytes)", l->rx_have, l->rx.length);
+    return text;
+}
+
+/* Of silence, or of bytes that stand still. */
+static uint64_t dark_after(const rc_comm *c)
+{
+    uint32_t ms = c->config.peer_timeout_ms;
+    return (ms > LEAST_DARK_MS ? ms : LEAST_DARK_MS) * CLOCK_MS;
+}
+
+int comm_is_doubtful(const rc_comm *c, const lane *l)
+{
+    const lane_health *h = &l->health;
+    uint64_t doubt = dark_after(c) / 2;
+    return h->lost || h->port_lost != 0 || h->silent > doubt || h->stuck > doubt;
+}
+
+/* 1 if the lanes of this lane's port to other ranks are as silent, and there are some: then it is
+ * the port here that is dark, or what it is plugged into. */
+static int is_whole_port(const rc_comm *c, const lane *l)
+{
+    int others = 0;
+    for (int rank = 0; rank < c->env.world_size && l->path.port != 0; rank++) {
+        const peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && rank != l->peer && i < ln->lane_count; i++) {
+            const lane *other = ln->lanes[i];
+            if (other->path.port != l->path.port || !comm_is_judged(other))
+                continue;
+            if (other->health.silent <= dark_after(c) / 2)
+                return 0;
+            others++;
+        }
+    }
+    return others > 0;
+}
+
+static void judge_lane(rc_comm *c, lane *l, uint64_t now)
+{
+    uint64_t limit = dark_after(c);
+    const lane_health *h = &l->health;
+    int silent = h->silent > limit, stuck = h->stuck > limit;
+    char name[LANE_NAME_BYTES], in[160] = "", out[96] = "", amount[16], midst[80];
+    rc_error why;
+    if (!comm_is_judged(l) || (!silent && !stuck))
+        return;
+    if (silent)
+        snprintf(in, sizeof in, "nothing came from rank %d for %.1f s%s", l->peer,
+                 clock_seconds(l->last_rx, now), midst_text(l, midst));
+    if (stuck || (h->stuck > 0 && silent))
+        snprintf(out, sizeof out, "%snone of %s on their way there was acknowledged for %.1f s",
+                 silent ? ", and " : "", bytes_text(lane_unacked(l), amount),
+                 (double)h->stuck * 1e-9);
+    int whole_port = is_whole_port(c, l);
+    error_clear(&why);
+    error_set(&why, RC_PEER_LOST, "%s is dark: %s%s, while rank %d lives. %s",
+              comm_name_lane(c, l, name, sizeof name), in, out, l->peer,
+              whole_port ? "So are the lanes of this port to all other ranks: look at its cable, "
+                           "switch port, address and firewall"
+                         : "Look at both ports' cables, switch ports, addresses and firewalls");
+    why.rank = whole_port ? c->env.rank : l->peer;
+    comm_lose_lane(c, l, &why);
+}
+
+static void judge_lanes(rc_comm *c, const peer_link *ln, uint64_t now)
+{
+    if (now < ln->steady + c->config.heartbeat_ms * CLOCK_MS)
+        return;
+    for (int i = 0; i < ln->lane_count && c->state == COMM_RUNNING; i++)
+        judge_lane(c, ln->lanes[i], now);
+}
+
+/* ---- how peers fare ---- */
+
+static void beat(rc_comm *c, peer_link *ln, uint64_t now)
+{
+    comm_announce_again(c, ln);
+    for (int i = 0; i < ln->lane_count; i++) {
+        lane *l = ln->lanes[i];
+        if (now - l->last_rx >= comm_tick_interval(c))
+            lane_stir(l);
+        int is_left = atomic_load(&l->out.sent_bytes) >= l->beat_end; /* the last heartbeat */
+        if (l->source.fd >= 0 && is_left && !l->goodbye &&
+            now - l->out.last_tx >= c->config.heartbeat_ms * CLOCK_MS &&
+            comm_send_control(c, ln, FRAME_HEARTBEAT, c->called, 0, 0, i))
+            l->beat_end = l->pushed;
+    }
+}
+
+/* Time in which this process itself did not run says nothing about its peers. */
+static void forgive(rc_comm *c, uint64_t now)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            ln->lanes[i]->last_rx = now;
+    }
+}
+
+static void check_peer(rc_comm *c, peer_link *ln, uint64_t now)
+{
+    uint64_t last = last_sign(ln);
+    char midst[80];
+    look_at_lanes(c, ln, now);
+    if (now > last && now - last > c->config.peer_timeout_ms * CLOCK_MS) {
+        comm_fail_text(c, RC_PEER_LOST, ln->peer,
+                       "rank %d has given no sign of life for %.1f s%s: its process is stopped, "
+                       "or its host or network is down",
+                       ln->peer, clock_seconds(last, now), midst_text(ln->lanes[0], midst));
+    } else if (!c->leaving) {
+        judge_lanes(c, ln, now);
+        if (c->state == COMM_RUNNING)
+            beat(c, ln, now);
+    }
+}
+
+/* ---- all of them, now and then ---- */
+
+uint64_t comm_check_peers(rc_comm *c, uint64_t now)
+{
+    if (c->last_tick != 0 && now - c->last_tick > c->config.peer_timeout_ms * CLOCK_MS / 2)
+        forgive(c, now);
+    c->last_tick = now;
+    uint64_t next = comm_check_ports(c, now);
+    for (int rank = 0; rank < c->env.world_size && c->state == COMM_RUNNING; rank++) {
+        peer_link *ln = c->env.links[rank];
+        if (ln != NULL && ln->goodbyes < ln->lane_count)
+            check_peer(c, ln, now);
+    }
+    return next;
+}
+
+/* ---- what a timeout says of them ---- */
+
+static size_t list_lane(const rc_comm *c, const lane *l, char *text, size_t size)
+{
+    const lane_health *h = &l->health;
+    char name[LANE_NAME_BYTES], waiting[16], moved[16];
+    int in_flight;
+    uint64_t acked = lane_acked(l, &in_flight), now = clock_ns();
+    int length =
+        snprintf(text, size, "; %s: %s unacknowledged, %s acknowledged in the last %.0f s",
+                 comm_name_lane(c, l, name, sizeof name), bytes_text(lane_unacked(l), waiting),
+                 bytes_text(acked > h->marks[0] ? acked - h->marks[0] : 0, moved),
+                 clock_seconds(h->times[0], now));
+    if (length < 0 || (size_t)length >= size) {
+        text[0] = '\0'; /* a part of it would mislead */
+        return 0;
+    }
+    return (size_t)length;
+}
+
+const char *comm_list_unacked(const rc_comm *c, char *text, size_t size)
+{
+    size_t used = 0;
+    int in_flight;
+    text[0] = '\0';
+    for (int moving = 0; moving < 2; moving++)
+        for (int rank = 0; rank < c->env.world_size; rank++) {
+            const peer_link *ln = c->env.links[rank];
+            for (int i = 0; ln != NULL && i < ln->lane_count; i++) {
+                const lane *l = ln->lanes[i];
+                int moved = lane_acked(l, &in_flight) > l->health.marks[0];
+                if (moved == moving && lane_unacked(l) > 0)
+                    used += list_lane(c, l, text + used, size - used);
+            }
+        }
+    return text;
+}

@@ -1,0 +1,108 @@
+/* descriptors.c - see descriptors.h. */
+#include "descriptors.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+
+enum { CHECK_EVERY_MS = 10 };
+
+/* ---- the epoll set and the bell ---- */
+
+static int control_bell(const rc_engine *e, int operation)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    return epoll_ctl(atomic_load(&e->epoll_fd), operation, atomic_load(&e->wake_fd), &event) == 0;
+}
+
+int descriptors_open(rc_engine *e)
+{
+    atomic_store(&e->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
+    atomic_store(&e->wake_fd, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    return control_bell(e, EPOLL_CTL_ADD);
+}
+
+static int are_own(const rc_engine *e)
+{
+    return control_bell(e, EPOLL_CTL_MOD);
+}
+
+void descriptors_close(rc_engine *e)
+{
+    int epoll_fd = atomic_exchange(&e->epoll_fd, -1), wake_fd = atomic_exchange(&e->wake_fd, -1);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    int half_open = epoll_fd < 0 || wake_fd < 0;
+    if (!half_open && epoll_ctl(epoll_fd, EPOLL_CTL_MOD, wake_fd, &event) != 0)
+        return;
+    if (epoll_fd >= 0)
+        close(epoll_fd);
+    if (wake_fd >= 0)
+        close(wake_fd);
+}
+
+void descriptors_ring(const rc_engine *e)
+{
+    uint64_t one = 1;
+    if (!are_own(e))
+        return;                                                          /* the driver will see */
+    ssize_t ignored = write(atomic_load(&e->wake_fd), &one, sizeof one); /* full: awake already */
+    (void)ignored;
+}
+
+/* If there is no descriptor to be had just now, the next check tries again. */
+static void renew(rc_engine *e)
+{
+    if (!descriptors_open(e)) {
+        descriptors_close(e);
+        return;
+    }
+    for (engine_source *source = e->sources; source != NULL; source = source->next) {
+        struct epoll_event event = {.events = source->events, .data.ptr = source};
+        epoll_ctl(atomic_load(&e->epoll_fd), EPOLL_CTL_ADD, source->fd, &event);
+    }
+}
+
+/* ---- sources ---- */
+
+int descriptors_note(engine_source *source)
+{
+    struct stat is;
+    if (fstat(source->fd, &is) != 0)
+        return 0;
+    source->device = is.st_dev;
+    source->inode = is.st_ino;
+    return 1;
+}
+
+int descriptors_is_own(const engine_source *source)
+{
+    struct stat is;
+    return fstat(source->fd, &is) == 0 && is.st_dev == source->device && is.st_ino == source->inode;
+}
+
+static engine_source *find_lost(const rc_engine *e)
+{
+    engine_source *source = e->sources;
+    while (source != NULL && descriptors_is_own(source))
+        source = source->next;
+    return source;
+}
+
+void descriptors_check(rc_engine *e, uint64_t now)
+{
+    if (now - e->checked_at < CHECK_EVERY_MS * CLOCK_MS)
+        return;
+    e->checked_at = now;
+    engine_source *source;
+    while ((source = find_lost(e)) != NULL) { /* telling one may end others */
+        int fd = source->fd;
+        engine_forget(e, source);
+        if (source->lost != NULL)
+            source->lost(source, fd);
+    }
+    if (!are_own(e))
+        renew(e);
+}

@@ -1,0 +1,66 @@
+"""Another process of this job that is rank 0, too: two were started with RANK=0, and no rank 1.
+
+Who finds a port of rank 0 in use asks there, as a client that says it is rank 0: only a hub of the
+same job that accepts its proof can answer that it has this rank already. Invariants: it costs
+rank 0 no time, but where it cannot listen anywhere; whoever else has the port is asked once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Sequence
+
+from .dialer import Dial, Target
+from .handshake import Client
+from .loop import Loop
+from .report import JoinError, Row, join_error
+from .same_user import vetting
+from .sockets import show
+from .terms import Key, Outcome, RefusedError, Terms
+
+HEADLINE = "two processes of this job say that they are rank 0: give each a RANK of its own"
+_PATIENCE = 1.0  # seconds for a hub to answer that is waiting for its members
+
+
+class RivalSearch:
+    """Asks in a loop; ``found`` is a row for the other rank 0 once it has answered."""
+
+    def __init__(self, loop: Loop, key: Key, terms: Terms, targets: Sequence[Target]) -> None:
+        self.found: Row | None = None
+        claim = dataclasses.replace(terms, client_rank=0)
+        self._dials = [
+            Dial(
+                loop, target, lambda sock: Client(key, claim, vetting(key, sock)),
+                self._connected, self._refused,
+            )
+            for target in targets
+        ]  # fmt: skip
+
+    def stop(self) -> None:
+        """Asks no more."""
+        for dial in self._dials:
+            dial.stop()
+
+    @staticmethod
+    def _connected(_dial: Dial, sock: socket.socket) -> None:
+        sock.close()  # no hub lets rank 0 in
+
+    def _refused(self, dial: Dial, refusal: RefusedError) -> None:
+        dial.stop()
+        if refusal.proven and refusal.outcome == Outcome.DUPLICATE:
+            there = show(dial.target.address, dial.target.port)
+            self.found = Row(0, -1, there, refusal.outcome.text, str(refusal))
+
+
+def find_rival(targets: Sequence[Target], key: Key, terms: Terms) -> JoinError | None:
+    """The error to raise if another rank 0 of this job listens at one of these; else None."""
+    loop = Loop()
+    search = RivalSearch(loop, key, terms, targets)
+    try:
+        loop.run(lambda: search.found is not None, time.monotonic() + _PATIENCE)
+    finally:
+        search.stop()
+        loop.close()
+    return None if search.found is None else join_error(HEADLINE, [search.found])

@@ -1,0 +1,59 @@
+"""What the operating system refuses while ranks are joined, in ringcomm's own errors.
+
+Invariants: an OSError that reaches typed_errors() leaves it as a BootstrapError; where descriptors
+are what is missing, the text names the limit, what is open and what is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Iterator
+
+from ..errors import BootstrapError, RingcommError
+
+_SPARE = 12
+"""Descriptors beside those that are counted: loops, the engine, shared memory, a file just read."""
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raises a BootstrapError for an OSError of its body."""
+    try:
+        yield
+    except RingcommError:
+        raise
+    except OSError as error:
+        raise BootstrapError(f"the bring-up failed: {describe(error)}") from error
+
+
+def describe(error: OSError) -> str:
+    """What the system said, and about which limit."""
+    said = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"{said} (this process may have {_limit()}: `ulimit -n` raises it)"
+    return said
+
+
+def require_descriptors(count: int, purpose: str) -> None:
+    """Raises BootstrapError if this process may not open so many more files, and a few besides."""
+    limit = _limit()
+    needed = count + _SPARE
+    try:
+        used = len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno not in _TOO_MANY:
+            return  # no /proc: what is missing will show
+        used = limit
+    if limit != resource.RLIM_INFINITY and used + needed > limit:
+        raise BootstrapError(
+            f"too few open files are allowed: the limit is {limit} (ulimit -n), {used} are open, "
+            f"and {purpose} takes {needed} more: run `ulimit -n {used + needed}` before the job"
+        )
+
+
+def _limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

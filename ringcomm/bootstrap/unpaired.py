@@ -1,0 +1,89 @@
+"""Which ports of a job carry nothing to some host, because that host has none on their network.
+
+A port that was not found at the start (no carrier, another RINGCOMM_INTERFACES, an address in
+another subnet) makes no lane fail: the job would run at a part of its speed without a word.
+Invariants: pure functions over what all ranks have offered; a sentence for each host that lacks
+something, as seen from one host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from . import rails
+from .rails import Pairing, Port
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """What all ranks know after the second round of the bring-up, by rank."""
+
+    ports: Sequence[Sequence[Port]]
+    hosts: Sequence[str]
+    host_numbers: Sequence[int]
+
+
+def sentences(offered: Offered, rank: int, pairings: Mapping[int, Sequence[Pairing]]) -> list[str]:
+    """What rank's host and each other host lack for each other; empty if every port has its rail.
+
+    Args:
+        pairings: rank's, by peer. Of each other host its first rank is looked at, since the
+            ranks of a host have the same ports.
+    """
+    numbers = offered.host_numbers
+    numbered = rails.number(offered.ports)
+    found = []
+    for peer in range(len(offered.ports)):
+        if numbers.index(numbers[peer]) != peer or numbers[peer] == numbers[rank]:
+            continue
+        joined = pairings[peer]
+        ours = _without(offered, numbered, rank, {pairing.ours for pairing in joined})
+        theirs = _without(offered, numbered, peer, {pairing.theirs for pairing in joined})
+        lacks = _lack(_name(offered, peer), ours) + _lack(_name(offered, rank), theirs)
+        if lacks:
+            found.append(f"{'; '.join(lacks)}: {_left(offered, rank, peer, joined)}")
+    return found
+
+
+def _name(offered: Offered, rank: int) -> str:
+    return f"{offered.hosts[rank]} (rank {rank})"
+
+
+def _without(
+    offered: Offered, numbered: Sequence[Sequence[int]], rank: int, paired: set[int]
+) -> list[str]:
+    """Rank's ports that have no rail to the other host, in words."""
+    host = _name(offered, rank)
+    return [
+        f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {host})"
+        for index, port in enumerate(offered.ports[rank])
+        if index not in paired
+    ]
+
+
+def _networks(port: Port) -> str:
+    return ", ".join(str(endpoint.address.network) for endpoint in port.endpoints)
+
+
+def _lack(host: str, ports: Sequence[str]) -> list[str]:
+    return [f"host {host} has no port for {' and '.join(ports)}"] if ports else []
+
+
+def _left(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> str:
+    """How much of the better equipped host's ports this job uses between the two."""
+    by_rank = {rank: [p.ours for p in joined], peer: [p.theirs for p in joined]}
+    better = max(by_rank, key=lambda r: _speed(offered.ports[r]))
+    ports = offered.ports[better]
+    used = [ports[index] for index in by_rank[better]]
+    part = _speed(used) / _speed(ports)
+    return (
+        f"this job uses {len(used)} of {len(ports)} ports, {part:.0%} of the bandwidth, between "
+        "the two"
+    )
+
+
+def _speed(ports: Sequence[Port]) -> float:
+    """The sum of the ports' speeds; their number where not all are known."""
+    speeds = [port.mbit_per_s for port in ports]
+    return float(sum(speeds)) if all(speeds) else float(len(ports))

@@ -1,0 +1,218 @@
+"""A timeline of a process's works, as a file for chrome://tracing and ui.perfetto.dev.
+
+Of each work there is when it was called, when its first frame left or came, when it was over, and
+what it has moved, rail by rail:
+
+    allreduce(f32[1000000]) #7      |<--------------------------- >|
+      waiting                       |<----->|
+      on the wire                           |<-------------------->|   sent_bytes, rails, ...
+      (or in shared memory)
+
+Events are nestable asynchronous ones of the Trace Event Format, as works overlap at will. Moments
+are of the wall clock, so that the files of all ranks can be looked at together; within a host they
+are exact to the microsecond, among hosts as far as their clocks agree.
+
+Invariants: what was written is on its way to the disk when the call returns, and the file is a
+complete JSON array after every event: each one overwrites the end of the array and writes it anew.
+So a process that is killed, or hangs, leaves all that had happened, works in flight included. The
+file never exceeds MOST_BYTES. Nothing that goes wrong with it reaches the job: it is told once, and
+the timeline ends there. Only its opening is refused (ConfigError).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ConfigError
+from .work import Work
+
+MOST_BYTES = 256 << 20
+_END = b"\n]\n"
+_ROOM = 1000  # bytes, for a last word
+_log = logging.getLogger("ringcomm")
+
+
+def path_of(setting: str, rank: int) -> str:
+    """The file of a rank: ``{rank}`` is its number, which else goes before the ending."""
+    if "{rank}" in setting:
+        return setting.replace("{rank}", str(rank))
+    stem, ending = os.path.splitext(setting)
+    return f"{stem}.{rank}{ending}"
+
+
+class _File:
+    """The events of one process. It outlives its communicators, so that later ones go on with it.
+
+    Raises ConfigError if it cannot be opened.
+    """
+
+    def __init__(self, setting: str, rank: int) -> None:
+        self.path = path_of(setting, rank)
+        self.rank = rank
+        self._lock = threading.Lock()
+        self._users = 0
+        self._end = 0
+        self._fd = -1
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        try:
+            if os.path.isfile(self.path):  # of the run before, which may have failed
+                os.replace(self.path, self.path + ".old")
+            self._open(os.O_CREAT | os.O_EXCL)
+            self._put(b"[\n", b"]\n")
+        except OSError as error:
+            raise ConfigError(
+                f"timeline={setting!r}: {self.path} cannot be written ({error.strerror}); give a "
+                "file in a folder that is there"
+            ) from None
+
+    def _open(self, flags: int) -> None:
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+
+    def use(self) -> None:
+        """A communicator begins to write to it."""
+        with self._lock:
+            self._users += 1
+            if self._fd < 0 and self._end:
+                self._guarded(lambda: self._open(0))
+
+    def leave(self) -> None:
+        """A communicator is through with it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def write(self, *events: dict[str, Any]) -> None:
+        """Adds events, whose ``ns`` is a moment of time.monotonic_ns()."""
+        lines = [json.dumps(self._timed(event), separators=(",", ":")) for event in events]
+        with self._lock:
+            if self._fd < 0:
+                return
+            data = ",\n".join(lines).encode()
+            if self._end + len(data) > MOST_BYTES - _ROOM:
+                self._end_here(f"it has {MOST_BYTES >> 20} MiB")
+                return
+            self._guarded(lambda: self._put((b",\n" if self._end > 2 else b"") + data, _END))
+
+    def _timed(self, event: dict[str, Any]) -> dict[str, Any]:
+        ns = event.pop("ns", None)
+        timed = {} if ns is None else {"ts": (ns + self._offset_ns) / 1000}
+        return {**event, **timed, "pid": self.rank}
+
+    def _put(self, data: bytes, end: bytes) -> None:
+        os.pwrite(self._fd, data + end, self._end)
+        self._end += len(data)
+
+    def _guarded(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._end_here(str(error.strerror))
+
+    def _end_here(self, why: str) -> None:
+        _log.warning("the timeline %s ends here: %s", self.path, why)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._end = -1, 0
+
+
+_files: dict[str, _File] = {}
+_opening = threading.Lock()
+
+
+def _file_of(setting: str, rank: int) -> _File:
+    with _opening:
+        if setting not in _files:
+            _files[setting] = _File(setting, rank)
+        return _files[setting]
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()
+    _files.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Timeline:
+    """What one communicator writes.
+
+    Args:
+        setting: Config.timeline.
+        rank, host: this rank. The process's first communicator names the file; later ones, as by
+            split, write to the same.
+        about: what the communicator is called, for people.
+        rails: its network ports' names, in rail order.
+
+    Raises ConfigError if the file cannot be opened.
+    """
+
+    def __init__(
+        self, setting: str, rank: int, host: str, about: str, rails: Sequence[str]
+    ) -> None:
+        self._file = _file_of(setting, rank)
+        self._file.use()
+        self._rails = [f"{number} {name}" for number, name in enumerate(rails)]
+        self._category = about
+        self._lock = threading.Lock()
+        self._file.write(
+            {"ph": "M", "name": "process_name",
+             "args": {"name": f"rank {self._file.rank} on {host}, process {os.getpid()}"}},
+            {"ph": "M", "name": "process_sort_index", "args": {"sort_index": self._file.rank}},
+        )  # fmt: skip
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._file.path
+
+    def submitted(self, work: Work) -> None:
+        """It is with the core."""
+        began = work.stats().submitted_ns or time.monotonic_ns()  # a GPU's may not be there yet
+        common = self._common(work)
+        self._file.write(
+            {"ph": "b", "name": work.name, "ns": began, **common},
+            {"ph": "b", "name": "waiting", "ns": began, **common},
+        )
+
+    def finished(self, work: Work) -> None:
+        """It is over, well or not."""
+        stats, error, common = work.stats(), work.exception(), self._common(work)
+        args: dict[str, Any] = {
+            "seq": work.seq, "sent_bytes": stats.sent_bytes, "shared_bytes": stats.shared_bytes,
+            "rails": dict(zip(self._rails, stats.rail_bytes, strict=False)),
+        }  # fmt: skip
+        if error is not None:
+            args["error"] = f"{type(error).__name__}: {error}"
+        where = "in shared memory" if stats.shared_bytes > stats.sent_bytes else "on the wire"
+        over = stats.finished_ns or time.monotonic_ns()
+        started = min(stats.started_ns or over, over)
+        self._file.write(
+            {"ph": "e", "name": "waiting", "ns": started, **common},
+            {"ph": "b", "name": where, "ns": started, **common},
+            {"ph": "e", "name": where, "ns": over, **common},
+            {"ph": "e", "name": work.name, "ns": over, "args": args, **common},
+        )
+
+    def close(self) -> None:
+        """No more works come."""
+        self._file.leave()
+
+    def _common(self, work: Work) -> dict[str, Any]:
+        """What all events of a work have. It may be over before its caller is back."""
+        with self._lock:
+            work.trace_id = work.trace_id or next(_numbers)
+        return {"cat": self._category, "id": work.trace_id, "tid": 0}
+
+
+_numbers = itertools.count(1)

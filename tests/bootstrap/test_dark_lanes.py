@@ -1,0 +1,177 @@
+"""One of two ports of a host fails while a job runs: every rank ends, in time, and names the lane.
+
+Each rank is a thread on a host of its own (test_netns.Lab), with a port on each of two switches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import PATIENCE, until
+from test_netns import Lab
+
+import ringcomm
+from ringcomm import Communicator, Config, PeerLostError
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.usefixtures("no_leaked_fds"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+SECRET = bytes(range(32)).hex()
+HEARTBEAT, LIMIT = 0.2, 1.5
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """Three hosts."""
+    monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
+    with contextlib.closing(Lab()) as built:
+        for host in (1, 2, 3):
+            built.host((0, f"10.7.0.{host}/24"), (1, f"10.8.0.{host}/24"))
+        yield built
+
+
+class Job:
+    """A rank on each host of a lab, calling all-reduces until one fails."""
+
+    def __init__(
+        self, lab: Lab, count: int, pause: float = 0.0, master: str = "10.7.0.1", **settings: Any
+    ) -> None:
+        self.errors: dict[int, ringcomm.RingcommError] = {}
+        self.failed_at: dict[int, float] = {}
+        self.calls = [0] * len(lab.hosts)
+        self._over = threading.Event()
+        self._lab, self._count, self._pause = lab, count, pause
+        self._method = f"tcp://{master}:29500"
+        self._config = Config(
+            interfaces=("eth0", "eth1"), heartbeat=HEARTBEAT, peer_timeout=LIMIT,
+            timeout=PATIENCE, probe=False, **settings,
+        )  # fmt: skip
+        self._threads = [
+            threading.Thread(target=self._rank, args=(rank,)) for rank in range(len(lab.hosts))
+        ]
+        for thread in self._threads:
+            thread.start()
+        until(lambda: all(calls > 3 for calls in self.calls))
+
+    def _rank(self, rank: int) -> None:
+        world = len(self.calls)
+        with self._lab.enter(rank):
+            comm = Communicator.create(
+                rank, world, init_method=self._method, config=self._config
+            )
+        try:
+            data = np.ones(self._count, dtype=np.float32)
+            told = np.zeros(1, dtype=np.int64)
+            while not told[0]:
+                comm.allreduce(data, "avg")
+                self.calls[rank] += 1
+                time.sleep(self._pause)
+                told[0] = self._over.is_set()
+                comm.allreduce(told, "max")
+        except ringcomm.RingcommError as error:
+            self.errors[rank] = error
+            self.failed_at[rank] = time.monotonic()
+        finally:
+            comm.close()
+
+    def end(self) -> None:
+        """In order, if it has not failed."""
+        self._over.set()
+        self.join()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(2 * PATIENCE)
+            assert not thread.is_alive(), "a rank hangs"
+
+
+def check_named(job: Job, rail: int, *words: str) -> None:
+    """Every rank has failed by the loss of this rail, and says these words."""
+    job.join()
+    assert sorted(job.errors) == [0, 1, 2]
+    for error in job.errors.values():
+        assert isinstance(error, PeerLostError), error
+        assert (error.rail, error.lane) == (rail, rail), error
+        assert error.rank in (0, 1, 2)
+        for word in words:
+            assert word in str(error), error
+
+
+DARK = ("rail 1 between rank ", "is dark: ", "eth1 10.8.0.2 on ", "switch port", "firewall")
+
+
+def test_blackhole(lab: Lab) -> None:
+    """Host 1's second port sends and gets nothing, and its carrier stays."""
+    job = Job(lab, 250_000)
+    began = time.monotonic()
+    lab.blackhole(1, 1)
+    check_named(job, 1, *DARK)
+    assert all(at - began > LIMIT for at in job.failed_at.values())
+    assert {error.rank for error in job.errors.values()} == {1}  # by all its lanes of that port
+
+
+def test_blackhole_beside_small_messages(lab: Lab) -> None:
+    """These need not travel on the dark lane at all."""
+    job = Job(lab, 8, pause=0.05)
+    lab.blackhole(1, 1)
+    check_named(job, 1, *DARK)
+
+
+def test_one_way(lab: Lab) -> None:
+    """What host 0 sends to host 1 over the second switch is lost, and nothing else."""
+    job = Job(lab, 250_000)
+    lab.inside(0, "ip neigh replace 10.8.0.2 lladdr 02:00:00:00:00:99 dev eth1 nud permanent")
+    check_named(job, 1, *DARK, "eth1 10.8.0.1 on ")
+    assert (job.errors[0].rank, job.errors[1].rank) == (1, 0)  # each end names the other
+
+
+def test_slow_port_is_not_dark(lab: Lab) -> None:
+    """Busy for longer than peer_timeout with what it is given, and losing packets all the time."""
+    for host in range(3):
+        lab.shape(host, 0, "1gbit")
+        lab.shape(host, 1, "10mbit")
+    job = Job(lab, 4_000_000)
+    calls, began = min(job.calls), time.monotonic()
+    assert until(lambda: job.errors or time.monotonic() - began > 3 * LIMIT)
+    assert until(lambda: job.errors or min(job.calls) > calls + 3)
+    assert not job.errors
+    job.end()
+    assert not job.errors
+
+
+PORTS: dict[str, tuple[Callable[[Lab], None], str]] = {
+    "down": (lambda lab: lab.inside(1, "ip link set eth1 down"), "was taken down"),
+    "no carrier": (lambda lab: lab.unplug(1, 1), "has no carrier"),
+    "no address": (lambda lab: lab.inside(1, "ip addr flush dev eth1"), "has lost its address"),
+    "gone": (lambda lab: lab.inside(1, "ip link del eth1"), "was removed"),
+}
+
+
+@pytest.mark.parametrize("fault", PORTS)
+def test_port_lost(lab: Lab, fault: str) -> None:
+    """Said at once, and by the name of the host whose port it is."""
+    job = Job(lab, 250_000)
+    act, text = PORTS[fault]
+    act(lab)
+    check_named(job, 1, "the port of rank 1 " + text, "eth1 10.8.0.2 on ")
+    assert {error.rank for error in job.errors.values()} == {1}
+
+
+def test_address_of_version_6_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOMM_SECRET", SECRET)
+    with contextlib.closing(Lab()) as lab:
+        for host in (1, 2, 3):
+            lab.host((0, f"fd07::{host}/64"), (1, f"fd08::{host}/64"))
+        job = Job(lab, 8, pause=0.01, master="[fd07::1]")
+        lab.inside(1, "ip -6 addr del fd08::2/64 dev eth1")
+        check_named(job, 1, "the port of rank 1 has lost its address", "eth1 fd08::2 on ")

@@ -1,0 +1,165 @@
+/* test_comm_announce.c - what peers are told of calls here: a receive once, when the peer needs to
+ * know of it; again after it could not be sent; and nothing of what is over. */
+#include "peer.h"
+
+enum { BULK = 10 * PEER_SEGMENT / 4 };
+
+static float data[BULK];
+
+static rc_work *receive(const stage *s, uint32_t tag, uint64_t count)
+{
+    rc_call call = small_call(RC_RECV, data, count);
+    call.root = 1;
+    call.tag = tag;
+    return submit(s->comm, &call);
+}
+
+static frame_header send_header(uint32_t tag, uint32_t number)
+{
+    rc_call call = small_call(RC_RECV, data, PEER_SEGMENT / 4);
+    frame_header h = data_header(&call, tags_name(tag, number));
+    h.length = PEER_SEGMENT;
+    return h;
+}
+
+/* The calls of receives that the peer gets within a while: the last name of each, in order. */
+static int calls_told(const stage *s, uint64_t *names, int room)
+{
+    uint8_t payload[PEER_SEGMENT];
+    frame_header h;
+    int count = 0;
+    while (readable(s->far[1][0], 50) && watch_frame(s->far[1][0], &h, payload))
+        if (h.type == FRAME_CALL && (h.flags & FRAME_P2P) && count < room)
+            names[count++] = h.seq;
+    return count;
+}
+
+static void wait_for_frames(const stage *s, uint64_t frames)
+{
+    rc_lane_stats lane = {0};
+    for (; lane.received_frames < frames; usleep(200))
+        rc_comm_lane_stats(s->comm, &lane, 1);
+}
+
+static void abandon(stage *s, rc_work **works, int count)
+{
+    rc_comm_abort(s->comm, "the test is over");
+    for (int i = 0; i < count; i++)
+        rc_work_free(works[i]);
+    stage_close(s);
+}
+
+/* Little is not announced; when the peer is far ahead it is told of all, of a tag by its last, and
+ * of no receive twice, however often it gets there. */
+static void a_peer_far_ahead_is_told_once(void)
+{
+    stage s = stage_open((stage_options){0});
+    uint64_t names[20];
+    rc_work *works[6] = {receive(&s, 1, 10),
+                         receive(&s, 1, 10),
+                         receive(&s, 2, 10),
+                         receive(&s, 90, PEER_SEGMENT / 4),
+                         NULL,
+                         NULL};
+    CHECK_EQ(calls_told(&s, names, 20), 0);
+    for (uint32_t i = 0; i < 3; i++) /* a quarter of the credit, and more */
+        play(s.far[1][0], send_header(50, i), data);
+    if (CHECK_EQ(calls_told(&s, names, 20), 3)) {
+        CHECK_EQ(names[0], tags_name(1, 1));
+        CHECK_EQ(names[1], tags_name(2, 0));
+        CHECK_EQ(names[2], tags_name(90, 0));
+    }
+    works[4] = receive(&s, 3, 10);
+    CHECK_EQ(calls_told(&s, names, 20), 1); /* of each call from then on */
+    rc_work *taken[3];
+    for (int i = 0; i < 3; i++)
+        expect_done((taken[i] = receive(&s, 50, PEER_SEGMENT / 4)));
+    calls_told(&s, names, 20);
+    works[5] = receive(&s, 4, 10);
+    CHECK_EQ(calls_told(&s, names, 20), 0);
+    for (uint32_t i = 3; i < 6; i++)
+        play(s.far[1][0], send_header(50, i), data);
+    if (CHECK_EQ(calls_told(&s, names, 20), 1))
+        CHECK_EQ(names[0], tags_name(4, 0));
+    abandon(&s, works, 6);
+}
+
+/* The rank under test has started it. */
+static void wait_for_start(const stage *s, const rc_work *work)
+{
+    for (int started = 0; !started; usleep(200)) {
+        engine_lock(s->engine);
+        started = work->env != NULL;
+        engine_unlock(s->engine);
+    }
+}
+
+/* A communicator's timers run as soon as it is there; what is tested is the next time. */
+static void wait_for_first_tick(const stage *s)
+{
+    for (uint64_t due = 0; due == 0; usleep(200)) {
+        engine_lock(s->engine);
+        due = s->comm->member.due;
+        engine_unlock(s->engine);
+    }
+}
+
+static void set_mute(const stage *s, int mute)
+{
+    engine_lock(s->engine);
+    s->comm->env.links[1]->lanes[0]->mute = mute;
+    engine_unlock(s->engine);
+}
+
+/* Its frame is dropped, as where memory is short: it is sent with the next tick instead, once. */
+static void a_dropped_call_is_repeated(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
+    uint64_t names[20];
+    wait_for_first_tick(&s);
+    set_mute(&s, 1);
+    rc_work *works[2] = {receive(&s, 5, BULK), receive(&s, 6, BULK)};
+    wait_for_start(&s, works[1]);
+    set_mute(&s, 0);
+    CHECK_EQ(calls_told(&s, names, 20), 0);
+    pass_time(&s, clock_ns() + 31 * CLOCK_S);
+    if (CHECK_EQ(calls_told(&s, names, 20), 2)) {
+        CHECK_EQ(names[0], tags_name(5, 0));
+        CHECK_EQ(names[1], tags_name(6, 0));
+    }
+    pass_time(&s, clock_ns() + 62 * CLOCK_S);
+    CHECK_EQ(calls_told(&s, names, 20), 0);
+    abandon(&s, works, 2);
+}
+
+/* What came in the meantime needs no word. */
+static void what_is_over_is_not_announced(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
+    uint64_t names[20];
+    wait_for_first_tick(&s);
+    for (uint32_t i = 0; i < 3; i++)
+        play(s.far[1][0], send_header(50, i), data);
+    wait_for_frames(&s, 3);
+    calls_told(&s, names, 20);
+    set_mute(&s, 1);
+    rc_work *works[2] = {receive(&s, 7, PEER_SEGMENT / 4), receive(&s, 8, PEER_SEGMENT / 4)};
+    wait_for_start(&s, works[1]);
+    play(s.far[1][0], send_header(7, 0), data);
+    expect_done(works[0]);
+    set_mute(&s, 0);
+    pass_time(&s, clock_ns() + 31 * CLOCK_S);
+    if (CHECK_EQ(calls_told(&s, names, 20), 1))
+        CHECK_EQ(names[0], tags_name(8, 0));
+    abandon(&s, works + 1, 1);
+}
+
+int main(void)
+{
+    static const check_test tests[] = {
+        {"a_peer_far_ahead_is_told_once", a_peer_far_ahead_is_told_once},
+        {"a_dropped_call_is_repeated", a_dropped_call_is_repeated},
+        {"what_is_over_is_not_announced", what_is_over_is_not_announced},
+    };
+    return check_run(tests, CHECK_COUNT(tests));
+}

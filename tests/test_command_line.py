@@ -1,0 +1,58 @@
+"""``python -m ringcomm``: what it prints, and what ``dir`` shows of the package."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import ringcomm
+from ringcomm import config
+from ringcomm.__main__ import main
+
+INTERNAL = ("api", "buffers", "calls", "codecs", "fusion", "opening", "shortcut", "_native")
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V", "version"])
+def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag]) == 0
+    assert capsys.readouterr().out == f"ringcomm {ringcomm.__version__}\n"
+
+
+def test_the_settings_and_where_they_are_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCOMM_INTERFACES", "lo,eth7")
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "12")
+    monkeypatch.setenv("RINGCOMM_COMPRESSION", "int8")
+    monkeypatch.setitem(os.environ, "RINGCOMM_SECRET", "do-not-show")
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["interfaces", "lo,eth7", "RINGCOMM_INTERFACES"] in rows
+    assert ["timeout", "12.0", "RINGCOMM_TIMEOUT"] in rows
+    assert ["lanes", "1", "default"] in rows
+    assert ["compression", "int8", "RINGCOMM_COMPRESSION"] in rows
+    assert ["secret", "is", "set", "RINGCOMM_SECRET"] in rows
+    assert "do-not-show" not in shown
+    names = {row[0] for row in rows if row}
+    assert set(config.Config().sources()) <= names
+
+
+def test_settings_that_cannot_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCOMM_LANES", "many")
+    assert main([]) == 1
+    assert "RINGCOMM_LANES='many' cannot be read" in capsys.readouterr().out
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tun"]) == 2
+    assert "unknown command 'tun': did you mean tune?\nusage:" in capsys.readouterr().err
+
+
+def test_tab_shows_the_public_names_alone() -> None:
+    assert sorted(dir(ringcomm)) == sorted(ringcomm.__all__)
+    assert not set(INTERNAL) & set(dir(ringcomm))
+    assert all(hasattr(ringcomm, name) for name in dir(ringcomm))

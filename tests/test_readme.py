@@ -1,0 +1,82 @@
+"""Every block of Python in the README runs as it is printed. (Those of Lightning, Accelerate and
+transformers: test_frameworks.py.)"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+from faults.job import Job, Nursery
+from readme import BLOCKS, blocks, code
+
+import ringcomm
+
+RUN_ELSEWHERE = {"lightning", "on_fit_start", "accelerate", "transformers"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+
+def test_every_block_is_known() -> None:
+    """So that none is printed which no test runs."""
+    assert sorted(map(code, BLOCKS)) == sorted(blocks())
+
+
+def run(nursery: Nursery, name: str, event: str, ranks: int = 2) -> list[dict[str, Any]]:
+    from faults import recipes
+
+    env = {**LOOPBACK, "LOCAL_WORLD_SIZE": "2"}
+    with Job(nursery, ranks, env) as job:
+        job.start(getattr(recipes, name))
+        told = job.expect_all(event)
+        job.finish(quietly=False)
+    return told
+
+
+@needs_torch
+@pytest.mark.torch
+def test_numpy(torch_nursery: Nursery) -> None:
+    for event in run(torch_nursery, "numpy", "numpy"):
+        assert event["x"] == [4.0, 4.0]  # 1 on each of two; their mean; once more added
+
+
+@needs_torch
+@pytest.mark.torch
+def test_feedback(torch_nursery: Nursery) -> None:
+    for event in run(torch_nursery, "feedback", "feedback"):
+        assert 1e-2 < event["lacks"] < 1.0
+        assert event["unkept"] < 1e-5
+
+
+@needs_torch
+@pytest.mark.torch
+def test_backend(torch_nursery: Nursery) -> None:
+    for event in run(torch_nursery, "backend", "backend"):
+        assert (event["name"], event["x"]) == ("ringcomm", [2.0, 2.0, 2.0])
+
+
+@needs_torch
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "ranks", "error"), [("hook", 2, 2**-7), ("hierarchical", 4, 0.02)]
+)
+def test_hooks(torch_nursery: Nursery, name: str, ranks: int, error: float) -> None:
+    for event in run(torch_nursery, name, "gradients", ranks):
+        assert event["equal"]
+        assert 0 < event["error"] < error
+
+
+def test_gpu(gpu: Any) -> None:
+    ringcomm.init()
+    try:
+        side = gpu.stream()
+        x, y = (gpu.array(np.ones(1000, np.float32), gpu.stream()) for _ in range(2))
+        z = gpu.array(np.ones(1000, np.float32), side)
+        exec(code("gpu"), {"ringcomm": ringcomm, "x": x, "y": y, "z": z, "side": side})
+        for one in (x, y, z):
+            assert (one.read() == 1).all()
+    finally:
+        ringcomm.shutdown()
