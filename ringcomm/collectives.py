@@ -106,8 +106,8 @@ class Collectives:
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
             on_done: of the method alone, with async_op: called with the Work once it is over, from
-                the one thread that makes all such calls: it must not wait for other works. What it
-                raises is logged.
+                a thread that makes such calls, in the order in which works are over and one at a
+                time, but beside one that waits or takes long. What it raises is logged.
 
         Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
         on behind it. What is float32 is then packed there, but by topk and onebit-deepspeed.

@@ -138,7 +138,7 @@ def low_rank(rank: Rank, backend: str, folder: str) -> None:
         wide = [nn.Linear(8 * WIDTH, 8 * WIDTH) for _ in range(3)]
         model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), *wide))
         state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=32, start_powerSGD_iter=2, min_compression_rate=0.5
+            None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=2
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
