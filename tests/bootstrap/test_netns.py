@@ -269,6 +269,30 @@ def test_blackholed_rail_is_left_out(
     assert all("no answer at 10.8.0.1:" in t or "no route" in t for t in text)
 
 
+def test_lane_that_goes_dark_while_others_are_awaited(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was made, and is left out as if it never had been."""
+    caplog.set_level(logging.WARNING, "ringcomm")
+    for host in (1, 2, 3):
+        lab.host((0, f"10.7.0.{host}/24"), (1, f"10.8.0.{host}/24"))
+    lab.blackhole(2, 1)
+    keep = lanes.LaneMaker._keep
+
+    def keep_and_blackhole(
+        self: lanes.LaneMaker, lane: lanes.LaneId, made: socket.socket
+    ) -> None:
+        keep(self, lane, made)
+        if (self._plan.rank, lane) == (1, (0, 1, 0)):  # the end that dials, so both have it
+            lab.blackhole(1, 1)
+
+    monkeypatch.setattr(lanes.LaneMaker, "_keep", keep_and_blackhole)
+    for made in meshes(lab.join("10.7.0.1", probe=False)):
+        assert {lane.rail for lane in made.lanes} == {0}
+        made.close()
+    assert sum("rail 1 (eth1)" in record.getMessage() for record in caplog.records) == 6
+
+
 def test_host_that_is_out_of_reach(lab: Lab) -> None:
     """Ranks that meet at rank 0, but of which two cannot reach each other."""
     lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))

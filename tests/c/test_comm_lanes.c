@@ -526,7 +526,7 @@ static void told_lane_is_known(void)
     static const uint32_t segments[] = {1, LINK_MAX_LANES};
     for (int bad = 0; bad < 2; bad++) {
         stage s = stage_open((stage_options){0});
-        rc_error theirs = {.code = RC_PEER_LOST, .rank = 1, .message = "rail 2 is dark"};
+        rc_error theirs = {.code = RC_PEER_LOST, .message = "rail 2 is dark"};
         uint8_t payload[FRAME_TEXT_BYTES];
         frame_header h = control_header(FRAME_ABORT, 0);
         h.length = frame_abort_encode(payload, &theirs, 1);
@@ -537,6 +537,7 @@ static void told_lane_is_known(void)
         play(s.far[1][0], h, payload);
         rc_error error;
         CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
+        CHECK_EQ(error.rank, bad ? 0 : 1); /* of a lane's ends each names the other */
         CHECK_EQ(error.rail, bad ? -1 : 2);
         CHECK_EQ(error.lane, bad ? -1 : 1);
         rc_work_free(work);
