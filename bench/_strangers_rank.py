@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from typing import Any
 
 from ringcomm.bootstrap import lanes, mesh
 from ringcomm.bootstrap.launch import Identity
@@ -42,9 +43,9 @@ def hold_lanes(seconds: float) -> None:
     """Lets time pass before this rank connects to the others' lanes."""
     honest = lanes.LaneMaker.run
 
-    def run(maker: lanes.LaneMaker, deadline: float) -> None:
+    def run(maker: lanes.LaneMaker, *arguments: Any) -> None:
         time.sleep(seconds)
-        honest(maker, deadline)
+        honest(maker, *arguments)
 
     lanes.LaneMaker.run = run  # type: ignore[method-assign]
 

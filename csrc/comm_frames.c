@@ -212,8 +212,9 @@ static int is_late(const rc_comm *c, const rc_error *theirs, int origin)
 static rc_error seen_from_here(const rc_comm *c, const rc_error *theirs, int origin)
 {
     rc_error error = *theirs;
-    if (theirs->code == RC_MISMATCH && theirs->rank == c->env.rank)
-        error.rank = origin; /* two ranks differ: each holds it against the other */
+    int is_of_two = theirs->code == RC_MISMATCH || theirs->lane >= 0;
+    if (is_of_two && theirs->rank == c->env.rank)
+        error.rank = origin; /* two calls differ, or a lane has two ends: each names the other */
     if (!is_late(c, theirs, origin))
         return error;
     error_clear(&error);

@@ -110,6 +110,10 @@ def tune(comm: Any, rows: Sequence[TunedRow]) -> int:
     return int(lib.rc_comm_tune(comm, table, len(rows)))
 
 
+def _address(work: Any) -> int:
+    return int(ffi.cast("uintptr_t", work))
+
+
 class Engine:
     """One rc_engine: an event loop with its progress thread."""
 
@@ -124,7 +128,9 @@ class Engine:
             raise RingcommError(f"the engine cannot start: {result_name(result)}")
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
+        # By slot, until the watcher has seen it filled; then by handle, found at once.
         self._watched: dict[Any, Callable[[], None]] = {}
+        self._by_handle: dict[int, Callable[[], None]] = {}
         self._registered = threading.RLock()  # a signal handler may call within a call
         self._callers: Callers | None = None
         self.forked = False
@@ -148,9 +154,10 @@ class Engine:
                 self._callers.start()
 
     def unwatch(self, slot: Any) -> None:
-        """Takes back a watch whose work was refused."""
+        """Takes back a watch whose work was refused, or is over."""
         with self._registered:
-            self._watched.pop(slot, None)
+            if self._watched.pop(slot, None) is None and slot[0]:
+                self._by_handle.pop(_address(slot[0]), None)
 
     # ---- what its callers take from (callers.Source) ----
 
@@ -177,11 +184,16 @@ class Engine:
 
     def _callback_of(self, work: Any) -> Callable[[], None]:
         while True:
-            with self._registered:  # works mostly end in the order in which they began
-                for slot in self._watched:
-                    if slot[0] == work:
-                        return self._watched.pop(slot)
-            time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
+            with self._registered:
+                callback = self._by_handle.pop(_address(work), None)
+                if callback is not None:
+                    return callback
+                found = False
+                for slot in [slot for slot in self._watched if slot[0]]:
+                    self._by_handle[_address(slot[0])] = self._watched.pop(slot)
+                    found = found or slot[0] == work
+            if not found:
+                time.sleep(1e-4)  # over before rc_submit, in another thread, has filled the slot
 
     def free(self) -> None:
         """Stops its threads, or if one of them calls this, has them stop. All communicators must be

@@ -14,7 +14,7 @@ from .buffers import View
 from .calls import Feedback, Op, check_tag
 from .codecs import Compression
 from .config import Config
-from .devices import refuse_grad, view
+from .devices import check_autograd, view
 from .errors import ConfigError, TensorError
 from .fusion import Works, allreduce_many, listed
 from .residuals import Residuals
@@ -106,8 +106,8 @@ class Collectives:
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
             on_done: of the method alone, with async_op: called with the Work once it is over, from
-                the one thread that makes all such calls: it must not wait for other works. What it
-                raises is logged.
+                a thread that makes such calls, in the order in which works are over and one at a
+                time, but beside one that waits or takes long. What it raises is logged.
 
         Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
         on behind it. What is float32 is then packed there, but by topk and onebit-deepspeed.
@@ -180,7 +180,7 @@ class Collectives:
         """
         given = listed(tensors)
         for tensor in given:
-            refuse_grad(tensor)
+            check_autograd(tensor)
         return allreduce_many(self, given, op, compression, feedback, async_op, timeout)
 
     @overload
@@ -204,7 +204,7 @@ class Collectives:
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
         Work). On root it is only read."""
-        refuse_grad(tensor)  # on root, too, or the others alone would refuse
+        check_autograd(tensor)  # on root, too, or the others alone would refuse
         dst = view(tensor, writable=self.rank != root)
         return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
                          timeout=timeout)  # fmt: skip
@@ -520,5 +520,5 @@ class Collectives:
 
 def _written(tensor: Any) -> View:
     """The memory of a tensor that a result is written to."""
-    refuse_grad(tensor)
+    check_autograd(tensor)
     return view(tensor, writable=True)

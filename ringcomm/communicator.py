@@ -97,11 +97,12 @@ class Communicator(Collectives):
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._timeline: Timeline | None = None
+        self.is_timed = bool(config.timeline)  # each of its collectives has to be a Work
         self._shortcut = Shortcut(self)
         self._handle: Any = None
         self._pipe: Pipe | None = None  # of the first GPU tensor
         self._began = time.monotonic()
-        self._told_of_failure = False
+        self._has_told_failure = False
         try:
             self._engine = _native.acquire_engine(config.kernel_set)
         except BaseException:
@@ -284,11 +285,6 @@ class Communicator(Collectives):
 
     # ---- for its works ----
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether each of its collectives has to be a Work, for a timeline."""
-        return self._timeline is not None
-
     def note_over(self, work: Work) -> None:
         """The work is over, and was seen to be for the first time."""
         self._forget(work)
@@ -453,8 +449,8 @@ class Communicator(Collectives):
     def _forget(self, work: Work) -> None:
         self._in_flight.pop(id(work), None)
         error = work._error
-        if error is not None and not self._told_of_failure:
-            self._told_of_failure = True
+        if error is not None and not self._has_told_failure:
+            self._has_told_failure = True
             _log.info("%s: %s", type(error).__name__, error)
 
     # ---- what is logged ----

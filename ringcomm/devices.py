@@ -117,17 +117,24 @@ def view(obj: Any, *, writable: bool) -> View:
     return buffers.view(obj, writable=writable)
 
 
-def refuse_grad(obj: Any) -> None:
-    """Raises TensorError for a tensor of torch that a result cannot be written to, because autograd
-    would go on with what was there before. As in torch, ``no_grad`` allows it."""
+def check_autograd(obj: Any) -> None:
+    """Of a tensor of torch that a result is about to be written to while autograd records.
+
+    Raises TensorError for one that was computed from others: its gradient would be that of the
+    values from before. A leaf that requires grad, such as a parameter, is told that it changes, so
+    that a backward pass which needs its earlier values raises.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor) or not obj.requires_grad:
         return
-    if torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
+        return
+    if not obj.is_leaf:
         raise TensorError(
-            "the tensor requires grad, and autograd would not know that the result was written to "
-            "it; pass x.detach() (for gradients: x.grad), or call within torch.no_grad()"
+            "the tensor was computed from others that require grad, and autograd would not know "
+            "that the result was written to it; pass x.detach(), or call within torch.no_grad()"
         )
+    torch.autograd.graph.increment_version(obj)
 
 
 def common_device(views: Sequence[View]) -> DeviceView | None:

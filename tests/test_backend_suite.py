@@ -24,6 +24,20 @@ SAMPLE = (
 )  # fmt: skip
 
 
+LIFTED = ("reduce_scatter_v_cuda", "all_reduce_sum_cuda_async", "broadcast_cuda")
+"""Of those that ask for a GPU or NCCL, and need neither."""
+
+
+@pytest.mark.beside(
+    sys.executable, "tests/torch_suite.py", "run", "ringcomm", "--as-gloo", "--lifted",
+    "--match", ",".join(LIFTED),
+)  # fmt: skip
+def test_a_sample_without_gates(beside: Done) -> None:
+    assert beside.code == 0, beside.output
+    (passed,) = re.findall(r"^(\d+) ok, 0 failed", beside.output, re.MULTILINE)
+    assert int(passed) >= len(LIFTED), beside.output
+
+
 @pytest.mark.beside(
     sys.executable, "tests/torch_suite.py", "run", "ringcomm", "--match", ",".join(SAMPLE)
 )

@@ -235,7 +235,9 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several
 def test_another_user_without_a_secret(nursery: Nursery, uids: list[int]) -> None:
     """The job's name, which anybody can know, lets no other user in; both ends are told why."""
     with Job(nursery, len(uids)) as job:
-        job.start(joining.as_users, uids=uids, timeout=WAITS["connect_timeout"])
+        job.start(joining.as_users, uids=uids, timeout=3.0)
+        job.expect_all("here")
+        job.go()
         for rank, event in enumerate(job.expect_all("refused")):
             assert "BootstrapError" in event["kinds"], event
             if rank == 0 or uids[rank] != uids[0]:
@@ -251,6 +253,8 @@ def test_users_that_may_join(nursery: Nursery, how: str) -> None:
     secret = {"RINGCOMM_SECRET": secrets.token_hex(32)} if how == "secret" else {}
     with Job(nursery, 2, secret) as job:
         job.start(joining.as_users, uids=uids, timeout=30.0, insecure=how == "insecure")
+        job.expect_all("here")
+        job.go()
         check_joined(job, quietly=False)  # who may not open the other's memory says so
 
 

@@ -3,7 +3,7 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
             < devices, residuals < calls < work < fusion, counters, shortcut, opening, summary,
             deepspeed, pipe, timeline < collectives < communicator < api < exact < feedback
             < the package itself < torch < tools, train < __main__
@@ -37,7 +37,7 @@ C_LAYERS = [
     {"pipe"},
 ]
 PYTHON_LAYERS = [
-    {"errors", "intervals"},
+    {"errors", "intervals", "callers"},
     {"logs"},
     {"config", "codecs"},
     {"bootstrap", "_native", "buffers", "dlpack"},

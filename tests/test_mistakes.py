@@ -201,17 +201,20 @@ def ones() -> Any:
     return torch.ones(3)
 
 
+def computed() -> Any:
+    return leaf() * 2
+
+
 GRAD: list[Call] = [
-    lambda c: c.allreduce(leaf()),
-    lambda c: c.allreduce(leaf() * 2),
-    lambda c: c.allreduce(leaf(), async_op=True),
-    lambda c: c.allreduce(ones(), out=leaf()),
-    lambda c: c.allreduce_many([ones(), leaf()]),
-    lambda c: c.broadcast(leaf(), root=0),
-    lambda c: c.broadcast(leaf(), root=1),
-    lambda c: c.reduce(leaf(), root=0),
-    lambda c: c.recv(leaf(), 1),
-    lambda c: c.scatter(None, 1, out=leaf()),
+    lambda c: c.allreduce(computed()),
+    lambda c: c.allreduce(computed(), async_op=True),
+    lambda c: c.allreduce(ones(), out=computed()),
+    lambda c: c.allreduce_many([ones(), computed()]),
+    lambda c: c.broadcast(computed(), root=0),
+    lambda c: c.broadcast(computed(), root=1),
+    lambda c: c.reduce(computed(), root=0),
+    lambda c: c.recv(computed(), 1),
+    lambda c: c.scatter(None, 1, out=computed()),
 ]
 
 
@@ -224,7 +227,7 @@ def test_what_autograd_would_not_see_is_refused(call: Call, pair: World) -> None
         if comm.rank == 0:
             before = comm.stats()["works"]
             for _ in range(2):  # the short way remembers what it has seen
-                with pytest.raises(TensorError, match=r"x\.detach\(\) .*torch\.no_grad\(\)"):
+                with pytest.raises(TensorError, match=r"x\.detach\(\), .*torch\.no_grad\(\)"):
                     call(comm)
             assert comm.stats()["works"] == before
         assert comm.allreduce(np.ones(1)).tolist() == [2]
@@ -245,6 +248,23 @@ def test_gradients_and_detached_tensors_are_taken(pair: World) -> None:
             assert comm.allreduce(weight).tolist() == [4] * 3
             assert comm.broadcast(weight).tolist() == [4] * 3
         assert comm.allgather(weight)[1].tolist() == [4] * 3  # is only read
+        assert comm.broadcast(weight) is weight
+
+    pair.run(body)
+
+
+@pytest.mark.torch
+def test_a_backward_pass_that_needs_what_a_leaf_was_raises(pair: World) -> None:
+    pytest.importorskip("torch")
+
+    def body(comm: Communicator) -> None:
+        weight = leaf()
+        loss = (weight * weight).sum()
+        comm.broadcast(weight)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        (weight * weight).sum().backward()
+        assert weight.grad.tolist() == [2] * 3
 
     pair.run(body)
 

@@ -49,9 +49,9 @@ TWO_RANKS = """
     ringcomm.allreduce(x, compression="bf16")
     part = comm.split(0)
     part.broadcast(x)
-    sent = comm.stats()["payload_bytes"], [rail["sent_bytes"] for rail in comm.stats()["rails"]]
+    sent = comm.stats()["payload_bytes"]
     ringcomm.shutdown()
-    print(*sent[:1], *sent[1])
+    print(sent)
 """
 
 
@@ -60,7 +60,7 @@ def test_each_rank_tells_of_all_its_works(tmp_path: Path, shared: bool) -> None:
     env = {"RINGCOMM_TIMELINE": str(tmp_path / "trace.json"), "RINGCOMM_INTERFACES": "lo,lo",
            "RINGCOMM_SHARED_MEMORY": str(int(shared))}  # fmt: skip
     for rank, process in enumerate(run_processes(2, TWO_RANKS, env=env)):
-        payload, *rails = map(int, process.stdout.split())
+        payload = int(process.stdout)
         events = events_of(tmp_path / f"trace.{rank}.json")
         assert {event["pid"] for event in events} == {rank}
         whole = spans(events, "allreduce(f32[100000])")
@@ -79,21 +79,20 @@ def test_each_rank_tells_of_all_its_works(tmp_path: Path, shared: bool) -> None:
         sent = [one["shared_bytes"] if shared else one["sent_bytes"] for one in mine]
         assert sent == [400000, 400000, 200000]
         assert sum(one["sent_bytes"] + one["shared_bytes"] for one in ends) >= payload
-        for number, total in enumerate(rails):  # which carry heartbeats and calls, too
-            told = sum(one["rails"][f"{number} lo"] for one in mine)
-            assert 0 < told <= total if not shared else told == 0
+        told = [sum(one["rails"][f"{number} lo"] for one in mine) for number in range(2)]
+        assert sum(told) == 0 if shared else 0 < sum(told) - sum(sent) < 2000  # a few headers
 
 
 def test_a_rank_that_is_killed_leaves_what_was_in_flight(tmp_path: Path) -> None:
     code = """
-        import numpy as np, os, ringcomm
+        import numpy as np, ringcomm, time
         comm = ringcomm.init()
         ringcomm.barrier()
         if comm.rank == 0:
             hangs = ringcomm.allreduce(np.ones(5, np.float32), async_op=True)
             print("hangs", flush=True)
             hangs.wait()
-        os.read(0, 1)
+        time.sleep(60)  # rank 1 does not call it; rank 0 is killed first
     """
     env = {"RINGCOMM_TIMELINE": f"{tmp_path}/r{{rank}}.trace", "WORLD_SIZE": "2",
            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip

@@ -367,7 +367,7 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 def test_the_report_fits_a_terminal_of_80_columns() -> None:
     """With long figures: no cell is broken over two lines."""
     times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
-    measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 9.0)
+    measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
     run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
            "backend": "ringcomm", "compression": "onebit-deepspeed", "batch": 1234567,
            "emulated_compute_ms": 200.5}  # fmt: skip

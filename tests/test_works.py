@@ -10,6 +10,7 @@ import gc
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ranks import World, run_ranks
 from tensors import elements, inputs, same
 
 from ringcomm import CommTimeoutError, Communicator, Config, ConfigError, Work, communicator
+from ringcomm._native import Engine, ffi
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -166,6 +168,28 @@ def test_callbacks_come_after_the_result() -> None:
 
     run_ranks(2, body)
     run_ranks(2, body, engines="own")
+
+
+def test_many_callbacks_are_found_in_any_order() -> None:
+    """The time for each does not grow with how many there are."""
+
+    def seconds(count: int) -> float:
+        engine = Engine("")
+        slots = [ffi.new("rc_work **", ffi.cast("rc_work *", 64 * (i + 1))) for i in range(count)]
+        handles = [slot[0] for slot in slots]
+        called: list[int] = []
+        with engine._registered:  # its watcher has nothing to look for
+            engine._watched = {slot: partial(called.append, i) for i, slot in enumerate(slots)}
+        began = time.process_time()
+        for handle in reversed(handles):
+            engine._callback_of(handle)()
+        took = time.process_time() - began
+        assert called == [*reversed(range(count))]
+        engine.free()
+        return took
+
+    few, many = seconds(1000), seconds(16_000)
+    assert many < 16 * 4 * few, f"1000 took {few:.4f} s, 16000 took {many:.4f} s"
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])

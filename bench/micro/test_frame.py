@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from conftest import FAR, NEAR, pages
 
-METHODS = ("tables", "instructions", "instructions and folding", "wide folding")  # as in csrc/base/crc32c.c
+# As in csrc/base/crc32c.c.
+METHODS = ("tables", "instructions", "instructions and folding", "wide folding")
 
 
-@pytest.mark.parametrize("size", [NEAR, FAR])
+@pytest.mark.parametrize("size", [4 << 10, 64 << 10, NEAR, 1 << 20, FAR])
 @pytest.mark.parametrize("method", range(len(METHODS)))
 def test_crc32c(face: ctypes.CDLL, measure: Callable[..., Any], method: int, size: int) -> None:
     if method >= face.face_crc_methods():

@@ -20,7 +20,6 @@ one small object, which goes with its socket.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import socket
 import time
@@ -30,7 +29,7 @@ from .handshake import Server
 from .loop import READ, Loop
 from .places import Places
 from .strangers import LOG
-from .system import describe
+from .system import OUT_OF_RESOURCES, describe
 from .terms import Outcome, RefusedError, Terms
 
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
@@ -44,7 +43,6 @@ GREETED_GRACE = 0.1
 _FULL_PAUSE, _ERROR_PAUSE = 0.01, 0.1
 _ACCEPT_BATCH = 64
 _DRAIN_BYTES = 352  # with a handshake's 160, at most 512 bytes are read from anyone
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 NewServer = Callable[[socket.socket], Server]
 Welcome = Callable[[socket.socket, Terms], None]
@@ -119,7 +117,7 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
+                if error.errno in OUT_OF_RESOURCES:
                     self.trouble = f"nobody can be let in: {describe(error)}"
                     self._pause(listener, _ERROR_PAUSE)
                     self._evict(self._new.first_to_go() or self._greeted.first_to_go())

@@ -142,7 +142,7 @@ class Bringup:
         check_exposed(addresses, self._secret, self._config.insecure)
         require_descriptors(
             self._most_lanes(len(chosen)) + len(addresses),
-            f"connecting to {self._world - 1} ranks over {len(chosen)} ports",
+            f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
         if not self._single_host:  # before there are lanes: what becomes of a port is not missed

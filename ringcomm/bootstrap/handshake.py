@@ -228,8 +228,10 @@ class Server:
         if (key_id, level) != (self._key.id, self._key.level):
             return self._refuse_early(key_differs(self._key, level, key_id))
         stranger = self._vet() if self._vet is not None else None
-        if stranger is not None:
+        if stranger is not None and stranger.outcome == Outcome.OTHER_USER:
             return self._refuse_early(stranger)
+        if stranger is not None:  # it has gone, or we cannot tell now
+            raise stranger
         self._challenge = self._make_challenge(Outcome.OK)
         self.want = _PROOF_BYTES
         return self._challenge

@@ -47,8 +47,9 @@ def join(
     """
     deadline = time.monotonic() + config.connect_timeout
     if exchange is None and identity.world_size > 1:
-        members = identity.world_size if identity.rank == 0 else 1
-        require_descriptors(members, f"the rendezvous of {identity.world_size} ranks")
+        if identity.rank == 0:  # the others can tell it in the rendezvous
+            world = identity.world_size
+            require_descriptors(world, f"the rendezvous of {world} ranks")
         exchange = open_tcp(identity, config, secret, deadline)
     try:
         return connect(identity, exchange, config, secret, epoch, deadline)

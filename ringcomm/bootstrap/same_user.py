@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from . import netlink
 from .netlink import TcpSocket
+from .system import OUT_OF_RESOURCES, describe
 from .terms import Key, Outcome, RefusedError, other_user
 
 _ESTABLISHED = 1
@@ -37,7 +38,9 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         return _gone()
     try:
         found = netlink.tcp_socket(local=there, remote=here)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_RESOURCES:
+            return RefusedError(describe(error), outcome=Outcome.CLOSED)
         return other_user("this system does not tell whose process is at the other end")
     # One that no process holds has no inode, and its user number means nothing.
     if found is None or found.state != _ESTABLISHED or not found.inode:

@@ -15,7 +15,9 @@ _log = logging.getLogger("ringcomm")
 
 QUIET = 60.0
 """Seconds between two lines about one address."""
-_MAX_ADDRESSES = 256
+_MAX_ADDRESSES = 255
+_OTHERS = "more addresses"
+"""Stands for all that come while there is no room for them."""
 
 
 class StrangerLog:
@@ -29,10 +31,10 @@ class StrangerLog:
         """A connection from address was turned away."""
         now = time.monotonic()
         with self._lock:
+            if not self._has_room(address, now):
+                address = _OTHERS
             entry = self._seen.pop(address, None) or [now - QUIET, 0.0]
             self._seen[address] = entry
-            if len(self._seen) > _MAX_ADDRESSES:
-                self._seen.popitem(last=False)
             if now - entry[0] < QUIET:
                 entry[1] += 1
                 return
@@ -40,6 +42,16 @@ class StrangerLog:
             entry[:] = [now, 0.0]
         since = f" (and {more} more since the last such line)" if more else ""
         _log.log(level, "turned away a connection from %s: %s%s", address, why, since)
+
+    def _has_room(self, address: str, now: float) -> bool:
+        """Whether the address has an entry, or can have that of one whose line is a minute old."""
+        if address in self._seen or len(self._seen) < _MAX_ADDRESSES:
+            return True
+        longest = next(known for known in self._seen if known != _OTHERS)
+        if now - self._seen[longest][0] < QUIET:
+            return False
+        del self._seen[longest]
+        return True
 
 
 LOG = StrangerLog()

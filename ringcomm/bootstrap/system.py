@@ -16,7 +16,7 @@ from ..errors import BootstrapError, RingcommError
 
 _SPARE = 12
 """Descriptors beside those that are counted: loops, the engine, shared memory, a file just read."""
-_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def require_descriptors(count: int, purpose: str) -> None:
     try:
         used = len(os.listdir("/proc/self/fd")) - 1
     except OSError as error:
-        if error.errno not in _TOO_MANY:
+        if error.errno not in OUT_OF_RESOURCES:
             return  # no /proc: what is missing will show
         used = limit
     if limit != resource.RLIM_INFINITY and used + needed > limit:

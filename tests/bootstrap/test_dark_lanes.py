@@ -132,6 +132,7 @@ def test_one_way(lab: Lab) -> None:
     job = Job(lab, 250_000)
     lab.inside(0, "ip neigh replace 10.8.0.2 lladdr 02:00:00:00:00:99 dev eth1 nud permanent")
     check_named(job, 1, *DARK, "eth1 10.8.0.1 on ")
+    assert (job.errors[0].rank, job.errors[1].rank) == (1, 0)  # each end names the other
 
 
 def test_slow_port_is_not_dark(lab: Lab) -> None:

@@ -235,7 +235,8 @@ def test_rank_0_of_another_job_is_no_rival(port: int) -> None:
         ports, job = (port, port + 1), "other" if rank == 2 else "job"
         return Identity(rank % 2, 2, None, None, "127.0.0.1", ports, "env", job)
 
-    other = threading.Thread(target=over_tcp, args=(1, port), kwargs={"who": lambda _: who(2)})
+    waiting = {"who": lambda _: who(2), "patience": 4.0}
+    other = threading.Thread(target=over_tcp, args=(1, port), kwargs=waiting)
     other.start()
     assert until(lambda: _listens(port))
     outcomes = over_tcp(2, port, who=who)

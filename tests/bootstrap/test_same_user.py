@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -137,6 +138,18 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal is not None
         assert refusal.outcome == Outcome.OTHER_USER
         assert "does not tell" in str(refusal)
+
+
+def test_a_lack_of_descriptors_is_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poor(**_ends: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(netlink, "tcp_socket", poor)
+    with connection() as (ours, _):
+        refusal = same_user.refusal(ours)
+        assert refusal is not None
+        assert "ulimit -n" in str(refusal)
+        assert "secret" not in str(refusal)
 
 
 def test_the_number_that_stands_for_unknown_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -439,8 +439,16 @@ def test_one_line_per_address_and_minute(caplog: pytest.LogCaptureFixture) -> No
     assert "499 more" in caplog.records[-1].getMessage()
 
 
-def test_the_log_does_not_grow() -> None:
+def test_the_log_does_not_grow(caplog: pytest.LogCaptureFixture) -> None:
+    """However many addresses there are: those that find no room share a line."""
+    caplog.set_level(logging.INFO, "ringcomm")
     log = StrangerLog()
-    for number in range(5000):
-        log.note(f"2001:db8::{number:x}", "not ringcomm")
+    for _ in range(2):
+        for number in range(3000):
+            log.note(f"2001:db8::{number:x}", "not ringcomm")
     assert len(log._seen) <= 256
+    assert len(caplog.records) <= 256
+    for entry in log._seen.values():
+        entry[0] -= 61.0
+    log.note("2001:db8::1:1", "not ringcomm")
+    assert "2001:db8::1:1" in caplog.records[-1].getMessage()

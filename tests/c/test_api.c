@@ -51,86 +51,6 @@ static void bad_configurations_are_refused(void)
     rc_engine_free(e);
 }
 
-/* 1 if fd is closed now. */
-static int is_closed(int fd)
-{
-    return fcntl(fd, F_GETFD) < 0;
-}
-
-static void lanes_are_owned_even_if_refused(void)
-{
-    rc_engine *e;
-    rc_comm *comm;
-    rc_comm_config config;
-    CHECK_EQ(rc_engine_create(&e, NULL), RC_OK);
-    rc_comm_config_init(&config);
-    config.world_size = 3;
-    config.rank = 1;
-    CHECK_EQ(rc_comm_create(&comm, e, &config), RC_OK);
-    static const struct {
-        int peer, rail;
-        double speed;
-    } bad[] = {{-1, 0, 0}, {1, 0, 0}, {3, 0, 0}, {0, -1, 0}, {0, 0, -1.0}, {0, 0, (double)NAN}};
-    for (size_t i = 0; i < CHECK_COUNT(bad); i++) {
-        int fd = dup(1);
-        CHECK_EQ(rc_comm_add_lane(comm, bad[i].peer, bad[i].rail, fd, bad[i].speed),
-                 RC_INVALID_ARGUMENT);
-        CHECK(is_closed(fd));
-    }
-    int fd = dup(1);
-    CHECK_EQ(rc_comm_add_lane(NULL, 0, 0, fd, 0), RC_INVALID_ARGUMENT);
-    CHECK(is_closed(fd));
-    CHECK_EQ(rc_comm_add_lane(comm, 0, 0, -1, 0), RC_INVALID_ARGUMENT);
-    rc_comm_free(comm);
-    rc_engine_free(e);
-}
-
-static void start_needs_a_lane_to_everyone(void)
-{
-    rc_engine *e;
-    rc_comm *comm;
-    rc_comm_config config;
-    int pair[2];
-    CHECK_EQ(rc_engine_create(&e, NULL), RC_OK);
-    rc_comm_config_init(&config);
-    config.world_size = 3;
-    CHECK_EQ(rc_comm_create(&comm, e, &config), RC_OK);
-    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    CHECK_EQ(rc_comm_add_lane(comm, 1, 0, pair[0], 0), RC_OK);
-    CHECK_EQ(rc_comm_start(comm), RC_INVALID_STATE);
-    CHECK_EQ(rc_comm_start(NULL), RC_INVALID_STATE);
-    rc_call call = small_call(RC_BARRIER, NULL, 0);
-    rc_work *work;
-    rc_error error;
-    CHECK_EQ(rc_submit(comm, &call, &work, &error), RC_INVALID_STATE);
-    CHECK(strstr(error.message, "not started") != NULL);
-    rc_comm_free(comm);
-    CHECK(is_closed(pair[0]));
-    close(pair[1]);
-    rc_engine_free(e);
-}
-
-static void unusable_lane_fails_the_start(void)
-{
-    rc_engine *e;
-    rc_comm *comm;
-    rc_comm_config config;
-    int before = open_fds();
-    CHECK_EQ(rc_engine_create(&e, NULL), RC_OK);
-    rc_comm_config_init(&config);
-    config.world_size = 2;
-    CHECK_EQ(rc_comm_create(&comm, e, &config), RC_OK);
-    CHECK_EQ(rc_comm_add_lane(comm, 1, 0, open("/proc/self/exe", O_RDONLY), 0), RC_OK);
-    CHECK_EQ(rc_comm_start(comm), RC_SYSTEM); /* a file is nothing to poll */
-    rc_error error;
-    rc_comm_error(comm, &error);
-    CHECK_EQ(error.code, RC_SYSTEM);
-    CHECK_EQ(rc_comm_start(comm), RC_INVALID_STATE);
-    rc_comm_free(comm);
-    rc_engine_free(e);
-    CHECK_EQ(open_fds(), before);
-}
-
 static void bad_tables_are_refused(void)
 {
     world *w = world_open((world_options){.size = 2});
@@ -554,8 +474,6 @@ static void nothing_leaks(void)
 {
     int before = open_fds();
     bad_configurations_are_refused();
-    lanes_are_owned_even_if_refused();
-    start_needs_a_lane_to_everyone();
     failed_works_are_handed_over();
     held_works_outlive_everything();
     CHECK_EQ(open_fds(), before);
@@ -565,9 +483,6 @@ int main(void)
 {
     static const check_test tests[] = {
         {"bad_configurations_are_refused", bad_configurations_are_refused},
-        {"lanes_are_owned_even_if_refused", lanes_are_owned_even_if_refused},
-        {"start_needs_a_lane_to_everyone", start_needs_a_lane_to_everyone},
-        {"unusable_lane_fails_the_start", unusable_lane_fails_the_start},
         {"bad_tables_are_refused", bad_tables_are_refused},
         {"bad_calls_are_refused", bad_calls_are_refused},
         {"buffers_that_are_not_used_may_be_null", buffers_that_are_not_used_may_be_null},

@@ -4,6 +4,7 @@
  * peer.
  */
 #include <linux/filter.h>
+#include <sys/epoll.h>
 
 #include "../../csrc/base/clock.h"
 #include "peer.h"
@@ -46,9 +47,12 @@ static void heartbeats_leave_whatever_is_queued(void)
     play(s.far[1][0], h, NULL);
     rc_work *works[2] = {submit(s.comm, &call), submit(s.comm, &held)};
     const lane *l = s.comm->env.links[1]->lanes[0];
-    for (uint64_t before = 1; before != l->out.sent_bytes; usleep(20000))
-        before = l->out.sent_bytes; /* until the socket is full */
-    CHECK(l->out_bytes > 0);
+    for (int full = 0; !full; usleep(1000)) {
+        engine_lock(s.engine);
+        full =
+            l->out_bytes > 0 && (l->source.events & EPOLLOUT) != 0; /* the socket takes no more */
+        engine_unlock(s.engine);
+    }
     for (uint64_t minute = 1; minute < 5; minute++)
         pass_time(&s, clock_ns() + minute * 61 * CLOCK_S);
     int beats = 0, segments = 0;
@@ -522,7 +526,7 @@ static void told_lane_is_known(void)
     static const uint32_t segments[] = {1, LINK_MAX_LANES};
     for (int bad = 0; bad < 2; bad++) {
         stage s = stage_open((stage_options){0});
-        rc_error theirs = {.code = RC_PEER_LOST, .rank = 1, .message = "rail 2 is dark"};
+        rc_error theirs = {.code = RC_PEER_LOST, .message = "rail 2 is dark"};
         uint8_t payload[FRAME_TEXT_BYTES];
         frame_header h = control_header(FRAME_ABORT, 0);
         h.length = frame_abort_encode(payload, &theirs, 1);
@@ -533,6 +537,7 @@ static void told_lane_is_known(void)
         play(s.far[1][0], h, payload);
         rc_error error;
         CHECK_EQ(outcome(work, &error), RC_PEER_LOST);
+        CHECK_EQ(error.rank, bad ? 0 : 1); /* of a lane's ends each names the other */
         CHECK_EQ(error.rail, bad ? -1 : 2);
         CHECK_EQ(error.lane, bad ? -1 : 1);
         rc_work_free(work);

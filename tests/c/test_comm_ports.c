@@ -12,43 +12,9 @@
 
 #include "../../csrc/base/clock.h"
 #include "peer.h"
+#include "port_news.h"
 
 static float data[10];
-
-typedef struct news {
-    _Alignas(struct nlmsghdr) uint8_t bytes[512];
-    size_t length;
-} news;
-
-static void *add_message(news *n, int type, size_t body)
-{
-    struct nlmsghdr *m = (struct nlmsghdr *)(void *)(n->bytes + n->length);
-    m->nlmsg_len = (uint32_t)NLMSG_LENGTH(body);
-    m->nlmsg_type = (uint16_t)type;
-    n->length += NLMSG_ALIGN(m->nlmsg_len);
-    return NLMSG_DATA(m);
-}
-
-static void add_link(news *n, int type, int port, unsigned flags, int family)
-{
-    struct ifinfomsg *info = add_message(n, type, sizeof *info);
-    info->ifi_family = (uint8_t)family;
-    info->ifi_index = port;
-    info->ifi_flags = flags;
-}
-
-static void add_address(news *n, int type, int port, const char *address)
-{
-    struct {
-        struct ifaddrmsg info;
-        struct rtattr kind;
-        uint8_t bytes[4];
-    } *m = add_message(n, type, sizeof *m);
-    m->info.ifa_family = AF_INET;
-    m->info.ifa_index = (uint32_t)port;
-    m->kind = (struct rtattr){.rta_len = RTA_LENGTH(4), .rta_type = IFA_LOCAL};
-    CHECK_EQ(inet_pton(AF_INET, address, m->bytes), 1);
-}
 
 static void tell(const stage *s, const news *n)
 {
@@ -144,30 +110,6 @@ static void port_that_comes_back_was_not_lost(void)
 }
 
 /* Whatever the messages are. */
-static void damaged_news_are_skipped(void)
-{
-    stage s = stage_open((stage_options){.lanes = 2, .rails = 1, .tcp = 1});
-    uint32_t random = 1;
-    engine_lock(s.engine);
-    for (int round = 0; round < 20000; round++) {
-        news n = {.length = 0};
-        lose(round % 4, &n);
-        add_address(&n, RTM_NEWADDR, SECOND, "127.0.0.1");
-        for (int i = 0; i < 3; i++) {
-            random = random * 1664525 + 1013904223;
-            n.bytes[random % n.length] = (uint8_t)(random >> 24);
-        }
-        /* In memory of its own size, where a sanitizer sees the end of it. */
-        size_t length = n.length - random % 8;
-        uint8_t *copy = malloc(length);
-        memcpy(copy, n.bytes, length);
-        ports_parse(&s.comm->ports, copy, length);
-        free(copy);
-    }
-    engine_unlock(s.engine);
-    stage_close(&s);
-}
-
 enum { CHANGES = 1000 };
 
 /* In a namespace of its own, whose loopback goes down, changes more often than the socket has room
@@ -287,7 +229,6 @@ int main(void)
     static const check_test tests[] = {
         {"lost_port_is_named", lost_port_is_named},
         {"port_that_comes_back_was_not_lost", port_that_comes_back_was_not_lost},
-        {"damaged_news_are_skipped", damaged_news_are_skipped},
         {"dropped_news_prove_nothing", dropped_news_prove_nothing},
         {"forked_child_lets_go", forked_child_lets_go},
         {"news_are_taken_once_and_closed", news_are_taken_once_and_closed},

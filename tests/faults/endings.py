@@ -231,7 +231,7 @@ def descriptors_closed_under_it(rank: Rank, reused: bool) -> None:
             os.close(fd)
     files = []
     if reused:
-        for fd in theirs:
+        for _fd in theirs:
             with contextlib.suppress(OSError):
                 file = os.memfd_create("another's")
                 files.append(file)

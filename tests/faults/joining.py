@@ -130,6 +130,8 @@ def as_users(rank: Rank, uids: list[int], timeout: float, insecure: bool = False
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     config = ringcomm.Config.from_env(insecure=insecure, connect_timeout=timeout)
+    rank.emit("here")
+    rank.wait_for_go()
     rank.attempt("refused", lambda: _check(rank, ringcomm.init(config=config)))
     ringcomm.shutdown()
 

@@ -125,19 +125,26 @@ def joined(rank: Rank, backend: str, folder: str) -> None:
 
 
 def low_rank(rank: Rank, backend: str, folder: str) -> None:
-    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others. Of one bucket: of
-    more, the order of its calls differs between ranks."""
+    """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others, rank 0's for rank
+    1. Of one bucket: of more, the order of its calls differs between ranks."""
+    orthogonalize = powerSGD_hook._orthogonalize
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.03 * rank.number)
+        orthogonalize(*arguments)
+
+    powerSGD_hook._orthogonalize = late
     with _job(backend):
-        wide = [nn.Linear(10 * WIDTH, 10 * WIDTH) for _ in range(3)]
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 10 * WIDTH), *wide))
+        wide = [nn.Linear(8 * WIDTH, 8 * WIDTH) for _ in range(3)]
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), *wide))
         state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+            None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=2
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for step in range(10):
             optimizer.zero_grad()
-            time.sleep(0.02 * (step % 2 == rank.number))  # so that nothing is over at once
+            time.sleep(0.03 * rank.number)
             model(_batch(step, rank.number)).square().sum().backward()
             optimizer.step()
         _keep(rank, folder, backend, _flat(model))
