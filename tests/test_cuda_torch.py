@@ -29,7 +29,7 @@ def test_torch_tensors_by_pointer_and_current_stream(
     class Tensor:
         """What is asked of a torch tensor on a GPU."""
 
-        layout, is_nested = "strided", False
+        layout, is_nested, requires_grad = "strided", False, False
 
         def __init__(self, array: Array, contiguous: bool = True) -> None:
             self.array, self.shape, self.contiguous = array, array.shape, contiguous
