@@ -305,7 +305,7 @@ class Over(pipe.DeviceWork):
     def exception(self) -> None:
         return None
 
-    def call_back(self, callback: Any) -> None:
+    def call_back(self, callback: Any, elsewhere: bool = False) -> None:
         callback(self)
 
 
