@@ -1,8 +1,9 @@
 """What all tests share: a clean environment, and a check that a test leaves nothing open.
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
-reaches a test, and no tuned table of the user who runs them; tests that wait for what runs beside
-the others come last, and of these those whose command uses all cores by itself.
+reaches a test, but RINGCOMM_KERNEL_SET, and no tuned table of the user who runs them; tests that
+wait for what runs beside the others come last, and of these those whose command uses all cores by
+itself.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ def beside(request: pytest.FixtureRequest, commands_beside: Beside) -> Done:
 
 @pytest.fixture(scope="session", autouse=True)
 def unlaunched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Takes away what would make a test a rank of something else, or choose its algorithms."""
+    """Takes away what would make a test a rank of something else, or choose its algorithms. Only
+    RINGCOMM_KERNEL_SET stays: results are the same by all sets, and so must the suite's be."""
     settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
-    unwanted = settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)
+    unwanted = (settings | {"RINGCOMM_SECRET"} | set(_TORCHRUN)) - {"RINGCOMM_KERNEL_SET"}
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in unwanted or name.startswith(_LAUNCHERS):

@@ -17,6 +17,12 @@ import ringcomm
 from ringcomm import Communicator, Config, ConfigError, RingcommError, config
 
 
+@pytest.fixture(autouse=True)
+def _no_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite may run with one that its environment names (conftest.py)."""
+    monkeypatch.delenv("RINGCOMM_KERNEL_SET", raising=False)
+
+
 def test_defaults_are_valid_and_frozen() -> None:
     config = Config()
     assert config.lanes == 1

@@ -46,7 +46,8 @@ def bare_logger() -> Iterator[logging.Logger]:
         logger.setLevel(level)
 
 
-def test_a_job_that_is_told_of() -> None:
+def test_a_job_that_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGCOMM_KERNEL_SET", raising=False)
     first, second = run_processes(2, JOB, env={"RINGCOMM_LOG": "info", "RINGCOMM_TIMEOUT": "21"})
     assert (first.stdout, second.stdout) == ("refused\n", "refused\n")
     for says in (
