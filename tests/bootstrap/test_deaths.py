@@ -99,7 +99,8 @@ def test_a_rank_that_leaves(
     for outcome in outcomes.values():
         assert isinstance(outcome.error, BootstrapError)
         assert f"rank {who}" in str(outcome.error)
-        assert LEFT in str(outcome.error)
+        # Its connections are reset where it had not read all that came.
+        assert LEFT in str(outcome.error) or "was lost during the bring-up" in str(outcome.error)
         assert outcome.seconds < PROMPT
 
 

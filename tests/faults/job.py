@@ -72,7 +72,9 @@ class Nursery:
         while True:
             message = self._receive()
             if "code" not in message:
-                return int(message["pid"])
+                pid = int(message["pid"])
+                self._exits.pop(pid, None)  # of a rank that had this number before
+                return pid
 
     def exit_of(self, pid: int) -> Exit | None:
         """None while it lives."""
