@@ -32,6 +32,7 @@ class Joined:
     epoch: int = 0
 
 
+@typed_errors()
 def join(
     config: Config,
     rank: int | None,
@@ -45,19 +46,6 @@ def join(
 
     Raises ConfigError, BootstrapError.
     """
-    with typed_errors():
-        return _join(config, rank, world_size, init_method, timeout, mpi, store)
-
-
-def _join(
-    config: Config,
-    rank: int | None,
-    world_size: int | None,
-    init_method: str | None,
-    timeout: float | None,
-    mpi: Any,
-    store: Any,
-) -> Joined:
     if mpi is not None and (rank, world_size, init_method, store) != (None, None, None, None):
         raise ConfigError(
             "mpi= already says who is who; leave out rank, world_size, init_method and store"
