@@ -84,10 +84,10 @@ class _MomentumRule(Rule):
         if group["weight_decay"]:
             decay = group["weight_decay"] * self._share(span)
             torch._foreach_add_(moments, parameters, alpha=decay)
-        moved: Sequence[torch.Tensor] = moments
+        moved = moments
         if group["nesterov"]:  # the mean gradient and the momentum, as the former is in the latter
             before = torch._foreach_mul(span.views(buffer), -group["momentum"])
-            moved = torch._foreach_add(before, moments, alpha=1.0 + group["momentum"])
+            moved = list(torch._foreach_add(before, moments, alpha=1.0 + group["momentum"]))
         torch._foreach_add_(parameters, moved, alpha=-group["lr"])
         buffer.copy_(mean)
 

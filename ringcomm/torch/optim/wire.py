@@ -224,5 +224,3 @@ def _require_dense(tensor: torch.Tensor) -> None:
         )
     if not tensor.is_floating_point():
         raise TensorError(f"a parameter of dtype {tensor.dtype} is not supported; train real ones")
-
-
