@@ -87,31 +87,47 @@ rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries 
     return RC_OK;
 }
 
-static int weights_ok(const rc_sparse_weights *w)
-{
-    return w->out == NULL || w->out_dtype == RC_F32 || w->out_dtype == RC_BF16;
-}
-
 rc_result rc_sparse_sgd(const rc_sparse_format *format, const char *kernel_set,
                         const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
-                        const rc_sparse_weights *weights, float *buffer, uint32_t *last)
+                        float *weights, uint64_t count, float *buffer, uint32_t *last)
 {
     const struct kernel_set *kernels = kernels_find(kernel_set);
-    if (kernels == NULL || !sparse_format_ok(format) || !weights_ok(weights))
+    if (kernels == NULL || !sparse_format_ok(format))
         return RC_INVALID_ARGUMENT;
     if ((buffer == NULL) != (last == NULL) || (buffer == NULL && step->momentum != 0.0f))
         return RC_INVALID_ARGUMENT;
-    sparse_sgd_step(format, kernels, entries, step, weights, buffer, last);
+    sparse_sgd_step(format, kernels, entries, step, weights, count, buffer, last);
     return RC_OK;
 }
 
 rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
                          const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
-                         const rc_sparse_weights *weights, float *first, float *second)
+                         float *weights, uint64_t count, float *first, float *second)
 {
     const struct kernel_set *kernels = kernels_find(kernel_set);
-    if (kernels == NULL || !sparse_format_ok(format) || !weights_ok(weights) || step->number < 1)
+    if (kernels == NULL || !sparse_format_ok(format) || step->number < 1)
         return RC_INVALID_ARGUMENT;
-    sparse_adam_step(format, kernels, entries, step, weights, first, second);
+    sparse_adam_step(format, kernels, entries, step, weights, count, first, second);
+    return RC_OK;
+}
+
+rc_result rc_sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                         const float *dense, uint64_t count)
+{
+    if (!sparse_format_ok(format))
+        return RC_INVALID_ARGUMENT;
+    sparse_take(format, entries, dense, count);
+    return RC_OK;
+}
+
+rc_result rc_sparse_put(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, void *dense, rc_dtype dtype,
+                        uint64_t count)
+{
+    const struct kernel_set *kernels = kernels_find(kernel_set);
+    int known = dtype == RC_F32 || dtype == RC_BF16;
+    if (kernels == NULL || !sparse_format_ok(format) || !known)
+        return RC_INVALID_ARGUMENT;
+    sparse_put(format, kernels, entries, dense, dtype, count);
     return RC_OK;
 }

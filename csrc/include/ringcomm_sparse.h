@@ -64,15 +64,6 @@ rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries 
 
 /* ---- optimizers of what was received ---- */
 
-/* The weights that an optimizer keeps in float32, and where they are written back: NULL, or to the
- * same place in a tensor of out_dtype, RC_F32 or RC_BF16. */
-typedef struct rc_sparse_weights {
-    float *master;
-    void *out;
-    rc_dtype out_dtype;
-    uint64_t count;
-} rc_sparse_weights;
-
 typedef struct rc_sparse_sgd_step {
     float lr, momentum, weight_decay;
     int32_t nesterov;
@@ -94,10 +85,18 @@ typedef struct rc_sparse_adam_step {
  * adam: moments of other units do not decay, whatever the number of the step. */
 rc_result rc_sparse_sgd(const rc_sparse_format *format, const char *kernel_set,
                         const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
-                        const rc_sparse_weights *weights, float *buffer, uint32_t *last);
+                        float *weights, uint64_t count, float *buffer, uint32_t *last);
 rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
                          const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
-                         const rc_sparse_weights *weights, float *first, float *second);
+                         float *weights, uint64_t count, float *first, float *second);
+
+/* entries has the place of units: their values = what dense has there; and the other way round,
+ * dense of RC_F32 or RC_BF16. */
+rc_result rc_sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                         const float *dense, uint64_t count);
+rc_result rc_sparse_put(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, void *dense, rc_dtype dtype,
+                        uint64_t count);
 
 /* -- end declarations -- */
 

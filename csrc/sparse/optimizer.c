@@ -35,62 +35,51 @@ static int next(cursor *c, uint64_t *unit)
     return 1;
 }
 
-/* What a step is made of. */
-typedef struct stepping {
+/* What is done with each unit, and with what. */
+typedef struct visiting {
     const rc_sparse_format *format;
     const kernel_set *kernels;
-    const rc_sparse_weights *weights;
-    float *states[2];
+    uint64_t count;
+    uint8_t *arrays[3]; /* of the tensor's elements, whose lines are fetched; those that are left
+                           are NULL */
+    size_t width;       /* bytes of an element */
     uint32_t *last;
     kernel_sgd sgd;
     kernel_adam adam;
     uint32_t number;
-} stepping;
+} visiting;
 
-typedef void unit_step(const stepping *s, uint64_t unit, const float *gradient, size_t n);
+typedef void unit_fn(const visiting *v, uint64_t unit, float *values, size_t n);
 
-static void fetch(const stepping *s, uint64_t unit)
+static void fetch(const visiting *v, uint64_t unit)
 {
-    uint64_t at = unit * s->format->block;
-    __builtin_prefetch(s->weights->master + at, 1);
-    for (int i = 0; i < 2; i++)
-        if (s->states[i] != NULL)
-            __builtin_prefetch(s->states[i] + at, 1);
-    if (s->last != NULL)
-        __builtin_prefetch(s->last + unit, 1);
-    if (s->weights->out != NULL && s->weights->out_dtype == RC_F32)
-        __builtin_prefetch((float *)s->weights->out + at, 1);
-    else if (s->weights->out != NULL)
-        __builtin_prefetch((uint16_t *)s->weights->out + at, 1);
+    for (int i = 0; i < 3; i++)
+        if (v->arrays[i] != NULL)
+            __builtin_prefetch(v->arrays[i] + unit * v->format->block * v->width, 1);
+    if (v->last != NULL)
+        __builtin_prefetch(v->last + unit, 1);
 }
 
-static void write_back(const stepping *s, uint64_t at, size_t n)
+static void visit(const visiting *v, const rc_sparse_entries *entries, unit_fn *does)
 {
-    const rc_sparse_weights *w = s->weights;
-    if (w->out == NULL)
-        return;
-    if (w->out_dtype == RC_F32)
-        memcpy((float *)w->out + at, w->master + at, n * sizeof(float));
-    else
-        s->kernels->bf16.encode((uint16_t *)w->out + at, w->master + at, 1.0f, n);
-}
-
-static void each(const stepping *s, const rc_sparse_entries *entries, unit_step *step)
-{
-    size_t block = s->format->block;
-    uint64_t count = s->weights->count, unit, far;
-    cursor now = begin(s->format, entries, count), ahead = now;
-    const float *gradient = entries->values;
+    size_t block = v->format->block;
+    uint64_t unit, far;
+    cursor now = begin(v->format, entries, v->count), ahead = now;
+    float *values = entries->values;
     for (int i = 0; i < AHEAD && next(&ahead, &far); i++)
-        fetch(s, far);
-    for (; next(&now, &unit); gradient += block) {
-        uint64_t at = unit * block;
-        size_t n = count - at < block ? (size_t)(count - at) : block;
+        fetch(v, far);
+    for (; next(&now, &unit); values += block) {
+        uint64_t left = v->count - unit * block;
         if (next(&ahead, &far))
-            fetch(s, far);
-        step(s, unit, gradient, n);
-        write_back(s, at, n);
+            fetch(v, far);
+        does(v, unit, values, left < block ? (size_t)left : block);
     }
+}
+
+/* The elements of a unit in the i-th array of floats. */
+static float *floats_at(const visiting *v, int i, uint64_t unit)
+{
+    return (float *)(void *)v->arrays[i] + unit * v->format->block;
 }
 
 double sparse_power(double x, uint32_t n)
@@ -102,50 +91,66 @@ double sparse_power(double x, uint32_t n)
     return power;
 }
 
-static void sgd_unit(const stepping *s, uint64_t unit, const float *gradient, size_t n)
+static void sgd_unit(const visiting *v, uint64_t unit, float *gradient, size_t n)
 {
-    uint64_t at = unit * s->format->block;
     float decay = 0.0f, *momentum = NULL;
-    if (s->states[0] != NULL) {
-        momentum = s->states[0] + at;
-        decay = (float)sparse_power((double)s->sgd.momentum, s->number - s->last[unit]);
-        s->last[unit] = s->number;
+    if (v->last != NULL) {
+        momentum = floats_at(v, 1, unit);
+        decay = (float)sparse_power((double)v->sgd.momentum, v->number - v->last[unit]);
+        v->last[unit] = v->number;
     }
-    s->kernels->sparse.sgd(&s->sgd, decay, s->weights->master + at, momentum, gradient, n);
+    v->kernels->sparse.sgd(&v->sgd, decay, floats_at(v, 0, unit), momentum, gradient, n);
 }
 
-static void adam_unit(const stepping *s, uint64_t unit, const float *gradient, size_t n)
+static void adam_unit(const visiting *v, uint64_t unit, float *gradient, size_t n)
 {
-    uint64_t at = unit * s->format->block;
-    s->kernels->sparse.adam(&s->adam, s->weights->master + at, s->states[0] + at, s->states[1] + at,
-                            gradient, n);
+    v->kernels->sparse.adam(&v->adam, floats_at(v, 0, unit), floats_at(v, 1, unit),
+                            floats_at(v, 2, unit), gradient, n);
+}
+
+static void take_unit(const visiting *v, uint64_t unit, float *values, size_t n)
+{
+    memcpy(values, floats_at(v, 0, unit), n * sizeof *values);
+}
+
+static void put_floats(const visiting *v, uint64_t unit, float *values, size_t n)
+{
+    memcpy(floats_at(v, 0, unit), values, n * sizeof *values);
+}
+
+static void put_halves(const visiting *v, uint64_t unit, float *values, size_t n)
+{
+    uint16_t *out = (uint16_t *)(void *)v->arrays[0] + unit * v->format->block;
+    v->kernels->bf16.encode(out, values, 1.0f, n);
 }
 
 void sparse_sgd_step(const rc_sparse_format *format, const kernel_set *kernels,
                      const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
-                     const rc_sparse_weights *weights, float *buffer, uint32_t *last)
+                     float *weights, uint64_t count, float *buffer, uint32_t *last)
 {
-    stepping s = {.format = format,
+    visiting v = {.format = format,
                   .kernels = kernels,
-                  .weights = weights,
-                  .states = {buffer, NULL},
+                  .count = count,
+                  .arrays = {(uint8_t *)weights, (uint8_t *)buffer, NULL},
+                  .width = sizeof(float),
                   .last = last,
                   .sgd = {step->lr, step->momentum, step->weight_decay, step->nesterov},
                   .number = step->number};
-    each(&s, entries, sgd_unit);
+    visit(&v, entries, sgd_unit);
 }
 
 void sparse_adam_step(const rc_sparse_format *format, const kernel_set *kernels,
                       const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
-                      const rc_sparse_weights *weights, float *first, float *second)
+                      float *weights, uint64_t count, float *first, float *second)
 {
     double bias1 = 1.0 - sparse_power(step->beta1, step->number);
     double bias2 = 1.0 - sparse_power(step->beta2, step->number);
     double decay = step->decoupled ? step->lr * step->weight_decay : 0.0;
-    stepping s = {.format = format,
+    visiting v = {.format = format,
                   .kernels = kernels,
-                  .weights = weights,
-                  .states = {first, second},
+                  .count = count,
+                  .arrays = {(uint8_t *)weights, (uint8_t *)first, (uint8_t *)second},
+                  .width = sizeof(float),
                   .adam = {.beta1 = (float)step->beta1,
                            .beta2 = (float)step->beta2,
                            .rest1 = (float)(1.0 - step->beta1),
@@ -154,7 +159,27 @@ void sparse_adam_step(const rc_sparse_format *format, const kernel_set *kernels,
                            .root_scale = (float)(1.0 / sqrt(bias2)),
                            .eps = (float)step->eps,
                            .l2 = step->decoupled ? 0.0f : (float)step->weight_decay,
-                           .keep = (float)(1.0 - decay)},
-                  .number = step->number};
-    each(&s, entries, adam_unit);
+                           .keep = (float)(1.0 - decay)}};
+    visit(&v, entries, adam_unit);
+}
+
+void sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                 const float *dense, uint64_t count)
+{
+    visiting v = {.format = format,
+                  .count = count,
+                  .arrays = {(uint8_t *)(uintptr_t)dense, NULL, NULL},
+                  .width = sizeof(float)};
+    visit(&v, entries, take_unit);
+}
+
+void sparse_put(const rc_sparse_format *format, const kernel_set *kernels,
+                const rc_sparse_entries *entries, void *dense, rc_dtype dtype, uint64_t count)
+{
+    visiting v = {.format = format,
+                  .kernels = kernels,
+                  .count = count,
+                  .arrays = {dense, NULL, NULL},
+                  .width = dtype == RC_F32 ? sizeof(float) : sizeof(uint16_t)};
+    visit(&v, entries, dtype == RC_F32 ? put_floats : put_halves);
 }

@@ -16,10 +16,16 @@
 /* As rc_sparse_sgd and rc_sparse_adam. */
 void sparse_sgd_step(const rc_sparse_format *format, const kernel_set *kernels,
                      const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
-                     const rc_sparse_weights *weights, float *buffer, uint32_t *last);
+                     float *weights, uint64_t count, float *buffer, uint32_t *last);
 void sparse_adam_step(const rc_sparse_format *format, const kernel_set *kernels,
                       const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
-                      const rc_sparse_weights *weights, float *first, float *second);
+                      float *weights, uint64_t count, float *first, float *second);
+
+/* As rc_sparse_take and rc_sparse_put. */
+void sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                 const float *dense, uint64_t count);
+void sparse_put(const rc_sparse_format *format, const kernel_set *kernels,
+                const rc_sparse_entries *entries, void *dense, rc_dtype dtype, uint64_t count);
 
 /* x to the power of n, by squaring, in double: the same on every machine. */
 double sparse_power(double x, uint32_t n);
