@@ -173,11 +173,11 @@ class WireOptimizer(torch.optim.Optimizer):
         self._extend()
         self._refuse_others()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None and self._overlap is not None:
+        if found_inf is not None and self._overlap is not None:
             self._overlap.drop()
             raise ConfigError(
-                "overlap=True begins to send gradients before a GradScaler has unscaled them; make "
-                "the optimizer with overlap=False"
+                "overlap=True begins to send gradients before a GradScaler unscales them; make the "
+                "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
         verdict = agree(
@@ -265,7 +265,10 @@ class WireOptimizer(torch.optim.Optimizer):
 
     def _alike(self) -> object:
         """What all ranks must have the same of before a step."""
-        groups = [{name: group[name] for name in self.defaults} for group in self.param_groups]
+        groups = [
+            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
+            for group in self.param_groups
+        ]
         return {"steps": self.steps, "groups": groups}
 
     def _refuse_others(self) -> None:
