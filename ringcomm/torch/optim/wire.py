@@ -30,7 +30,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
 from ...feedback import FeedbackStore
-from ..hooks import default_of
+from ..transport import default_of
 from . import saved
 from .agreement import agree, require_same
 from .checks import codec_name, refuse_others, require, require_dense
