@@ -1,0 +1,118 @@
+"""When the variance of a one-bit Adam is frozen, and when it is renewed.
+
+Invariants: all that is decided follows from the number of the step, from settings, and from sums
+that are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .checks import require
+
+Freeze = int | float | Literal["stable"]
+_RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
+_LOOKS = 16  # how often it is looked at in the length of its memory
+
+
+class FreezePoint:
+    """The step after which the variance stays as it is.
+
+    Args:
+        freeze: the number of the step; a share of ``total_steps``; or "stable": when the sum of
+            the variance has changed by less than 4 % in 1 / (1 - beta2) steps, and the learning
+            rate does not rise.
+        total_steps: of the whole training.
+        beta2: of the variance.
+
+    Attributes:
+        step: the step; None: not known yet.
+    """
+
+    def __init__(self, freeze: Freeze, total_steps: int | None, beta2: float) -> None:
+        share = isinstance(freeze, float)
+        if isinstance(freeze, str):
+            require("freeze value", repr(freeze), freeze == "stable")
+        else:
+            require("freeze value", freeze, 0 < freeze < 1 if share else freeze >= 1)
+            require(f"freeze={freeze} is a share, of what total_steps says", None,
+                    not share or (total_steps is not None and total_steps >= 1))  # fmt: skip
+        self._memory = max(1, round(1 / (1 - beta2))) if beta2 < 1 else 1
+        self._stride = max(1, self._memory // _LOOKS)
+        self._seen: list[float] = []
+        self._rate = math.inf
+        self.step: int | None = None
+        if isinstance(freeze, float):
+            self.step = max(1, round(freeze * (total_steps or 1)))
+        elif not isinstance(freeze, str):
+            self.step = freeze
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``look`` wants the sum of the variance behind this step."""
+        return self.step is None and step % self._stride == 0
+
+    def look(self, step: int, size: float, rate: float) -> None:
+        """Decides, given the sum of the unbiased variance and the learning rate."""
+        rises, self._rate = rate > self._rate, rate
+        self._seen.append(size)
+        back = self._memory // self._stride
+        if len(self._seen) <= back:
+            return
+        before = self._seen[-1 - back]
+        del self._seen[: -1 - back]
+        if not rises and size > 0 and min(size, before) >= _RATIO * max(size, before):
+            self.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it has seen."""
+        rate = None if math.isinf(self._rate) else self._rate
+        return {"step": self.step, "seen": list(self._seen), "rate": rate}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it."""
+        self.step, self._seen = state["step"], list(state["seen"])
+        self._rate = math.inf if state["rate"] is None else state["rate"]
+
+
+class Renewals:
+    """Steps at growing intervals, as those of 0/1 Adam: an interval is used so many times, then it
+    doubles.
+
+    Args:
+        uses: of an interval.
+        most: the longest interval.
+        first: the first one.
+    """
+
+    def __init__(self, uses: int, most: int, first: int = 1) -> None:
+        self._uses, self._most = uses, most
+        self.interval, self._used, self._next = first, 0, 0
+        self.count = 0
+
+    def begin(self, step: int) -> None:
+        """Counts from behind that step on."""
+        self._next = step + self.interval
+
+    def is_due(self, step: int) -> bool:
+        """Whether that step is one of them."""
+        return step == self._next
+
+    def advance(self, step: int) -> None:
+        """Behind one of them."""
+        self.count += 1
+        self._used += 1
+        if self._used == self._uses:
+            self._used, self.interval = 0, min(2 * self.interval, self._most)
+        self._next = step + self.interval
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"interval": self.interval, "used": self._used, "next": self._next,
+                "count": self.count}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.interval, self._used = state["interval"], state["used"]
+        self._next, self.count = state["next"], state["count"]
