@@ -8,9 +8,10 @@ The model is not in DistributedDataParallel: the optimizer's step does the excha
 
 from __future__ import annotations
 
+from .adam import OneBitAdam
 from .rule import Exchange, Rule
 from .sgd import SGD
 from .span import Span
 from .wire import WireOptimizer
 
-__all__ = ["SGD", "Exchange", "Rule", "Span", "WireOptimizer"]
+__all__ = ["SGD", "Exchange", "OneBitAdam", "Rule", "Span", "WireOptimizer"]

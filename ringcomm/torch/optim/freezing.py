@@ -96,8 +96,8 @@ class Renewals:
         self._next = step + self.interval
 
     def is_due(self, step: int) -> bool:
-        """Whether that step is one of them."""
-        return step == self._next
+        """Whether one of them is due at that step, or was and did not come about."""
+        return step >= self._next
 
     def advance(self, step: int) -> None:
         """Behind one of them."""

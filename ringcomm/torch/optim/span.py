@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+Layout = Literal["blocks", "apart", "joined"]
 BLOCK = 256  # elements; a multiple of every codec's block
 SPAN_BYTES = 25 << 20
 
@@ -145,7 +146,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def lay_out(
     parameters: Sequence[tuple[int, int, torch.nn.Parameter]], threshold: int,
-    states: Iterable[str], taken: Iterable[str],
+    states: Iterable[str], taken: Iterable[str], layout: Layout = "blocks",
 ) -> list[Span]:  # fmt: skip
     """Spans of (index of the parameter, index of its group, parameter), in the order in which they
     travel: large ones first, those of the last parameters before the others, as backward has
@@ -153,6 +154,8 @@ def lay_out(
 
     Args:
         taken: names of spans that there are already.
+        layout: "blocks" as above; for rules that must repeat what others exchange "apart", each
+            parameter a span, or "joined", all of a group a span: none small, and without padding.
     """
     names, kinds = set(taken), list(states)
     open_spans: dict[tuple[Any, ...], list[tuple[int, int, torch.nn.Parameter]]] = {}
@@ -160,27 +163,28 @@ def lay_out(
     for one in reversed(parameters):
         _, group, parameter = one
         size = parameter.numel() * parameter.element_size()
-        small = not (parameter.dim() > 1 and size >= threshold)
+        small = layout == "blocks" and not (parameter.dim() > 1 and size >= threshold)
         key = (small, group, parameter.dtype, parameter.device)
         held = open_spans.setdefault(key, [])
         held.append(one)
-        full = sum(p.numel() for _, _, p in held) * wide(parameter.dtype).itemsize >= SPAN_BYTES
-        if full and not small:
+        joined = sum(p.numel() for _, _, p in held) * wide(parameter.dtype).itemsize
+        full = not small and layout == "blocks" and joined >= SPAN_BYTES
+        if full or layout == "apart":
             closed.append((small, group, open_spans.pop(key)))
     closed += [(key[0], key[1], held) for key, held in open_spans.items()]
-    spans = []
+    spans, block = [], BLOCK if layout == "blocks" else 1
     for small, group, held in sorted(closed, key=lambda one: (one[0], -one[2][0][0])):
         name = f"{'small' if small else 'large'}.{held[0][0]}"
         assert name not in names
-        spans.append(Span(name, group, _places(held, small), small, kinds))
+        spans.append(Span(name, group, _places(held, 1 if small else block), small, kinds))
     return spans
 
 
-def _places(held: Sequence[tuple[int, int, torch.nn.Parameter]], small: bool) -> list[Place]:
+def _places(held: Sequence[tuple[int, int, torch.nn.Parameter]], block: int) -> list[Place]:
     places, at = [], 0
     for index, _, parameter in held:
         end = at + parameter.numel()
-        stop = end if small else end + -end % BLOCK
+        stop = end + -end % block
         places.append(Place(index, parameter, at, end, stop))
         at = stop
     return places

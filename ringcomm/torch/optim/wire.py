@@ -151,7 +151,7 @@ class WireOptimizer(torch.optim.Optimizer):
         if not new:
             return
         taken = [span.name for span in self._spans]
-        spans = lay_out(new, self._threshold, self._rule.states, taken)
+        spans = lay_out(new, self._threshold, self._rule.states, taken, self._rule.layout)
         for span in spans:
             span.rank, span.world_size = self._comm.rank, self._comm.world_size
             for place in span.places:
