@@ -12,7 +12,7 @@ is shared with ringcomm.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import deepspeed_reference
@@ -106,6 +106,8 @@ class PublishedAdam:
         t <= T:  g = mean g_i;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         t >  T:  m = C(b1 m + (1 - b1) g_i)
         always:  p -= lr (m / (sqrt(v) + eps) + wd p)
+
+    C: each tensor by itself.
     """
 
     def __init__(
@@ -131,6 +133,62 @@ class PublishedAdam:
             with np.errstate(all="ignore"):
                 update = self.m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * p
                 self.params[i] = p - F(s.lr) * update
+
+
+class PreconditionedAdam:
+    """ringcomm's own form, of one flat tensor.
+
+        t <= T:  AdamW, unbiased;  w_i = EMA(g_i^2)
+        at T:    m = m / (1 - b1^T);  v = v / (1 - b2^T)
+        t >  T:  u = C([v > 0] (b1 m + (1 - b1) g_i) / (sqrt(v) + eps));  w_i = EMA(g_i^2)
+                 p -= lr (u + wd p);  m = u (sqrt(v) + eps)
+        t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
+                 what C has left times (sqrt(v) + eps) / (sqrt(v') + eps), 0 where v' is 0
+
+    ``renewals``, R above, are step numbers.
+    """
+
+    def __init__(
+        self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
+        renewals: Collection[int] = (), masked: bool = True,
+    ) -> None:  # fmt: skip
+        self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
+        self.own = [np.zeros_like(p) for _ in range(ranks)]
+        self.settings, self.freeze, self.average = settings, freeze, average
+        self.renewals, self.masked, self.t = frozenset(renewals), masked, 0
+
+    def _root(self) -> Array:
+        return np.sqrt(self.v) + F(self.settings.eps)
+
+    def step(self, grads: Sequence[Array]) -> Array:
+        """One step of all ranks; what moved the parameters."""
+        s = self.settings
+        self.t += 1
+        self.own = [_ema(w, g * g, s.b2) for w, g in zip(self.own, grads, strict=True)]
+        if self.t <= self.freeze:
+            g = Dense()(grads)
+            self.m, self.v = _ema(self.m, g, s.b1), _ema(self.v, g * g, s.b2)
+            first, second = F(1 - s.b1**self.t), F(1 - s.b2**self.t)
+            u = (self.m / first) / (np.sqrt(self.v / second) + F(s.eps))
+            if self.t == self.freeze:
+                self.m, self.v = self.m / first, self.v / second
+        else:
+            with np.errstate(all="ignore"):
+                sent = [_ema(self.m, g, s.b1) / self._root() for g in grads]
+            if self.masked:
+                sent = [np.where(self.v > 0, one, F(0)) for one in sent]
+            u = self.average(sent)
+            self.m = u * self._root()
+        self.p = self.p - F(s.lr) * (u + F(s.decay) * self.p)
+        if self.t in self.renewals:
+            self._renew()
+        return u
+
+    def _renew(self) -> None:
+        n, before = len(self.own), self._root()
+        w = Dense()(self.own) / F(1 - self.settings.b2**self.t)
+        self.v = w * F(1 / n) + F(1 - 1 / n) * np.minimum(self.m * self.m, w)
+        self.average.rescale(np.where(self.v > 0, before / self._root(), F(0)))
 
 
 # ---- 1-bit LAMB ----
@@ -162,6 +220,8 @@ class PublishedLamb:
                  w = b2 w + (1 - b2) r^2;  f = max((sqrt(v) + eps) / (sqrt(w) + eps))
                  f = f q + (1 - q), q = min(1, ||u without wd|| / ||u||), where there is decay
                  f clipped to [.5, 4], then to [.9, 1.1] of the one before;  p -= lr c_avg f u
+
+    T: the last step of the warm-up.
     """
 
     def __init__(

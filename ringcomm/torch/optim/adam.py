@@ -34,7 +34,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from .checks import require
-from .freezing import Freeze, FreezePoint, Renewals
+from .freezing import Freeze, FreezePoint, Renewals, memory_of
 from .rule import Exchange, Rule
 from .span import Span
 from .sums import total
@@ -42,6 +42,7 @@ from .wire import WireOptimizer
 
 Refresh = Literal["exponential"] | None
 _USES = 4  # of an interval between renewals, until it doubles
+_LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
 _MOST = 128  # steps between renewals, or the variance's memory where that is longer
 
 
@@ -51,9 +52,9 @@ class OneBitAdam(WireOptimizer):
     Args:
         lr, betas, eps, weight_decay: as of torch.optim.AdamW.
         freeze: until when gradients travel densely: the number of the last such step; a share of
-            ``total_steps``; or "stable": until the sum of the variance changes by less than 4 % in
-            1 / (1 - beta2) steps, and the learning rate does not rise. By then a schedule's
-            warm-up should be over.
+            ``total_steps``; or "stable": until the learning rate does not rise, and the sum of the
+            variance has changed by less than 4 % in 1 / (1 - beta2) steps (with ``refresh`` in 100
+            at most), or five times as many have passed.
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it stays as it was.
         total_steps: of the training; a share needs it.
@@ -91,7 +92,9 @@ class OneBitAdam(WireOptimizer):
         require_adam(lr, betas, eps, weight_decay)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = FreezePoint(freeze, total_steps, betas[1])
+        memory = memory_of(betas[1])
+        looks_back = memory if refresh is None or deepspeed_compat else min(memory, _LOOKS_BACK)
+        point = FreezePoint(freeze, total_steps, looks_back)
         self._adam: _TwoStages
         if deepspeed_compat:
             self._adam = _Published(point, "onebit-deepspeed", dense)
@@ -183,6 +186,11 @@ def decay(span: Span) -> None:
         torch._foreach_mul_(span.parameters, 1 - group["lr"] * group["weight_decay"])
 
 
+def mask(span: Span, values: torch.Tensor) -> torch.Tensor:
+    """The values, made 0 where the span has no variance."""
+    return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
+
+
 class _Published(_TwoStages):
     """1-bit Adam as in its paper and in DeepSpeed."""
 
@@ -214,7 +222,7 @@ class _Frozen(_TwoStages):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         super().outgoing(what, span, out)
         if what == "momentum":
-            out.div_(_denominator(span)).masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
+            mask(span, out.div_(_denominator(span)))
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -236,8 +244,8 @@ class _Frozen(_TwoStages):
         average_in(span, gradient)
         (first, second), group = self._gains(span), span.group
         root = span.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(group["eps"])
-        update = span.views(span.state["exp_avg"] / root)
-        torch._foreach_add_(span.parameters, update, alpha=-group["lr"] / first)
+        update = mask(span, span.state["exp_avg"] / root)
+        torch._foreach_add_(span.parameters, span.views(update), alpha=-group["lr"] / first)
 
     def _meet(self, span: Span) -> None:
         """A span that there was no dense step of."""
@@ -278,7 +286,7 @@ class _Renewed(_Frozen):
 
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
         super().__init__(point, compression, dense)
-        self.renewals = Renewals(_USES, max(_MOST, round(1 / (1 - beta2))))
+        self.renewals = Renewals(_USES, max(_MOST, memory_of(beta2)))
         self._renewal = (*self._then, Exchange("variance", dense))
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
@@ -313,8 +321,7 @@ class _Renewed(_Frozen):
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
-        factors = before.div_(_denominator(span))
-        return {"momentum": factors.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)}
+        return {"momentum": mask(span, before.div_(_denominator(span)))}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         dropped = super().finish(spans)

@@ -14,6 +14,7 @@ from .checks import require
 
 Freeze = int | float | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
+_MEMORIES = 5  # after which it is taken as it is
 _LOOKS = 16  # how often it is looked at in the length of its memory
 
 
@@ -22,16 +23,16 @@ class FreezePoint:
 
     Args:
         freeze: the number of the step; a share of ``total_steps``; or "stable": when the sum of
-            the variance has changed by less than 4 % in 1 / (1 - beta2) steps, and the learning
-            rate does not rise.
+            the variance has changed by less than 4 % in ``memory`` steps, and the learning rate
+            does not rise; after five memories in which it did not, in any case.
         total_steps: of the whole training.
-        beta2: of the variance.
+        memory: steps.
 
     Attributes:
         step: the step; None: not known yet.
     """
 
-    def __init__(self, freeze: Freeze, total_steps: int | None, beta2: float) -> None:
+    def __init__(self, freeze: Freeze, total_steps: int | None, memory: int) -> None:
         share = isinstance(freeze, float)
         if isinstance(freeze, str):
             require("freeze value", repr(freeze), freeze == "stable")
@@ -39,10 +40,10 @@ class FreezePoint:
             require("freeze value", freeze, 0 < freeze < 1 if share else freeze >= 1)
             require(f"freeze={freeze} is a share, of what total_steps says", None,
                     not share or (total_steps is not None and total_steps >= 1))  # fmt: skip
-        self._memory = max(1, round(1 / (1 - beta2))) if beta2 < 1 else 1
-        self._stride = max(1, self._memory // _LOOKS)
+        self._memory = memory
+        self._stride = max(1, memory // _LOOKS)
         self._seen: list[float] = []
-        self._rate = math.inf
+        self._rate, self._steady = math.inf, 0
         self.step: int | None = None
         if isinstance(freeze, float):
             self.step = max(1, round(freeze * (total_steps or 1)))
@@ -56,23 +57,26 @@ class FreezePoint:
     def look(self, step: int, size: float, rate: float) -> None:
         """Decides, given the sum of the unbiased variance and the learning rate."""
         rises, self._rate = rate > self._rate, rate
+        self._steady = 0 if rises else self._steady + 1
         self._seen.append(size)
         back = self._memory // self._stride
         if len(self._seen) <= back:
             return
         before = self._seen[-1 - back]
         del self._seen[: -1 - back]
-        if not rises and size > 0 and min(size, before) >= _RATIO * max(size, before):
+        stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
+        if not rises and (stable or self._steady > _MEMORIES * back):
             self.step = step
 
     def state_dict(self) -> dict[str, Any]:
         """All that it has seen."""
         rate = None if math.isinf(self._rate) else self._rate
-        return {"step": self.step, "seen": list(self._seen), "rate": rate}
+        return {"step": self.step, "seen": list(self._seen), "rate": rate, "steady": self._steady}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from it."""
         self.step, self._seen = state["step"], list(state["seen"])
+        self._steady = state["steady"]
         self._rate = math.inf if state["rate"] is None else state["rate"]
 
 
@@ -116,3 +120,8 @@ class Renewals:
         """Goes on from there."""
         self.interval, self._used = state["interval"], state["used"]
         self._next, self.count = state["next"], state["count"]
+
+
+def memory_of(beta2: float) -> int:
+    """Steps that a mean with this beta remembers."""
+    return max(1, round(1 / (1 - beta2)))
