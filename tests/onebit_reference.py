@@ -140,7 +140,7 @@ class PreconditionedAdam:
 
         t <= T:  AdamW, unbiased;  w_i = EMA(g_i^2)
         at T:    m = m / (1 - b1^T);  v = v / (1 - b2^T)
-        t >  T:  u = C([v > 0] (b1 m + (1 - b1) g_i) / (sqrt(v) + eps));  w_i = EMA(g_i^2)
+        t >  T:  u = [v > 0] C([v > 0] (b1 m + (1 - b1) g_i) / (sqrt(v) + eps));  w_i = EMA(g_i^2)
                  p -= lr (u + wd p);  m = u (sqrt(v) + eps)
         t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
                  what C has left times (sqrt(v) + eps) / (sqrt(v') + eps), 0 where v' is 0
@@ -178,6 +178,8 @@ class PreconditionedAdam:
             if self.masked:
                 sent = [np.where(self.v > 0, one, F(0)) for one in sent]
             u = self.average(sent)
+            if self.masked:
+                u = np.where(self.v > 0, u, F(0))
             self.m = u * self._root()
         self.p = self.p - F(s.lr) * (u + F(s.decay) * self.p)
         if self.t in self.renewals:

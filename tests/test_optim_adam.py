@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 from onebit_reference import Blocks, Deepspeed, PreconditionedAdam, PublishedAdam, Settings
-from optim_cases import assert_alike, assert_close, flat, give, gradient, gradients, parameters
-from optim_cases import start_values, train
+from optim_cases import (
+    assert_alike,
+    assert_close,
+    flat,
+    give,
+    gradient,
+    gradients,
+    parameters,
+    start_values,
+    train,
+)
 from ranks import run_ranks
 
 from ringcomm import Communicator
@@ -24,9 +33,7 @@ SHAPES = [(32, 40), (16, 48)]  # whole blocks, so that nothing is between them
 ODD = [(13, 7), (50,), (29, 3, 2)]
 HYPER = Settings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.1)
 TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-# In a step of the rate 0.01, elements move by up to that times a few; signs that differ move them
-# apart by more than 1e-3, roundings of 30 steps by less than 1e-6.
-CLOSE = 2e-6
+CLOSE = 5e-6  # ten units in the last place of 4, which is what 30 steps of roundings may come to
 
 
 # ---- the published form ----
@@ -46,7 +53,7 @@ def test_the_published_update_is_that_of_the_paper(n: int) -> None:
     expected = PublishedAdam(start_values(ODD), HYPER, freeze, lambda c: Deepspeed(c, n))
     for step, ours in enumerate(outcomes[0][0], 1):
         expected.step(gradients(ODD, step, n))
-        assert_close(ours, expected.params, 10 * CLOSE)  # v is biased: steps are up to 1.6 as long
+        assert_close(ours, expected.params, CLOSE)
 
 
 def test_elements_without_a_variance_stay_where_they_are() -> None:
@@ -101,19 +108,20 @@ def test_the_preconditioned_update_is_that_of_its_formula(n: int, refresh: Any) 
         assert_close([np.concatenate(ours[::-1])], [expected.p], CLOSE)
 
 
-def test_the_dense_stage_is_adamw() -> None:
-    """And all of it, on one rank that renews the variance in each step."""
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_dense_stage_is_adamw(n: int) -> None:
+    """On the mean gradient."""
     steps = 12
     outcomes = train(
-        lambda params, comm: OneBitAdam(params, **TORCH, freeze=4, comm=comm), SHAPES, 1, steps
-    )
+        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm),
+        SHAPES, n, steps,
+    )  # fmt: skip
     params = parameters(SHAPES)
     adamw = torch.optim.AdamW(params, **TORCH)
     for step in range(1, steps + 1):
-        give(params, gradient(SHAPES, step, 0))
+        give(params, [sum(one) * np.float32(1 / n) for one in zip(*gradients(SHAPES, step, n))])
         adamw.step()
-        if step <= 5:  # the variance of a renewal is that of the step before for Adam
-            assert_close(outcomes[0][0][step - 1], flat(params), 0.005 if step == 5 else CLOSE)
+        assert_close(outcomes[0][0][step - 1], flat(params), CLOSE)
 
 
 def test_no_momentum_is_lost_over_renewals() -> None:
@@ -189,9 +197,7 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
 
     assert frozen(lambda step: 1.0, lambda step: 1.0) == 21
     assert frozen(lambda step: 1.0, lambda step: min(step, 50)) == 51
-    falling = frozen(lambda step: 1.0 + 10 * 0.97**step, lambda step: 1.0)
-    assert falling is not None
-    assert 0.96 * (1 + 10 * 0.97 ** (falling - 20)) <= 1 + 10 * 0.97**falling
+    assert frozen(lambda step: 1.0 + 10 * 0.9**step, lambda step: 1.0) == 72  # 4 % in 20 steps
     assert frozen(lambda step: 1.01**step, lambda step: 1.0) == 101
 
 

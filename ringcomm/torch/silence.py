@@ -150,8 +150,13 @@ def watch_group(group: RingcommGroup) -> None:
         _watches.add(_Watch(group, lambda _: works_of_process(), _of_group, None))
 
 
+def hooks_of_process() -> list[HookState]:
+    """All hooks' states that there are."""
+    return list(_hooks)
+
+
 def _buckets_of_process() -> int:
-    return sum(state.account.carried for state in list(_hooks))
+    return sum(state.account.carried for state in hooks_of_process())
 
 
 def _of_hook(state: HookState) -> str | None:

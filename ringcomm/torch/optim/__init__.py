@@ -9,9 +9,10 @@ The model is not in DistributedDataParallel: the optimizer's step does the excha
 from __future__ import annotations
 
 from .adam import OneBitAdam
+from .lion import Lion
 from .rule import Exchange, Rule
 from .sgd import SGD
 from .span import Span
 from .wire import WireOptimizer
 
-__all__ = ["SGD", "Exchange", "OneBitAdam", "Rule", "Span", "WireOptimizer"]
+__all__ = ["Lion", "SGD", "Exchange", "OneBitAdam", "Rule", "Span", "WireOptimizer"]

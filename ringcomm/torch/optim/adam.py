@@ -2,7 +2,7 @@
 
     dense    g = mean g_i               m, v as Adam has them; AdamW's step
     then     u_i = (b1 m + (1-b1) g_i) / (sqrt(v) + eps), 0 where v is 0        what travels
-             u   = mean u_i at 1 bit, with error feedback
+             u   = mean u_i at 1 bit, with error feedback; 0 where v is 0
              p  -= lr (u + wd p);       m = u (sqrt(v) + eps)
 
 1 bit under Adam itself fails, as Adam divides by what it learns of the signs. Beside a fixed v the
@@ -152,9 +152,9 @@ class _TwoStages(Rule):
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
             return ()
-        step, group = spans[0].step, spans[0].group
+        step, group = max(span.step for span in spans), spans[0].group
         if self.point.is_due(step):
-            size = sum(total(span.state["exp_avg_sq"]) for span in spans)
+            size = sum(total(part) for span in spans for part in parts(span, "exp_avg_sq"))
             self.point.look(step, size / (1 - group["betas"][1] ** step), float(group["lr"]))
         if not self._frozen and self.point.step is not None and step >= self.point.step:
             self._frozen = True
@@ -170,6 +170,11 @@ class _TwoStages(Rule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.point.load_state_dict(state["freeze"])
         self._frozen = bool(state["frozen"])
+
+
+def parts(span: Span, name: str) -> list[torch.Tensor]:
+    """Of a state, each parameter's."""
+    return [span.view(span.state[name], place) for place in span.places]
 
 
 def average_in(span: Span, gradient: torch.Tensor) -> None:
@@ -217,7 +222,7 @@ class _Frozen(_TwoStages):
 
     def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
         super().__init__(point, compression, dense)
-        self._since: dict[str, int] = {}  # of each span, its first step
+        self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         super().outgoing(what, span, out)
@@ -228,12 +233,13 @@ class _Frozen(_TwoStages):
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
         decay(span)
+        if "momentum" in means:
+            self._meet(span)
+        self._ages[span.name] = self._ages.get(span.name, 0) + 1
         if "gradient" in means:
-            self._since.setdefault(span.name, span.step)
             self._dense_step(span, means["gradient"])
         else:
-            self._meet(span)
-            self._momentum_step(span, means["momentum"])
+            self._momentum_step(span, mask(span, means["momentum"]))
         return None
 
     def _momentum_step(self, span: Span, update: torch.Tensor) -> None:
@@ -251,27 +257,27 @@ class _Frozen(_TwoStages):
         """A span that there was no dense step of."""
         require("parameters came behind the freeze, and their variance is unknown: use "
                 "refresh='exponential', or a new optimizer", None,
-                span.name in self._since)  # fmt: skip
+                span.name in self._ages)  # fmt: skip
 
     def _gains(self, span: Span) -> tuple[float, float]:
         """What the sums of weights in m and v have come to."""
-        age = span.step - self._since[span.name] + 1
+        age = self._ages[span.name]
         beta1, beta2 = span.group["betas"]
         return 1 - beta1**age, 1 - beta2**age
 
     def freeze(self, spans: Sequence[Span], step: int) -> None:
         for span in spans:
-            if span.name in self._since:
+            if span.name in self._ages:
                 first, second = self._gains(span)
                 span.state["exp_avg"].div_(first)
                 span.state["exp_avg_sq"].div_(second)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "since": dict(self._since)}
+        return {**super().state_dict(), "ages": dict(self._ages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._since = dict(state["since"])
+        self._ages = dict(state["ages"])
 
 
 def _denominator(span: Span) -> torch.Tensor:
@@ -312,7 +318,7 @@ class _Renewed(_Frozen):
         square.mul_(beta).addcmul_(span.gradient, span.gradient, value=1 - beta)
 
     def _meet(self, span: Span) -> None:
-        self._since.setdefault(span.name, span.step)
+        """Has its variance by the next renewal."""
 
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """From the mean of the ranks' own squares. Returns the residuals' factors."""
@@ -325,8 +331,9 @@ class _Renewed(_Frozen):
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         dropped = super().finish(spans)
-        if spans and self._frozen and self.renewals.is_due(spans[0].step):
-            self.renewals.advance(spans[0].step)
+        step = max((span.step for span in spans), default=0)
+        if self._frozen and self.renewals.is_due(step):
+            self.renewals.advance(step)
         return dropped
 
     def freeze(self, spans: Sequence[Span], step: int) -> None:

@@ -59,7 +59,9 @@ class Flight:
         feedback: ErrorFeedback | Literal[False],
     ) -> None:  # fmt: skip
         if codec.composed:  # of several collectives, which are waited for
+            before = comm.stats()["payload_bytes"]
             comm.allreduce(out, "avg", compression=cast(Any, codec.name), feedback=feedback)
+            self.carried += comm.stats()["payload_bytes"] - before
         else:
             self._works.append(average(comm, out, codec.name, feedback))
 
