@@ -135,7 +135,7 @@ class PublishedAdam:
                 self.params[i] = p - F(s.lr) * update
 
 
-class PreconditionedAdam:
+class FrozenAdam:
     """ringcomm's own form, of one flat tensor.
 
         t <= T:  AdamW, unbiased;  w_i = EMA(g_i^2)
@@ -145,17 +145,19 @@ class PreconditionedAdam:
         t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
                  what C has left times (sqrt(v) + eps) / (sqrt(v') + eps), 0 where v' is 0
 
-    ``renewals``, R above, are step numbers.
+    ``renewals``, R above, are step numbers. Not preconditioned: the same, but that the momentum
+    travels, and C has left what it has left.
     """
 
     def __init__(
         self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
-        renewals: Collection[int] = (), masked: bool = True,
+        renewals: Collection[int] = (), masked: bool = True, preconditioned: bool = True,
     ) -> None:  # fmt: skip
         self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
         self.own = [np.zeros_like(p) for _ in range(ranks)]
         self.settings, self.freeze, self.average = settings, freeze, average
         self.renewals, self.masked, self.t = frozenset(renewals), masked, 0
+        self.preconditioned = preconditioned
 
     def _root(self) -> Array:
         return np.sqrt(self.v) + F(self.settings.eps)
@@ -173,14 +175,14 @@ class PreconditionedAdam:
             if self.t == self.freeze:
                 self.m, self.v = self.m / first, self.v / second
         else:
+            live = (self.v > 0) | (not self.masked)
+            sent = [_ema(self.m, g, s.b1) for g in grads]
             with np.errstate(all="ignore"):
-                sent = [_ema(self.m, g, s.b1) / self._root() for g in grads]
-            if self.masked:
-                sent = [np.where(self.v > 0, one, F(0)) for one in sent]
-            u = self.average(sent)
-            if self.masked:
-                u = np.where(self.v > 0, u, F(0))
-            self.m = u * self._root()
+                if self.preconditioned:
+                    sent = [one / self._root() for one in sent]
+                u = np.where(live, self.average([np.where(live, one, F(0)) for one in sent]), F(0))
+                self.m = u * self._root() if self.preconditioned else u
+                u = u if self.preconditioned else np.where(live, u / self._root(), F(0))
         self.p = self.p - F(s.lr) * (u + F(s.decay) * self.p)
         if self.t in self.renewals:
             self._renew()
@@ -190,7 +192,8 @@ class PreconditionedAdam:
         n, before = len(self.own), self._root()
         w = Dense()(self.own) / F(1 - self.settings.b2**self.t)
         self.v = w * F(1 / n) + F(1 - 1 / n) * np.minimum(self.m * self.m, w)
-        self.average.rescale(np.where(self.v > 0, before / self._root(), F(0)))
+        if self.preconditioned:
+            self.average.rescale(np.where(self.v > 0, before / self._root(), F(0)))
 
 
 # ---- 1-bit LAMB ----

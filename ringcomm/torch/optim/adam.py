@@ -60,6 +60,9 @@ class OneBitAdam(WireOptimizer):
         total_steps: of the training; a share needs it.
         compression: how the momentum travels.
         dense: how gradients travel before, and renewals.
+        preconditioned: send u. False: send m itself, in the units of gradients; u is made of its
+            mean. Where variances within a block of 256 elements differ by far, the scale of the
+            large ones then moves the small ones.
         deepspeed_compat: the update as published and DeepSpeed's compression, each tensor by
             itself, with neither mask nor renewals: ``refresh`` and ``compression`` do not apply.
             For who must repeat such a run.
@@ -85,6 +88,7 @@ class OneBitAdam(WireOptimizer):
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
         dense: str = "bf16",
+        preconditioned: bool = True,
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
@@ -99,9 +103,9 @@ class OneBitAdam(WireOptimizer):
         if deepspeed_compat:
             self._adam = _Published(point, "onebit-deepspeed", dense)
         elif refresh is None:
-            self._adam = _Frozen(point, compression or "none", dense)
+            self._adam = _Frozen(point, compression or "none", dense, preconditioned)
         else:
-            self._adam = _Renewed(point, compression or "none", dense, betas[1])
+            self._adam = _Renewed(point, compression or "none", dense, preconditioned, betas[1])
         super().__init__(params, defaults, self._adam, comm, **settings)
 
     @property
@@ -220,14 +224,17 @@ class _Frozen(_TwoStages):
 
     method = "OneBitAdam"
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
+    def __init__(
+        self, point: FreezePoint, compression: str, dense: str, preconditioned: bool
+    ) -> None:
         super().__init__(point, compression, dense)
+        self._preconditioned = preconditioned
         self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         super().outgoing(what, span, out)
         if what == "momentum":
-            mask(span, out.div_(_denominator(span)))
+            mask(span, out.div_(_denominator(span)) if self._preconditioned else out)
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -242,9 +249,14 @@ class _Frozen(_TwoStages):
             self._momentum_step(span, mask(span, means["momentum"]))
         return None
 
-    def _momentum_step(self, span: Span, update: torch.Tensor) -> None:
+    def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
+        moment, root, update = span.state["exp_avg"], _denominator(span), mean
+        if self._preconditioned:
+            torch.mul(mean, root, out=moment)
+        else:
+            moment.copy_(mean)
+            update = mask(span, mean.div_(root))
         torch._foreach_add_(span.parameters, span.views(update), alpha=-span.group["lr"])
-        torch.mul(update, _denominator(span), out=span.state["exp_avg"])
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
         average_in(span, gradient)
@@ -290,8 +302,10 @@ class _Renewed(_Frozen):
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense)
+    def __init__(
+        self, point: FreezePoint, compression: str, dense: str, preconditioned: bool, beta2: float
+    ) -> None:
+        super().__init__(point, compression, dense, preconditioned)
         self.renewals = Renewals(_USES, max(_MOST, memory_of(beta2)))
         self._renewal = (*self._then, Exchange("variance", dense))
 
@@ -327,6 +341,8 @@ class _Renewed(_Frozen):
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
+        if not self._preconditioned:
+            return {}
         return {"momentum": mask(span, before.div_(_denominator(span)))}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
