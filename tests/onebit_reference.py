@@ -183,10 +183,14 @@ class FrozenAdam:
                 u = np.where(live, self.average([np.where(live, one, F(0)) for one in sent]), F(0))
                 self.m = u * self._root() if self.preconditioned else u
                 u = u if self.preconditioned else np.where(live, u / self._root(), F(0))
-        self.p = self.p - F(s.lr) * (u + F(s.decay) * self.p)
+        self.move(u)
         if self.t in self.renewals:
             self._renew()
         return u
+
+    def move(self, u: Array) -> None:
+        """The parameters."""
+        self.p = self.p - F(self.settings.lr) * (u + F(self.settings.decay) * self.p)
 
     def _renew(self) -> None:
         n, before = len(self.own), self._root()
@@ -297,6 +301,27 @@ class PublishedLamb:
             self.params[i] = p - F(s.lr * self.coeff[i] * factor) * update
 
 
+class FrozenLamb(FrozenAdam):
+    """ringcomm's own form, of one flat tensor: FrozenAdam, and c = clip(||p|| / ||u||) until the
+    freeze; then its unbiased running mean, times how much ||p|| has grown."""
+
+    coeff = weight = 0.0
+    size: float | None = None
+
+    def move(self, u: Array) -> None:
+        s = self.settings
+        assert isinstance(s, LambSettings)
+        update, size = u + F(s.decay) * self.p, _norm(self.p)
+        if self.t <= self.freeze:
+            coeff = min(max(size / _norm(update), s.coeff_min), s.coeff_max)
+            self.coeff = s.coeff_beta * self.coeff + (1 - s.coeff_beta) * coeff
+            self.weight = s.coeff_beta * self.weight + (1 - s.coeff_beta)
+        else:
+            self.size = size if self.size is None else self.size
+            coeff = self.coeff / self.weight * size / self.size
+        self.p = self.p - F(s.lr * coeff) * update
+
+
 # ---- 0/1 Adam ----
 
 
@@ -323,12 +348,15 @@ class PublishedZeroOne:
 
     C' begins without errors: they have the units of what it averages. h doubles after so many
     steps. "p before": that of the last average; the papers' p_i - u_i, without its rounding.
+
+    ``ours``: m and v unbiased in A, and m at its end; 0 where v is 0; u_i itself travels.
     """
 
     def __init__(
         self, params: Sequence[Array], settings: ZeroOneSettings, ranks: int,
-        average: Callable[[int], Average],
+        average: Callable[[int], Average], ours: bool = False,
     ) -> None:  # fmt: skip
+        self.ours, self.var_uses = ours, 0
         self.local = [[p.copy() for p in params] for _ in range(ranks)]
         self.m = [[np.zeros_like(p) for p in params] for _ in range(ranks)]
         self.v = [np.zeros_like(p) for p in params]
@@ -347,8 +375,21 @@ class PublishedZeroOne:
         else:
             self._phase_b(grads)
         if self.t == self.settings.var_freeze:
+            if self.ours:
+                first, second = self._gains()
+                self.m = [[m / first for m in rank] for rank in self.m]
+                self.v = [v / second for v in self.v]
             self.average = [self.make(len(p)) for p in self.v]
             self.before = [p.copy() for p in self.local[0]]
+
+    def _gains(self) -> tuple[np.float32, np.float32]:
+        s = self.settings
+        return F(1 - s.b1**self.t), F(1 - s.b2**self.var_uses)
+
+    def _update(self, m: Array, v: Array) -> Array:
+        with np.errstate(all="ignore"):
+            update = m / (np.sqrt(v) + F(self.settings.eps))
+        return np.where(v > 0, update, F(0)) if self.ours else update
 
     def _phase_a(self, grads: Gradients) -> None:
         s, dense, full = self.settings, Dense(), self.t % self.var_interval == 0
@@ -359,7 +400,7 @@ class PublishedZeroOne:
                 self.v[i] = _ema(self.v[i], g * g, s.b2)
             for m, params in zip(self.m, self.local, strict=True):
                 m[i] = _ema(m[i], g, s.b1)
-                update = m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * params[i]
+                update = self._update(m[i] / first, self.v[i] / second) + F(s.decay) * params[i]
                 params[i] = params[i] - F(s.lr) * update
         if full:
             self.var_count += 1
@@ -371,16 +412,18 @@ class PublishedZeroOne:
         self.rates += s.lr
         for i, v in enumerate(self.v):
             denom = np.sqrt(v) + F(s.eps)
+            unit = F(1) if self.ours else denom
             for rank, g in enumerate(grads):
                 m, p = _ema(self.m[rank][i], g[i], s.b1), self.local[rank][i]
-                move = F(s.lr) * (m / denom + F(s.decay) * p)
+                move = F(s.lr) * (self._update(m, v) + F(s.decay) * p)
                 self.m[rank][i], self.local[rank][i] = m, p - move
                 self.u[rank][i] = self.u[rank][i] - move
             if self.t % self.local_interval == 0:
-                w = self.average[i]([u[i] * denom for u in self.u])
-                self.before[i] = self.before[i] + w / denom
+                w = self.average[i]([u[i] * unit for u in self.u])
+                self.before[i] = self.before[i] + w / unit
+                back = np.where(v > 0, w * denom, F(0)) if self.ours else w
                 for rank in range(len(grads)):
-                    self.m[rank][i] = -w * F(1 / self.rates)
+                    self.m[rank][i] = -back * F(1 / self.rates)
                     self.local[rank][i] = self.before[i].copy()
                     self.u[rank][i] = np.zeros_like(v)
         if self.t % self.local_interval == 0:

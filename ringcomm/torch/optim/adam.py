@@ -42,7 +42,7 @@ from .wire import WireOptimizer
 
 Refresh = Literal["exponential"] | None
 _USES = 4  # of an interval between renewals, until it doubles
-_LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
+LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
 _MOST = 128  # steps between renewals, or the variance's memory where that is longer
 
 
@@ -97,15 +97,15 @@ class OneBitAdam(WireOptimizer):
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         memory = memory_of(betas[1])
-        looks_back = memory if refresh is None or deepspeed_compat else min(memory, _LOOKS_BACK)
+        looks_back = memory if refresh is None or deepspeed_compat else min(memory, LOOKS_BACK)
         point = FreezePoint(freeze, total_steps, looks_back)
-        self._adam: _TwoStages
+        self._adam: TwoStages
         if deepspeed_compat:
             self._adam = _Published(point, "onebit-deepspeed", dense)
         elif refresh is None:
-            self._adam = _Frozen(point, compression or "none", dense, preconditioned)
+            self._adam = Frozen(point, compression or "none", dense, preconditioned)
         else:
-            self._adam = _Renewed(point, compression or "none", dense, preconditioned, betas[1])
+            self._adam = Renewed(point, compression or "none", dense, preconditioned, betas[1])
         super().__init__(params, defaults, self._adam, comm, **settings)
 
     @property
@@ -116,7 +116,7 @@ class OneBitAdam(WireOptimizer):
     @property
     def renewals(self) -> int:
         """See above."""
-        return self._adam.renewals.count if isinstance(self._adam, _Renewed) else 0
+        return self._adam.renewals.count if isinstance(self._adam, Renewed) else 0
 
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
@@ -131,7 +131,7 @@ def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay
 # ---- two stages ----
 
 
-class _TwoStages(Rule):
+class TwoStages(Rule):
     """Gradients until the freeze point, the momentum from there on."""
 
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -200,7 +200,7 @@ def mask(span: Span, values: torch.Tensor) -> torch.Tensor:
     return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
 
 
-class _Published(_TwoStages):
+class _Published(TwoStages):
     """1-bit Adam as in its paper and in DeepSpeed."""
 
     method = "OneBitAdam(deepspeed_compat)"
@@ -219,7 +219,7 @@ class _Published(_TwoStages):
         torch._foreach_add_(span.parameters, updates, alpha=-group["lr"])
 
 
-class _Frozen(_TwoStages):
+class Frozen(TwoStages):
     """Unbiased, masked and preconditioned; the variance stays."""
 
     method = "OneBitAdam"
@@ -239,7 +239,6 @@ class _Frozen(_TwoStages):
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
-        decay(span)
         if "momentum" in means:
             self._meet(span)
         self._ages[span.name] = self._ages.get(span.name, 0) + 1
@@ -256,14 +255,18 @@ class _Frozen(_TwoStages):
         else:
             moment.copy_(mean)
             update = mask(span, mean.div_(root))
+        self.apply(span, update)
+
+    def apply(self, span: Span, update: torch.Tensor) -> None:
+        """Moves the parameters by u, and by their decay."""
+        decay(span)
         torch._foreach_add_(span.parameters, span.views(update), alpha=-span.group["lr"])
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
         average_in(span, gradient)
         (first, second), group = self._gains(span), span.group
         root = span.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(group["eps"])
-        update = mask(span, span.state["exp_avg"] / root)
-        torch._foreach_add_(span.parameters, span.views(update), alpha=-group["lr"] / first)
+        self.apply(span, mask(span, (span.state["exp_avg"] / first).div_(root)))
 
     def _meet(self, span: Span) -> None:
         """A span that there was no dense step of."""
@@ -285,9 +288,12 @@ class _Frozen(_TwoStages):
                 span.state["exp_avg_sq"].div_(second)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "ages": dict(self._ages)}
+        return {**super().state_dict(), "ages": dict(self._ages),
+                "preconditioned": self._preconditioned}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require(f"the state is of preconditioned={state['preconditioned']}, and its residuals have "
+                "other units", None, state["preconditioned"] == self._preconditioned)  # fmt: skip
         super().load_state_dict(state)
         self._ages = dict(state["ages"])
 
@@ -296,7 +302,7 @@ def _denominator(span: Span) -> torch.Tensor:
     return span.state["exp_avg_sq"].sqrt().add_(span.group["eps"])
 
 
-class _Renewed(_Frozen):
+class Renewed(Frozen):
     """The same, with a variance that is renewed from the ranks' own."""
 
     states = ("exp_avg", "exp_avg_sq", "own_sq")

@@ -82,7 +82,7 @@ class FreezePoint:
 
 class Renewals:
     """Steps at growing intervals, as those of 0/1 Adam: an interval is used so many times, then it
-    doubles.
+    doubles. Each is a multiple of its interval behind where they begin.
 
     Args:
         uses: of an interval.
@@ -92,12 +92,13 @@ class Renewals:
 
     def __init__(self, uses: int, most: int, first: int = 1) -> None:
         self._uses, self._most = uses, most
-        self.interval, self._used, self._next = first, 0, 0
+        self.interval, self._used = first, 0
+        self._start, self._next = 0, first
         self.count = 0
 
     def begin(self, step: int) -> None:
         """Counts from behind that step on."""
-        self._next = step + self.interval
+        self._start, self._next = step, step + self.interval
 
     def is_due(self, step: int) -> bool:
         """Whether one of them is due at that step, or was and did not come about."""
@@ -109,17 +110,19 @@ class Renewals:
         self._used += 1
         if self._used == self._uses:
             self._used, self.interval = 0, min(2 * self.interval, self._most)
-        self._next = step + self.interval
+        passed = step - self._start
+        self._next = step + self.interval - passed % self.interval
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
-        return {"interval": self.interval, "used": self._used, "next": self._next,
-                "count": self.count}  # fmt: skip
+        return {"interval": self.interval, "used": self._used, "start": self._start,
+                "next": self._next, "count": self.count}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""
         self.interval, self._used = state["interval"], state["used"]
-        self._next, self.count = state["next"], state["count"]
+        self._start, self._next = state["start"], state["next"]
+        self.count = state["count"]
 
 
 def memory_of(beta2: float) -> int:
