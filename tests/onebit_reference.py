@@ -393,6 +393,8 @@ class PublishedZeroOne:
 
     def _phase_a(self, grads: Gradients) -> None:
         s, dense, full = self.settings, Dense(), self.t % self.var_interval == 0
+        self.var_uses += full
+        first, second = self._gains() if self.ours else (F(1), F(1))
         for i in range(len(self.v)):
             mine = [rank[i] for rank in grads]
             g = dense(mine) if full else self.average[i](mine)

@@ -32,7 +32,7 @@ from ...exact import is_exact
 from ...feedback import FeedbackStore
 from ..hooks import default_of
 from . import saved
-from .agreement import agree
+from .agreement import agree, require_same
 from .checks import codec_name, refuse_others, require, require_dense
 from .flight import Flight
 from .overlap import Overlap
@@ -131,9 +131,13 @@ class WireOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch.optim's; a collective, as it brings rank 0's parameters."""
         super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
+        parameters = self.param_groups[-1]["params"]
+        for parameter in parameters:
             require_dense(parameter, "a parameter")
-            self._comm.broadcast(parameter.detach())
+        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+        require_same(self._comm, about, "parameters")
+        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+            work.wait()
         self._checked = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -179,6 +183,7 @@ class WireOptimizer(torch.optim.Optimizer):
         verdict = agree(
             self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
+            alike=self._alike(),
         )  # fmt: skip
         if not verdict.finite:
             for flight in begun or ():
@@ -240,6 +245,7 @@ class WireOptimizer(torch.optim.Optimizer):
             if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
         ]  # fmt: skip
         if new:
+            require_same(self._comm, [one.index for one in new], "parameters that are trained")
             rule = self._rule
             self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
 
@@ -257,6 +263,11 @@ class WireOptimizer(torch.optim.Optimizer):
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+
+    def _alike(self) -> object:
+        """What all ranks must have the same of before a step."""
+        groups = [{name: group[name] for name in self.defaults} for group in self.param_groups]
+        return {"steps": self.steps, "groups": groups}
 
     def _refuse_others(self) -> None:
         if not self._checked and self._comm.world_size > 1:
