@@ -94,6 +94,8 @@ class Agreement:
         """Connects all ranks of a job that begins, which gave these own_places, in order of rank.
         All are members. Raises BootstrapError."""
         mine, world = self._terms.rank, self._terms.world_size
+        self.members, self.epoch, self._seen = tuple(range(world)), 0, 0
+        self.behind = False
         for rank, blob in enumerate(books):
             self._book.update(messages.read_book(f"rank {rank}", blob, world))
         for rank in range(mine):
@@ -106,8 +108,6 @@ class Agreement:
             troubles = self._control.troubles()
             told = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing)
             raise BootstrapError(f"no control connection within {patience:g} s: {told}")
-        self.members, self.epoch, self._seen = tuple(range(world)), 0, 0
-        self.behind = False
 
     def look_for(self, candidates: Mapping[int, Iterable[Address]]) -> None:
         """Has ranks looked for at these places, whenever this rank waits."""
@@ -129,11 +129,8 @@ class Agreement:
         self._state = State.WAITING
         self._formation = None
         self._tell_anew(ready)
-        mine, world = self._terms.rank, self._terms.world_size
-        for rank in range(world):
-            if rank < mine or (self.behind and rank != mine):
-                self._control.dial(rank, self._book.get(rank, ()))
-        if len(self.members) < world:
+        self._dial_missing()
+        if len(self.members) < self._terms.world_size:
             self._control.catch_up()
             if self._control.letting_in:
                 self._linger_until = time.monotonic() + _LINGER_S
@@ -143,6 +140,7 @@ class Agreement:
         if self.behind:
             _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
         while self._formation is None:
+            self._dial_missing()
             outcome = decide(self._view(), time.monotonic())
             if isinstance(outcome, Go):
                 self._announce(outcome)
@@ -165,6 +163,12 @@ class Agreement:
         self._ready.pop(self._terms.rank, None)
         self._formation = None
         self.members, self.epoch, self.behind = go.members, go.epoch, False
+
+    def _dial_missing(self) -> None:
+        """The higher rank of two connects; who is behind asks everyone."""
+        for rank in range(self._terms.world_size):
+            if rank < self._terms.rank or (self.behind and rank != self._terms.rank):
+                self._control.dial(rank, self._book.get(rank, ()))
 
     def _announce(self, go: Go) -> None:
         if go.left:
