@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 
+_seeding = threading.Lock()  # ranks are threads, and torch has one generator
+
+
 def net(seed: int = 0, sizes: tuple[int, ...] = (5, 7, 3)) -> nn.Module:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(sizes):
-        layers += [nn.Linear(a, b), nn.Tanh()]
+    with _seeding:
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for a, b in itertools.pairwise(sizes):
+            layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
 
