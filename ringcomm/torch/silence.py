@@ -151,6 +151,11 @@ def watch_group(group: RingcommGroup) -> None:
         _watches.add(_Watch(group, lambda _: works_of_process(), _of_group, None))
 
 
+def hooks_of_process() -> list[HookState]:
+    """All hooks' states that there are."""
+    return list(_hooks)
+
+
 def watch_steps(
     owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
     ids: Callable[[Any], Container[int]],
@@ -167,7 +172,7 @@ def watch_steps(
 
 
 def _buckets_of_process() -> int:
-    return sum(state.account.carried for state in list(_hooks))
+    return sum(state.account.carried for state in hooks_of_process())
 
 
 def _of_hook(state: HookState) -> str | None:

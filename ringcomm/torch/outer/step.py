@@ -36,7 +36,7 @@ from torch import nn
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from .. import silence
-from ..hooks import default_of
+from ..transport import default_of
 from . import state
 from .apart import require_apart, require_whole_model
 from .blocks import Block
