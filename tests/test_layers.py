@@ -5,8 +5,8 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
             < pipe
     Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
             < chunks, devices, residuals < calls < work < fusion, counters, shortcut, opening,
-            summary, deepspeed, pipe, timeline < collectives < communicator < api < exact
-            < feedback, sparse
+            summary, deepspeed, pipe, timeline < collectives < communicator < membership < api
+            < exact < feedback, sparse
             < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
@@ -50,6 +50,7 @@ PYTHON_LAYERS = [
     {"fusion", "counters", "shortcut", "opening", "summary", "deepspeed", "pipe", "timeline"},
     {"collectives"},
     {"communicator"},
+    {"membership"},
     {"api"},
     {"exact"},
     {"feedback", "sparse"},

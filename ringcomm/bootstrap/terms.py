@@ -21,6 +21,7 @@ class Role(enum.IntEnum):
 
     RENDEZVOUS = 1
     LANE = 2
+    MEMBERSHIP = 3
 
 
 class Level(enum.IntEnum):
