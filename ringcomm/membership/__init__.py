@@ -5,7 +5,8 @@
     control      a connection to each other rank, and who lives
     places       where members listen
     formation    how members meet to make a communicator
-    member       Membership: the rounds of one rank
+    agreement    how a rank comes to know who takes part: what it says, hears and decides
+    member       Membership: the rounds of one rank, and its communicator
 
 Messages, on a connection with an authenticated rank:
 

@@ -89,10 +89,11 @@ class Control:
     def gone_since(self, rank: int) -> float | None:
         """When the rank's process ended; None where it lives. Where the network ended the
         connection, it counts as ended peer_timeout later."""
-        if self._links.get(rank) or any(dial.shaking for dial in self._dials.get(rank, ())):
+        trying = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
+        if self.is_linked(rank) or any(dial.shaking for dial in trying):
             return None
         ended, surely = self._ended.get(rank, (self._began, True))
-        refused = any(dial.state == REFUSED for dial in self._dials.get(rank, ()))
+        refused = any(dial.state == REFUSED for dial in trying)
         return ended if surely or refused else ended + self._peer_timeout
 
     def is_linked(self, rank: int) -> bool:
@@ -135,14 +136,16 @@ class Control:
         is no connection."""
         if self.is_linked(rank):
             return
+        self._dials[rank] = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
         known = {(d.target.address, d.target.port) for d in self._dials.get(rank, ())}
         wanted = [place for place in places if place not in known]
         terms = Terms(Role.MEMBERSHIP, self._job, self._world, self._rank, rank)
-        self._dials.setdefault(rank, []).extend(
+        self._dials[rank].extend(
             Dial(
                 self.loop, Target(address, port),
                 lambda sock: Client(self._key, terms, vetting(self._key, sock)),
                 lambda _dial, sock: self._take(rank, sock),
+                lambda dial, _refusal: dial.stop() if self.is_linked(rank) else None,
             )
             for address, port in wanted
         )  # fmt: skip
@@ -159,7 +162,10 @@ class Control:
     def close(self) -> None:
         """Closes every socket."""
         _alive.discard(self)
-        self._stop_dials(*self._dials)
+        for dials in self._dials.values():
+            for dial in dials:
+                dial.stop()
+        self._dials.clear()
         self._acceptor.close()
         for links in self._links.values():
             for link in links:
@@ -170,11 +176,6 @@ class Control:
     def let_go(self) -> None:
         """In a forked child: see Loop.let_go."""
         self.loop.let_go()
-
-    def _stop_dials(self, *ranks: int) -> None:
-        for rank in ranks:
-            for dial in self._dials.pop(rank, []):
-                dial.stop()
 
     def _admit(self, claimed: Terms) -> RefusedError | None:
         if claimed.rail or claimed.lane:
@@ -188,8 +189,10 @@ class Control:
     def _take(self, rank: int, sock: socket.socket) -> None:
         tune(sock)
         end_when_silent(sock, self._peer_timeout)
-        self._stop_dials(rank)
         self._links.setdefault(rank, []).append(_Link(self, self.loop, rank, sock))
+        for dial in self._dials.get(rank, ()):
+            if not dial.shaking:  # else the other end may have this connection already
+                dial.stop()
         self._meet(rank)
 
     # ---- for its links ----

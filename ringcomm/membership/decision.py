@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 SETTLE_S = 0.25
 """For a rank that an error names and whose process lives: it may have seen the failure, too."""
-TAKEOVER_S = 0.5
+TAKEOVER_S = 1.0
 """After which the next rank decides."""
 
 History = tuple[int, int]
@@ -37,13 +37,6 @@ class Ready:
     """What a rank says when it is ready for a round."""
 
     rank: int
-    serial: int
-    """Counts what this process has said; the latest counts."""
-    epoch: int
-    """Of the formation that it belongs to; -1: none."""
-    seen: int
-    """The highest epoch that it knows of."""
-    behind: bool
     history: History
     number: int
     """The round that it would begin, or repeat."""
@@ -54,6 +47,13 @@ class Ready:
     token: bytes
     at: float
     """Since when it is ready, by the clock of who keeps this."""
+    serial: int = 0
+    """Counts what this process has said; the latest counts."""
+    epoch: int = -1
+    """Of the formation that it belongs to; -1: none."""
+    seen: int = -1
+    """The highest epoch that it knows of."""
+    behind: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..bootstrap.suspicion import Lost
 from ..errors import BootstrapError
 from .control import Control
 from .decision import Go
-from .messages import Kind, pack_all, pack_blob, split_all
+from .messages import Kind, pack_all, pack_blob, read_failed, read_part, split_all
 
 
 class FormationError(BootstrapError):
@@ -46,16 +46,25 @@ class Formation:
 
     # ---- what is heard ----
 
-    def blob(self, rank: int, step: int, blob: bytes) -> None:
-        """A member's part."""
-        self._blobs.setdefault(step, {})[rank] = blob
-
-    def all(self, step: int, rest: bytes) -> None:
-        """The decider's answer."""
-        blobs = split_all(rest)
-        if blobs is None or len(blobs) != len(self.go.members):
-            raise BootstrapError(f"rank {self.decider} sent what no ringcomm sends")
-        self._all[step] = blobs
+    def hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+        """A BLOB, ALL or FAILED. One of another epoch, or of who has no say here, is ignored.
+        Raises BootstrapError."""
+        if kind == Kind.FAILED:
+            world = max(self.go.members) + 1
+            epoch, blames, text = read_failed(f"rank {rank}", payload, world)
+            if rank == self.decider and epoch == self.go.epoch:
+                self.fail(text, blames)
+            return
+        part = read_part(rank, payload)
+        if part.epoch != self.go.epoch:
+            return
+        if kind == Kind.BLOB and rank in self.go.members:
+            self._blobs.setdefault(part.step, {})[rank] = part.rest
+        elif kind == Kind.ALL and rank == self.decider:
+            blobs = split_all(part.rest)
+            if blobs is None or len(blobs) != len(self.go.members):
+                raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
+            self._all[part.step] = blobs
 
     def fail(self, text: str, blames: tuple[int, ...] = ()) -> None:
         """It has come to nothing; the first reason counts."""

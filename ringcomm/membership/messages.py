@@ -14,8 +14,10 @@ import enum
 import ipaddress
 import struct
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..bootstrap.blobs import MAX_BYTES, Record, pack
+from ..errors import BootstrapError
 from .decision import Go, Ready
 
 HEADER = struct.Struct("<BxxxI")
@@ -184,12 +186,20 @@ def pack_all(epoch: int, step: int, blobs: Sequence[bytes]) -> bytes:
     return _PLACE.pack(epoch, step) + parts
 
 
-def read_blob(payload: bytes) -> tuple[int, int, bytes] | None:
-    """Epoch, step and the rest of a BLOB or an ALL; None if it is malformed."""
+class Part(NamedTuple):
+    """A BLOB or an ALL."""
+
+    epoch: int
+    step: int
+    rest: bytes
+
+
+def read_part(rank: int, payload: bytes) -> Part:
+    """Raises BootstrapError."""
     if len(payload) < _PLACE.size:
-        return None
+        raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
     epoch, step = _PLACE.unpack_from(payload)
-    return epoch, step, payload[_PLACE.size :]
+    return Part(epoch, step, payload[_PLACE.size :])
 
 
 def split_all(rest: bytes) -> list[bytes] | None:
