@@ -3,8 +3,8 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
-            < devices, residuals < calls < work < fusion, counters, shortcut, opening, summary,
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack,
+            adaptive < cuda < devices, residuals < calls < work < fusion, counters, shortcut, opening, summary,
             deepspeed, pipe, timeline < collectives < communicator < api < exact < feedback
             < the package itself < torch < tools, train < __main__
 
@@ -40,7 +40,7 @@ PYTHON_LAYERS = [
     {"errors", "intervals", "callers"},
     {"logs"},
     {"config", "codecs"},
-    {"bootstrap", "_native", "buffers", "dlpack"},
+    {"bootstrap", "_native", "buffers", "dlpack", "adaptive"},
     {"cuda"},
     {"devices", "residuals"},
     {"calls"},
