@@ -179,8 +179,8 @@ class Law:
             return self._retreat(step)
         slowest = max(measured, key=lambda seen: seen.compute_s)
         link = self._rates.learn(
-            self.rung.codec, load, slowest.busy_s, slowest.cpu_s,
-            latency_s * (1 + slowest.gaps), self._is_first_window,
+            self.rung.codec, load, slowest.busy_s, slowest.cpu_s, latency_s,
+            self._is_first_window,
         )  # fmt: skip
         self._is_first_window = False
         stretch = slowest.hide_s / ready_s[-1] if ready_s[-1] > 0 else 1.0

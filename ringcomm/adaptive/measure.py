@@ -16,9 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-
-from ..intervals import Interval, covered
+from collections.abc import Iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +29,6 @@ class Seen:
         hide_s: from its first bucket to its last.
         exposed_s: from there until it is over.
         busy_s: in which a bucket was in flight.
-        gaps: how often none was, between two that were.
         wire_bytes: sent over ports.
         cpu_s: that ringcomm's engine has computed, over the steps' mean.
         norm: of the gradients, over the steps' mean; of a sample of them, as only changes matter.
@@ -44,7 +41,6 @@ class Seen:
     hide_s: float = 0.0
     exposed_s: float = 0.0
     busy_s: float = 0.0
-    gaps: float = 0.0
     wire_bytes: float = 0.0
     cpu_s: float = 0.0
     norm: float = 0.0
@@ -62,46 +58,16 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True)
-class Passage:
-    """A bucket that has been reduced: submitted, first on the wire, over, and what it has sent."""
-
-    submitted: float
-    started: float
-    over: float
-    wire_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
 class StepTook:
-    """One step of the picture above."""
+    """One step of the picture above: seconds, bytes over ports, and when each of its buckets was
+    ready, from its first one on."""
 
     compute_s: float
     hide_s: float
     exposed_s: float
     busy_s: float
-    gaps: int
-    wire_bytes: int
+    wire_bytes: float
     ready_s: tuple[float, ...]
-
-    @staticmethod
-    def of(began: float, buckets: Sequence[Passage]) -> StepTook:
-        """Of a step whose predecessor was over at ``began``. Buckets are in order of submission."""
-        first, last = buckets[0].submitted, buckets[-1].submitted
-        over = max(one.over for one in buckets)
-        flights: list[Interval] = [(one.started, one.over) for one in buckets]
-        exposed = max(0.0, over - last)
-        return StepTook(
-            over - began - exposed, last - first, exposed, covered(flights, over), _gaps(flights),
-            sum(one.wire_bytes for one in buckets), tuple(one.submitted - first for one in buckets),
-        )  # fmt: skip
-
-
-def _gaps(flights: Iterable[Interval]) -> int:
-    found, reached = 0, math.inf
-    for begin, end in sorted(flights):
-        found += begin > reached
-        reached = end if math.isinf(reached) else max(reached, end)
-    return found
 
 
 class Window:
@@ -143,7 +109,7 @@ class Window:
         told = Seen(norm=norm, spoilt=self._spoilt, rate_rises=self._rises)
         if not took:
             return told
-        names = ("compute_s", "hide_s", "exposed_s", "busy_s", "gaps", "wire_bytes")
+        names = ("compute_s", "hide_s", "exposed_s", "busy_s", "wire_bytes")
         middle = {name: statistics.median(getattr(one, name) for one in took) for name in names}
         return dataclasses.replace(told, steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
 
