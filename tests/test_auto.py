@@ -130,7 +130,7 @@ class Ranks:
     def __init__(self, site: Site, rungs: Sequence[Rung] = (), seed: int = 0) -> None:
         self.site = site
         self.random = random.Random(seed)
-        self.ranks = [Agreement(Law(rungs or ladder()), rank) for rank in range(4)]
+        self.ranks = [Agreement(Law(rungs or ladder()), rank == 0) for rank in range(4)]
         self.step = 0
         self.changes: list[law.Change] = []
         self.used: list[str] = []

@@ -3,10 +3,10 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack,
-            adaptive < cuda < devices, residuals < calls < work < fusion, counters, shortcut, opening, summary,
-            deepspeed, pipe, timeline < collectives < communicator < api < exact < feedback
-            < the package itself < torch < tools, train < __main__
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack, adaptive
+            < cuda < devices, residuals < calls < work < fusion, counters, shortcut, opening,
+            summary, deepspeed, pipe, timeline < collectives < communicator < api < exact
+            < feedback < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
 place in the tables below fails the test, so that whoever adds a layer says where it lies.

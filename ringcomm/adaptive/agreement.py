@@ -41,18 +41,20 @@ class Agreement:
     """One rank's part.
 
     Args:
-        law: decides, on rank 0. On others it has no say.
+        law: has a say only on the rank that decides.
+        decides: this is that rank, the one whose texts are spread.
 
     Attributes:
+        decides: as given.
         window: of this rank, to be filled by whoever measures.
         rung: in force.
     """
 
-    def __init__(self, law: Law, rank: int) -> None:
+    def __init__(self, law: Law, decides: bool) -> None:
         self.window = Window()
         self.rung = law.rung
         self._law = law
-        self._decides = rank == 0
+        self.decides = decides
         self._next = -1  # the step before which the window is gathered; -1: not known yet
         self._gathered: tuple[int, Later[list[list[float]]]] | None = None
         self._spread: tuple[int, Later[str]] | None = None
@@ -84,7 +86,7 @@ class Agreement:
         self._gathered = None
         seen = [Seen.of_row(row) for row in rows()]
         text = ""
-        if self._decides:
+        if self.decides:
             change = self._law.decide(at, seen, load, ready_s, latency_s)
             text = "" if change is None else _written(change)
         self._spread = at + DELAY, exchange.spread(text)

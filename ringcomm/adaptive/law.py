@@ -20,6 +20,7 @@ after twice as long.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -193,7 +194,7 @@ class Law:
     # ---- critical phases ----
 
     def _watch(self, step: int, ranks: Sequence[Seen]) -> None:
-        norm = max((seen.norm for seen in ranks), default=0.0)
+        norm = statistics.fmean(seen.norm for seen in ranks)
         before, self._norm = self._norm, norm or self._norm
         reason = ""
         if any(seen.spoilt for seen in ranks):
@@ -217,8 +218,9 @@ class Law:
         if self.rung in rungs:
             return None
         gentler = [rung for rung in rungs if rung.codec.bits >= self.rung.codec.bits]
+        reason = self._guard_reason if self.rung in self.rungs else "it is not allowed any more"
         self._is_settled = False
-        return self._change(step, (gentler or list(rungs))[-1], self._guard_reason)
+        return self._change(step, (gentler or list(rungs))[-1], f"{self.rung} is left: {reason}")
 
     # ---- choices ----
 
