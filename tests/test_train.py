@@ -452,6 +452,7 @@ def test_bf16_autocast_trains() -> None:
         ("--log-file /dev/null/x", "cannot be written"),
         ("--backend gloo --no-hook --compression bf16", "--backend ringcomm"),
         ("--no-hook --compression onebit", "use --hook"),
+        ("--no-hook --compression auto", "use --hook"),
         ("--no-hook --dense-steps 3", "use --hook"),
         ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),

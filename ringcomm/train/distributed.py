@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
 from ..calls import Op
+from ..codecs import Compression
 from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError, RingcommError
@@ -102,6 +103,10 @@ class World:
             )
         account: Traffic = self._hook.report()
         return account
+
+    def codecs(self) -> list[dict[str, Any]]:
+        """Which codec ringcomm's hook has used when, in the whole run."""
+        return [] if self._hook is None else list(self._hook.report().get("codecs", []))
 
     def failure(self) -> RingcommError | None:
         """The error of ringcomm that made backward fail: DDP turns all into RuntimeError."""
@@ -233,7 +238,7 @@ def join(options: Options) -> Iterator[World]:
 def _ringcomm_group(identity: Identity, options: Options) -> Iterator[World]:
     from ringcomm.torch import Options as GroupOptions
 
-    group = GroupOptions("none" if options.hook else options.codec)
+    group = GroupOptions("none" if options.hook else cast(Compression, options.codec))
     by = None if launcher.by_torchrun() else "ringcomm://"
     dist.init_process_group("ringcomm", init_method=by, pg_options=group)
     try:

@@ -19,7 +19,7 @@ from .data import Data, load
 from .distributed import World
 from .engine import Engine, StepRecord
 from .launcher import SharedError
-from .options import Options
+from .options import AUTO, Options
 from .progress import Log, Progress
 from .report import Measured, build, table
 from .timing import StepTimes, means, settled
@@ -93,7 +93,10 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Evaluate, measure, and build and log the report. Collective; ends all training."""
         held_out = self.engine.evaluate(self.data)
-        report = build(self._description(), held_out, self._measured())
+        about = self._description()
+        if about["compression"] == AUTO:
+            about["codecs"] = self.world.codecs()
+        report = build(about, held_out, self._measured())
         self.log.write("report", **report)
         return report
 

@@ -12,11 +12,13 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn, cast
+from typing import Literal, NoReturn, cast
 
 from ..codecs import Codec, Compression, names, refuse_composed
 from ..codecs import parse as parse_codec
 from ..errors import ConfigError
+
+AUTO = "auto"
 
 _DESCRIPTION = """\
 Train a model with data parallelism and report where the time of a step goes.
@@ -84,6 +86,12 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
+        if self.dense_steps and not self.hook:
+            raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
+        if self.compression == AUTO:
+            if not self.hook:
+                raise ConfigError("--compression auto is ringcomm's hook's choice; use --hook")
+            return
         codec = parse_codec(self.compression, "--compression ")
         refuse_composed(codec, "the trainer")
         if not self.hook and codec.name != "none":
@@ -97,15 +105,13 @@ class Options:
                     f"--compression {codec.name} needs error feedback, which only the hook keeps; "
                     "use --hook, or another codec"
                 )
-        if self.dense_steps and not self.hook:
-            raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
 
     @property
-    def codec(self) -> Compression:
-        """The codec that gradients travel in: bf16 unless chosen; gloo has none."""
+    def codec(self) -> Compression | Literal["auto"]:
+        """The codec that gradients travel in, or "auto": bf16 unless chosen; gloo has none."""
         alone = self.backend == "gloo" and not self.hook
         chosen = self.compression or ("none" if alone else "bf16")
-        return cast(Compression, chosen)  # checked above
+        return cast("Compression | Literal['auto']", chosen)  # checked above
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -187,7 +193,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        help="gradients go by ringcomm's DDP hook, over either backend; without, "
                        "by DDP's own all-reduce over the backend (default: --hook)")
     group.add_argument("--compression", metavar="CODEC",
-                       help=f"codec of gradients on the wire: {names(_is_taken)}, or topk:DENSITY "
+                       help=f"codec of gradients on the wire: {names(_is_taken)}, or topk:DENSITY; "
+                       "auto: of none, bf16 and int8 the gentlest that hides, as it is measured "
                        "(default: bf16; with --backend gloo --no-hook none)")
     group.add_argument("--dense-steps", type=_whole(0), metavar="N",
                        help="first steps in which codecs of few bits give way to bf16 "
