@@ -205,7 +205,7 @@ class Plan:
         method = METHODS["adamw"]
         rate = self.tuned(method)
         steps = steps_of(SETTINGS["T1"], method, "final")
-        return rate and Run("T1", "adamw", rate, CHECKPOINT_SEED, "checkpoint", steps) or None
+        return (rate and Run("T1", "adamw", rate, CHECKPOINT_SEED, "checkpoint", steps)) or None
 
     def due(self) -> list[Run]:
         """What can be run now, most valuable first: of each method in turn what is next."""

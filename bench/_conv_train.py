@@ -114,7 +114,8 @@ class _Rank:
         place = Place(comm, self.model, run.lr, self.steps, self.setting.clip)
         self.recipe: Recipe = self.method.build(place, **self.method.options)
         self.rates = [
-            [group["lr"] for group in optimizer.param_groups] for optimizer in self.recipe.optimizers
+            [group["lr"] for group in optimizer.param_groups]
+            for optimizer in self.recipe.optimizers
         ]
         self.called: nn.Module = self.model
         self.gradients: Gradients | None = None

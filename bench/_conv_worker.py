@@ -54,13 +54,6 @@ def in_threads(run: Run, checkpoint: Path, save: Path | None) -> Result:
     return {**parts[0], "alike": len({part["weights"] for part in parts}) == 1}
 
 
-def _join(rank: int, port: int, gloo: int) -> Communicator:
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{gloo}", rank=rank, world_size=RANKS
-    )
-    return Communicator.create(rank, RANKS, init_method=f"tcp://127.0.0.1:{port}", config=config())
-
-
 def serve(do: Callable[[Run, Path, Path | None], Result]) -> None:
     """Answers lines until there are no more."""
     for line in sys.stdin:
@@ -90,13 +83,18 @@ def main() -> None:
     if options.rank < 0:
         serve(in_threads)
         return
-    comm = _join(options.rank, options.port, options.gloo)
+    store = f"tcp://127.0.0.1:{options.gloo}"
+    dist.init_process_group("gloo", init_method=store, rank=options.rank, world_size=RANKS)
+    address = f"tcp://127.0.0.1:{options.port}"
 
     def in_processes(run: Run, checkpoint: Path, save: Path | None) -> Result:
-        return train(comm, run, distributed=True, checkpoint=checkpoint, save=save)
+        # One for each run, as topk starts its search where the call before has ended.
+        with Communicator.create(
+            options.rank, RANKS, init_method=address, config=config()
+        ) as comm:
+            return train(comm, run, distributed=True, checkpoint=checkpoint, save=save)
 
     serve(in_processes)
-    comm.close()
 
 
 def request(run: Run, checkpoint: Path, save: Path | None = None) -> str:
