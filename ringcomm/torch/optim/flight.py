@@ -1,0 +1,109 @@
+"""A span on its way: its exchanges, from the rule's contribution to the rule's update.
+
+Invariants: all ranks submit the same exchanges in the same order, as that follows from the layout,
+the rule and the number of the step. A flight that is dropped, or whose means are not finite, leaves
+residuals, states and parameters as they were; on all ranks alike, as they have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from ... import codecs
+from ...communicator import Communicator
+from ...feedback import ErrorFeedback, FeedbackStore
+from ...work import Work
+from ..buckets import average
+from .rule import Exchange, Rule
+from .span import Span
+
+
+class Flight:
+    """Submits a span's exchanges.
+
+    Attributes:
+        span: the span.
+        carried: bytes that this rank has sent for it, over links or through shared memory, once it
+            has landed.
+    """
+
+    def __init__(
+        self, comm: Communicator, rule: Rule, span: Span, exchanges: Sequence[Exchange],
+        store: FeedbackStore,
+    ) -> None:  # fmt: skip
+        self.span = span
+        self.carried = 0
+        self._rule = rule
+        self._means: dict[str, torch.Tensor] = {}
+        self._works: list[Work] = []
+        self._used: list[ErrorFeedback] = []
+        self._quantised: dict[str, bool] = {}
+        for exchange in exchanges:
+            out = torch.empty_like(span.gradient)
+            rule.outgoing(exchange.what, span, out)
+            span.fill_padding(out)
+            codec = codec_of(exchange, span)
+            feedback = _feedback_of(exchange, codec, span, store)
+            if feedback is not False and codec.quantises:
+                self._used.append(feedback)
+            self._means[exchange.what] = out
+            self._quantised[exchange.what] = codec.quantises
+            self._works.append(average(comm, out, codec.name, feedback))
+
+    def land(self) -> bool:
+        """Waits for the means, and has the rule step. False where they are not finite, and nothing
+        was changed."""
+        self._wait()
+        finite = all(map(self._is_finite, self._means))
+        if finite:
+            self._rule.update(self.span, self._means)
+            self.span.show_master()
+        else:
+            self._undo()
+        self._end()
+        return finite
+
+    def drop(self) -> None:
+        """Waits for the means, and makes the residuals what they were before."""
+        self._wait()
+        self._undo()
+        self._end()
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+            stats = work.stats()
+            self.carried += stats.sent_bytes + stats.shared_bytes
+
+    def _is_finite(self, what: str) -> bool:
+        mean = self._means[what]
+        if self._quantised[what]:  # then it is NaN, everywhere
+            mean = mean[:1]
+        return bool(mean.isfinite().all())
+
+    def _undo(self) -> None:
+        for feedback in self._used:
+            feedback.undo()
+
+    def _end(self) -> None:
+        self._means, self._works = {}, []
+        self.span.let_go()
+
+
+def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:
+    """How the span travels: small parameters gently."""
+    codec = codecs.parse(exchange.compression)
+    return codecs.CODECS["bf16"] if span.is_small and codec.quantises else codec
+
+
+def _feedback_of(
+    exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
+) -> ErrorFeedback | Literal[False]:
+    name = f"{exchange.what}/{span.name}"
+    wanted = codec.needs_feedback if exchange.feedback is None else exchange.feedback
+    if name in store or (wanted and codec.quantises):
+        return store[name]  # where there is one already, a gentle codec delivers what is left
+    return False
