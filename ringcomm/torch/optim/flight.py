@@ -8,7 +8,7 @@ residuals, states and parameters as they were; on all ranks alike, as they have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -37,6 +37,7 @@ class Flight:
         self.span = span
         self.carried = 0
         self._rule = rule
+        self._store = store
         self._means: dict[str, torch.Tensor] = {}
         self._works: list[Work] = []
         self._used: list[ErrorFeedback] = []
@@ -51,6 +52,17 @@ class Flight:
                 self._used.append(feedback)
             self._means[exchange.what] = out
             self._quantised[exchange.what] = codec.quantises
+            self._start(comm, out, codec, feedback)
+
+    def _start(
+        self, comm: Communicator, out: torch.Tensor, codec: codecs.Codec,
+        feedback: ErrorFeedback | Literal[False],
+    ) -> None:  # fmt: skip
+        if codec.composed:  # of several collectives, which are waited for
+            before = comm.stats()["payload_bytes"]
+            comm.allreduce(out, "avg", compression=cast(Any, codec.name), feedback=feedback)
+            self.carried += comm.stats()["payload_bytes"] - before
+        else:
             self._works.append(average(comm, out, codec.name, feedback))
 
     def land(self) -> bool:
@@ -59,7 +71,9 @@ class Flight:
         self._wait()
         finite = all(map(self._is_finite, self._means))
         if finite:
-            self._rule.update(self.span, self._means)
+            factors = self._rule.update(self.span, self._means)
+            for what, factor in (factors or {}).items():
+                _rescale(self._store, residuals_of(what, self.span), factor)
             self.span.show_master()
         else:
             self._undo()
@@ -99,10 +113,24 @@ def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:
     return codecs.CODECS["bf16"] if span.is_small and codec.quantises else codec
 
 
+def residuals_of(what: str, span: Span) -> str:
+    """The name of an exchange's residuals in the store."""
+    return f"{what}/{span.name}"
+
+
+def _rescale(store: FeedbackStore, name: str, factor: torch.Tensor) -> None:
+    """Multiplies residuals, if there are any, element by element."""
+    if name not in store or store[name].count is None:
+        return
+    kept, factors = store[name], factor.to("cpu", torch.float32).numpy()
+    start, owner = kept.owner_start, kept.owner
+    kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
+
+
 def _feedback_of(
     exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
 ) -> ErrorFeedback | Literal[False]:
-    name = f"{exchange.what}/{span.name}"
+    name = residuals_of(exchange.what, span)
     wanted = codec.needs_feedback if exchange.feedback is None else exchange.feedback
     if name in store or (wanted and codec.quantises):
         return store[name]  # where there is one already, a gentle codec delivers what is left

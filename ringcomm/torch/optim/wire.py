@@ -246,7 +246,8 @@ class WireOptimizer(torch.optim.Optimizer):
         ]  # fmt: skip
         if new:
             require_same(self._comm, [one.index for one in new], "parameters that are trained")
-            self._use(self._spans + lay_out(new, self._threshold, self._rule.states))
+            rule = self._rule
+            self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -330,8 +331,9 @@ class WireOptimizer(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.drop()
         spans = saved.read_spans(
-            own["spans"], self._numbered(), self._rule.states, state_dict["state"]
-        )
+            own["spans"], self._numbered(), self._rule.states, state_dict["state"],
+            self._rule.layout,
+        )  # fmt: skip
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._use(spans)
         if self._overlap is not None:
