@@ -98,6 +98,20 @@ typedef struct kernel_topk {
     void (*tops)(float *tops, const float *src, size_t groups);
 } kernel_topk;
 
+/* Elements of a block that is sent whole: a cache line of floats. */
+#define KERNEL_SPARSE_BLOCK 16
+
+/* The passes of a choice of the largest of a chunk. Sizes are those of kernel_topk. */
+typedef struct kernel_sparse {
+    /* c = residual * decay + delta, the product rounded before the sum; residual NULL: delta */
+    void (*combine)(float *c, const float *residual, const float *delta, float decay, size_t n);
+    /* How many have size least or more; least is 1 or more, and at most 0x7fffffff. */
+    size_t (*count)(const float *x, uint32_t least, size_t n);
+    /* scores[i] = the sum of the magnitudes of block i of KERNEL_SPARSE_BLOCK elements: those 8, 4,
+     * 2 and 1 further on are added, in this order */
+    void (*scores)(float *scores, const float *c, size_t blocks);
+} kernel_sparse;
+
 typedef struct kernel_set {
     const char *name;
     int (*supported)(void); /* 1 where this CPU has the instructions */
@@ -118,6 +132,7 @@ typedef struct kernel_set {
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
     kernel_topk topk;
+    kernel_sparse sparse;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
     int (*has_nan)(const float *x, size_t n);

@@ -167,6 +167,9 @@ class Job:
             }  # fmt: skip
             order = {"module": module.__name__, "function": function.__name__,
                      "arguments": arguments, "environment": environment}  # fmt: skip
+            if rank in self._processes:  # started again, after it has ended
+                self._processes.pop(rank).close()
+                self._silent.discard(rank)
             self._processes[rank] = _Process(self._nursery, order)
 
     # ---- what they say ----

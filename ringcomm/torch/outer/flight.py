@@ -118,6 +118,7 @@ class Flight:
         self._headers: Headers | None = None
         self._sent: list[Sent] = []
         self._outcome: Outcome | None = None
+        self._is_closed = False
 
     @classmethod
     def restored(
@@ -128,6 +129,7 @@ class Flight:
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send
         flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
+        flight._is_closed = True
         return flight
 
     def post(
@@ -153,7 +155,10 @@ class Flight:
             sent = delta.clone() if self._keeps else delta
             if unit.wire.is_weighted:
                 scale(sent, self._header.weight / reference)
-            self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
+            sent_now = unit.wire.submit(
+                self._comm, sent, self._timeout, may_undo=self._keeps
+            )
+            self._sent.append(sent_now)
 
     @property
     def reference(self) -> float:
@@ -167,12 +172,24 @@ class Flight:
             self._headers = Headers.of(self._gathering)
         return self._headers
 
+    @property
+    def is_over(self) -> bool:
+        """Its outcome is final."""
+        return self._is_closed
+
+    @property
     def outcome(self) -> Outcome:
-        """What the round brings, once it has. Raises what a collective of it raises."""
-        if self._outcome is None:
-            self._outcome = self._wait()
-            self._deltas = []
+        """What the round has brought."""
+        assert self._outcome is not None
         return self._outcome
+
+    def close(self) -> None:
+        """The round is over on all ranks; its deltas are not needed any more."""
+        self._is_closed, self._deltas = True, []
+
+    def wait(self) -> None:
+        """Waits for what the round brings. Raises what a collective of it raises."""
+        self._outcome = self._wait()
 
     def _wait(self) -> Outcome:
         headers = self.headers()
@@ -200,7 +217,7 @@ class Flight:
 
     def land(self) -> None:
         """Applies the result, which must have come."""
-        outcome = self.outcome()
+        outcome = self.outcome
         at_sends = self.at_send if self.at_send and not self.is_dropped else None
         for number, unit in enumerate(self.fragment.units):
             at_send = at_sends[number] if at_sends else None

@@ -1,0 +1,55 @@
+/* sparse.h - what a choice of the largest elements of a chunk takes, pass by pass, while the chunk
+ * lies in the first cache. A template: body.h includes it once per set, after topk.h.
+ */
+#ifndef RINGCOMM_KERNELS_SPARSE_H
+#define RINGCOMM_KERNELS_SPARSE_H
+
+static void sparse_combine(float *c, const float *residual, const float *delta, float decay,
+                           size_t n)
+{
+    const vec factor = vec_set(decay);
+    const size_t whole = n - n % LANES;
+    if (!residual) {
+        memcpy(c, delta, n * sizeof *c);
+        return;
+    }
+    for (size_t i = 0; i < whole; i += LANES) {
+        const vec kept = vec_mul(vec_load(residual + i), factor);
+        fetch_ahead(residual + i);
+        fetch_ahead(delta + i);
+        vec_store(c + i, vec_add(kept, vec_load(delta + i)));
+    }
+    for (size_t i = whole; i < n; i++)
+        c[i] = residual[i] * decay + delta[i];
+}
+
+static size_t sparse_count(const float *x, uint32_t least, size_t n)
+{
+    const size_t whole = n - n % LANES;
+    size_t count = 0;
+    for (size_t i = 0; i < whole; i += LANES)
+        count += (size_t)__builtin_popcount(vec_reaching(vec_load(x + i), least));
+    for (size_t i = whole; i < n; i++)
+        count += (bits_of(x[i]) & 0x7fffffff) >= least;
+    return count;
+}
+
+static inline float sparse_size(float x)
+{
+    return float_of(bits_of(x) & 0x7fffffff);
+}
+
+static void sparse_scores(float *scores, const float *c, size_t blocks)
+{
+    for (size_t b = 0; b < blocks; b++, c += KERNEL_SPARSE_BLOCK) {
+        float sums[KERNEL_SPARSE_BLOCK / 2];
+        for (size_t i = 0; i < KERNEL_SPARSE_BLOCK / 2; i++)
+            sums[i] = sparse_size(c[i]) + sparse_size(c[i + KERNEL_SPARSE_BLOCK / 2]);
+        for (size_t half = KERNEL_SPARSE_BLOCK / 4; half > 0; half /= 2)
+            for (size_t i = 0; i < half; i++)
+                sums[i] += sums[i + half];
+        scores[b] = sums[0];
+    }
+}
+
+#endif
