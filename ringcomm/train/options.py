@@ -279,9 +279,11 @@ def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def _period(text: str) -> int | str:
-    if text == "end" or text.startswith("speed:"):
+    if text == "end" or (text.startswith("speed:") and text[6:].isdecimal()):
         return text
-    return _whole(1)(text)
+    if not text.isdecimal() or text == "0":
+        raise argparse.ArgumentTypeError(f"give a whole number, end or speed:STEPS, not {text!r}")
+    return int(text)
 
 
 def _number(low: float, high: float | None = None) -> Callable[[str], float]:
