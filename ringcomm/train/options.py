@@ -96,8 +96,8 @@ class Options:
         self._require_method()
         if self.compression == AUTO:
             if not self.hook or self.method != "gradients":
-                raise ConfigError("--compression auto is for gradients by ringcomm's hook; use "
-                                  "--method gradients and --hook")  # fmt: skip
+                raise ConfigError("--compression auto is for --method gradients by ringcomm's "
+                                  "hook; use --hook")  # fmt: skip
             return
         codec = parse_codec(self.compression, "--compression ")
         refuse_composed(codec, "the trainer")
@@ -131,7 +131,7 @@ class Options:
 
     @property
     def codec(self) -> Compression | Literal["auto"]:
-        """The codec of what travels, or "auto": as suits the method, unless chosen; gloo has none."""
+        """The codec of what travels, or "auto": as suits the method unless chosen."""
         alone = self.backend == "gloo" and not self.hook
         suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
         chosen = self.compression or ("none" if alone else suits)
