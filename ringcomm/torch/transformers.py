@@ -1,5 +1,6 @@
 """OuterStep as a callback of the Trainer of Hugging Face's transformers.
 
+    torch.distributed.init_process_group("ringcomm")
     trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
 
 The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint all ranks

@@ -175,6 +175,7 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     from ringcomm.torch.transformers import OuterStepCallback
 
     model, dataset = _gpt2(rank, folder)
+    dist.init_process_group("ringcomm")
     callback = OuterStepCallback(every=3, codec="int8")
     settings = TrainingArguments(
         "out", per_device_train_batch_size=4, max_steps=5, use_cpu=True, report_to="none",
