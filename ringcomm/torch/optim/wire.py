@@ -266,7 +266,10 @@ class WireOptimizer(torch.optim.Optimizer):
 
     def _alike(self) -> object:
         """What all ranks must have the same of before a step."""
-        groups = [{name: group[name] for name in self.defaults} for group in self.param_groups]
+        groups = [
+            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
+            for group in self.param_groups
+        ]
         return {"steps": self.steps, "groups": groups}
 
     def _refuse_others(self) -> None:
