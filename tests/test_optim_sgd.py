@@ -65,7 +65,7 @@ def test_one_rank_is_torchs_sgd_to_the_bit(settings: dict[str, Any], codec: str)
     assert torch.equal(run_ranks(1, body)[0], of_torch(1, 5, **settings))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("settings", CASES + DECAYED)
 def test_without_a_codec_it_is_torchs_sgd(ranks: int, settings: dict[str, Any]) -> None:
     def body(comm: Communicator) -> Any:
@@ -109,8 +109,9 @@ def test_groups_have_their_own_rate_and_decay() -> None:
     assert torch.allclose(flat(models[0]), flat(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "onebit", "topk"])
+@pytest.mark.parametrize(
+    ("codec", "ranks"), [("bf16", 3), ("int8", 2), ("int4", 3), ("onebit", 4), ("topk", 3)]
+)
 def test_ranks_have_the_same_bits(codec: str, ranks: int) -> None:
     def body(comm: Communicator) -> Net:
         def make(params: Any, comm: Communicator) -> SGD:

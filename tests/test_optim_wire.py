@@ -331,7 +331,7 @@ def test_sparse_gradients_are_refused() -> None:
         embedding = nn.Embedding(10, 4, sparse=True)
         optimizer = made(embedding, comm)
         embedding(torch.tensor([1, 2])).sum().backward()
-        with pytest.raises(TensorError, match="a gradient is .*sparse=False"):
+        with pytest.raises(TensorError, match=r"a gradient is .*sparse=False"):
             optimizer.step()
         with pytest.raises(TensorError, match="real numbers"):
             SGD([nn.Parameter(torch.zeros(3, dtype=torch.complex64))], comm=comm)
@@ -360,7 +360,7 @@ def test_parameters_that_are_not_the_models_are_noticed() -> None:
         for step in range(3):
             set_gradients(model if comm.rank else other, 0, step)
             if comm.rank == 0 and step == 2:
-                with pytest.raises(RingcommError, match="no gradient of any .* on rank 0"):
+                with pytest.raises(RingcommError, match=r"no gradient of any .* on rank 0"):
                     optimizer.step()
             else:
                 optimizer.step()

@@ -15,10 +15,14 @@ from . import backend, meeting, untraced
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
+from .outer import IdenticalDataWarning, OuterStep
 from .silence import SilenceWarning
 
 backend.register()
 meeting.register()
 untraced.leave_alone("ringcomm")
 
-__all__ = ["HierarchicalState", "HookState", "Options", "SilenceWarning", "allreduce_hook"]
+__all__ = [
+    "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
+    "SilenceWarning", "allreduce_hook",
+]  # fmt: skip

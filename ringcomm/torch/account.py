@@ -37,8 +37,10 @@ class StepReport(TypedDict):
 
     step_s: float
     compute_s: float
+    backward_s: float
     hidden_s: float
     exposed_s: float
+    in_flight_s: float
     buckets: int
     payload_bytes: int
     wire_bytes: int
@@ -145,8 +147,10 @@ class _Step:
         return {
             "step_s": ended - self.began,
             "compute_s": ended - self.began - exposed,
+            "backward_s": self.last_submitted - min(begun for begun, _ in self.works),
             "hidden_s": covered(self.works, self.last_submitted),
             "exposed_s": exposed,
+            "in_flight_s": covered(self.works, ended),
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
             "wire_bytes": self.moved.wire,
@@ -164,6 +168,7 @@ class Account:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: float | None = None
+        self._untold: deque[_Step] = deque(maxlen=KEPT)
         self.carried = 0
         self._zero()
 
@@ -215,7 +220,17 @@ class Account:
     def _begin(self, now: float) -> _Step:
         self._step = _Step(now if self._ended is None else self._ended)
         self._steps.append(self._step)
+        self._untold.append(self._step)
         return self._step
+
+    def news(self) -> list[StepReport]:
+        """The steps that are over and have not been told here before, in order, whatever the
+        resets."""
+        told = []
+        with self._lock:
+            while self._untold and self._untold[0].is_over:
+                told.append(self._untold.popleft().told())
+        return told
 
     @property
     def position(self) -> int:

@@ -30,7 +30,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
 from ...feedback import FeedbackStore
-from ..hooks import default_of
+from ..transport import default_of
 from . import saved
 from .agreement import agree, require_same
 from .checks import codec_name, refuse_others, require, require_dense
@@ -173,11 +173,11 @@ class WireOptimizer(torch.optim.Optimizer):
         self._extend()
         self._refuse_others()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None and self._overlap is not None:
+        if found_inf is not None and self._overlap is not None:
             self._overlap.drop()
             raise ConfigError(
-                "overlap=True begins to send gradients before a GradScaler has unscaled them; make "
-                "the optimizer with overlap=False"
+                "overlap=True begins to send gradients before a GradScaler unscales them; make the "
+                "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
         verdict = agree(
