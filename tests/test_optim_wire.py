@@ -395,6 +395,19 @@ def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
     run_ranks(1, body)
 
 
+def test_a_codec_that_has_nothing_to_do_is_told() -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(20, 20)
+        optimizer = SGD(model.parameters(), 0.1, comm=comm)
+        for _ in range(2):
+            model(torch.ones(20)).sum().backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"travel at bf16. Give a lower threshold") as told:
+        run_ranks(1, body)
+    assert len(told) == 1
+
+
 def test_many_spans_go_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     from ringcomm.torch.optim import span
 
