@@ -422,8 +422,9 @@ class PublishedZeroOne:
                 self.u[rank][i] = self.u[rank][i] - move
             if self.t % self.local_interval == 0:
                 w = self.average[i]([u[i] * unit for u in self.u])
+                w = np.where(v > 0, w, F(0)) if self.ours else w
                 self.before[i] = self.before[i] + w / unit
-                back = np.where(v > 0, w * denom, F(0)) if self.ours else w
+                back = w * denom if self.ours else w
                 for rank in range(len(grads)):
                     self.m[rank][i] = -back * F(1 / self.rates)
                     self.local[rank][i] = self.before[i].copy()

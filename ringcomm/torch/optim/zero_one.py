@@ -225,7 +225,8 @@ class _ZeroOne(Rule):
         self, span: Span, mean: torch.Tensor, root: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The movement, and -L m, of what has travelled."""
-        return mean, mask(span, mean * root)
+        moved = mask(span, mean)
+        return moved, moved * root
 
     # ---- phases ----
 
