@@ -23,6 +23,7 @@ from torch import nn
 from ringcomm import Communicator, ConfigError, FeedbackStore, TensorError
 from ringcomm.torch import HookState, buckets
 from ringcomm.torch.staging import staged
+from ringcomm.torch.transport import FlatTransport
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -280,7 +281,7 @@ def test_a_copy_needs_the_names_again() -> None:
         state = HookState("onebit", comm, model=model, threshold=THRESHOLD)
         again = pickle.loads(pickle.dumps(state))
         assert (again.compression, again.threshold, len(again.feedback)) == ("onebit", 4096, 0)
-        again._comm = comm
+        again.restore(again.__getstate__(), FlatTransport(comm))
         with pytest.raises(ConfigError, match="by the names"):
             reduce(again, model, gradients_of(model, comm.rank, 0))
         again.name_parameters(model)

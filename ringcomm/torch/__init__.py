@@ -12,13 +12,18 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 from __future__ import annotations
 
 from . import backend, meeting, untraced
+from .auto import Auto
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
+from .outer import IdenticalDataWarning, OuterStep
 from .silence import SilenceWarning
 
 backend.register()
 meeting.register()
 untraced.leave_alone("ringcomm")
 
-__all__ = ["HierarchicalState", "HookState", "Options", "SilenceWarning", "allreduce_hook"]
+__all__ = [
+    "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
+    "SilenceWarning", "allreduce_hook",
+]  # fmt: skip

@@ -37,12 +37,22 @@ class StepReport(TypedDict):
 
     step_s: float
     compute_s: float
+    backward_s: float
     hidden_s: float
     exposed_s: float
+    in_flight_s: float
     buckets: int
     payload_bytes: int
     wire_bytes: int
     shared_bytes: int
+
+
+class CodecStretch(TypedDict):
+    """Steps with one codec, numbered from 0 on: the first and the last of them."""
+
+    codec: str
+    first: int
+    last: int
 
 
 class HookReport(dict[str, Any]):
@@ -88,6 +98,11 @@ class HookReport(dict[str, Any]):
     def steps(self) -> list[StepReport]:
         """Those that are over."""
         return list(self["steps"])
+
+    @property
+    def codecs(self) -> list[CodecStretch]:
+        """Which codec was in use when, in the whole run."""
+        return list(self["codecs"])
 
     def __str__(self) -> str:
         from .table import table_of  # rich, which only who prints has to load
@@ -145,8 +160,10 @@ class _Step:
         return {
             "step_s": ended - self.began,
             "compute_s": ended - self.began - exposed,
+            "backward_s": self.last_submitted - min(begun for begun, _ in self.works),
             "hidden_s": covered(self.works, self.last_submitted),
             "exposed_s": exposed,
+            "in_flight_s": covered(self.works, ended),
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
             "wire_bytes": self.moved.wire,
@@ -164,7 +181,9 @@ class Account:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: float | None = None
+        self._untold: deque[_Step] = deque(maxlen=KEPT)
         self.carried = 0
+        self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
 
     def _zero(self) -> None:
@@ -215,7 +234,24 @@ class Account:
     def _begin(self, now: float) -> _Step:
         self._step = _Step(now if self._ended is None else self._ended)
         self._steps.append(self._step)
+        self._untold.append(self._step)
         return self._step
+
+    def news(self) -> list[StepReport]:
+        """The steps that are over and have not been told here before, in order, whatever the
+        resets."""
+        told = []
+        with self._lock:
+            while self._untold and self._untold[0].is_over:
+                told.append(self._untold.popleft().told())
+        return told
+
+    def use(self, step: int, codec: str) -> None:
+        """A step begins, in that codec."""
+        with self._lock:
+            if not self._codecs or self._codecs[-1]["codec"] != codec:
+                self._codecs.append({"codec": codec, "first": step, "last": step})
+            self._codecs[-1]["last"] = step
 
     @property
     def position(self) -> int:
@@ -240,4 +276,5 @@ class Account:
                 comm_s=self._comm_s,
                 works=[work for step in self._steps for work in step.works],
                 steps=[step.told() for step in self._steps if step.is_over],
+                codecs=[stretch.copy() for stretch in self._codecs],
             )

@@ -5,52 +5,46 @@ over all ranks and returns a Future, which a thread of ringcomm completes; DDP w
 at the end of backward. So every bucket but the last ones travels while backward computes. On a GPU
 the optimizer is launched while the last results are still being copied there.
 
+The state is put together of parts, each of which knows nothing of the others' kinds:
+
+    codec policy    in which codec a step travels          codec_policy.py
+    pace            which step's mean a backward gets      pace.py
+    transport       the way to the other ranks and back    transport.py, hierarchy.py
+    residuals       what codecs have left, by name         named_feedback.py
+    account         what was measured                      account.py
+
 A bucket travels whole, save with error feedback or a codec of few bits. Then each large parameter
 of it travels by itself, with its own residuals, and what is left, vectors and small tensors, goes
-together at bf16: that is next to nothing in bytes, and norms and biases bear the least rounding.
-
-    bucket   | bias | weight ............ | norm | weight ........ |
-    travels  | bf16 | onebit, feedback    | bf16 | onebit, feedback|     three all-reduces
+together at bf16 (buckets.py): that is next to nothing in bytes, and norms and biases bear the least
+rounding.
 
 Invariants: DDP does not divide when a hook is set, so the result is the mean, made once. A bucket's
-memory is DDP's own and is reduced in place. What a parameter has left is kept under its name, never
-by bucket: DDP lays the buckets out anew after the first step. All ranks submit the same works in
-the same order, as that follows from the bucket, the settings and the number of the step. A step in
-which a result is not finite leaves all residuals as they were.
+memory is DDP's own and is reduced in place. All ranks submit the same works in the same order, as
+that follows from the bucket, the settings and the number of the step.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from ..api import default_communicator
-from ..codecs import CODECS, Codec, Compression, parse, refuse_composed
+from ..codecs import CODECS, Codec, Compression
 from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
-from .buckets import COMPRESSIBLE, Flight, Parts
-from .group import RingcommGroup
+from .auto import Auto
+from .buckets import Bucket
+from .codec_policy import CodecPolicy, needs_feedback, policy_of
+from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .optimizers import AdamWatch
+from .pace import EveryStep, Pace
 from .ranges import in_flight
-from .streams import Poison
 from .tensors import require_dense
-
-
-def _codec(compression: str | None) -> Codec:
-    codec = parse(compression)
-    refuse_composed(codec, "the hook")
-    return codec
-
-
-def default_of(group: Any) -> Communicator:
-    """The communicator of a process group of backend "ringcomm", else ringcomm's default one."""
-    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
+from .transport import FlatTransport, GradientFuture, Transport, failed_future
 
 
 class HookState:
@@ -60,7 +54,8 @@ class HookState:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4", "onebit", "topk" or ringcomm.topk(density). From int8 on,
             parameters of one dimension and those below ``threshold`` travel at bf16. Gradients of
-            16-bit models travel as they are.
+            16-bit models travel as they are. "auto": what suits the link and the model, of none,
+            bf16 and int8, chosen anew as they change; see Auto for more.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
@@ -73,6 +68,8 @@ class HookState:
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
         force: do not warn of onebit under a plain Adam.
+        policy: what chooses each step's codec, in place of ``compression``.
+        transport: the way of buckets to the other ranks; None: by ``comm``, from each to all.
 
     A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
     drops it. (Save those that none, bf16 or fp16 had just delivered.)
@@ -82,7 +79,7 @@ class HookState:
 
     Attributes:
         account: what it has measured.
-        feedback: the FeedbackStore in use, by names of the model's parameters.
+        residuals: what codecs have left, and whether the latest step was finite.
         steps: backwards whose gradients have all been submitted; a checkpoint keeps it.
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
             into RuntimeError; this one keeps its class.
@@ -92,7 +89,7 @@ class HookState:
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Compression | Literal["auto"] | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,
@@ -101,6 +98,8 @@ class HookState:
         warmup_steps: int = 0,
         scaler: Any = None,
         force: bool = False,
+        policy: CodecPolicy | None = None,
+        transport: Transport | None = None,
     ) -> None:
         _require_whole("threshold", threshold, "bytes")
         _require_whole("warmup_steps", warmup_steps, "a number of steps")
@@ -108,36 +107,36 @@ class HookState:
             raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
+        if policy is not None and compression is not None:
+            raise ConfigError(f"compression={compression!r} and policy=: give one of them")
         self.threshold = threshold
         self.warmup_steps = warmup_steps
         self.scaler = scaler
         self.force = force
         self.steps = 0
-        self.feedback = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
-        self._wanted = None if feedback is None else feedback is not False
-        self._names: dict[int, tuple[torch.Tensor, str]] = {}
-        self._codec = _codec(compression)
+        self.account = Account()
+        self.transport = FlatTransport(comm) if transport is None else transport
+        self.residuals = NamedFeedback(feedback, threshold, self.transport.kept_of)
+        self.transport.bind(self.account, self.residuals)
+        self._pace: Pace = EveryStep(self.transport)
+        self._policy = policy or _policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
-        self._require_names()
-        self._comm = comm
-        self.error: RingcommError | None = None
-        self.account = Account()
-        self._step = _StepMemory()
+        self.residuals.serve(self.compression, needs_feedback(self._policy))
+        self._running = False
         self._watch: AdamWatch | None = None
         silence.watch_hook(self)
 
     @property
-    def parameter_ids(self) -> Collection[int]:
-        """The model's parameters, by id(); empty without a model."""
-        return self._names.keys()
-
-    @property
     def comm(self) -> Communicator:
         """The communicator in use."""
-        if self._comm is None:
-            self._comm = default_of(dist.group.WORLD)
-        return self._comm
+        return self.transport.comm
+
+    @property
+    def error(self) -> RingcommError | None:
+        """The first failure of a collective, None so far. DDP turns exceptions of Futures into
+        RuntimeError; this one keeps its class."""
+        return self.transport.error
 
     # ---- codec and feedback ----
 
@@ -145,16 +144,18 @@ class HookState:
     def compression(self) -> str:
         """The codec's name. It may be changed between two steps, on all ranks alike: residuals stay
         for the next codec, and one of none, bf16 and fp16 delivers them."""
-        return self._codec.name
+        return self._policy.name
 
     @compression.setter
     def compression(self, compression: str | None) -> None:
-        before, self._codec = self._codec, _codec(compression)
-        try:
-            self._require_names()
-        except ConfigError:
-            self._codec = before
-            raise
+        policy = _policy_of(compression, self.warmup_steps, None)
+        self.residuals.serve(policy.name, needs_feedback(policy))
+        self._policy = policy
+
+    @property
+    def feedback(self) -> FeedbackStore:
+        """The FeedbackStore in use, by names of the model's parameters."""
+        return self.residuals.store
 
     @property
     def loss_scale(self) -> float:
@@ -166,57 +167,20 @@ class HookState:
     def loss_scale(self, scale: float) -> None:
         self.feedback.loss_scale = scale
 
+    @property
+    def parameter_ids(self) -> Collection[int]:
+        """The model's parameters, by id(); empty without a model."""
+        return self.residuals.parameter_ids
+
     def name_parameters(self, model: torch.nn.Module) -> None:
         """Takes the parameters' names from the model, in DDP or not. Where the state was unpickled,
         it has none."""
-        inner = getattr(model, "module", model)
-        self._names = {
-            id(parameter): (parameter, name.replace("_orig_mod.", ""))
-            for name, parameter in inner.named_parameters()
-        }
-        if self._keeps:
-            self._reserve()
-
-    def _reserve(self) -> None:
-        """An ErrorFeedback for each large parameter."""
-        for parameter, name in self._names.values():
-            if self._is_large(parameter):
-                self.feedback[name].require_size(self._kept_of(parameter))
-
-    def _kept_of(self, parameter: torch.Tensor) -> int:
-        """Of how many of its elements this rank keeps residuals."""
-        return parameter.numel()
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether residuals are kept."""
-        if self._wanted is None:
-            return self._codec.needs_feedback or len(self.feedback) > 0
-        return self._wanted
-
-    def _require_names(self) -> None:
-        if self._keeps and not self._names:
-            raise ConfigError(
-                f"compression={self._codec.name!r} keeps error feedback by the names of the "
-                "model's parameters; give HookState(..., model=model), or feedback=False to go "
-                "without"
-            )
-
-    def _is_large(self, parameter: torch.Tensor) -> bool:
-        """Whether it travels by itself; else it is left to bf16."""
-        big = parameter.numel() * parameter.element_size() >= self.threshold
-        trained = parameter.requires_grad and parameter.dtype in COMPRESSIBLE
-        return trained and parameter.dim() > 1 and parameter.numel() > 0 and big
+        self.residuals.name_parameters(model)
 
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
         """The parameter's ErrorFeedback; False where none is kept. Raises ConfigError for a
         parameter that is not the model's."""
-        if not self._keeps:
-            return False
-        if id(parameter) not in self._names:
-            self._require_names()
-            raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
-        return self.feedback[self._names[id(parameter)][1]]
+        return self.residuals.feedback_of(parameter)
 
     def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
         """What a checkpoint must keep: the residuals, by parameter, and the steps where there is a
@@ -225,10 +189,14 @@ class HookState:
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
         is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
-        state: dict[str, Any] = {"steps": self.steps} if self.warmup_steps else {}
-        if self._keeps:
-            self._step.settle()
-            state["feedback"] = self.feedback.state_dict(self.comm, exact=exact)
+        policy = self._policy.state_dict()
+        state: dict[str, Any] = {"steps": self.steps} if self.warmup_steps or policy else {}
+        if policy:
+            state["policy"] = policy
+        if self.residuals.keeps:
+            self.residuals.settle()
+            saved = self.feedback.state_dict(self.comm, exact=exact)
+            state["feedback"] = self.transport.joined(saved)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -241,70 +209,86 @@ class HookState:
         """
         if not state:
             return
-        steps, residuals = _read_state(state)
+        steps = _steps_of(state)
+        residuals, policy = (_mapping_of(state, key) for key in ("feedback", "policy"))
         if residuals is not None:
-            if self._wanted is False or not self._names:
+            if not self.residuals.can_keep:
                 raise ConfigError(
                     "the state holds residuals, and this hook can keep none; give HookState(..., "
                     "model=model) without feedback=False, or load {} to drop them"
                 )
-            self._step.settle()
-            self._reserve()
-            self.feedback.load_state_dict(residuals, self.comm, strict=strict)
+            self.residuals.settle()
+            self.residuals.reserve()
+            own = self.transport.divided(residuals)
+            self.feedback.load_state_dict(own, self.comm, strict=strict)
+        if policy is not None:
+            self._policy.load_state_dict(policy)
         self.steps = steps
 
     # ---- a step ----
 
-    def _begin_bucket(self) -> None:
-        """Before any work of a bucket: what is due once in a step."""
-        if self._step.running:
+    def launch(self, bucket: GradBucket) -> GradientFuture:
+        """Takes a bucket that DDP brings: see ``allreduce_hook``."""
+        gradients = Bucket.of(bucket)
+        self._begin_step()
+        if self.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
+            future = failed_future(gradients, self.account, self.error)
+        else:
+            codec = self._codec_of(gradients.buffer)
+            self._policy.look(gradients, self.loss_scale)
+            future = self._in_range(gradients, codec, lambda: self._pace.launch(gradients, codec))
+        if gradients.last:
+            self._running = False
+            self.steps += 1
+        return future
+
+    def _begin_step(self) -> None:
+        """Before the first bucket of a step: what is due once in it."""
+        if self._running:
             return
         if self.error is not None:
             raise self.error
         silence.tidy()
-        self._step.settle()
-        self._step.running = True
+        self._pace.begin(self.steps)
+        finite = self.residuals.settle()
+        for report in self.account.news():
+            self._policy.note(report, finite)
+        self._running = True
         if self.scaler is not None:
             self.loss_scale = self.scaler.get_scale()
+        try:
+            self._policy.begin(self.steps, self.transport.exchange)
+        except RingcommError as error:
+            self.transport.error = self.error or error
+            raise
+        self.account.use(self.steps, self._policy.codec(self.steps).name)
+        self._watch_adam()
+
+    def _watch_adam(self) -> None:
         if self._watch is not None:
             self._watch.end_if_seen()
-        elif self._codec.name == "onebit" and self._names and not self.force:
-            self._watch = AdamWatch(self, self._names)
+        elif self.parameter_ids and not self.force and self._is_onebit():
+            self._watch = AdamWatch(self, self.parameter_ids)
 
-    def _end_bucket(self, last: bool) -> None:
-        """After the last submit of a bucket, ``last`` of its step."""
-        if last:
-            self._step.running = False
-            self.steps += 1
-
-    def _launch(
-        self, bucket: GradBucket, gradients: torch.Tensor, last: bool
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Submits a bucket; its gradients, once they are means."""
-        codec = self._codec_of(gradients)
-        flight = Flight(self, gradients, last)
-        parts = None
-        if self._is_cut(codec, gradients):
-            parts = Parts(self, bucket, codec)
-            for tensor, feedback in parts.large:
-                flight.submit(tensor, codec.name, feedback)
-            if parts.rest is not None:
-                flight.submit(parts.rest, "bf16" if codec.quantises else codec.name, False)
-        else:
-            flight.submit(gradients, codec.name, False)
-        self._end_bucket(last)
-        return flight.future(parts)
-
-    def _is_cut(self, codec: Codec, gradients: torch.Tensor) -> bool:
-        """Whether large parameters travel by themselves."""
-        return codec.quantises or (self._keeps and gradients.dtype in COMPRESSIBLE)
+    def _is_onebit(self) -> bool:
+        """Whether it is, or is going to be after a warm-up."""
+        return self._policy.name == "onebit" or self._policy.codec(self.steps).name == "onebit"
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""
-        if gradients.dtype not in COMPRESSIBLE:
-            return CODECS["none"]
-        waits = self._codec.quantises and self.steps < self.warmup_steps
-        return CODECS["bf16"] if waits else self._codec
+        known = gradients.dtype in COMPRESSIBLE
+        return self._policy.codec(self.steps) if known else CODECS["none"]
+
+    def _in_range(
+        self, bucket: Bucket, codec: Codec, launch: Callable[[], GradientFuture]
+    ) -> GradientFuture:
+        """Launches within a range of the profiler, if there is one."""
+        if not profiling.is_on():
+            return launch()
+        return in_flight(
+            self.account, codec.name, bucket.buffer.nbytes,
+            lambda: [rail.interface for rail in self.comm.rails], bucket.last, launch,
+        )  # fmt: skip
 
     # ---- what it measures ----
 
@@ -326,9 +310,14 @@ class HookState:
 
                 step_s      seconds from the end of the step before (first: from the reset)
                 compute_s   of it, until backward had submitted its last bucket
-                exposed_s   of it, from there until the last bucket was over
+                backward_s  of it, since backward had submitted its first one
+                exposed_s   of it, from the last submission until the last bucket was over
                 hidden_s    of compute_s, in which buckets were in flight
+                in_flight_s hidden and exposed
                 buckets, payload_bytes, wire_bytes, shared_bytes
+
+            and codecs: of the whole run, a dictionary of codec, first and last for each stretch of
+            steps with one codec, in order.
 
             Only the buckets' own collectives count. What a HierarchicalState's local group moves is
             not among them. Of works and steps, those of the latest 1000 steps.
@@ -337,40 +326,33 @@ class HookState:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "compression": self.compression, "feedback": self._wanted, "threshold": self.threshold,
+            "policy": self._policy, "feedback": self.residuals.wanted, "threshold": self.threshold,
             "warmup_steps": self.warmup_steps, "force": self.force, "steps": self.steps,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self.restore(state, FlatTransport(None))
+
+    def restore(self, state: dict[str, Any], transport: Transport) -> None:
+        """Makes a copy, as of a checkpoint, out of what was pickled: it has neither a model nor
+        residuals."""
         HookState.__init__(
             self, None, feedback=False, threshold=state["threshold"], force=state["force"],
-            warmup_steps=state["warmup_steps"],
+            warmup_steps=state["warmup_steps"], transport=transport,
         )  # fmt: skip
-        silence.forget(self)  # a copy, as in a checkpoint, need carry nothing
-        self.steps = state["steps"]
-        self._wanted, self._codec = state["feedback"], _codec(state["compression"])
+        silence.forget(self)  # a copy need carry nothing
+        self.steps, self._policy = state["steps"], state["policy"]
+        self.residuals.wanted = state["feedback"]
+        self.residuals.compression = self.compression
+        self.residuals.needed = needs_feedback(self._policy)
 
 
-class _StepMemory:
-    """What the hook knows of the step in progress, or of the latest.
-
-    Attributes:
-        running: buckets of it are still to come.
-        poison: of each bucket, whether a result was not finite; on all ranks alike.
-        used: what a codec has changed residuals of that can be taken back.
-    """
-
-    def __init__(self) -> None:
-        self.running = False
-        self.poison: list[Poison] = []
-        self.used: list[ErrorFeedback] = []
-
-    def settle(self) -> None:
-        """At its end: if it is going to be dropped, residuals are what they were before it."""
-        if any(poison.is_there() for poison in self.poison):
-            for feedback in self.used:
-                feedback.undo()
-        self.poison, self.used = [], []
+def _policy_of(
+    compression: str | None, warmup_steps: int, model: torch.nn.Module | None
+) -> CodecPolicy:
+    if compression == "auto":
+        return Auto(model, warmup_steps=warmup_steps)
+    return policy_of(compression, warmup_steps)
 
 
 def _require_whole(name: str, value: object, what: str) -> None:
@@ -378,16 +360,21 @@ def _require_whole(name: str, value: object, what: str) -> None:
         raise ConfigError(f"{name}={value!r}: give {what}, 0 or more")
 
 
-def _read_state(state: object) -> tuple[int, Mapping[str, Any] | None]:
-    """(steps, residuals or None) of a state."""
-    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback"}:
-        raise ConfigError("this is no state of a HookState: it has other keys than 'steps' and "
-                          "'feedback'")  # fmt: skip
-    steps, residuals = state.get("steps", 0), state.get("feedback")
+def _steps_of(state: object) -> int:
+    """Of a state of a HookState. Raises ConfigError for anything else."""
+    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy"}:
+        raise ConfigError("this is no state of a HookState: it has other keys than 'steps', "
+                          "'feedback' and 'policy'")  # fmt: skip
+    steps: int = state.get("steps", 0)
     _require_whole("the state's steps", steps, "a number of steps")
-    if residuals is not None and not isinstance(residuals, Mapping):
-        raise ConfigError("this is no state of a HookState: its 'feedback' is no dictionary")
-    return steps, residuals
+    return steps
+
+
+def _mapping_of(state: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    found = state.get(key)
+    if found is not None and not isinstance(found, Mapping):
+        raise ConfigError(f"this is no state of a HookState: its {key!r} is no dictionary")
+    return found
 
 
 def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
@@ -420,16 +407,5 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
             f"allreduce_hook was registered with {state!r} as its state; use "
             "ddp.register_comm_hook(HookState(...), allreduce_hook)"
         )
-    gradients, last = bucket.buffer(), bucket.is_last()
-    _require_dense(gradients, bucket)
-    state._begin_bucket()
-    if state.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
-        state._end_bucket(last)
-        return Flight(state, gradients, last).future(None)
-    if not profiling.is_on():
-        return state._launch(bucket, gradients, last)
-    return in_flight(
-        state.account, state._codec_of(gradients).name, gradients.nbytes,
-        lambda: [rail.interface for rail in state.comm.rails], last,
-        lambda: state._launch(bucket, gradients, last),
-    )  # fmt: skip
+    _require_dense(bucket.buffer(), bucket)
+    return state.launch(bucket)

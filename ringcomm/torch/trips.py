@@ -1,4 +1,4 @@
-"""A bucket's way through a host, to the others and back, for HierarchicalState.
+"""A bucket's way through a host, to the others and back, for HierarchicalTransport.
 
     bucket ─ pack ─ reduce-scatter ─ [all-reduce of a shard by ringcomm] ─ all-gather ─ unpack
              rows    in the host       across hosts, any codec              in the host
@@ -21,7 +21,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,15 +29,12 @@ import torch.distributed as dist
 
 from ..codecs import Codec
 from ..errors import RingcommError
-from ..feedback import ErrorFeedback
 from ..work import Work
-from .buckets import Parts, average
+from .buckets import Bucket, Parts, average
 from .streams import Poison, on_stream
 
 if TYPE_CHECKING:
-    from torch.distributed import GradBucket  # type: ignore[attr-defined]
-
-    from .hierarchy import HierarchicalState
+    from .hierarchy import HierarchicalTransport
 
 # Renamed in 2.13.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -94,40 +91,25 @@ class Trip:
         is_over: the Future is completed.
     """
 
-    def __init__(
-        self, state: HierarchicalState, bucket: GradBucket, codec: Codec, last: bool
-    ) -> None:
-        self._state = state
-        self._grid = state.grid
-        self._buffer = bucket.buffer()
-        self.last = last
+    def __init__(self, transport: HierarchicalTransport, bucket: Bucket, codec: Codec) -> None:
+        self._transport = transport
+        self._grid = transport.grid
+        self._buffer = bucket.buffer
+        self.last = bucket.last
         self.is_over = False
         self._works: list[Work] = []
-        self._count = state.account.submit(self._buffer.nbytes, last)
+        self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
         device = self._buffer.device
         self._cuda = device if device.type == "cuda" else None
         over: Any = torch.futures.Future(devices=[device] if self._cuda else [])
         self._over, self.future = over, over.then(self._result)
         self._settle = threading.Lock()
-        self._pack(bucket, codec)
+        self._parts = Parts(bucket, codec, transport.residuals)
+        self._rows = Rows([part.tensor for part in self._parts.travelling], self._grid.places)
         self._shard = self._rows.table.new_empty(self._rows.table.shape[1])
         self._arrival = _reduce_scatter(
             self._shard, self._rows.table.view(-1), group=self._grid.group, async_op=True
         )
-
-    def _pack(self, bucket: GradBucket, codec: Codec) -> None:
-        state, small = self._state, "bf16" if codec.quantises else codec.name
-        self._parts: Parts | None = None
-        how: list[tuple[torch.Tensor, str, ErrorFeedback | Literal[False]]]
-        if state._is_cut(codec, self._buffer):
-            self._parts = Parts(state, bucket, codec)
-            how = [(tensor, codec.name, feedback) for tensor, feedback in self._parts.large]
-            if self._parts.rest is not None:
-                how.append((self._parts.rest, small, False))
-        else:
-            how = [(self._buffer, codec.name, False)]
-        self._how = [(compression, feedback) for _, compression, feedback in how]
-        self._rows = Rows([tensor for tensor, _, _ in how], self._grid.places)
 
     # ---- in the courier's thread ----
 
@@ -138,8 +120,10 @@ class Trip:
             self._rows.table.record_stream(stream)
         with on_stream(stream):
             self._arrival.wait()
-            for (start, end), how in zip(self._rows.spans, self._how, strict=True):
-                self._works.append(average(self._grid.column, self._shard[start:end], *how))
+            for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True):
+                shard = self._shard[start:end]
+                work = average(self._grid.column, shard, part.compression, part.feedback)
+                self._works.append(work)
 
     def come_home(self, stream: Any) -> None:
         """Once the shard is back, brings all shards of the host together."""
@@ -149,22 +133,22 @@ class Trip:
             table = self._rows.table.view(-1)
             _all_gather(table, self._shard, group=self._grid.group, async_op=True).wait()
             self._rows.unpack()
-            if self._parts is not None:
-                self._parts.unpack()
-                self._state._step.poison.append(self._poison(len(self._parts.large)))
+            self._parts.unpack()
+            if self._parts.is_cut:
+                self._transport.residuals.mark_poison(self._poison())
 
-    def _poison(self, large: int) -> Poison:
+    def _poison(self) -> Poison:
         """Whether a result is not finite: of codecs with few bits a whole share is NaN then."""
         looked_at = [
-            (start, min(start + 1, end) if index < large else end)
-            for index, (start, end) in enumerate(self._rows.spans)
+            (start, min(start + 1, end) if part.is_large else end)
+            for (start, end), part in zip(self._rows.spans, self._parts.travelling, strict=True)
         ]
         return Poison([self._rows.table[:, start:end] for start, end in looked_at])
 
     # ---- its end ----
 
     def end(self, stream: Any = None) -> None:
-        """Completes the Future, once; whether well or not, the state knows."""
+        """Completes the Future, once; whether well or not, the transport knows."""
         with self._settle:
             if self.is_over:
                 return
@@ -172,23 +156,23 @@ class Trip:
         self._count(work.stats() for work in self._works)
         with on_stream(stream):  # the Future takes note of where it stands if the result is a GPU's
             self._over.set_result(None if stream is None else self._buffer)
-        self._state._forget(self)
+        self._transport.forget(self)
 
     def stream(self) -> Any:
         """One for what waits of this device; None without."""
         return None if self._cuda is None else torch.cuda.Stream(self._cuda)  # type: ignore[no-untyped-call]
 
     def _result(self, _: Any) -> torch.Tensor:
-        if self._state.error is not None:
-            raise self._state.error
+        if self._transport.error is not None:
+            raise self._transport.error
         return self._buffer
 
     def fail(self, error: BaseException) -> None:
         """The trip ends here, and the step on all ranks."""
         if not isinstance(error, RingcommError):
-            self._state._failed.wait(_PATIENCE)  # the watch knows who it was
+            self._transport.failed_within(_PATIENCE)  # the watch knows who it was
             error = RingcommError(f"the local group failed: {type(error).__name__}: {error}")
-        self._state._fail(self._grid.named(self._grid.column, error))
+        self._transport.fail(self._grid.named(self._grid.column, error))
         self.end()
 
     def pass_on(self) -> None:

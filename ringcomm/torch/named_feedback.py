@@ -1,0 +1,146 @@
+"""What a hook's codec has not delivered yet, kept by the names of the model's parameters.
+
+Invariants: what a parameter has left is kept under its name, never by bucket: DDP lays the buckets
+out anew after the first step. A step in which a result is not finite leaves all residuals as they
+were (``settle``), on all ranks alike, as all see the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Literal
+
+import torch
+
+from ..errors import ConfigError
+from ..feedback import ErrorFeedback, FeedbackStore
+from .streams import Poison
+
+COMPRESSIBLE = (torch.float32, torch.float64)
+
+
+class NamedFeedback:
+    """The residuals of one hook.
+
+    Args:
+        feedback: as HookState's.
+        threshold: bytes of a gradient below which it is small, and has none.
+        kept_of: of how many of a parameter's elements this rank keeps residuals.
+
+    Attributes:
+        store: the FeedbackStore in use.
+        wanted: whether residuals are kept; None: where the codec needs them, or there are any.
+        compression: the codec that they are for, as messages name it.
+        needed: it needs them.
+    """
+
+    def __init__(
+        self, feedback: FeedbackStore | bool | None, threshold: int,
+        kept_of: Callable[[torch.Tensor], int] = torch.Tensor.numel,
+    ) -> None:  # fmt: skip
+        self.store = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
+        self.wanted = None if feedback is None else feedback is not False
+        self.compression, self.needed = "none", False
+        self._threshold = threshold
+        self._kept_of = kept_of
+        self._names: dict[int, tuple[torch.Tensor, str]] = {}
+        self._poison: list[Poison] = []
+        self._used: list[ErrorFeedback] = []
+
+    # ---- names ----
+
+    @property
+    def parameter_ids(self) -> Collection[int]:
+        """The model's parameters, by id(); empty without a model."""
+        return self._names.keys()
+
+    def name_parameters(self, model: torch.nn.Module) -> None:
+        """Takes the parameters' names from the model, in DDP or not."""
+        inner = getattr(model, "module", model)
+        self._names = {
+            id(parameter): (parameter, name.replace("_orig_mod.", ""))
+            for name, parameter in inner.named_parameters()
+        }
+        if self.keeps:
+            self.reserve()
+
+    def count_of(self, name: str) -> int | None:
+        """Elements of the parameter of that name; None where there is none."""
+        return next((p.numel() for p, known in self._names.values() if known == name), None)
+
+    def serve(self, compression: str, needed: bool) -> None:
+        """Is for another codec from now on. Raises ConfigError, and is not, if residuals are to be
+        kept and there are no names for them."""
+        before = self.compression, self.needed
+        self.compression, self.needed = compression, needed
+        try:
+            self._require_names()
+        except ConfigError:
+            self.compression, self.needed = before
+            raise
+        if self.keeps:
+            self.reserve()
+
+    def _require_names(self) -> None:
+        if self.keeps and not self._names:
+            raise ConfigError(
+                f"compression={self.compression!r} keeps error feedback by the names of the "
+                "model's parameters; give HookState(..., model=model), or feedback=False to go "
+                "without"
+            )
+
+    # ---- what is kept ----
+
+    @property
+    def keeps(self) -> bool:
+        """Whether residuals are kept."""
+        if self.wanted is None:
+            return self.needed or len(self.store) > 0
+        return self.wanted
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether a state's residuals can be taken over."""
+        return self.wanted is not False and bool(self._names)
+
+    def reserve(self) -> None:
+        """An ErrorFeedback for each large parameter."""
+        for parameter, name in self._names.values():
+            if self.is_large(parameter):
+                self.store[name].require_size(self._kept_of(parameter))
+
+    def is_large(self, parameter: torch.Tensor) -> bool:
+        """Whether it travels by itself; else it is left to bf16."""
+        big = parameter.numel() * parameter.element_size() >= self._threshold
+        trained = parameter.requires_grad and parameter.dtype in COMPRESSIBLE
+        return trained and parameter.dim() > 1 and parameter.numel() > 0 and big
+
+    def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
+        """The parameter's ErrorFeedback; False where none is kept. Raises ConfigError for a
+        parameter that is not the model's."""
+        if not self.keeps:
+            return False
+        if id(parameter) not in self._names:
+            self._require_names()
+            raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
+        return self.store[self._names[id(parameter)][1]]
+
+    # ---- steps that are dropped ----
+
+    def mark_used(self, feedbacks: Iterable[ErrorFeedback | Literal[False]]) -> None:
+        """A codec changes these in this step, in a way that can be taken back."""
+        self._used += [feedback for feedback in feedbacks if feedback is not False]
+
+    def mark_poison(self, poison: Poison) -> None:
+        """Of a bucket, whether a result was not finite. From any thread."""
+        self._poison.append(poison)
+
+    def settle(self) -> bool:
+        """After a step, whose works are all over: whether its results were finite, as far as they
+        were looked at. If not, residuals become what they were before it."""
+        finite = not any(poison.is_there() for poison in self._poison)
+        if not finite:
+            for feedback in self._used:
+                feedback.undo()
+        self._poison, self._used = [], []
+        return finite

@@ -1,0 +1,93 @@
+"""Residuals of a rank's share of each parameter, and the checkpoint that has all shares joined.
+
+Invariants: a checkpoint is of the form that a FeedbackStore saves of whole parameters, so it fits
+any number of hosts and ranks. An exact one is a rank's own, and says where in its host that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError
+from ..exact import is_exact, require_place
+from .grid import Grid
+
+_KINDS = ("worker", "owner")
+
+
+class Shares:
+    """One rank's view of a store's states.
+
+    Args:
+        count_of: elements of the whole parameter of a name; None for an unknown one.
+    """
+
+    def __init__(self, grid: Grid, count_of: Callable[[str], int | None]) -> None:
+        self._grid = grid
+        self._count_of = count_of
+
+    def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The store's state with the row's shares one after the other. A collective of the row,
+        save for an exact one."""
+        if is_exact(saved):
+            return {**saved, "exact": saved["exact"] | self._place()}
+        return {**saved, "tensors": self._whole(saved["tensors"])}
+
+    def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """This rank's share of such a state; what is none is left for the store to refuse. Raises
+        ConfigError for another model's, or an exact one of another place."""
+        tensors = saved.get("tensors")
+        if not isinstance(tensors, Mapping):
+            return saved
+        if is_exact(saved):
+            return self._without_place(saved)
+        return {**saved, "tensors": {name: self._share(name, one) for name, one in tensors.items()}}
+
+    def _place(self) -> dict[str, int]:
+        """Where in its host this rank is."""
+        return {"places": self._grid.places, "place": self._grid.place}
+
+    def _without_place(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        comm, known = self._grid.column, {"world_size", "rank"}
+        require_place(
+            saved, {"world_size": comm.world_size, "rank": comm.rank, **self._place()}, "the state"
+        )
+        own = {name: value for name, value in saved["exact"].items() if name in known}
+        return {**saved, "exact": own}
+
+    def _whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        names = sorted(tensors)
+        mine = [np.asarray(tensors[name][kind]) for name in names for kind in _KINDS]
+        if not mine:
+            return {}
+        rows = self._grid.row.allgather(np.concatenate(mine))
+        joined, start = {}, 0
+        for name in names:
+            saved, length = dict(tensors[name]), len(tensors[name]["worker"])
+            for kind in _KINDS:
+                whole = rows[:, start : start + length].reshape(-1)[: self._count_of(name)]
+                saved[kind] = torch.from_numpy(whole.copy())
+                start += length
+            joined[name] = saved
+        return joined
+
+    def _share(self, name: str, saved: Any) -> Any:
+        count = self._count_of(name)
+        if count is None or not isinstance(saved, Mapping) or not set(_KINDS) <= set(saved):
+            return saved
+        length = -(-count // self._grid.places)
+        start, share = self._grid.place * length, dict(saved)
+        for kind in _KINDS:
+            values = np.asarray(saved[kind])
+            if values.shape != (count,):
+                raise ConfigError(f"the state is of another model: {name!r} has {values.size} "
+                                  f"elements there and {count} here")  # fmt: skip
+            part = np.zeros(length, values.dtype)
+            found = values[start : start + length]
+            part[: len(found)] = found
+            share[kind] = part
+        return share

@@ -1,0 +1,202 @@
+"""The way of a bucket to the other ranks and back: the seam, and the way without detours.
+
+    FlatTransport            bucket ─ parts ─ all-reduce of each over all ranks        this module
+    HierarchicalTransport    through the host first: trips.py, hierarchy.py
+
+Invariants: a bucket's memory is reduced in place, to the mean. A Future is completed once, after
+the last of the bucket's works. On a GPU that is when all results are on their way there, and the
+Future's stream goes on behind them: the host waits for the network, never for a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from .. import cuda
+from ..api import default_communicator
+from ..codecs import Codec
+from ..communicator import Communicator
+from ..errors import RingcommError
+from ..work import Work
+from .account import Account
+from .buckets import Bucket, Part, Parts, average
+from .exchange import CommExchange
+from .group import RingcommGroup
+from .named_feedback import NamedFeedback
+
+GradientFuture = torch.futures.Future[torch.Tensor]
+
+
+class Transport(Protocol):
+    """What brings the mean of a bucket over all ranks.
+
+    Attributes:
+        error: the first failure of a collective; None so far.
+    """
+
+    error: RingcommError | None
+
+    def bind(self, account: Account, residuals: NamedFeedback) -> None:
+        """Before all else: what is told of each bucket, and what codecs have left."""
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator over which compressed gradients go."""
+
+    @property
+    def exchange(self) -> CommExchange:
+        """How the ranks agree on what is beside the gradients."""
+
+    def begin(self) -> None:
+        """Before the first bucket of a step."""
+
+    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+        """Submits a bucket, in the thread of backward; a Future of its buffer, which then holds
+        the means, or of ``error``."""
+
+    def kept_of(self, parameter: torch.Tensor) -> int:
+        """Of how many of a parameter's elements this rank keeps residuals."""
+
+    def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A FeedbackStore's state as a checkpoint has it, of whole parameters. A collective, save
+        for an exact one."""
+
+    def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The way back: this rank's share of what a checkpoint has."""
+
+
+def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> GradientFuture:
+    """What a bucket gets in a step that has failed already: a Future of the error."""
+
+    def fail(_: Any) -> torch.Tensor:
+        raise error
+
+    over = _future(bucket.buffer.device)
+    count = account.submit(bucket.buffer.nbytes, bucket.last)
+    future: GradientFuture = over.then(fail)
+    count(())
+    over.set_result(None)
+    return future
+
+
+def _future(device: torch.device) -> Any:
+    # Typed as Any: the generic alias cannot be called on every supported torch.
+    make: Any = torch.futures.Future
+    return make(devices=[device]) if device.type == "cuda" else make()
+
+
+def default_of(group: Any) -> Communicator:
+    """The communicator of a process group of backend "ringcomm", else ringcomm's default one."""
+    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
+
+
+class FlatTransport:
+    """Each part of a bucket by an all-reduce over all ranks.
+
+    Args:
+        comm: None: at the time of the first bucket, that of the default process group if its
+            backend is "ringcomm", else ringcomm's default one.
+    """
+
+    def __init__(self, comm: Communicator | None = None) -> None:
+        self.error: RingcommError | None = None
+        self._comm = comm
+
+    def bind(self, account: Account, residuals: NamedFeedback) -> None:
+        """See Transport."""
+        self._account, self._residuals = account, residuals
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator in use."""
+        if self._comm is None:
+            self._comm = default_of(dist.group.WORLD)
+        return self._comm
+
+    @property
+    def exchange(self) -> CommExchange:
+        """See Transport."""
+        return CommExchange(self.comm)
+
+    def begin(self) -> None:
+        """Nothing is to be done."""
+
+    def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
+        """See Transport."""
+        flight = _Flight(self, bucket, self._account)
+        parts = Parts(bucket, codec, self._residuals)
+        for part in parts.travelling:
+            flight.submit(self.comm, part)
+
+        def arrived() -> None:
+            parts.unpack()
+            if parts.is_cut:
+                self._residuals.mark_poison(parts.poison())
+
+        return flight.future(arrived)
+
+    def kept_of(self, parameter: torch.Tensor) -> int:
+        """All of them."""
+        return parameter.numel()
+
+    def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """As it is."""
+        return saved
+
+    def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As it is."""
+        return saved
+
+
+class _Flight:
+    """The works of a bucket, and a Future of all of them."""
+
+    def __init__(self, transport: FlatTransport, bucket: Bucket, account: Account) -> None:
+        self._transport = transport
+        self._buffer = bucket.buffer
+        self._lock = threading.Lock()
+        self._works: list[Work] = []
+        self._open = 1
+        self._future = _future(self._buffer.device)
+        self._count = account.submit(self._buffer.nbytes, bucket.last)
+
+    def submit(self, comm: Communicator, part: Part) -> None:
+        """Averages a part of the bucket."""
+        with self._lock:
+            self._open += 1
+        average(comm, part.tensor, part.compression, part.feedback).call_back(self._over)
+
+    def _over(self, work: Work | None) -> None:
+        with self._lock:
+            if work is not None:
+                self._works.append(work)
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            self._count(one.stats() for one in self._works)
+            self._future.set_result(None)
+
+    def future(self, arrived: Callable[[], None]) -> GradientFuture:
+        """After the last submit: the bucket's gradients, once all its works are over and well, and
+        ``arrived`` has been called."""
+
+        def result(_: Any) -> torch.Tensor:
+            for work in self._works:
+                if self._transport.error is None:
+                    self._transport.error = work.exception()
+            if self._transport.error is not None:
+                raise self._transport.error
+            with cuda.current_stream():  # that of the Future's callbacks goes on behind the results
+                for work in self._works:
+                    work.wait()
+            arrived()
+            return self._buffer
+
+        future = self._future.then(result)
+        self._over(None)
+        return future  # type: ignore[no-any-return]
