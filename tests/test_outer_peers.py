@@ -108,7 +108,7 @@ def test_min_peers(torch_nursery: Nursery) -> None:
         job.start(ranks.by_itself)
         first, second = job.expect_all("end")
         assert first["weights"] == second["weights"]
-        assert first["rounds"] == second["rounds"] == 3
+        assert first["rounds"] == second["rounds"] == 3, (first, second)
         job.finish(quietly=False)
 
 

@@ -62,9 +62,11 @@ def by_itself(rank: Rank) -> None:
     torch.set_num_threads(1)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with OuterStep(model, optimizer, every=2, min_peers=1, grace_s=20.0) as outer:
+    with OuterStep(model, optimizer, every=2, min_peers=2, grace_s=20.0) as outer:
         train(model, optimizer, rank.number, range(6))
-    rank.emit("end", weights=digest(model), rounds=outer.rounds)
+    report = outer.report()
+    rank.emit("end", weights=digest(model), rounds=outer.rounds, left=report.left,
+              joined=report.joined, repeated=report.repeated)  # fmt: skip
 
 
 def beside_ddp(rank: Rank, how: str) -> None:
