@@ -12,6 +12,7 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 from __future__ import annotations
 
 from . import backend, meeting, untraced
+from .auto import Auto
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
@@ -23,6 +24,6 @@ meeting.register()
 untraced.leave_alone("ringcomm")
 
 __all__ = [
-    "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
+    "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
     "SilenceWarning", "allreduce_hook",
 ]  # fmt: skip

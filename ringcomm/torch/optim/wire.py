@@ -32,7 +32,7 @@ from ...exact import is_exact
 from ...feedback import FeedbackStore
 from ..transport import default_of
 from . import saved
-from .agreement import agree
+from .agreement import agree, require_same
 from .checks import codec_name, refuse_others, require, require_dense
 from .flight import Flight
 from .overlap import Overlap
@@ -77,6 +77,7 @@ class WireOptimizer(torch.optim.Optimizer):
         skipped: steps that were not, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
             agreements.
+        waited_s: seconds that steps have waited for the means.
         feedback: the residuals, by exchange and span.
     """
 
@@ -113,6 +114,7 @@ class WireOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self.skipped = 0
         self.carried = 0
+        self.waited_s = 0.0
         self.feedback = FeedbackStore()
         super().__init__(params, defaults)
         if overlap:
@@ -131,9 +133,13 @@ class WireOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch.optim's; a collective, as it brings rank 0's parameters."""
         super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
+        parameters = self.param_groups[-1]["params"]
+        for parameter in parameters:
             require_dense(parameter, "a parameter")
-            self._comm.broadcast(parameter.detach())
+        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+        require_same(self._comm, about, "parameters")
+        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+            work.wait()
         self._checked = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -169,16 +175,17 @@ class WireOptimizer(torch.optim.Optimizer):
         self._extend()
         self._refuse_others()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None and self._overlap is not None:
+        if found_inf is not None and self._overlap is not None:
             self._overlap.drop()
             raise ConfigError(
-                "overlap=True begins to send gradients before a GradScaler has unscaled them; make "
-                "the optimizer with overlap=False"
+                "overlap=True begins to send gradients before a GradScaler unscales them; make the "
+                "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
         verdict = agree(
             self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
+            alike=self._alike(),
         )  # fmt: skip
         if not verdict.finite:
             for flight in begun or ():
@@ -215,6 +222,7 @@ class WireOptimizer(torch.optim.Optimizer):
             if not flight.land():
                 self._skip(warn=True)
             self.carried += flight.carried
+            self.waited_s += flight.waited_s
 
     def _skip(self, warn: bool) -> None:
         self.skipped += 1
@@ -240,7 +248,9 @@ class WireOptimizer(torch.optim.Optimizer):
             if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
         ]  # fmt: skip
         if new:
-            self._use(self._spans + lay_out(new, self._threshold, self._rule.states))
+            require_same(self._comm, [one.index for one in new], "parameters that are trained")
+            rule = self._rule
+            self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -256,6 +266,14 @@ class WireOptimizer(torch.optim.Optimizer):
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+
+    def _alike(self) -> object:
+        """What all ranks must have the same of before a step."""
+        groups = [
+            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
+            for group in self.param_groups
+        ]
+        return {"steps": self.steps, "groups": groups}
 
     def _refuse_others(self) -> None:
         if not self._checked and self._comm.world_size > 1:
@@ -316,8 +334,9 @@ class WireOptimizer(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.drop()
         spans = saved.read_spans(
-            own["spans"], self._numbered(), self._rule.states, state_dict["state"]
-        )
+            own["spans"], self._numbered(), self._rule.states, state_dict["state"],
+            self._rule.layout,
+        )  # fmt: skip
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._use(spans)
         if self._overlap is not None:
