@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ._native import ffi
 from .errors import TensorError
 
 #: dtype name -> number in the C header (rc_dtype)
@@ -231,7 +232,7 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     dtype = _dtype_name(array.dtype)
     if dtype is None:
         raise unsupported(said(array.dtype))
-    if array is not obj and isinstance(obj, np.generic) and writable:
+    if writable and array is not obj and isinstance(obj, np.generic):
         raise TensorError(
             f"{_kind(obj)} is a number, which the result cannot be written to; pass np.array([x]), "
             "or out="
@@ -258,5 +259,13 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return np.empty(shape, dtype=array.dtype)
 
-    address = dense.__array_interface__["data"][0]
-    return View(obj, (array, dense), address, dtype, array.shape, array.size, make, finish)
+    return View(obj, (array, dense), _address(dense), dtype, array.shape, array.size, make, finish)
+
+
+def _address(dense: np.ndarray[Any, Any]) -> int:
+    """Where a dense array lies."""
+    try:
+        return int(ffi.cast("uintptr_t", ffi.from_buffer(dense)))
+    except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
+        address: int = dense.__array_interface__["data"][0]
+        return address

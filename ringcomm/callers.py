@@ -34,6 +34,8 @@ _SPARE = 4  # threads that are kept
 _TAKE_MS = 60_000
 _log = logging.getLogger("ringcomm")
 _here = threading.local()
+#: Whether there has been any: who asks often asks this first.
+are_running = False
 
 
 class Source(Protocol):
@@ -91,7 +93,9 @@ class Callers:
 
     def start(self) -> None:
         """Starts the first thread. Harmless the second time."""
+        global are_running
         with self._lock:
+            are_running = True
             if not self._threads:
                 self._add_thread()
 

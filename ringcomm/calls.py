@@ -52,12 +52,13 @@ _COLLECTIVES = {
 
 def is_integer(value: object) -> TypeGuard[int]:
     """Python's or numpy's, and no truth value."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    kind = type(value)
+    return kind is int or (isinstance(value, (int, np.integer)) and kind is not bool)
 
 
 def is_number(value: object) -> bool:
     """A real number, Python's or numpy's, that is neither NaN nor a truth value."""
-    return isinstance(value, _NUMBERS) and value == value and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and value == value and type(value) is not bool
 
 
 def check_tag(tag: object) -> int:
@@ -146,7 +147,8 @@ def make_call(
     codec = parse(compression)
     require_feedback(codec, feedback)
     _require_sum(collective, op, codec, feedback)
-    _require_composable(collective, op, codec, not async_op and not notify)
+    if codec.composed:
+        _require_composable(collective, op, codec, not async_op and not notify)
     any_source = collective == lib.RC_RECV and root is None and world_size > 1
     if not any_source and (not is_integer(root) or not 0 <= root < world_size):
         raise _wrong_rank(collective, root, world_size)

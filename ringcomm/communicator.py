@@ -198,6 +198,18 @@ class Communicator(Collectives):
         with self._lock:
             return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
+    def failure(self) -> RingcommError | None:
+        """Why every later call will raise, as after a peer was lost; None while all is well."""
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        if error.code == OK:
+            return None
+        rank = None if error.rank < 0 else int(error.rank)
+        message = text(error.message)
+        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
+
     @property
     def kernel_set(self) -> str:
         """The instruction set of its kernels."""
@@ -287,7 +299,10 @@ class Communicator(Collectives):
 
     def note_over(self, work: Work) -> None:
         """The work is over, and was seen to be for the first time."""
-        self._forget(work)
+        self._in_flight.pop(id(work), None)
+        if work._error is not None and not self._has_told_failure:
+            self._has_told_failure = True
+            _log.info("%s: %s", type(work._error).__name__, work._error)
         if self._timeline is not None:
             self._timeline.finished(work)
 
@@ -368,7 +383,7 @@ class Communicator(Collectives):
                 code = lib.rc_submit(self._handle, call, work._slot, error)
             finally:
                 if not work._slot[0]:  # refused, or interrupted on the way
-                    self._forget(work)
+                    self._in_flight.pop(id(work), None)
                     self._engine.unwatch(work._slot)
             if code != OK:
                 kind = error_class(code)
@@ -408,7 +423,7 @@ class Communicator(Collectives):
             code, error = pipe.submit(work, call)
         finally:
             if not work._slot[0]:
-                self._forget(work)
+                self._in_flight.pop(id(work), None)
         if code != OK:
             kind = TensorError if code == lib.RC_INVALID_ARGUMENT else error_class(code)
             raise kind(f"{name}: {text(error.message)}")
@@ -428,11 +443,7 @@ class Communicator(Collectives):
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
     def _has_failed(self) -> bool:
-        error = ffi.new("rc_error *")
-        with self._lock:
-            self._require_open()
-            lib.rc_comm_error(self._handle, error)
-        return bool(error.code != OK)
+        return self.failure() is not None
 
     def _collect(self) -> None:
         """Lets go of finished works that nobody has waited for, and so of their tensors: with each
@@ -445,13 +456,6 @@ class Communicator(Collectives):
             for work in list(in_flight.values()):
                 work.done()
             self._collect_at = 2 * len(in_flight) + _UNWAITED
-
-    def _forget(self, work: Work) -> None:
-        self._in_flight.pop(id(work), None)
-        error = work._error
-        if error is not None and not self._has_told_failure:
-            self._has_told_failure = True
-            _log.info("%s: %s", type(error).__name__, error)
 
     # ---- what is logged ----
 

@@ -124,6 +124,8 @@ def check_autograd(obj: Any) -> None:
     values from before. A leaf that requires grad, such as a parameter, is told that it changes, so
     that a backward pass which needs its earlier values raises.
     """
+    if type(obj) is np.ndarray:
+        return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor) or not obj.requires_grad:
         return

@@ -68,7 +68,7 @@ class DeviceWork(Work):
         self._comm.require_own_process()
         if lib.rc_flight_landed(self._slot[0], 0) == AGAIN:
             return False
-        self._finish()
+        self._finish(self._poll(0))
         return True
 
     def exception(self) -> RingcommError | None:
@@ -121,7 +121,7 @@ class DeviceWork(Work):
     def landed(self) -> None:
         """Lets go of the tensors and calls who wanted to know of that."""
         self.over()  # who asked when it was too late for a notice
-        self._finish()
+        self._finish(self._poll(0))
         callback, self._on_landing = self._on_landing, None
         if callback is not None:
             callback(self)
@@ -132,9 +132,8 @@ class DeviceWork(Work):
         handle = self._slot[0]
         return int(lib.rc_flight_wait(handle, timeout_ms)) if handle else AGAIN
 
-    def _settle(self) -> Any:
+    def _settle(self, result: int) -> Any:
         """The flight is over: raises its error, or has the stream go on behind it."""
-        result = self._poll(0)
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error
         streams = streams_of(self._views)

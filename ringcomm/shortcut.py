@@ -145,7 +145,7 @@ class Shortcut:
                     lib.rc_submit(handle, call, work._slot, ffi.NULL)
             finally:
                 if not work._slot[0]:
-                    comm._forget(work)
+                    comm._in_flight.pop(id(work), None)
         if not work._slot[0]:
             return None
         if len(comm._in_flight) > 1:

@@ -115,14 +115,15 @@ class Work:
         if timeout is not None and not is_number(timeout):
             raise ConfigError(f"timeout={timeout!r}: give seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
-        if callers.is_caller() and self._poll(0) == AGAIN:
+        if callers.are_running and callers.is_caller() and self._poll(0) == AGAIN:
             callers.step_aside()
         while True:
             left = SLICE_MS
             if deadline is not None:
                 left = int(max(0.0, min(left, (deadline - time.monotonic()) * 1000)))
-            if self._poll(left) != AGAIN:
-                return self._settle()
+            result = self._poll(left)
+            if result != AGAIN:
+                return self._settle(result)
             if deadline is not None and time.monotonic() >= deadline:
                 raise CommTimeoutError(
                     f"{self.name} #{self.seq} is still in flight after {timeout:g} s; it goes on",
@@ -133,9 +134,11 @@ class Work:
     def done(self) -> bool:
         """True once the collective is over, well or not. Never waits."""
         self._comm.require_own_process()
-        if self._poll(0) == AGAIN:
+        result = self._poll(0)
+        if result == AGAIN:
             return False
-        self._finish()
+        if not self._finished:
+            self._finish(result)
         return True
 
     def exception(self) -> RingcommError | None:
@@ -204,18 +207,18 @@ class Work:
         handle = self._slot[0]
         return int(lib.rc_work_wait(handle, timeout_ms)) if handle else AGAIN
 
-    def _settle(self) -> Any:
-        self._finish()
+    def _settle(self, result: int) -> Any:
+        if not self._finished:
+            self._finish(result)
         if self._error is not None:
             raise self._error
         return self._result
 
-    def _finish(self) -> None:
+    def _finish(self, result: int) -> None:
         """Once: scatters results back, lets go of the tensors, makes the exception."""
         with self._lock:
             if self._finished:
                 return
-            result = self._poll(0)
             if result == OK:
                 self._error = self._scatter_back()
             else:

@@ -12,10 +12,12 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 from __future__ import annotations
 
 from . import backend, meeting, untraced
+from .attach import attach
 from .auto import Auto
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
+from .outer import IdenticalDataWarning, OuterStep
 from .silence import SilenceWarning
 
 backend.register()
@@ -23,5 +25,6 @@ meeting.register()
 untraced.leave_alone("ringcomm")
 
 __all__ = [
-    "Auto", "HierarchicalState", "HookState", "Options", "SilenceWarning", "allreduce_hook",
+    "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
+    "SilenceWarning", "allreduce_hook", "attach",
 ]  # fmt: skip

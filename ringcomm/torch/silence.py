@@ -8,6 +8,7 @@ of, once.
 
     HookState with a model     steps of optimizers that have one of its parameters; its buckets
     HookState without one      steps of any; buckets of any hook of the process
+    OuterStep                  steps of optimizers that have one of its parameters; its iterations
     default process group      steps of any; works of any communicator of the process, but for those
                                before the first step, which are of its set-up. Not where there is a
                                DDP or FSDP module, which may well use another group
@@ -150,8 +151,28 @@ def watch_group(group: RingcommGroup) -> None:
         _watches.add(_Watch(group, lambda _: works_of_process(), _of_group, None))
 
 
+def hooks_of_process() -> list[HookState]:
+    """All hooks' states that there are."""
+    return list(_hooks)
+
+
+def watch_steps(
+    owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
+    ids: Callable[[Any], Container[int]],
+) -> None:  # fmt: skip
+    """Watches anything else that ought to follow the steps of optimizers.
+
+    Args:
+        owner: the thing.
+        carried: how much it has carried since it was made.
+        text: what to say where that does not change.
+        ids: of the parameters whose optimizers count, by id().
+    """
+    _watches.add(_Watch(owner, carried, text, carried(owner), ids))
+
+
 def _buckets_of_process() -> int:
-    return sum(state.account.carried for state in list(_hooks))
+    return sum(state.account.carried for state in hooks_of_process())
 
 
 def _of_hook(state: HookState) -> str | None:

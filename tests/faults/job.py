@@ -167,6 +167,9 @@ class Job:
             }  # fmt: skip
             order = {"module": module.__name__, "function": function.__name__,
                      "arguments": arguments, "environment": environment}  # fmt: skip
+            if rank in self._processes:  # started again, after it has ended
+                self._processes.pop(rank).close()
+                self._silent.discard(rank)
             self._processes[rank] = _Process(self._nursery, order)
 
     # ---- what they say ----
@@ -234,9 +237,16 @@ class Job:
         pid = self._processes[rank].pid
         ended = self._pump(lambda: self._nursery.exit_of(pid), within)
         if ended is None:
+            self._dump_stacks(pid)
             raise AssertionError(f"rank {rank} still lives after {within} s\n{self.story()}")
         self._drain(rank)
         return ended
+
+    def _dump_stacks(self, pid: int) -> None:
+        """Ends a rank, which writes its threads' stacks to its output first (faulthandler)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+        self._pump(lambda: self._nursery.exit_of(pid), PATIENCE)
 
     def finish(self, ranks: Iterable[int] | None = None, *, quietly: bool = True) -> None:
         """All ranks, or these, must exit with code 0 and, unless they may have something to say

@@ -1,0 +1,64 @@
+"""What an optimizer refuses: arguments in the words of torch.optim, tensors that it cannot take,
+and others that exchange the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from ... import codecs
+from ...errors import ConfigError, TensorError
+from .. import silence
+from ..wrapped import wrappers_of
+
+
+def require(what: str, value: object, holds: bool) -> None:
+    """Raises ConfigError, a ValueError, in torch.optim's words unless it holds."""
+    if not holds:
+        raise ConfigError(what if value is None else f"Invalid {what}: {value}")
+
+
+def codec_name(compression: str | None, what: str = "compression=") -> str:
+    """The name of a codec that an exchange may have. Raises ConfigError for others."""
+    codec = codecs.parse(compression, what)
+    codecs.refuse_composed(codec, "an optimizer's exchange")
+    return codec.name
+
+
+def require_dense(tensor: torch.Tensor, what: str) -> None:
+    """Raises TensorError for what is sparse, sharded, or no real number."""
+    if tensor.layout != torch.strided:
+        raise TensorError(
+            f"{what} is {tensor.layout}, and must be dense: make the layer with sparse=False"
+        )
+    if hasattr(tensor, "device_mesh"):
+        raise TensorError(
+            f"{what} is a {type(tensor).__name__}, of which each rank has a part, as FSDP makes "
+            "them; this optimizer takes whole models that all ranks have"
+        )
+    if not tensor.is_floating_point():
+        raise TensorError(f"{what} has dtype {tensor.dtype}, and must have real numbers")
+
+
+def refuse_others(ids: Collection[int], name: str) -> None:
+    """Raises ConfigError where something else exchanges the gradients of these parameters.
+
+    Args:
+        ids: of the parameters, by id().
+        name: the optimizer's class.
+    """
+    for state in silence.hooks_of_process():
+        if not set(state.parameter_ids).isdisjoint(ids):
+            raise ConfigError(
+                f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
+                f"send the gradients and {name} its state. Use one of the two"
+            )
+    for module in wrappers_of(ids):
+        if module.require_backward_grad_sync:
+            raise ConfigError(
+                f"parameters of this {name} are in a DistributedDataParallel, which sends the "
+                f"gradients that {name} sends again in another form. Train the module itself "
+                "(ddp.module), or call ringcomm.torch.attach(model, optimizer), which stops DDP's "
+                "exchange for good, as ddp.require_backward_grad_sync = False does"
+            )

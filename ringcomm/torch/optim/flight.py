@@ -1,0 +1,143 @@
+"""A span on its way: its exchanges, from the rule's contribution to the rule's update.
+
+Invariants: all ranks submit the same exchanges in the same order, as that follows from the layout,
+the rule and the number of the step. A flight that is dropped, or whose means are not finite, leaves
+residuals, states and parameters as they were; on all ranks alike, as they have the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+
+from ... import codecs
+from ...communicator import Communicator
+from ...feedback import ErrorFeedback, FeedbackStore
+from ...work import Work
+from ..buckets import average
+from .rule import Exchange, Rule
+from .span import Span
+
+
+class Flight:
+    """Submits a span's exchanges.
+
+    Attributes:
+        span: the span.
+        carried: bytes that this rank has sent for it, over links or through shared memory, once it
+            has landed.
+        waited_s: seconds for which landing has waited.
+    """
+
+    def __init__(
+        self, comm: Communicator, rule: Rule, span: Span, exchanges: Sequence[Exchange],
+        store: FeedbackStore,
+    ) -> None:  # fmt: skip
+        self.span = span
+        self.carried = 0
+        self.waited_s = 0.0
+        self._rule = rule
+        self._store = store
+        self._means: dict[str, torch.Tensor] = {}
+        self._works: list[Work] = []
+        self._used: list[ErrorFeedback] = []
+        self._quantised: dict[str, bool] = {}
+        for exchange in exchanges:
+            out = torch.empty_like(span.gradient)
+            rule.outgoing(exchange.what, span, out)
+            span.fill_padding(out)
+            codec = codec_of(exchange, span)
+            feedback = _feedback_of(exchange, codec, span, store)
+            if feedback is not False and codec.quantises:
+                self._used.append(feedback)
+            self._means[exchange.what] = out
+            self._quantised[exchange.what] = codec.quantises
+            self._start(comm, out, codec, feedback)
+
+    def _start(
+        self, comm: Communicator, out: torch.Tensor, codec: codecs.Codec,
+        feedback: ErrorFeedback | Literal[False],
+    ) -> None:  # fmt: skip
+        if codec.composed:  # of several collectives, which are waited for
+            before = comm.stats()["payload_bytes"]
+            comm.allreduce(out, "avg", compression=cast(Any, codec.name), feedback=feedback)
+            self.carried += comm.stats()["payload_bytes"] - before
+        else:
+            self._works.append(average(comm, out, codec.name, feedback))
+
+    def land(self) -> bool:
+        """Waits for the means, and has the rule step. False where they are not finite, and nothing
+        was changed."""
+        self._wait()
+        finite = all(map(self._is_finite, self._means))
+        if finite:
+            factors = self._rule.update(self.span, self._means)
+            for what, factor in (factors or {}).items():
+                _rescale(self._store, residuals_of(what, self.span), factor)
+            self.span.show_master()
+        else:
+            self._undo()
+        self._end()
+        return finite
+
+    def drop(self) -> None:
+        """Waits for the means, and makes the residuals what they were before."""
+        self._wait()
+        self._undo()
+        self._end()
+
+    def _wait(self) -> None:
+        began = time.perf_counter()
+        for work in self._works:
+            work.wait()
+        self.waited_s = time.perf_counter() - began
+        for work in self._works:
+            stats = work.stats()
+            self.carried += stats.sent_bytes + stats.shared_bytes
+
+    def _is_finite(self, what: str) -> bool:
+        mean = self._means[what]
+        if self._quantised[what]:  # then it is NaN, everywhere
+            mean = mean[:1]
+        return bool(mean.isfinite().all())
+
+    def _undo(self) -> None:
+        for feedback in self._used:
+            feedback.undo()
+
+    def _end(self) -> None:
+        self._means, self._works = {}, []
+        self.span.let_go()
+
+
+def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:
+    """How the span travels: small parameters gently."""
+    codec = codecs.parse(exchange.compression)
+    return codecs.CODECS["bf16"] if span.is_small and codec.quantises else codec
+
+
+def residuals_of(what: str, span: Span) -> str:
+    """The name of an exchange's residuals in the store."""
+    return f"{what}/{span.name}"
+
+
+def _rescale(store: FeedbackStore, name: str, factor: torch.Tensor) -> None:
+    """Multiplies residuals, if there are any, element by element."""
+    if name not in store or store[name].count is None:
+        return
+    kept, factors = store[name], factor.to("cpu", torch.float32).numpy()
+    start, owner = kept.owner_start, kept.owner
+    kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
+
+
+def _feedback_of(
+    exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
+) -> ErrorFeedback | Literal[False]:
+    name = residuals_of(exchange.what, span)
+    wanted = codec.needs_feedback if exchange.feedback is None else exchange.feedback
+    if name in store or (wanted and codec.quantises):
+        return store[name]  # where there is one already, a gentle codec delivers what is left
+    return False

@@ -1,0 +1,127 @@
+"""Lion with the signs on the wire: one bit per parameter, and no warm-up.
+
+    d = sign(beta1 * m + (1 - beta1) * g)              what travels
+    m = beta2 * m + (1 - beta2) * g                    stays here, but every momentum_sync steps
+    p = p - lr * (D + weight_decay * p)                D of all ranks' d: their mean, or their vote
+
+Signs go up to the ranks that sum them without any loss: a block of them has the scale 1. What comes
+down has 1 bit again, so of the mean it has the sign, times one size for each block; what that lacks
+is kept there, and goes down with the next steps' (error feedback). A vote is the sign of the sum,
+and needs no more than its bit.
+
+A sign of 0 has no bit. It is sent as +1 in steps of odd number and as -1 in the others, so what no
+rank has any gradient of moves to and fro by one lr. Of an even number of ranks a vote may be a tie:
+one rank after the other has a vote and a half, so that ties favour nobody. (Of two ranks the sum
+comes down as it is, and a tie is 0.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from .checks import codec_name, require
+from .rule import Exchange, Rule
+from .span import Span
+from .wire import WireOptimizer
+
+_OUTCOMES = ("average", "vote")
+
+
+class Lion(WireOptimizer):
+    """Lion (Chen et al., 2023), distributed as by Liu et al. (2024); see WireOptimizer for what is
+    common.
+
+    Args:
+        lr, betas, weight_decay: Lion's. The weight decay is decoupled, times lr.
+        outcome: "average" of the ranks' signs, or "vote" for each.
+        momentum_sync: every so many steps the ranks average their momenta; 0: never.
+        compression: how the signs travel. With other codecs than onebit signs of 0 stay 0 as far
+            as these have one, and the mean comes down as precise as they are.
+        sync_compression: how the momenta travel.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        outcome: str = "average",
+        momentum_sync: int = 100,
+        compression: Compression | None = "onebit",
+        sync_compression: Compression | None = "int8",
+        comm: Communicator | None = None,
+        **settings: Any,
+    ) -> None:
+        require("learning rate", lr, lr >= 0.0)
+        for index, beta in enumerate(betas):
+            require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
+        require("weight_decay value", weight_decay, weight_decay >= 0.0)
+        require(f"outcome, give one of {_OUTCOMES}", outcome, outcome in _OUTCOMES)
+        require("momentum_sync", momentum_sync, momentum_sync >= 0)
+        rule = _SignRule(
+            codec_name(compression), outcome == "vote", momentum_sync,
+            codec_name(sync_compression, "sync_compression="),
+        )  # fmt: skip
+        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
+        super().__init__(params, defaults, rule, comm, **settings)
+
+
+class _SignRule(Rule):
+    method = "Lion"
+    states = ("exp_avg",)
+    local = frozenset(states)
+
+    def __init__(
+        self, compression: str, votes: bool, momentum_sync: int, sync_compression: str
+    ) -> None:
+        # Residuals of votes would be of a mean that nobody applies.
+        self._sign = Exchange("sign", compression, feedback=False if votes else None)
+        self._momentum = Exchange("momentum", sync_compression, feedback=False)
+        self._one_bit = compression == "onebit"
+        self._votes = votes
+        self._every = momentum_sync
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        if self._every and step % self._every == 0:
+            return (self._sign, self._momentum)
+        return (self._sign,)
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        beta1, beta2 = span.group["betas"]
+        if what == "momentum":
+            self._follow(span, beta2, out)
+            return
+        self._follow(span, beta1, out)
+        out.sign_()
+        if self._one_bit and not span.is_small and span.world_size > 1:
+            out[out == 0] = 1.0 if span.step % 2 else -1.0
+        if self._votes and self._has_casting_vote(span):
+            out.mul_(1.5)
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        buffer, mean = span.state["exp_avg"], means["sign"]
+        if "momentum" in means:
+            buffer.copy_(means["momentum"])
+        else:
+            self._follow(span, span.group["betas"][1], buffer)
+        if self._votes:
+            mean.sign_()
+        lr, parameters = span.group["lr"], span.parameters
+        if span.group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1.0 - lr * span.group["weight_decay"])
+        torch._foreach_add_(parameters, span.views(mean), alpha=-lr)
+
+    def _follow(self, span: Span, beta: float, out: torch.Tensor) -> None:
+        """Moves what the momentum is towards the gradient."""
+        torch.lerp(span.state["exp_avg"], span.gradient, 1.0 - beta, out=out)
+
+    def _has_casting_vote(self, span: Span) -> bool:
+        even = span.world_size % 2 == 0 and span.world_size > 2
+        return even and span.step % span.world_size == span.rank

@@ -1,0 +1,93 @@
+"""The states of a WireOptimizer: torch.optim's form, and what belongs to the exchange.
+
+    state, param_groups    as of any torch.optim.Optimizer
+    ringcomm               method, steps, skipped; spans: which parameters travel together; rule;
+                           feedback: the residuals, of this rank (exact) or of all
+
+Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
+weights_only=True. What is checked here is checked before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import ConfigError
+from .span import Layout, Numbered, Span, wide
+
+FORMAT = 1
+KEY = "ringcomm"
+
+
+def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Which parameters travel together."""
+    return [
+        {"small": span.is_small, "indices": [place.index for place in span.places]}
+        for span in spans
+    ]  # fmt: skip
+
+
+def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    """The part that belongs to the exchange. Raises ConfigError for a state of something else."""
+    own = state.get(KEY)
+    if not isinstance(own, Mapping):
+        kept = sorted({name for one in state.get("state", {}).values() for name in one})
+        held = f" (with {', '.join(kept)})" if kept else ""
+        raise ConfigError(
+            f"this is a state of another optimizer{held}, and none of ringcomm.torch.optim.{method}"
+        )
+    if own.get("method") != method:
+        raise ConfigError(f"the state is of {own.get('method')}, and this optimizer is {method}")
+    if own.get("format") != FORMAT:
+        raise ConfigError(
+            f"the state has format {own.get('format')!r}; this version reads {FORMAT}"
+        )
+    return own
+
+
+def read_spans(
+    told: Sequence[Mapping[str, Any]], parameters: Sequence[Numbered], states: Sequence[str],
+    saved: Mapping[int, Mapping[str, Any]], layout: Layout,
+) -> list[Span]:  # fmt: skip
+    """The spans of a saved layout, with what was saved of them.
+
+    Args:
+        parameters: all of the optimizer.
+        saved: the "state" of torch.optim's form.
+
+    Raises ConfigError where it does not fit the parameters.
+    """
+    spans = []
+    for one in told:
+        wrong = [index for index in one["indices"] if not 0 <= index < len(parameters)]
+        if wrong:
+            raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
+        held = [parameters[index] for index in one["indices"]]
+        alike = {(each.group, wide(each.parameter.dtype), each.parameter.device) for each in held}
+        if len(alike) != 1:
+            raise ConfigError(
+                "the state is of another model: its parameters "
+                f"{', '.join(map(str, one['indices'][:3]))} have other groups or dtypes there"
+            )
+        spans.append(Span(held, bool(one["small"]), states, layout))
+    for span in spans:
+        for name, _ in span.kept():
+            for place in span.places:
+                value = saved.get(place.index, {}).get(name)
+                if name == "master" and value is None:
+                    continue  # saved of float32 parameters: the parameter has it all
+                span.load(name, place.index, _shaped(value, place.parameter, place.index, name))
+    return spans
+
+
+def _shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+        return value
+    there = list(value.shape) if isinstance(value, torch.Tensor) else "nothing"
+    raise ConfigError(
+        f"the state is of another model: {name} of parameter {index} is {there} there, and the "
+        f"parameter {list(parameter.shape)} here"
+    )

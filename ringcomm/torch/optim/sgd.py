@@ -1,0 +1,97 @@
+"""SGD with its momentum on the wire.
+
+    m = mean over the ranks of (momentum * m + (1 - dampening) * g)          what travels
+    p = p - lr * m
+
+The mean replaces the momentum, so that every rank has the same. As the momentum is what travels,
+what 1 bit lacks of it is small beside what the steps before have gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from .checks import require
+from .rule import Exchange, Rule
+from .span import Span
+from .wire import WireOptimizer
+
+
+class SGD(WireOptimizer):
+    """torch.optim.SGD, whose momentum the ranks average; see WireOptimizer for what is common.
+
+    Args:
+        lr, momentum, dampening, weight_decay, nesterov, maximize: as of torch.optim.SGD. The
+            weight decay is added behind the exchange, which changes last bits only.
+        compression: how the momentum travels; with momentum 0 the gradient.
+        warmup_steps: in that many first steps it travels at bf16.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        compression: Compression | None = "onebit",
+        warmup_steps: int = 0,
+        comm: Communicator | None = None,
+        **settings: Any,
+    ) -> None:
+        require("learning rate", lr, lr >= 0.0)
+        require("momentum value", momentum, momentum >= 0.0)
+        require("weight_decay value", weight_decay, weight_decay >= 0.0)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            require("Nesterov momentum requires a momentum and zero dampening", None, False)
+        defaults = {
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+            "nesterov": nesterov, "maximize": maximize,
+        }  # fmt: skip
+        rule = _MomentumRule(compression or "none", warmup_steps)
+        super().__init__(params, defaults, rule, comm, **settings)
+
+
+class _MomentumRule(Rule):
+    method = "SGD"
+    states = ("momentum_buffer",)
+
+    def __init__(self, compression: str, warmup_steps: int) -> None:
+        self._usual = (Exchange("momentum", compression),)
+        self._first = (Exchange("momentum", "bf16"),)
+        self._warmup_steps = warmup_steps
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        return self._first if step <= self._warmup_steps else self._usual
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        group = span.group
+        sign = -1.0 if group["maximize"] else 1.0
+        torch.mul(span.state["momentum_buffer"], group["momentum"], out=out)
+        out.add_(span.gradient, alpha=sign * self._share(span))
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        group, buffer, mean = span.group, span.state["momentum_buffer"], means["momentum"]
+        parameters, moments = span.parameters, span.views(mean)
+        if group["weight_decay"]:
+            decay = group["weight_decay"] * self._share(span)
+            torch._foreach_add_(moments, parameters, alpha=decay)
+        moved = moments
+        if group["nesterov"]:  # the mean gradient and the momentum, as the former is in the latter
+            before = torch._foreach_mul(span.views(buffer), -group["momentum"])
+            moved = list(torch._foreach_add(before, moments, alpha=1.0 + group["momentum"]))
+        torch._foreach_add_(parameters, moved, alpha=-group["lr"])
+        buffer.copy_(mean)
+
+    def _share(self, span: Span) -> float:
+        """Of the gradient in the momentum. torch takes the first one as it is."""
+        share: float = 1.0 if span.step == 1 else 1.0 - span.group["dampening"]
+        return share

@@ -1,0 +1,221 @@
+"""Spans: parameters of one group laid end to end, so that they travel by one exchange.
+
+    large   | weight ............|pad| weight ......|pad| weight ...........|
+            each begins at a block of the codec; what fills its last block repeats its last elements
+    small   | bias | norm | bias |
+
+A parameter is large if it has more than one dimension and ``threshold`` bytes. Large ones are
+joined until a span has SPAN_BYTES; the small ones of a group are one span. All ranks lay out alike,
+as that follows from the parameters' shapes and order.
+
+Invariants: a span's flat tensors have one dtype: float64 for float64 parameters, else float32. The
+padding repeats values of the block's own parameter, so a block's scale is that of its values. What
+arrives there is kept in flat states, and means nothing: read them by ``views``, never whole, where
+elements are counted or summed up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+Layout = Literal["blocks", "apart", "joined"]
+BLOCK = 256  # elements; a multiple of every codec's block
+SPAN_BYTES = 25 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """A parameter, its number among all of the optimizer, and that of its group."""
+
+    index: int
+    group: int
+    parameter: torch.nn.Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a parameter lies in its span: elements start to end, and padding to stop."""
+
+    index: int
+    parameter: torch.nn.Parameter
+    start: int
+    end: int
+    stop: int
+
+
+def _places(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+    places, at = [], 0
+    for one in held:
+        end = at + one.parameter.numel()
+        stop = end + -end % block
+        places.append(Place(one.index, one.parameter, at, end, stop))
+        at = stop
+    return tuple(places)
+
+
+class Span:
+    """Some parameters of a group, and what belongs to them, flat.
+
+    Attributes:
+        name: equal on all ranks, and in checkpoints.
+        group: the parameter group: its hyperparameters.
+        step: the number of the step in progress, from 1.
+        rank, world_size: of the communicator.
+        is_small: whether it holds the small parameters.
+        state: the rule's flat tensors by name.
+        gradient: this rank's gradient, flat, in ``outgoing`` and ``update``. Zero where a parameter
+            has none.
+        present: for each parameter, whether any rank has a gradient of it in this step.
+    """
+
+    def __init__(
+        self, held: Sequence[Numbered], is_small: bool, states: Iterable[str],
+        layout: Layout = "blocks",
+    ) -> None:  # fmt: skip
+        self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
+        self.group_index = held[0].group
+        self.places = _places(held, 1 if is_small or layout != "blocks" else BLOCK)
+        self.is_small = is_small
+        self.count = self.places[-1].stop
+        first = self.places[0].parameter
+        self.dtype = wide(first.dtype)
+        self.device = first.device
+        self.group: dict[str, Any] = {}
+        self.step = 0
+        self.rank, self.world_size = 0, 1
+        self.present = [True] * len(self.places)
+        self.state = {name: self.zeros() for name in states}
+        self.master: torch.Tensor | None = None
+        self._shown: list[int] = []  # versions of the parameters that the master copy has made
+        if first.dtype != self.dtype:
+            self.master = self.zeros()
+            self._shown = [-1] * len(self.places)
+        self._gradient: torch.Tensor | None = None
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """See above."""
+        assert self._gradient is not None, "a span has its gradient in outgoing and update only"
+        return self._gradient
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters that any rank has a gradient of in this step, each in its shape; of a
+        16-bit one its float32 master copy, which the parameter follows. The others stay as they
+        are."""
+        if self.master is not None:
+            return self.views(self.master)
+        return [place.parameter.detach() for place in self._present_places()]
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Of a flat tensor, the part of each of ``parameters``, in its shape."""
+        return [self.view(flat, place) for place in self._present_places()]
+
+    def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
+        """The part of one parameter, in its shape."""
+        return flat[place.start : place.end].view(place.parameter.shape)
+
+    def zeros(self) -> torch.Tensor:
+        """A flat tensor of the span's size."""
+        return torch.zeros(self.count, dtype=self.dtype, device=self.device)
+
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a checkpoint must have: flat tensors by name."""
+        yield from self.state.items()
+        if self.master is not None:
+            yield "master", self.master
+
+    def _present_places(self) -> list[Place]:
+        return [place for place, here in zip(self.places, self.present, strict=True) if here]
+
+    # ---- for the mechanism ----
+
+    def gather(self, factor: float) -> None:
+        """Takes the parameters' gradients times a factor; and 16-bit parameters that somebody else
+        has written to, as one who loads a checkpoint."""
+        self._follow()
+        flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
+        for place in self.places:
+            gradient = place.parameter.grad
+            part = self.view(flat, place)
+            if gradient is None:
+                part.zero_()
+            else:
+                part.copy_(gradient.detach())
+            flat[place.end : place.stop].zero_()
+        self._gradient = flat if factor == 1.0 else flat.mul_(factor)
+
+    def let_go(self) -> None:
+        """Of the gradient."""
+        self._gradient = None
+
+    def fill_padding(self, flat: torch.Tensor) -> None:
+        """Repeats each parameter's last elements behind it."""
+        for place in self.places:
+            lacking = place.stop - place.end
+            if lacking:
+                own = flat[max(place.start, place.end - lacking) : place.end]
+                flat[place.end : place.stop] = own.repeat(-(-lacking // len(own)))[:lacking]
+
+    def show_master(self) -> None:
+        """Rounds the master copy to the parameters."""
+        if self.master is None:
+            return
+        for number, place in enumerate(self.places):
+            if self.present[number]:
+                place.parameter.detach().copy_(self.view(self.master, place))
+                self._shown[number] = place.parameter._version
+
+    def _follow(self) -> None:
+        if self.master is None:
+            return
+        for number, place in enumerate(self.places):
+            if place.parameter._version != self._shown[number]:
+                self.view(self.master, place).copy_(place.parameter.detach())
+                self._shown[number] = place.parameter._version
+
+    def load(self, name: str, index: int, value: torch.Tensor) -> None:
+        """Takes one parameter's part of what ``kept`` has by that name."""
+        flat = dict(self.kept())[name]
+        number = [place.index for place in self.places].index(index)
+        self.view(flat, self.places[number]).copy_(value)
+        if flat is self.master:
+            self._shown[number] = self.places[number].parameter._version
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which dtype a parameter's state is kept."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def lay_out(
+    parameters: Sequence[Numbered], threshold: int, states: Sequence[str],
+    layout: Layout = "blocks",
+) -> list[Span]:  # fmt: skip
+    """Spans of parameters, in the order in which they travel: large ones first, those of the last
+    parameters before the others, as backward has these first; then small ones.
+
+    Args:
+        layout: "blocks" as above. For rules that must repeat what others exchange "apart", each
+            parameter a span, or "joined", all of a group a span: none small, and without padding.
+    """
+    filling: dict[tuple[Any, ...], list[Numbered]] = {}
+    full: list[tuple[bool, list[Numbered]]] = []
+    for one in reversed(parameters):
+        parameter = one.parameter
+        size = parameter.numel() * parameter.element_size()
+        small = layout == "blocks" and not (parameter.dim() > 1 and size >= threshold)
+        key = (small, one.group, parameter.dtype, parameter.device)
+        held = filling.setdefault(key, [])
+        held.append(one)
+        nbytes = sum(each.parameter.numel() for each in held) * wide(parameter.dtype).itemsize
+        is_full = nbytes >= SPAN_BYTES and layout == "blocks" and not small
+        if is_full or layout == "apart":
+            full.append((small, filling.pop(key)))
+    full += [(key[0], held) for key, held in filling.items()]
+    full.sort(key=lambda one: (one[0], -one[1][0].index))
+    return [Span(held, small, states, layout) for small, held in full]

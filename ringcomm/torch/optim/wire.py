@@ -1,0 +1,362 @@
+"""WireOptimizer: an optimizer whose step averages its own state over all ranks.
+
+A step agrees first, by a message of a few bytes, on whether it is made, on the factor that clips
+the gradients, and on which parameters have a gradient anywhere. Then the spans travel one behind
+the other, and each is updated when its means are there:
+
+    agree | encode 1 | encode 2 | ...                                     this rank
+                     | 1 travels ------- | 2 travels ------- | ...
+                                         | update 1          | update 2
+
+With overlap the spans begin in backward, and the ranks agree when all have begun.
+
+Invariants: what is applied to a parameter is the same on all ranks, to the bit. A step that one
+rank cannot make, as its gradients are not finite, is made by none, and changes nothing. Exchanges
+are submitted in one order on all ranks. Hyperparameters never travel.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...communicator import Communicator
+from ...errors import ConfigError, RingcommError
+from ...exact import is_exact
+from ...feedback import FeedbackStore
+from ..transport import default_of
+from . import saved
+from .agreement import agree, require_same
+from .checks import codec_name, refuse_others, require, require_dense
+from .flight import Flight
+from .overlap import Overlap
+from .rule import Rule
+from .span import Numbered, Span, lay_out
+
+_IN_FLIGHT = 4  # spans
+_PATIENCE = 3  # steps in which nothing happens
+
+
+class WireOptimizer(torch.optim.Optimizer):
+    """What the optimizers of this package have in common.
+
+    Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
+    BatchNorm, are left alone.) So is ``step``. The model is not in DistributedDataParallel.
+
+    Args:
+        params, defaults: as of torch.optim.Optimizer.
+        rule: what travels, and what is done with it.
+        comm: the communicator; None: that of the default process group if its backend is
+            "ringcomm", else ringcomm's default one.
+        max_norm: clips the gradients, before anything travels, by one factor on all ranks: max_norm
+            over the root of the mean over the ranks of the squared norms of their gradients. That
+            is never less than the norm of the mean gradient, which nobody knows by then. (The norm
+            of noise falls by the root of the number of ranks in the mean: where noise prevails, a
+            max_norm larger by that factor clips as seldom as after DDP.) ``clip_grad_norm_``
+            between backward and step works as well; it clips each rank's gradient by its own norm.
+        threshold: bytes of a parameter below which it is small. Small ones, and those of one
+            dimension, travel together, at bf16 where others do at int8 or less.
+        overlap: begin in backward. Gradients must not change between backward and step then.
+
+    Parameters of 16 bits have a float32 master copy, which is what steps.
+
+    A parameter that has a gradient on some ranks has a zero one on the others. One that has none
+    anywhere stays as it is; its momentum goes on as with a gradient of zero.
+
+    A step for which a rank's gradient is not finite is left out on all ranks. So a GradScaler's
+    scale may differ between ranks, which changes nothing, as what travels is unscaled.
+
+    Attributes:
+        steps: steps that were made.
+        skipped: steps that were not, as a gradient was not finite.
+        carried: bytes that this rank has sent, over links or through shared memory, but for the
+            agreements.
+        waited_s: seconds that steps have waited for the means.
+        feedback: the residuals, by exchange and span.
+    """
+
+    _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        rule: Rule,
+        comm: Communicator | None = None,
+        *,
+        max_norm: float | None = None,
+        threshold: int = 32 << 10,
+        overlap: bool = False,
+    ) -> None:
+        require("max_norm", max_norm, max_norm is None or max_norm > 0)
+        require("threshold", threshold, threshold >= 0)
+        for exchange in rule.exchanges(1):
+            codec_name(exchange.compression)
+        if overlap and max_norm is not None:
+            raise ConfigError(
+                "max_norm= needs all gradients before the first of them is sent, and overlap=True "
+                "does not wait for them; give one of the two"
+            )
+        self._comm = default_of(dist.group.WORLD) if comm is None else comm
+        self._rule = rule
+        self._max_norm = max_norm
+        self._threshold = threshold
+        self._overlap = Overlap(self._launch) if overlap else None
+        self._spans: list[Span] = []
+        self._silent = 0
+        self._checked = False
+        self.steps = 0
+        self.skipped = 0
+        self.carried = 0
+        self.waited_s = 0.0
+        self.feedback = FeedbackStore()
+        super().__init__(params, defaults)
+        if overlap:
+            self._extend()
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator in use."""
+        return self._comm
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What travels together; empty before the first step."""
+        return tuple(self._spans)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim's; a collective, as it brings rank 0's parameters."""
+        super().add_param_group(param_group)
+        parameters = self.param_groups[-1]["params"]
+        for parameter in parameters:
+            require_dense(parameter, "a parameter")
+        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+        require_same(self._comm, about, "parameters")
+        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+            work.wait()
+        self._checked = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch.optim's. What a backward has begun to send is dropped; on all ranks, then."""
+        if self._overlap is not None:
+            self._overlap.drop()
+        super().zero_grad(set_to_none)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """For backwards that only accumulate. Without overlap they need no context."""
+        return contextlib.nullcontext() if self._overlap is None else self._overlap.paused()
+
+    # ---- a step ----
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Averages over all ranks and steps. A collective. Returns what the closure did.
+
+        Raises:
+            ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
+                parameters; or they have changed since ``overlap`` began to send them.
+            RingcommError: in three steps this rank has had no gradient, or has sent nothing; or a
+                collective failed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        self._extend()
+        self._refuse_others()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if found_inf is not None and self._overlap is not None:
+            self._overlap.drop()
+            raise ConfigError(
+                "overlap=True begins to send gradients before a GradScaler unscales them; make the "
+                "optimizer with overlap=False"
+            )
+        begun = None if self._overlap is None else self._overlap.take()
+        verdict = agree(
+            self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
+            found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
+            alike=self._alike(),
+        )  # fmt: skip
+        if not verdict.finite:
+            for flight in begun or ():
+                flight.drop()
+            self._skip(warn=found_inf is None)
+            return
+        self.steps += 1
+        if begun is None:
+            self._exchange(verdict.factor)
+        else:
+            self._land(begun)
+        self._forget(self._rule.finish(self._spans))
+        self._require_active(verdict.has_any)
+
+    def _exchange(self, factor: float) -> None:
+        """All spans, with a few of them in flight."""
+        flying: collections.deque[Flight] = collections.deque()
+        for span in self._spans:
+            if any(span.present):
+                if len(flying) == _IN_FLIGHT:
+                    self._land([flying.popleft()])
+                flying.append(self._launch(span, factor, self.steps))
+        self._land(flying)
+
+    def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> Flight:
+        span.group = self.param_groups[span.group_index]
+        span.step = self.steps + 1 if step is None else step
+        span.gather(factor)
+        exchanges = self._rule.exchanges(span.step)
+        return Flight(self._comm, self._rule, span, exchanges, self.feedback)
+
+    def _land(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            if not flight.land():
+                self._skip(warn=True)
+            self.carried += flight.carried
+            self.waited_s += flight.waited_s
+
+    def _skip(self, warn: bool) -> None:
+        self.skipped += 1
+        if self.skipped == 1 and warn:
+            warnings.warn(
+                "a gradient is not finite: the step is left out on all ranks (the optimizer's "
+                "attribute skipped counts them)",
+                stacklevel=5,
+            )
+
+    def _forget(self, exchanges: Collection[str]) -> None:
+        for name in list(self.feedback):
+            if name.partition("/")[0] in exchanges:
+                self.feedback[name].rescale(0.0)
+
+    # ---- layout and checks ----
+
+    def _extend(self) -> None:
+        """Lays out parameters that are new, or newly trained."""
+        known = {place.index for span in self._spans for place in span.places}
+        new = [
+            one for one in self._numbered()
+            if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
+        ]  # fmt: skip
+        if new:
+            require_same(self._comm, [one.index for one in new], "parameters that are trained")
+            rule = self._rule
+            self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
+
+    def _use(self, spans: list[Span]) -> None:
+        self._spans = spans
+        for span in spans:
+            span.rank, span.world_size = self._comm.rank, self._comm.world_size
+            for place in span.places:
+                self.state[place.parameter] = {
+                    name: span.view(flat, place) for name, flat in span.kept()
+                }
+        if self._overlap is not None:
+            self._overlap.watch(spans)
+
+    def _numbered(self) -> list[Numbered]:
+        every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
+        return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+
+    def _alike(self) -> object:
+        """What all ranks must have the same of before a step."""
+        groups = [
+            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
+            for group in self.param_groups
+        ]
+        return {"steps": self.steps, "groups": groups}
+
+    def _refuse_others(self) -> None:
+        if not self._checked and self._comm.world_size > 1:
+            ids = {id(one.parameter) for one in self._numbered()}
+            refuse_others(ids, type(self).__name__)
+        self._checked = True
+
+    def _require_active(self, has_any: bool) -> None:
+        """Raises RingcommError where for some steps nothing has happened."""
+        sends = self._comm.world_size > 1 and bool(self._rule.exchanges(self.steps))
+        is_silent = not has_any or (sends and not self.carried)
+        self._silent = self._silent + 1 if is_silent else 0
+        if self._silent < _PATIENCE:
+            return
+        what = "sent nothing" if has_any else "had no gradient of any of its parameters"
+        raise RingcommError(
+            f"in {_PATIENCE} steps this {type(self).__name__} has {what} on rank {self._comm.rank}:"
+            " are they the parameters of the model that is trained? Make the optimizer when the "
+            "model has its final parameters, on its device"
+        )
+
+    # ---- states ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch.optim's form, with the residuals of this rank. Nothing is sent. Each rank that
+        saves and loads its own, in a world of the same size, goes on to the bit. Where another
+        rank's is loaded, residuals start from zero, with a warning: see ``gather_state_dict``."""
+        return self._saved(self.feedback.state_dict(self._comm, exact=True))
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """The same, for a world of any size: what all ranks have not delivered. A collective; all
+        ranks get the same."""
+        state = self._saved(self.feedback.state_dict(self._comm))
+        for span in self._spans:
+            for name in sorted(self._rule.local):
+                mean = self._comm.allreduce(span.state[name].clone(), "avg")
+                for place in span.places:
+                    state["state"][place.index][name] = span.view(mean, place)
+        return state
+
+    def _saved(self, feedback: dict[str, Any]) -> dict[str, Any]:
+        state = super().state_dict()
+        state["state"] = {index: dict(one) for index, one in state["state"].items()}
+        state[saved.KEY] = {
+            "format": saved.FORMAT, "method": self._rule.method, "steps": self.steps,
+            "skipped": self.skipped, "spans": saved.spans_told(self._spans),
+            "rule": self._rule.state_dict(), "feedback": feedback,
+        }  # fmt: skip
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent.
+
+        Raises ConfigError for a state of another method, or of another model.
+        """
+        own = saved.require_method(state_dict, self._rule.method)
+        feedback = self._read_feedback(own["feedback"])
+        if self._overlap is not None:
+            self._overlap.drop()
+        spans = saved.read_spans(
+            own["spans"], self._numbered(), self._rule.states, state_dict["state"],
+            self._rule.layout,
+        )  # fmt: skip
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self._use(spans)
+        if self._overlap is not None:
+            self._extend()
+        self._rule.load_state_dict(own["rule"])
+        self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
+        self.feedback = feedback
+
+    def _read_feedback(self, told: Mapping[str, Any]) -> FeedbackStore:
+        store = FeedbackStore()
+        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
+        if is_exact(told) and dict(told["exact"]) != place:
+            there = told["exact"]
+            warnings.warn(
+                f"the state has residuals of rank {there.get('rank')} of "
+                f"{there.get('world_size')}, and this is rank {place['rank']} of "
+                f"{place['world_size']}: they start from zero. optimizer.gather_state_dict() makes "
+                "states for all ranks and worlds",
+                stacklevel=3,
+            )
+            return store
+        store.load_state_dict(told, self._comm, strict=False)
+        return store

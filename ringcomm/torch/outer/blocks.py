@@ -1,0 +1,113 @@
+"""Blocks: tensors of a model seen as one flat vector, beside the anchor of that vector.
+
+    block | weight .......... 0 0 | bias .. 0 0 | weight ............ 0 |      align = 256
+
+Invariants: a block's tensors are on one device. The flat dtype is float32, or float64 where one of
+the tensors is; integers are int64. Each tensor begins at a multiple of ``align`` elements, so that
+none shares a codec's block with another; what lies between is zero and stays it in the anchor.
+The anchor has full precision where the model has 16 bits: deltas are taken from what the model's
+own dtype could hold of it, so that rounding does not count as training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import ConfigError
+
+Named = tuple[str, torch.Tensor]
+
+
+class Block:
+    """Some tensors of a model, and their anchor.
+
+    Args:
+        tensors: by name, all floating or all integer.
+        align: where tensors begin.
+
+    Attributes:
+        tensors: as given.
+        anchor: the flat anchor; at first what the tensors hold.
+        count: its elements.
+
+    Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
+    """
+
+    def __init__(self, tensors: Sequence[Named], align: int = 1) -> None:
+        self.tensors = list(tensors)
+        self._starts: list[int] = []
+        self.count = 0
+        for _, tensor in self.tensors:
+            self._starts.append(self.count)
+            self.count += -(-tensor.numel() // align) * align
+        self.device = _device_of(self.tensors)
+        self.dtype = _dtype_of(self.tensors)
+        self._is_rounded = any(tensor.dtype != self.dtype for _, tensor in self.tensors)
+        self.anchor = self.local()
+
+    def empty(self) -> torch.Tensor:
+        """A flat tensor of zeros."""
+        return torch.zeros(self.count, dtype=self.dtype, device=self.device)
+
+    def parts(self, flat: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Views of a flat tensor, as the model's tensors are named and shaped."""
+        return [
+            (name, flat[start : start + tensor.numel()].view(tensor.shape))
+            for (name, tensor), start in zip(self.tensors, self._starts, strict=True)
+        ]
+
+    def local(self) -> torch.Tensor:
+        """What the tensors hold, as a new flat tensor."""
+        flat = self.empty()
+        with torch.no_grad():
+            for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
+                part.copy_(tensor)
+        return flat
+
+    def set_local(self, flat: torch.Tensor) -> None:
+        """Writes a flat tensor into the model's."""
+        with torch.no_grad():
+            for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
+                tensor.copy_(part)
+
+    def delta(self, local: torch.Tensor) -> torch.Tensor:
+        """The anchor less the local weights, as a new tensor. Where the two are equal it is zero,
+        also where they are infinite."""
+        base = self._held()
+        delta = base - local
+        if not bool(torch.isfinite(delta.sum())):
+            delta.masked_fill_(base == local, 0)
+        return delta
+
+    def _held(self) -> torch.Tensor:
+        """The anchor as the model's dtypes hold it."""
+        if not self._is_rounded:
+            return self.anchor
+        held = self.anchor.clone()
+        for (_, part), (_, tensor) in zip(self.parts(held), self.tensors, strict=True):
+            part.copy_(part.to(tensor.dtype))
+        return held
+
+
+def _device_of(tensors: Sequence[Named]) -> torch.device:
+    devices = {tensor.device for _, tensor in tensors}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"OuterStep: the model's tensors are on {', '.join(sorted(map(str, devices)))}; they "
+            "must be on one device"
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _dtype_of(tensors: Sequence[Named]) -> torch.dtype:
+    for name, tensor in tensors:
+        if tensor.is_complex() or tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):
+            kind = "a DTensor" if hasattr(tensor, "device_mesh") else str(tensor.dtype)
+            raise ConfigError(f"OuterStep: {name!r} is {kind}, {tensor.layout}: it takes dense, "
+                              "real tensors that each rank has whole")  # fmt: skip
+    dtypes = {tensor.dtype for _, tensor in tensors}
+    if dtypes and not any(dtype.is_floating_point for dtype in dtypes):
+        return torch.int64
+    return torch.float64 if torch.float64 in dtypes else torch.float32

@@ -1,0 +1,128 @@
+"""Headers: what each rank tells the others in a round, beside its deltas.
+
+Headers are gathered on all ranks, so whatever follows from them is the same everywhere: whether a
+flush is over, how deltas are weighted, how fast the ranks are, whether they train on the same data.
+
+Invariants: a header has a fixed size. Weights are relative to a reference that all ranks know
+before the round, so that a contribution can leave before the others' weights are known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...communicator import Communicator
+from ...errors import MismatchError
+from ...work import Work
+
+_LAYOUT = struct.Struct("<4B4xqdd16s")
+_COUNTED, _ENDING, _UNSENT, _DROPPED = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """One rank's.
+
+    Attributes:
+        is_ending: it flushes.
+        has_unsent: it has trained since its last rounds.
+        is_dropped: its delta is not finite, and does not count.
+        counts_tokens: ``weight`` is a number of tokens.
+        iteration: how many it has made.
+        weight: of its delta; 0.0: it brings none.
+        speed: iterations per second, 0.0 where it is not known.
+        data: a digest of its first batch; zeros where it is not known.
+    """
+
+    is_ending: bool
+    has_unsent: bool
+    is_dropped: bool
+    counts_tokens: bool
+    iteration: int
+    weight: float
+    speed: float
+    data: bytes = bytes(16)
+
+    def gathered(self, comm: Communicator, timeout: float | None) -> Work:
+        """Submits the exchange of headers."""
+        packed = np.frombuffer(
+            _LAYOUT.pack(
+                self.counts_tokens, self.is_ending, self.has_unsent, self.is_dropped,
+                self.iteration, self.weight, self.speed, self.data,
+            ),
+            np.uint8,
+        )  # fmt: skip
+        return comm.allgather(packed, async_op=True, timeout=timeout)
+
+
+def _read(row: bytes) -> Header:
+    *flags, iteration, weight, speed, data = _LAYOUT.unpack(row)
+    return Header(
+        bool(flags[_ENDING]), bool(flags[_UNSENT]), bool(flags[_DROPPED]), bool(flags[_COUNTED]),
+        iteration, weight, speed, data,
+    )  # fmt: skip
+
+
+class Headers:
+    """Those of all ranks of a round, in the order of its communicator."""
+
+    def __init__(self, rows: Sequence[Header]) -> None:
+        self.rows = list(rows)
+        counting = [row.counts_tokens for row in self.rows if row.weight > 0]
+        if any(counting) and not all(counting):
+            raise MismatchError(
+                "OuterStep: some ranks call outer.count(tokens), and some do not; all must, or none"
+            )
+
+    @classmethod
+    def of(cls, work: Work) -> Headers:
+        """Waits for the exchange. Raises MismatchError if some ranks count tokens and others do
+        not, and what the collective raises."""
+        return cls([_read(bytes(row)) for row in np.asarray(work.wait())])
+
+    @property
+    def is_over(self) -> bool:
+        """All ranks flush, and none has anything left to send."""
+        return all(row.is_ending and not row.has_unsent for row in self.rows)
+
+    @property
+    def all_end(self) -> bool:
+        """All ranks flush."""
+        return all(row.is_ending for row in self.rows)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Of all ranks."""
+        return [row.speed for row in self.rows]
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights."""
+        return sum(row.weight for row in self.rows)
+
+    @property
+    def mean(self) -> float:
+        """The mean weight of those that bring something; 1.0 if nobody does."""
+        weights = [row.weight for row in self.rows if row.weight > 0]
+        return sum(weights) / len(weights) if weights else 1.0
+
+    def same_data(self) -> list[tuple[int, int]]:
+        """Pairs of ranks of the communicator that have trained on the same first batch."""
+        known: dict[bytes, int] = {}
+        pairs = []
+        for rank, row in enumerate(self.rows):
+            if any(row.data):
+                first = known.setdefault(row.data, rank)
+                if first != rank:
+                    pairs.append((first, rank))
+        return pairs
+
+
+def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiplies in place, unless the factor is one: then no bit changes."""
+    return tensor if factor == 1.0 else tensor.mul_(factor)

@@ -1,0 +1,89 @@
+"""Hellos: what ranks must know of each other before they exchange anything.
+
+At the start, and before each round where ranks may come back, each rank tells how it is set up and
+how far it is. From that all know alike who needs the state, and from whom it comes: from the first
+of those that are furthest.
+
+Invariants: ranks that are set up differently are refused on all ranks alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...communicator import Communicator
+from ...errors import MismatchError
+
+_LAYOUT = struct.Struct("<??6xqq16s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """One rank's.
+
+    Attributes:
+        is_starting: it has just been attached, and is in no round.
+        has_state: it has a state to go on from.
+        number: of its next round.
+        place: its rank in torch.distributed's default group; -1 without one.
+        setup: a digest of all that must be the same on all ranks.
+    """
+
+    is_starting: bool
+    has_state: bool
+    number: int
+    place: int
+    setup: bytes
+
+    def exchanged(self, comm: Communicator, timeout: float | None) -> Hellos:
+        """Those of all ranks. Raises MismatchError if they are set up differently."""
+        packed = np.frombuffer(
+            _LAYOUT.pack(self.is_starting, self.has_state, self.number, self.place, self.setup),
+            np.uint8,
+        )
+        rows = comm.allgather(packed, timeout=timeout)
+        return Hellos([Hello(*_LAYOUT.unpack(bytes(row))) for row in np.asarray(rows)], comm.rank)
+
+
+class Hellos:
+    """Those of all ranks, in the order of the communicator."""
+
+    def __init__(self, rows: Sequence[Hello], rank: int) -> None:
+        self.rows, self._rank = list(rows), rank
+        other = [at for at, row in enumerate(self.rows) if row.setup != self.rows[0].setup]
+        if other:
+            raise MismatchError(
+                f"OuterStep is set up differently on ranks 0 and {other[0]}: model, every, outer, "
+                "codec, fragments, delay, merge and weights by tokens must be the same on all",
+                rank=other[0],
+            )
+
+    @property
+    def all_start(self) -> bool:
+        """No rank is in a round."""
+        return all(row.is_starting for row in self.rows)
+
+    @property
+    def leader(self) -> int:
+        """The rank that the state comes from."""
+        most = max(_progress(row) for row in self.rows)
+        return next(at for at, row in enumerate(self.rows) if _progress(row) == most)
+
+    @property
+    def needs_state(self) -> list[bool]:
+        """Of each rank, whether it has to be given the state: it has none, or is behind."""
+        most = max(_progress(row) for row in self.rows)
+        return [not row.has_state or _progress(row) < most for row in self.rows]
+
+    @property
+    def own_need(self) -> bool:
+        """Of this rank."""
+        return self.needs_state[self._rank]
+
+
+def _progress(row: Hello) -> int:
+    return row.number if row.has_state else -1

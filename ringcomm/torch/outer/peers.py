@@ -1,0 +1,91 @@
+"""Peers: who takes part in a round, and over which communicator.
+
+Invariants: between ``begin_round`` and the next one ``comm`` connects exactly the round's members.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from ...communicator import Communicator
+from ...errors import RingcommError
+
+
+class Round(Protocol):
+    """Who takes part in one round. Ranks are those of the whole job.
+
+    Attributes:
+        members: the ranks that take part, in the order of ``comm``.
+        left: those that were lost or late since the round before.
+        joined: those among the members that need the state.
+        leader: the rank within ``comm`` that has the state.
+    """
+
+    @property
+    def members(self) -> tuple[int, ...]: ...
+
+    @property
+    def left(self) -> tuple[int, ...]: ...
+
+    @property
+    def joined(self) -> tuple[int, ...]: ...
+
+    @property
+    def leader(self) -> int: ...
+
+
+class Peers(Protocol):
+    """What decides on that: ringcomm.membership.Membership, or FixedPeers."""
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the round."""
+        ...
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that it connects, in its order."""
+        ...
+
+    def begin_round(self, number: int, token: bytes = b"") -> Round:
+        """Enters a round, and waits until it is known who does."""
+        ...
+
+    def end_round(self) -> None:
+        """Returns once all members have all that the round brings; before it is used."""
+        ...
+
+    def lost(self, error: RingcommError) -> Round:
+        """A collective of the round failed: who is left enters the same round anew. Raises the
+        error where that cannot be."""
+        ...
+
+
+class EveryRound:
+    """The round of peers that never change."""
+
+    left: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    leader = 0
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self.members = members
+
+
+class FixedPeers:
+    """All ranks of a communicator, in every round; a failure is final."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.members = tuple(range(comm.world_size))
+
+    def begin_round(self, number: int, token: bytes = b"") -> Round:
+        """Nobody is waited for."""
+        return EveryRound(self.members)
+
+    def end_round(self) -> None:
+        """A failure is final, so nobody needs to know that the others have succeeded."""
+
+    def lost(self, error: RingcommError) -> NoReturn:
+        """Raises the error."""
+        raise error

@@ -1,0 +1,91 @@
+"""What OuterStep has measured.
+
+Invariants: times are of time.perf_counter(); a rank trains from the end of one call of OuterStep's
+to the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+
+@dataclasses.dataclass
+class OuterReport:
+    """See ``OuterStep.report``.
+
+    Attributes:
+        iterations: made by this rank.
+        rounds: that are over.
+        payload_bytes: of its deltas, before compression.
+        sent_bytes: payload that this rank has sent for them, after compression.
+        training_s: seconds between OuterStep's calls.
+        waited_s: seconds that it has waited for other ranks and for transfers.
+        own_s: seconds that it has computed itself: deltas, outer rule, merges.
+        repeated: rounds that were begun anew, as a peer was lost.
+        left: ranks that were lost or late, in the order of their leaving.
+        joined: ranks that came back.
+    """
+
+    iterations: int = 0
+    rounds: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
+    training_s: float = 0.0
+    waited_s: float = 0.0
+    own_s: float = 0.0
+    repeated: int = 0
+    left: list[int] = dataclasses.field(default_factory=list)
+    joined: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the time in which the rank has trained; 1.0 before there is any."""
+        spent = self.training_s + self.waited_s + self.own_s
+        return self.training_s / spent if spent else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.iterations} iterations, {self.rounds} rounds, "
+            f"{self.sent_bytes / 1e6:.3f} MB sent of {self.payload_bytes / 1e6:.3f} MB, "
+            f"waited {self.waited_s:.3f} s, {100 * self.utilisation:.1f} % of the time trained"
+        )
+
+
+class Stopwatch:
+    """Where this rank's time goes, and how fast it trains."""
+
+    def __init__(self, report: OuterReport) -> None:
+        self._report = report
+        self._since: float | None = None  # training since
+        self._ticks, self._trained = 0, 0.0
+
+    def enter(self) -> float:
+        """OuterStep was called: training pauses. Returns the time."""
+        now = time.perf_counter()
+        if self._since is not None:
+            self._report.training_s += now - self._since
+            self._trained += now - self._since
+        self._since = None
+        return now
+
+    def tick(self) -> None:
+        """An iteration is over."""
+        self._ticks += 1
+
+    def leave(self, entered: float, waited_before: float) -> None:
+        """OuterStep returns: training goes on."""
+        now = time.perf_counter()
+        waited = self._report.waited_s - waited_before
+        self._report.own_s += max(0.0, now - entered - waited)
+        self._since = now
+
+    def skip(self) -> None:
+        """What was measured so far says nothing of the speed: it was a first iteration."""
+        self._ticks, self._trained = 0, 0.0
+
+    def speed(self) -> float:
+        """Iterations per second of training since the last call of this; 0.0: none."""
+        speed = self._ticks / self._trained if self._ticks and self._trained > 0 else 0.0
+        self._ticks, self._trained = 0, 0.0
+        return speed

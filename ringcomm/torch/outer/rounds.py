@@ -1,0 +1,310 @@
+"""Rounds: when fragments are sent, when results are applied, and how a flush ends.
+
+    iterations   0 ......... 15 .. 17 ..... 30 .. 32 ..... 45      every 30, 2 fragments, delay 2
+                             |      |        |     |
+                         send 0  apply 0  send 1  apply 1
+
+A flush brings all ranks to the anchor. Each rank that flushes says so in its header. As long as a
+rank does not flush, as it counts iterations differently or trains longer, those that do take part
+in its rounds. When all flush, each fragment with anything left has one more round; a round in which
+nobody has anything left ends it.
+
+Invariants: one flight at a time. The number of a round says which fragment it is of, on all ranks.
+Ranks that were away, or are behind, are given the state and bring nothing to that round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from ...communicator import Communicator
+from ...errors import RingcommError
+from .data_check import IdenticalDataWarning
+from .flight import Flight, Fragment, Outcome
+from .header import Header, Headers
+from .hello import Hello, Hellos
+from .pace import Pace
+from .peers import FixedPeers, Peers, Round
+from .report import OuterReport, Stopwatch
+
+_SCALARS = 1024  # bytes in which a state's scalars travel
+
+
+class Rounds:
+    """The rounds of one rank.
+
+    Args:
+        fragments: of the model.
+        pace: when rounds are due.
+        delay: iterations between a send and its application.
+        setup: a digest of all that must be the same on all ranks.
+        digest: tells that of the first batch.
+        timeout: seconds for a collective; None: as the communicator has it.
+        on_away: called when this rank has been given the state of others.
+
+    Attributes:
+        iteration: that were made.
+        number: of the next round.
+        flight: the round on its way, if any.
+        reference: the weight that counts as one; None: not known yet.
+        has_state: it goes on from a state that was loaded, or from a round.
+    """
+
+    def __init__(
+        self, fragments: list[Fragment], pace: Pace, delay: int, setup: bytes,
+        digest: Callable[[], bytes], timeout: float | None, on_away: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.fragments, self.pace = fragments, pace
+        self.iteration = self.number = 0
+        self.flight: Flight | None = None
+        self.reference: float | None = None
+        self.has_state = False
+        self.counts_tokens = False
+        self.report = OuterReport()
+        self.watch = Stopwatch(self.report)
+        self._delay, self._setup, self._timeout = delay, setup, timeout
+        self._digest, self._on_away = digest, on_away
+        self._peers: Peers | None = None
+        self._entered = 0
+        self._is_checked = False
+
+    @property
+    def peers(self) -> Peers:
+        """Who takes part."""
+        assert self._peers is not None
+        return self._peers
+
+    @property
+    def comm(self) -> Communicator:
+        """Of the latest round."""
+        return self.peers.comm
+
+    # ---- training ----
+
+    def start(self, peers: Peers) -> Hellos:
+        """Joins the others: ranks without a state get that of the first rank. Where others are in a
+        round already, this rank takes part in that one."""
+        self._peers = peers
+        hellos = self._enter(is_starting=True)
+        if not hellos.all_start:
+            self._launch(is_ending=False)
+            self.land()
+        self.has_state = True
+        return hellos
+
+    def count(self, tokens: float) -> None:
+        """This rank has trained on so many tokens."""
+        self.counts_tokens = True
+        for fragment in self.fragments:
+            fragment.tokens += tokens
+
+    def tick(self) -> None:
+        """An iteration is over."""
+        self.iteration += 1
+        self.report.iterations += 1
+        for fragment in self.fragments:
+            fragment.iterations += 1
+        if self.flight is not None and self.iteration >= self.flight.due:
+            self.land()
+        if self.pace.is_due(self.iteration):
+            self.land()
+            self.pace.advance(self.iteration)
+            self._enter()
+            self._launch(is_ending=False)
+            if not self._delay:
+                self.land()
+
+    def land(self) -> None:
+        """Applies the round on its way, if there is one, as soon as it is over."""
+        if self.flight is None:
+            return
+        self._complete()
+        flight, self.flight = self.flight, None
+        outcome = flight.outcome
+        flight.land()
+        self.number += 1
+        self._note(flight, outcome.headers)
+
+    def flush(self) -> None:
+        """Ends what is on its way, and exchanges what is left, until all ranks flush."""
+        self.land()
+        while True:
+            self._enter()
+            self._launch(is_ending=True)
+            self._complete()
+            headers = self._latest.headers
+            assert headers is not None
+            if headers.is_over:
+                self.flight = None
+                return
+            if not headers.all_end:
+                self.pace.advance(self.iteration)
+            self.land()
+
+    def settle(self) -> None:
+        """Waits for the round on its way, and applies nothing."""
+        if self.flight is not None:
+            self._complete()
+
+    # ---- a round ----
+
+    @property
+    def _latest(self) -> Outcome:
+        assert self.flight is not None
+        return self.flight.outcome
+
+    @property
+    def _fragment(self) -> Fragment:
+        return self.fragments[self.number % len(self.fragments)]
+
+    def _enter(self, *, is_starting: bool = False) -> Hellos:
+        """Enters a round. Who needs the state gets it."""
+        with self._waiting():
+            self._entered += 1
+            return self._meet(self.peers.begin_round(self._entered, self._setup), is_starting)
+
+    def _meet(self, one: Round, is_starting: bool) -> Hellos:
+        while True:
+            self.report.left += one.left
+            self.report.joined += one.joined
+            try:
+                return self._greet(is_starting)
+            except RingcommError as error:
+                one = self.peers.lost(error)
+
+    def _greet(self, is_starting: bool) -> Hellos:
+        place = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+        hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
+        if isinstance(self.peers, FixedPeers) and not is_starting:
+            return Hellos([hello] * self.comm.world_size, self.comm.rank)
+        hellos = hello.exchanged(self.comm, self._timeout)
+        if any(hellos.needs_state):
+            self._share_state(hellos)
+        return hellos
+
+    def _share_state(self, hellos: Hellos) -> None:
+        """The leader's state to those that need it."""
+        adopts = hellos.own_need and hellos.leader != self.comm.rank
+        leads = hellos.leader == self.comm.rank
+        for fragment in self.fragments:
+            for unit in fragment.units:
+                for tensor in (unit.block.anchor, *unit.memory.values()):
+                    own = tensor if adopts or leads else tensor.clone()
+                    self.comm.broadcast(own, hellos.leader, timeout=self._timeout)
+        scalars = {
+            "iteration": self.iteration, "number": self.number, "entered": self._entered,
+            "reference": self.reference, "pace": self.pace.state_dict(),
+        }  # fmt: skip
+        packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
+        self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
+        if adopts:
+            self._adopt(json.loads(packed.tobytes()))
+
+    def _adopt(self, scalars: dict[str, Any]) -> None:
+        self.iteration, self.number = scalars["iteration"], scalars["number"]
+        self._entered, self.reference = scalars["entered"], scalars["reference"]
+        self.pace.load_state_dict(scalars["pace"])
+        for fragment in self.fragments:
+            fragment.iterations, fragment.tokens = 0, 0.0
+            for unit in fragment.units:
+                unit.follow(None)
+        self._on_away()
+
+    def _launch(self, *, is_ending: bool) -> None:
+        """Sends this rank's part of the round that was entered."""
+        due = self.iteration + self._delay
+        self.flight = Flight(
+            self._fragment, due, is_delayed=self._delay > 0 and not is_ending,
+            keeps=not isinstance(self.peers, FixedPeers),
+        )  # fmt: skip
+        self._header = self._header_of(self.flight, is_ending)
+        self._fragment.iterations, self._fragment.tokens = 0, 0.0
+        if self.flight.is_dropped:
+            warnings.warn(
+                "OuterStep: this rank's weights are not finite; they do not count in this round, "
+                "and it goes on from the anchor",
+                stacklevel=2,
+            )
+        self._post()
+
+    def _header_of(self, flight: Flight, is_ending: bool) -> Header:
+        fragment = self._fragment
+        weight = fragment.tokens if self.counts_tokens else self.pace.weight(fragment.iterations)
+        if flight.is_dropped or not fragment.iterations:
+            weight = 0.0
+        return Header(
+            is_ending=is_ending, is_dropped=flight.is_dropped, counts_tokens=self.counts_tokens,
+            has_unsent=any(one.iterations for one in self.fragments),
+            iteration=self.iteration, weight=weight, speed=self.watch.speed(), data=self._digest(),
+        )  # fmt: skip
+
+    def _post(self) -> None:
+        assert self.flight is not None
+        with self._waiting():
+            self.flight.post(self.comm, self._header, self.reference, self._timeout)
+
+    def _complete(self) -> None:
+        """Waits for the flight; begins its round anew, from the same deltas, where a peer was lost.
+        """
+        while True:
+            assert self.flight is not None
+            try:
+                with self._waiting():
+                    if self.flight.is_over:
+                        return
+                    self.flight.wait()
+                    self.peers.end_round()
+                    self.flight.close()
+                return
+            except RingcommError as error:
+                failed, self.flight = self.flight, None
+                failed.undo()
+                with self._waiting():
+                    hellos = self._meet(self.peers.lost(error), is_starting=False)
+                self.flight = failed
+            self.report.repeated += 1
+            if hellos.own_need:  # the others have completed it: this rank brings nothing
+                self._launch(is_ending=self._header.is_ending)
+            else:
+                self._post()
+
+    def _note(self, flight: Flight, headers: Headers | None) -> None:
+        """After a round: what follows from the headers."""
+        self.report.rounds += 1
+        self.report.sent_bytes += flight.sent_bytes
+        self.report.payload_bytes += flight.fragment.nbytes
+        if headers is None:
+            return
+        self.reference = flight.reference
+        self.pace.learn(headers.speeds, self.comm.rank)
+        if not self._is_checked:
+            self._is_checked = True
+            _warn_of(headers.same_data(), self.peers.members)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.report.waited_s += time.perf_counter() - began
+
+
+def _warn_of(pairs: list[tuple[int, int]], members: tuple[int, ...]) -> None:
+    if pairs:
+        first, second = (members[rank] for rank in pairs[0])
+        warnings.warn(
+            f"ranks {first} and {second} have trained on the same first batch: ranks that train on "
+            "the same data are of no use to each other. Give each rank its own share, as by a "
+            "torch.utils.data.DistributedSampler, or shuffle by a seed that has the rank in it",
+            IdenticalDataWarning,
+            stacklevel=2,
+        )

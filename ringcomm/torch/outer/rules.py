@@ -1,0 +1,162 @@
+"""Outer rules: how an anchor follows the mean of the ranks' deltas.
+
+A rank's delta is the anchor less its own weights, so it points the way a gradient does, and an
+outer rule is an optimizer of it. With D the (weighted) mean of the deltas:
+
+    Mean                 anchor <- anchor - D              the mean of the ranks' weights
+    Sgd(gamma)           anchor <- anchor - gamma D
+    Nesterov(gamma, mu)  u <- mu u + D; anchor <- anchor - gamma (D + mu u)
+    Sparse(...)          Sgd(gamma) of the few elements that travel (sparse.py)
+
+What counts of gamma and mu is gamma / (1 - mu), the whole way that one delta moves the anchor. So
+who gives one of the two gets the other by that law, with GAIN as the quotient: gamma .7 for mu .5.
+mu near .9 needs hundreds of rounds, and overshoots at the end of a short run.
+
+Invariants: a rule works element by element, in place, on flat tensors that are the same on all
+ranks, and keeps nothing itself: its memory is a dictionary of flat tensors by name, made by
+``memory``, which a checkpoint stores.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ...errors import ConfigError, did_you_mean
+from .settings import require_number
+
+GAIN = 1.4
+Memory = dict[str, torch.Tensor]
+
+
+class Rule(Protocol):
+    """One outer rule."""
+
+    def memory(self, anchor: torch.Tensor) -> Memory:
+        """What it needs to remember of an anchor: tensors like it, by name."""
+        ...
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
+        """Moves the anchor, in place. ``mean`` may be overwritten."""
+        ...
+
+
+class Mean:
+    """The anchor becomes the mean of the ranks' weights."""
+
+    def memory(self, anchor: torch.Tensor) -> Memory:
+        """Nothing."""
+        return {}
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
+        """See the head of this file."""
+        anchor.sub_(mean)
+
+    def __repr__(self) -> str:
+        return "Mean()"
+
+
+class Sgd:
+    """Gradient descent along the mean delta.
+
+    Args:
+        gamma: the outer rate; 1.0 is the mean of the ranks' weights.
+
+    Raises ConfigError unless gamma is above 0.
+    """
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        self.gamma = require_number("gamma", gamma, 0, 100, open_least=True)
+
+    def memory(self, anchor: torch.Tensor) -> Memory:
+        """Nothing."""
+        return {}
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
+        """See the head of this file."""
+        anchor.add_(mean, alpha=-self.gamma)
+
+    def __repr__(self) -> str:
+        return f"Sgd(gamma={self.gamma:g})"
+
+
+class Nesterov:
+    """Nesterov's momentum over the mean deltas, as torch.optim.SGD(nesterov=True) has it.
+
+    Args:
+        gamma: the outer rate; None: by the law at the head of this file from mu.
+        mu: the outer momentum; None: by that law from gamma; both None: .7 and .5.
+
+    Raises ConfigError unless gamma is above 0 and mu is in [0, 1).
+    """
+
+    def __init__(self, gamma: float | None = None, mu: float | None = None) -> None:
+        if mu is None:
+            mu = 0.5 if gamma is None else max(0.0, 1 - _rate(gamma) / GAIN)
+        self.mu = require_number("mu", mu, 0, 1, open_most=True)
+        self.gamma = _rate(GAIN * (1 - self.mu) if gamma is None else gamma)
+
+    def memory(self, anchor: torch.Tensor) -> Memory:
+        """The momentum."""
+        return {"momentum": torch.zeros_like(anchor)}
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
+        """See the head of this file."""
+        momentum = memory["momentum"]
+        momentum.mul_(self.mu).add_(mean)
+        anchor.add_(mean.add_(momentum, alpha=self.mu), alpha=-self.gamma)
+
+    def __repr__(self) -> str:
+        return f"Nesterov(gamma={self.gamma:g}, mu={self.mu:g})"
+
+
+def _rate(gamma: float) -> float:
+    return require_number("gamma", gamma, 0, 100, open_least=True)
+
+
+class Sparse(Sgd):
+    """The largest elements of the deltas' decayed sum, and no outer momentum: what does not travel
+    is kept (e <- decay e + d; q = the largest of each chunk of e; e <- e - q) and takes its place.
+
+    Args:
+        density: the share of the elements that travels.
+        decay: what remains of e from round to round.
+        gamma: the outer rate.
+        aggregate: "mean" divides an element's sum by the number of ranks, "senders" by the number
+            of those that have sent the element.
+
+    Raises ConfigError for a density outside (0, 1], a decay outside [0, 1], a gamma not above 0,
+    another aggregate.
+    """
+
+    def __init__(
+        self, density: float = 1 / 64, decay: float = 0.95, gamma: float = 1.0,
+        aggregate: str = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__(gamma)
+        self.density = require_number("density", density, 0, 1, open_least=True)
+        self.decay = require_number("decay", decay, 0, 1)
+        if aggregate not in ("mean", "senders"):
+            raise ConfigError(f'Invalid aggregate: {aggregate!r}; give "mean" or "senders"')
+        self.aggregate = aggregate
+
+    def __repr__(self) -> str:
+        return (f"Sparse(density={self.density:g}, decay={self.decay:g}, gamma={self.gamma:g}, "
+                f"aggregate={self.aggregate!r})")  # fmt: skip
+
+
+_BY_NAME = {"mean": Mean, "sgd": Sgd, "nesterov": Nesterov, "sparse": Sparse}
+
+
+def rule_of(outer: object) -> Rule:
+    """The rule that OuterStep's ``outer`` names or is. Raises ConfigError for anything else."""
+    if isinstance(outer, str) and outer in _BY_NAME:
+        made: Rule = _BY_NAME[outer]()
+        return made
+    if isinstance(outer, type) or not callable(getattr(outer, "step", None)):
+        raise ConfigError(
+            f"outer={outer!r}: give one of {', '.join(_BY_NAME)}, or a rule such as "
+            f"Nesterov(gamma=0.7, mu=0.5){did_you_mean(outer, _BY_NAME)}"
+        )
+    return outer  # type: ignore[return-value]

@@ -1,0 +1,159 @@
+"""What a checkpoint keeps of an OuterStep.
+
+    both kinds        anchor and the rules' memory by tensors' names, iteration, number of the
+                      round, what wires have left over
+    for any world     a round on its way is taken as applied; ranks go on from the anchor
+    exact             a round on its way as it is, and what this rank has trained since its rounds
+
+Invariants: a state holds tensors, strings, numbers and containers of these only, so torch.load
+reads it with weights_only=True. It shares no memory with what goes on. Nothing is changed by a load
+that raises, save where a wire's own state is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...communicator import Communicator
+from ...errors import ConfigError
+from .flight import Flight, Outcome, Unit
+from .rounds import Rounds
+from .wires import Wires
+
+_FORMAT = 1
+_METHOD = "OuterStep"
+
+
+def told(core: Rounds, wires: Wires, comm: Communicator, *, exact: bool) -> dict[str, Any]:
+    """The state. A collective unless exact; a round on its way must have come."""
+    anchor: dict[str, torch.Tensor] = {}
+    memory: dict[str, dict[str, torch.Tensor]] = {}
+    number = core.number
+    for unit, at, kept in _settled(core, is_applied=not exact):
+        anchor.update((name, part.clone()) for name, part in unit.block.parts(at))
+        for slot, tensor in kept.items():
+            parts = unit.block.parts(tensor)
+            memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
+    if core.flight is not None and not exact:
+        number += 1
+    state = {
+        "format": _FORMAT, "method": _METHOD, "outer": _rule_of(core), "iteration": core.iteration,
+        "number": number, "reference": core.reference, "pace": core.pace.state_dict(),
+        "fragments": len(core.fragments), "anchor": anchor, "memory": memory,
+        "wires": wires.state_dict(comm, exact=exact),
+    }  # fmt: skip
+    if exact:
+        state["exact"] = {
+            "rank": comm.rank, "world_size": comm.world_size,
+            "since": [[one.iterations, one.tokens] for one in core.fragments],
+            "flight": _flight_told(core.flight),
+        }  # fmt: skip
+    return state
+
+
+def _settled(
+    core: Rounds, *, is_applied: bool
+) -> Iterator[tuple[Unit, torch.Tensor, dict[str, torch.Tensor]]]:
+    """Each unit's anchor and memory, as they are or as they will be after the round on its way."""
+    flight = core.flight if is_applied else None
+    for fragment in core.fragments:
+        for at, unit in enumerate(fragment.units):
+            if flight is None or flight.fragment is not fragment:
+                yield unit, unit.block.anchor, unit.memory
+                continue
+            anchor = unit.block.anchor.clone()
+            memory = {slot: tensor.clone() for slot, tensor in unit.memory.items()}
+            outcome = flight.outcome
+            if outcome.is_moving:
+                unit.rule.step(anchor, outcome.means[at].clone(), memory)
+            yield unit, anchor, memory
+
+
+def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
+    if flight is None:
+        return None
+    outcome = flight.outcome
+    return {
+        "due": flight.due, "is_moving": outcome.is_moving, "is_dropped": flight.is_dropped,
+        "means": [mean.clone() for mean in outcome.means],
+        "at_send": None if flight.at_send is None else [one.clone() for one in flight.at_send],
+    }  # fmt: skip
+
+
+def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
+    """Goes on from a state. Raises ConfigError for one that does not fit."""
+    _require_fit(core, state)
+    exact = state.get("exact")
+    if exact is not None:
+        here = (comm.rank, comm.world_size)
+        if (exact["rank"], exact["world_size"]) != here:
+            raise ConfigError(
+                f"the state is the exact one of rank {exact['rank']} of {exact['world_size']}, and "
+                f"this is rank {here[0]} of {here[1]}; state_dict() without exact fits any world"
+            )
+    core.land()
+    wires.load_state_dict(state["wires"], comm)
+    for fragment in core.fragments:
+        fragment.iterations, fragment.tokens = 0, 0.0
+        for unit in fragment.units:
+            _fill(unit, unit.block.anchor, state["anchor"])
+            for slot, tensor in unit.memory.items():
+                _fill(unit, tensor, state["memory"][slot])
+            if exact is None:
+                unit.follow(None)
+    core.iteration, core.number = int(state["iteration"]), int(state["number"])
+    core.reference, core.has_state = state["reference"], True
+    core.pace.load_state_dict(state["pace"])
+    if exact is not None:
+        _load_exact(core, exact)
+
+
+def _load_exact(core: Rounds, exact: Mapping[str, Any]) -> None:
+    for fragment, (iterations, tokens) in zip(core.fragments, exact["since"], strict=True):
+        fragment.iterations, fragment.tokens = int(iterations), float(tokens)
+    flight = exact["flight"]
+    if flight is not None:
+        fragment = core.fragments[core.number % len(core.fragments)]
+        outcome = Outcome([mean.clone() for mean in flight["means"]], flight["is_moving"], None)
+        at_send = flight["at_send"]
+        core.flight = Flight.restored(
+            fragment, flight["due"],
+            None if at_send is None else [one.clone() for one in at_send],
+            outcome, flight["is_dropped"],
+        )  # fmt: skip
+
+
+def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
+    for name, part in unit.block.parts(flat):
+        part.copy_(parts[name])
+
+
+def _rule_of(core: Rounds) -> str:
+    return type(core.fragments[0].units[0].rule).__name__
+
+
+def _require_fit(core: Rounds, state: object) -> None:
+    if not isinstance(state, Mapping) or state.get("method") != _METHOD:
+        what = state.get("method", "something else") if isinstance(state, Mapping) else state
+        raise ConfigError(f"this is no state of an OuterStep, but of {what}")
+    if state.get("format") != _FORMAT:
+        raise ConfigError(f"the state has format {state.get('format')!r}; this version reads "
+                          f"{_FORMAT}")  # fmt: skip
+    for what, there, here in (
+        ("outer", state["outer"], _rule_of(core)),
+        ("fragments", state["fragments"], len(core.fragments)),
+    ):
+        if there != here:
+            raise ConfigError(f"the state is of {what}={there}, and this OuterStep has "
+                              f"{what}={here}")  # fmt: skip
+    shapes = {
+        name: tuple(tensor.shape) for fragment in core.fragments for unit in fragment.units
+        for name, tensor in unit.block.tensors
+    }  # fmt: skip
+    saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
+    if shapes != saved:
+        wrong = sorted(set(shapes.items()) ^ set(saved.items()))[0][0]
+        raise ConfigError(f"the state is of another model: they differ in {wrong!r}")

@@ -1,0 +1,381 @@
+"""OuterStep: ranks train apart for a while, and then bring their models together.
+
+    with OuterStep(model, optimizer, every=30, codec="int4") as outer:
+        for batch in loader:
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with outer.anchor():
+            evaluate(model)
+
+It is put together from parts that do not know each other:
+
+    ticks.py      what ends an iteration         pace.py      when a round is due
+    fragments.py  what travels together          wires.py     how deltas become their mean
+    rules.py      how the anchor follows them    merges.py    how the local weights follow it
+    rounds.py     the rounds, and their end      peers.py     who takes part
+    data_check.py, apart.py                      what is warned of and refused
+
+Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
+without exchange is intended here, so the default process group is not warned of; an OuterStep that
+counts no iterations while optimizers step is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...communicator import Communicator
+from ...errors import ConfigError, RingcommError
+from ...membership import Membership
+from .. import silence
+from ..transport import default_of
+from . import state
+from .apart import require_apart, require_whole_model
+from .blocks import Block
+from .data_check import FirstBatch
+from .flight import Fragment, Unit
+from .fragments import buffers_of, cut, inner_of, trained_of
+from .merges import Carry, Merge, merge_of
+from .pace import AtEnd, Pace, pace_of
+from .peers import FixedPeers, Peers
+from .report import OuterReport
+from .rounds import Rounds
+from .rules import Mean, Rule, Sparse, rule_of
+from .settings import require_whole
+from .sparse_wires import SparseWires
+from .swap import swapped
+from .ticks import NoTicks, optimizers_of, ticks_of
+from .wires import DenseWire, DenseWires, LargestWire, Wires
+
+
+class OuterStep:
+    """Exchanges the ranks' models every so many iterations, and not their gradients.
+
+    Args:
+        model: the model that is trained; not in a DDP over the same ranks.
+        optimizer: the inner optimizer, whichever it is; a list of several; or None, and
+            ``outer.tick()`` is called after each iteration.
+        every: iterations between two rounds of a parameter; "end": one round, at the end;
+            "speed:30": 30 for the fastest rank, and for the others as many as they make in that
+            time.
+        outer: how the anchor follows the mean of the deltas: "mean", "sgd", "nesterov", "sparse",
+            or one of Mean(), Sgd(gamma), Nesterov(gamma, mu), Sparse(density, ...). None: nesterov
+            with gamma .7 and mu .5; with every="end" mean.
+        codec: how deltas travel: "int4" and the other codecs; None or "none": as they are. What a
+            sparse rule sends travels as it does, in bf16.
+        feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
+        fragments: in so many parts the parameters travel, at staggered times.
+        delay: iterations that go on while a part travels; below every / fragments.
+        merge: what then becomes of the local weights: "carry", "lerp", "replace", or Lerp(alpha).
+        scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
+            count as well then.
+        comm: the communicator; None: that of the default process group if its backend is
+            "ringcomm", else ringcomm's default one.
+        min_peers: go on without ranks that are lost or late, with so many at least, and with those
+            that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
+        grace_s: seconds that a round waits for late ranks once min_peers are there.
+        peers: who takes part in a round, instead of ``comm`` and min_peers: a
+            ringcomm.membership.Membership, as one with rejoin=True.
+        timeout: seconds that a rank waits for the others in a round; None: the communicator's.
+
+    Attributes:
+        iteration: how many this rank has made.
+        rounds: how many are over.
+
+    Raises ConfigError for a setting that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        *,
+        every: int | str | Pace = 30,
+        outer: str | Rule | None = None,
+        codec: str | None = "int4",
+        feedback: bool | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        merge: str | Merge = "carry",
+        scaler: Any = None,
+        comm: Communicator | None = None,
+        min_peers: int | None = None,
+        grace_s: float = 30.0,
+        peers: Peers | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model={type(model).__name__}: give a torch.nn.Module")
+        require_whole_model(model)
+        self._model = model
+        optimizers = optimizers_of(optimizer)
+        self._ticks = ticks_of(optimizers, scaler)
+        pace = pace_of(every)
+        pace.cut(require_whole("fragments", fragments, 1))
+        _require_delay(delay, pace, fragments)
+        if outer is None:
+            outer = "mean" if isinstance(pace, AtEnd) else "nesterov"
+        rule = rule_of(outer)
+        dense = DenseWires(codec, feedback)
+        self._wires: Wires = SparseWires(rule) if isinstance(rule, Sparse) else dense
+        cut_up = _fragments(inner_of(model), fragments, rule, merge_of(merge), self._wires)
+        trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
+        self._ids = {id(tensor) for tensor in trained}
+        _require_own(optimizers, self._ids)
+        if sum(one is not None for one in (comm, peers, min_peers)) > 1:
+            raise ConfigError("OuterStep: give one of comm, peers and min_peers")
+        self._comm, self._peers = comm, peers
+        self._members = None if min_peers is None else (min_peers, grace_s)
+        self._made: Membership | None = None
+        about = repr((
+            [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
+              for u in fragment.units] for fragment in cut_up],
+            pace, rule, self._wires, delay, merge_of(merge),
+        ))  # fmt: skip
+        self._setup = hashlib.blake2b(about.encode(), digest_size=16).digest()
+        self._first_batch: FirstBatch | None = None
+        self._core = Rounds(cut_up, pace, delay, self._setup, self._digest, timeout, self._forget)
+        self._is_attached = self._is_swapped = False
+
+    # ---- its life ----
+
+    def attach(self) -> OuterStep:
+        """Begins: a collective. All ranks go on from the anchor of the first one, or, where states
+        were loaded, from these.
+
+        Raises:
+            ConfigError: the model's DDP spans the ranks that this would connect.
+            MismatchError: ranks are set up differently. Else as ``allreduce``.
+        """
+        if self._is_attached:
+            raise ConfigError("OuterStep is attached already")
+        if self._members is not None:
+            min_peers, grace_s = self._members
+            self._peers = self._made = Membership(min_peers=min_peers, grace_s=grace_s)
+        peers = self._peers or FixedPeers(self.comm)
+        hellos = self._core.start(peers)
+        require_apart(self._model, [row.place for row in hellos.rows])
+        if dist.is_available() and dist.is_initialized():
+            silence.forget(dist.group.WORLD)
+        silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
+        self._first_batch = FirstBatch(self._model)
+        self._ticks.start(self._tick)
+        self._is_attached = True
+        self._core.watch.leave(self._core.watch.enter(), self.report().waited_s)
+        return self
+
+    def flush(self) -> None:
+        """Brings all ranks to the anchor, with all that they have trained: a collective. Ranks that
+        do not flush yet are waited for, and their rounds taken part in.
+
+        Raises what ``allreduce`` raises."""
+        self._require_attached()
+        with self._paused():
+            self._core.flush()
+
+    def detach(self) -> None:
+        """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
+        not attached, nothing happens."""
+        if self._is_attached:
+            with self._paused():
+                self._core.land()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._ticks.stop()
+        silence.forget(self)
+        if self._first_batch is not None:
+            self._first_batch.stop()
+        if self._made is not None:
+            self._made.close()
+            self._peers = self._made = None
+        self._is_attached = False
+
+    def __enter__(self) -> OuterStep:
+        return self.attach()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Flushes and detaches; on an exception it only lets go of the optimizer."""
+        try:
+            if kind is None and self._is_attached:
+                self.flush()
+        finally:
+            self._let_go()
+
+    # ---- in training ----
+
+    def count(self, tokens: float) -> None:
+        """This rank has trained on so many tokens (or samples) more: deltas are weighted by what
+        was counted since their last round. All ranks count, or none."""
+        if isinstance(tokens, bool) or not isinstance(tokens, (int, float)) or not tokens >= 0:
+            raise ConfigError(f"Invalid tokens: {tokens!r}; give a number of at least 0")
+        self._core.count(tokens)
+
+    def tick(self) -> None:
+        """An iteration is over. For who has given neither an optimizer nor a scaler."""
+        if self._ticks_itself:
+            raise ConfigError("outer.tick(): iterations are counted by the optimizer or scaler "
+                              "that OuterStep was given; give optimizer=None to count them")
+        self._require_attached()
+        self._tick()
+
+    @contextlib.contextmanager
+    def anchor(self) -> Iterator[None]:
+        """Within, the model's weights and buffers are the anchor's, which are the same on all
+        ranks; after it they are this rank's own again. Nothing is sent. For evaluation and saving.
+        """
+        if self._is_swapped:
+            raise ConfigError("outer.anchor() is entered already")
+        self._is_swapped = True
+        try:
+            with swapped(self._core.fragments):
+                yield
+        finally:
+            self._is_swapped = False
+
+    # ---- checkpoints ----
+
+    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
+        """What a checkpoint must keep: anchor, outer momentum, what codecs have left, iteration. A
+        collective, whose result fits a world of any size: all ranks go on from the anchor, and what
+        they have trained since the last round is left out.
+
+        With ``exact`` nothing is sent: it is this rank's own, for the same rank of a world of the
+        same size. Together with this rank's model and optimizer states training goes on from it to
+        the bit."""
+        self._core.settle()
+        return state.told(self._core, self._wires, self.comm, exact=exact)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what ``state_dict`` returned, before or after ``attach``. All ranks must
+        load; nothing is sent. An exact state leaves the model's weights as they are: load this
+        rank's own, too. Any other one brings the model to the anchor.
+
+        Raises ConfigError for the state of something else, of another model, rule or cut, or an
+        exact one of another rank or world size."""
+        state.load(self._core, self._wires, self.comm, saved)
+
+    # ---- what it tells ----
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator in use."""
+        if self._peers is not None:
+            return self._peers.comm
+        if self._comm is None:
+            self._comm = default_of(dist.group.WORLD if dist.is_available() else None)
+        return self._comm
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations this rank has made."""
+        return self._core.iteration
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are over."""
+        return self._core.number
+
+    def report(self) -> OuterReport:
+        """What was sent and how long was waited; ``print`` shows it in a line."""
+        return self._core.report
+
+    # ---- helpers ----
+
+    @property
+    def _ticks_itself(self) -> bool:
+        return not isinstance(self._ticks, NoTicks)
+
+    def _tick(self) -> None:
+        if self._is_swapped:
+            raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "
+                                "for evaluation, and what it has learnt would be lost")
+        with self._paused():
+            self._core.watch.tick()
+            self._core.tick()
+            if self._core.iteration == 1:
+                self._core.watch.skip()
+        if self._first_batch is not None and self._core.number:
+            self._first_batch.stop()
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        entered, waited = self._core.watch.enter(), self.report().waited_s
+        try:
+            yield
+        finally:
+            self._core.watch.leave(entered, waited)
+
+    def _digest(self) -> bytes:
+        return self._first_batch.digest if self._first_batch is not None else bytes(16)
+
+    def _forget(self) -> None:
+        self._wires.forget()
+
+    def _require_attached(self) -> None:
+        if not self._is_attached:
+            raise ConfigError('OuterStep is not attached; use it in a "with", or call attach()')
+
+
+def _fragments(
+    model: nn.Module, count: int, rule: Rule, merge: Merge, wires: Wires
+) -> list[Fragment]:
+    """The model's fragments. Buffers travel with the last one, exactly: to their mean, and integers
+    to the largest."""
+    fragments = []
+    for number, named in enumerate(cut(trained_of(model), count)):
+        block = Block(named, wires.align)
+        name = f"fragment {number}"
+        fragments.append(
+            Fragment([Unit(name, block, rule, wires.wire(name, block.count), merge)])
+        )
+    floating, whole = buffers_of(model)
+    if floating:
+        wire = DenseWire(None, None)
+        unit = Unit("buffers", Block(floating), Mean(), wire, Carry())
+        fragments[-1].units.append(unit)
+    if whole:
+        unit = Unit("counters", Block(whole), Mean(), LargestWire(), Carry())
+        fragments[-1].units.append(unit)
+    return fragments
+
+
+def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> None:
+    for one in optimizers:
+        if not any(id(p) in ids for group in one.param_groups for p in group["params"]):
+            raise ConfigError(f"OuterStep: {type(one).__name__} has none of the model's trained "
+                              "parameters: is it of another model, or of a copy?")  # fmt: skip
+
+
+def _require_delay(delay: object, pace: Pace, fragments: int) -> None:
+    delay = require_whole("delay", delay, 0)
+    if delay and pace.period is None:
+        raise ConfigError(f'Invalid delay: {delay}; with every="end" nothing goes on meanwhile')
+    if pace.period is not None and delay * fragments >= pace.period:
+        raise ConfigError(
+            f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
+            f"give less than every / fragments = {pace.period / fragments:g}"
+        )
+
+
+def _silent(outer: OuterStep) -> str:
+    return (
+        f"{silence.STEPS} steps of an optimizer of its model, and OuterStep has counted no "
+        "iteration: it would never exchange anything, and the ranks would train apart for ever. "
+        "Give it the optimizer that steps, not one that was made anew since; with a scaler call "
+        "scaler.update(); without an optimizer call outer.tick()"
+    )
