@@ -78,6 +78,7 @@ class WireOptimizer(torch.optim.Optimizer):
         skipped: steps that were not, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
             agreements.
+        waited_s: seconds that steps have waited for the means.
         feedback: the residuals, by exchange and span.
     """
 
@@ -114,6 +115,7 @@ class WireOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self.skipped = 0
         self.carried = 0
+        self.waited_s = 0.0
         self.feedback = FeedbackStore()
         super().__init__(params, defaults)
         if overlap:
@@ -221,6 +223,7 @@ class WireOptimizer(torch.optim.Optimizer):
             if not flight.land():
                 self._skip(warn=True)
             self.carried += flight.carried
+            self.waited_s += flight.waited_s
 
     def _skip(self, warn: bool) -> None:
         self.skipped += 1
