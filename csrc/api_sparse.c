@@ -5,6 +5,7 @@
 
 #include "include/ringcomm_sparse.h"
 #include "sparse/join.h"
+#include "sparse/optimizer.h"
 #include "sparse/select.h"
 
 static int in_range(float x, float low, float high)
@@ -83,5 +84,50 @@ rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries 
     if (!sparse_format_ok(format))
         return RC_INVALID_ARGUMENT;
     sparse_add(format, entries, factor, dense, count);
+    return RC_OK;
+}
+
+rc_result rc_sparse_sgd(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
+                        float *weights, uint64_t count, float *buffer, uint32_t *last)
+{
+    const struct kernel_set *kernels = kernels_find(kernel_set);
+    if (kernels == NULL || !sparse_format_ok(format))
+        return RC_INVALID_ARGUMENT;
+    if ((buffer == NULL) != (last == NULL) || (buffer == NULL && step->momentum != 0.0f))
+        return RC_INVALID_ARGUMENT;
+    sparse_sgd_step(format, kernels, entries, step, weights, count, buffer, last);
+    return RC_OK;
+}
+
+rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
+                         const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
+                         float *weights, uint64_t count, float *first, float *second)
+{
+    const struct kernel_set *kernels = kernels_find(kernel_set);
+    if (kernels == NULL || !sparse_format_ok(format) || step->number < 1)
+        return RC_INVALID_ARGUMENT;
+    sparse_adam_step(format, kernels, entries, step, weights, count, first, second);
+    return RC_OK;
+}
+
+rc_result rc_sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                         const float *dense, uint64_t count)
+{
+    if (!sparse_format_ok(format))
+        return RC_INVALID_ARGUMENT;
+    sparse_take(format, entries, dense, count);
+    return RC_OK;
+}
+
+rc_result rc_sparse_put(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, void *dense, rc_dtype dtype,
+                        uint64_t count)
+{
+    const struct kernel_set *kernels = kernels_find(kernel_set);
+    int known = dtype == RC_F32 || dtype == RC_BF16;
+    if (kernels == NULL || !sparse_format_ok(format) || !known)
+        return RC_INVALID_ARGUMENT;
+    sparse_put(format, kernels, entries, dense, dtype, count);
     return RC_OK;
 }

@@ -185,6 +185,75 @@ def join(
     return out
 
 
+# ---- optimizer steps of the blocks that came, and of no others ----
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdStep:
+    """One step of SGD; see rc_sparse_sgd. number: of the step, from 1."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamStep:
+    """One step of Adam; see rc_sparse_adam. decoupled: weight decay as AdamW has it."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    number: int
+
+
+def sgd(
+    entries: Entries, kernel_set: str, step: SgdStep, weights: Floats, buffer: Floats | None,
+    last: np.ndarray[Any, np.dtype[np.uint32]] | None,
+) -> None:  # fmt: skip
+    """Steps the weights of these blocks. Without momentum buffer and last are None."""
+    told = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
+    _check(lib.rc_sparse_sgd(
+        entries.format.native(), kernel_set.encode(), entries.native(), told,
+        _pointer(weights, "float *"), entries.count,
+        ffi.NULL if buffer is None else _pointer(buffer, "float *"),
+        ffi.NULL if last is None else _pointer(last, "uint32_t *"),
+    ))  # fmt: skip
+
+
+def adam(
+    entries: Entries, kernel_set: str, step: AdamStep, weights: Floats, first: Floats,
+    second: Floats,
+) -> None:  # fmt: skip
+    """Steps the weights of these blocks, and the moments of no others."""
+    told = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
+    _check(lib.rc_sparse_adam(
+        entries.format.native(), kernel_set.encode(), entries.native(), told,
+        _pointer(weights, "float *"), entries.count, _pointer(first, "float *"),
+        _pointer(second, "float *"),
+    ))  # fmt: skip
+
+
+def take(entries: Entries, dense: Floats) -> None:
+    """The blocks' values become what dense has there."""
+    _check(lib.rc_sparse_take(entries.format.native(), entries.native(),
+                              _pointer(dense, "float *"), entries.count))  # fmt: skip
+
+
+def put(entries: Entries, kernel_set: str, dense: Any) -> None:
+    """Writes the blocks' values into a float32 or bfloat16 tensor of the host."""
+    seen = view(dense, writable=True)
+    dtype = {"f32": lib.RC_F32, "bf16": lib.RC_BF16}[seen.dtype]
+    _check(lib.rc_sparse_put(entries.format.native(), kernel_set.encode(), entries.native(),
+                             ffi.cast("void *", seen.address), dtype, entries.count))  # fmt: skip
+    _finished(seen)
+
+
 def as_view(tensor: Any, count: int, *, writable: bool) -> View:
     """A float32 tensor of the host with that many elements. Raises TensorError."""
     seen = view(tensor, writable=writable)

@@ -93,15 +93,13 @@ class SparseExchange:
         self.format = Format(chunk, block, _kept(density, k, chunk, block), values)
         self._residual = np.zeros(count, np.float32)
         self._next = np.zeros(count, np.float32)
-        gathers = exchange == "gather" or self.comm.world_size <= (
-            1 if exchange == "owner" else _MOST_GATHERED
-        )
-        self._way: _Gather | _Owner = _Gather(self)
-        if not gathers:
-            most = chunk // block
-            kept = min(2 * self.format.kept, most) if owner_k is None else _units(owner_k, block)
-            self._way = _Owner(self, Format(chunk, block, kept, values))
+        most = chunk // block
+        kept = min(2 * self.format.kept, most) if owner_k is None else _units(owner_k, block)
+        self._owner_format = Format(chunk, block, kept, values)
+        self._exchange = exchange
+        self._way = self._way_of(self.comm)
         self._round: SparseRound | None = None
+        self._undoable: SparseRound | None = None  # its residuals are those in _next
 
     @property
     def exchange(self) -> str:
@@ -139,16 +137,46 @@ class SparseExchange:
             )
         seen = as_view(delta, self.count, writable=False)
         kernels = self.comm.kernel_set
+        self._undoable = None
         select(self.format, kernels, self._way.wire, self._next, self._residual, seen, self.decay)
         self._round = SparseRound(self, self._way.begin(timeout), timeout)
         return self._round
 
-    def _over(self, entries: Entries | None) -> None:
+    def use(self, comm: Communicator) -> None:
+        """Goes on with another communicator, as one of the ranks that remain. The residual stays;
+        of an owner what it had left of its range goes into it, so that it is sent again.
+
+        Raises ConfigError while a round is in flight.
+        """
+        self._require_idle()
+        start, owner = self._way.left()
+        whole = comm.world_size if self.aggregate == "mean" else 1
+        self._residual[start : start + len(owner)] += owner * np.float32(whole)
+        self.comm = comm
+        self._undoable = None
+        self._way = self._way_of(comm)
+
+    def _way_of(self, comm: Communicator) -> _Gather | _Owner:
+        most = 1 if self._exchange == "owner" else _MOST_GATHERED
+        if self._exchange == "gather" or comm.world_size <= most:
+            return _Gather(self)
+        return _Owner(self, self._owner_format)
+
+    def _over(self, ended: SparseRound, entries: Entries | None) -> None:
         """The round is: with what came of it, or None if it failed."""
         self._round = None
         if entries is not None and not entries.poisoned:
-            self._residual, self._next = self._next, self._residual
-            self._way.commit()
+            self._swap()
+            self._undoable = ended
+
+    def _swap(self) -> None:
+        self._residual, self._next = self._next, self._residual
+        self._way.swap()
+
+    def _undo(self, ended: SparseRound) -> None:
+        if self._undoable is ended:
+            self._swap()
+            self._undoable = None
 
     def _join(self, format: Format, payloads: Any, count: int, factor: float) -> Entries:
         return join(format, self.comm.kernel_set, payloads, factor, count)
@@ -198,6 +226,7 @@ class SparseExchange:
         """
         self._require_idle()
         worker, owner, start = self._read(state)
+        self._undoable = None
         if is_exact(state):
             self._way.load_exact(worker, owner, start)
         else:
@@ -215,7 +244,7 @@ class SparseExchange:
                 f"the state is of {state.get('count')} elements, and this exchange of {self.count}"
             )
         try:
-            worker, owner = (np.array(state[part]) for part in ("worker", "owner"))
+            worker, owner = (np.asarray(state[part]) for part in ("worker", "owner"))
             start = int(state["owner_start"])
         except (KeyError, TypeError, ValueError, RuntimeError):
             raise wrong from None
@@ -260,11 +289,22 @@ class SparseRound:
                 result = self._exchange._way.end(self._timeout)
             except RingcommError as error:
                 self._error = error
-                self._exchange._over(None)
+                self._exchange._over(self, None)
                 raise
             self._result = result
-            self._exchange._over(result)
+            self._exchange._over(self, result)
         return self._result
+
+    def undo(self) -> None:
+        """Makes the residuals what they were before the round, where what it brought is not going
+        to be used. All ranks do, after ``wait``. Of no effect after the next ``submit``, or of a
+        round that failed."""
+        self._exchange._undo(self)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of payloads, as the exchange's."""
+        return self._exchange.sent_bytes
 
 
 class _Gather:
@@ -287,8 +327,8 @@ class _Gather:
         one = self._exchange
         return one._join(one.format, list(self._received), one.count, one._factor())
 
-    def commit(self) -> None:
-        pass
+    def swap(self) -> None:
+        """There is nothing of owners."""
 
     def left(self) -> tuple[int, Floats]:
         return 0, np.zeros(0, np.float32)
@@ -356,7 +396,8 @@ class _Owner:
             whole.values = np.concatenate([part.values for part in ranges])
         return whole
 
-    def commit(self) -> None:
+    def swap(self) -> None:
+        """Of the owner's residual with what it is after a round, or was before."""
         self._residual, self._next = self._next, self._residual
 
     def left(self) -> tuple[int, Floats]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-
 _seeding = threading.Lock()  # ranks are threads, and torch has one generator
 
 

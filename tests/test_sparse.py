@@ -193,6 +193,46 @@ def test_a_round_that_failed_can_be_repeated(exchange: str) -> None:
     run_ranks(2, run)
 
 
+@pytest.mark.parametrize("exchange", ["gather", "owner"])
+def test_a_round_can_be_undone(exchange: str) -> None:
+    """As if it had not been, until the next one begins."""
+
+    def run(comm: Communicator) -> None:
+        one, other = (SparseExchange(comm, 5000, exchange=exchange) for _ in range(2))
+        for step in range(4):
+            mine = deltas(5000, 2, step)[comm.rank]
+            late = one.submit(deltas(5000, 2, step + 1)[comm.rank])
+            late.wait()
+            late.undo()
+            late.undo()
+            got = [each.submit(mine).wait().scatter() for each in (one, other)]
+            late.undo()
+            assert (words(got[0]) == words(got[1])).all()
+            assert (words(one.residual) == words(other.residual)).all()
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "owner"])
+def test_the_ranks_that_remain_go_on(exchange: str) -> None:
+    """Nothing of theirs is lost, whatever they owned."""
+
+    def run(comm: Communicator) -> None:
+        one = SparseExchange(comm, 9000, decay=1.0, exchange=exchange)
+        for step in range(3):
+            one.submit(deltas(9000, 3, step)[comm.rank]).wait()
+        start, owner = one._way.left()
+        before = one.residual.copy()
+        fewer = comm.split(comm.rank == 0)
+        one.use(fewer)
+        before[start : start + len(owner)] += owner * np.float32(fewer.world_size)
+        assert (words(one.residual) == words(before)).all()
+        one.submit(deltas(9000, 3, 3)[comm.rank]).wait()
+        fewer.close()
+
+    run_ranks(3, run, bring_up="tcp")
+
+
 def test_a_peer_that_does_not_come() -> None:
     def run(comm: Communicator) -> None:
         one = SparseExchange(comm, 5000)

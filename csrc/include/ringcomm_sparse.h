@@ -62,6 +62,42 @@ rc_result rc_sparse_scatter(const rc_sparse_format *format, const char *kernel_s
 rc_result rc_sparse_add(const rc_sparse_format *format, const rc_sparse_entries *entries,
                         float factor, float *dense, uint64_t count);
 
+/* ---- optimizers of what was received ---- */
+
+typedef struct rc_sparse_sgd_step {
+    float lr, momentum, weight_decay;
+    int32_t nesterov;
+    uint32_t number; /* of the step, from 1 on */
+} rc_sparse_sgd_step;
+
+typedef struct rc_sparse_adam_step {
+    double lr, beta1, beta2, eps, weight_decay;
+    int32_t decoupled; /* weight decay as AdamW has it */
+    uint32_t number;
+} rc_sparse_adam_step;
+
+/* One step for the units of entries; all others stay as they are, weights and states. A part of a
+ * tensor that begins with a chunk is a tensor, too: so several threads can share a step.
+ *
+ * sgd: the momentum of a unit that was last touched k steps ago is multiplied by momentum^k first.
+ * last: for each unit of the tensor the number of the step that touched it last, 0 at first.
+ * buffer and last are NULL where momentum is 0.
+ * adam: moments of other units do not decay, whatever the number of the step. */
+rc_result rc_sparse_sgd(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
+                        float *weights, uint64_t count, float *buffer, uint32_t *last);
+rc_result rc_sparse_adam(const rc_sparse_format *format, const char *kernel_set,
+                         const rc_sparse_entries *entries, const rc_sparse_adam_step *step,
+                         float *weights, uint64_t count, float *first, float *second);
+
+/* entries has the place of units: their values = what dense has there; and the other way round,
+ * dense of RC_F32 or RC_BF16. */
+rc_result rc_sparse_take(const rc_sparse_format *format, const rc_sparse_entries *entries,
+                         const float *dense, uint64_t count);
+rc_result rc_sparse_put(const rc_sparse_format *format, const char *kernel_set,
+                        const rc_sparse_entries *entries, void *dense, rc_dtype dtype,
+                        uint64_t count);
+
 /* -- end declarations -- */
 
 #endif

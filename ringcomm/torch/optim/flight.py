@@ -7,6 +7,7 @@ residuals, states and parameters as they were; on all ranks alike, as they have 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -28,6 +29,7 @@ class Flight:
         span: the span.
         carried: bytes that this rank has sent for it, over links or through shared memory, once it
             has landed.
+        waited_s: seconds for which landing has waited.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Flight:
     ) -> None:  # fmt: skip
         self.span = span
         self.carried = 0
+        self.waited_s = 0.0
         self._rule = rule
         self._store = store
         self._means: dict[str, torch.Tensor] = {}
@@ -87,8 +90,11 @@ class Flight:
         self._end()
 
     def _wait(self) -> None:
+        began = time.perf_counter()
         for work in self._works:
             work.wait()
+        self.waited_s = time.perf_counter() - began
+        for work in self._works:
             stats = work.stats()
             self.carried += stats.sent_bytes + stats.shared_bytes
 

@@ -6,7 +6,8 @@
 
 Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
 deltas only when it has seen the headers: if all flush and nobody has anything left, nothing
-follows. The deltas are kept until the round is over where it may have to be repeated.
+follows. So does one that does not know yet which weight counts as one. The deltas are kept until
+the round is over where it may have to be repeated.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ class Flight:
         self._headers: Headers | None = None
         self._sent: list[Sent] = []
         self._outcome: Outcome | None = None
+        self._error: RingcommError | None = None
         self._is_closed = False
 
     @classmethod
@@ -135,18 +137,21 @@ class Flight:
     def post(
         self, comm: Communicator, header: Header, reference: float | None, timeout: float | None
     ) -> None:
-        """Sends the header and, unless the rank flushes, the deltas; or both once more.
+        """Sends the header and, unless they have to wait for the others' headers, the deltas; or
+        both once more. A failure is raised by ``wait``.
 
         Args:
             reference: the weight that counts as one; None: the mean of this round's.
         """
         self._comm, self._timeout = comm, timeout
         self._header, self._reference, self._headers, self._sent = header, reference, None, []
-        self._gathering = header.gathered(comm, timeout)
-        if not header.is_ending:
-            if reference is None:
-                self.headers()
-            self._send()
+        self._error = None
+        try:
+            self._gathering = header.gathered(comm, timeout)
+            if not header.is_ending and reference is not None:
+                self._send()
+        except RingcommError as error:
+            self._error = error
 
     def _send(self) -> None:
         assert self._header is not None
@@ -192,6 +197,8 @@ class Flight:
         self._outcome = self._wait()
 
     def _wait(self) -> Outcome:
+        if self._error is not None:
+            raise self._error
         headers = self.headers()
         if headers.is_over:
             return Outcome([], False, headers)
