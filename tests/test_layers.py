@@ -3,11 +3,11 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec, sparse < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors, callers < logs < config, codecs < bootstrap, _native, buffers, dlpack < cuda
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, dlpack, adaptive
+            < buffers < cuda
             < chunks, devices, residuals < calls < work < fusion, counters, shortcut, opening,
-            summary, deepspeed, pipe, timeline < collectives < communicator < api < exact
-            < feedback, sparse
-            < the package itself < torch < tools, train < __main__
+            summary, deepspeed, pipe, timeline < collectives < communicator < membership < api
+            < exact < feedback, sparse < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
 place in the tables below fails the test, so that whoever adds a layer says where it lies.
@@ -41,7 +41,7 @@ PYTHON_LAYERS = [
     {"errors", "intervals", "callers"},
     {"logs"},
     {"config", "codecs"},
-    {"bootstrap", "_native", "dlpack"},
+    {"bootstrap", "_native", "dlpack", "adaptive"},
     {"buffers"},
     {"cuda"},
     {"devices", "residuals", "chunks"},
@@ -50,6 +50,7 @@ PYTHON_LAYERS = [
     {"fusion", "counters", "shortcut", "opening", "summary", "deepspeed", "pipe", "timeline"},
     {"collectives"},
     {"communicator"},
+    {"membership"},
     {"api"},
     {"exact"},
     {"feedback", "sparse"},

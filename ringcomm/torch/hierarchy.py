@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from ..feedback import FeedbackStore
 from .account import Account
 from .buckets import Bucket
 from .codec_policy import CodecPolicy
+from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .hooks import HookState
 from .named_feedback import NamedFeedback
@@ -66,6 +67,11 @@ class HierarchicalTransport:
     def comm(self) -> Communicator:
         """That of the ranks of equal place, one on each host."""
         return self.grid.column
+
+    @property
+    def exchange(self) -> CommExchange:
+        """See Transport."""
+        return GridExchange(self.grid)
 
     def close(self) -> None:
         """Leaves the communicators of the grid, if there is one."""
@@ -166,7 +172,7 @@ class HierarchicalState(HookState):
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Compression | Literal["auto"] | None = None,
         comm: Communicator | None = None,
         *,
         local_group: Any,
