@@ -30,6 +30,17 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 Made = Callable[..., Any]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_torch_imports_late() -> None:
+    """An optimizer's first step imports torch._dynamo: for many seconds on a busy machine, which
+    are not to count against the ranks' limit."""
+    one = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([one])
+    one.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def model_of(seed: int, dtype: Any = torch.float32) -> Any:
     made = torch.Generator().manual_seed(seed)  # threads share the other one
     layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30), torch.nn.Tanh(),
