@@ -17,6 +17,7 @@ from .hooks import HookState, allreduce_hook
 from .options import Options
 from .outer import IdenticalDataWarning, OuterStep
 from .silence import SilenceWarning
+from .stale import Stale1
 
 backend.register()
 meeting.register()
@@ -24,5 +25,5 @@ untraced.leave_alone("ringcomm")
 
 __all__ = [
     "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
-    "SilenceWarning", "allreduce_hook",
+    "SilenceWarning", "Stale1", "allreduce_hook",
 ]  # fmt: skip
