@@ -1,7 +1,7 @@
-"""The cffi builder of ringcomm._core: one public header, compiled and declared from the same text.
+"""The cffi builder of ringcomm._core: public headers, compiled and declared from the same text.
 
-The declarations are the part of csrc/include/ringcomm.h between its two marker lines; gcc checks
-each against the sources, so the two cannot drift apart.
+The declarations are the part of each header in csrc/include between its two marker lines; gcc
+checks them against the sources, so the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent
-HEADER = ROOT / "csrc" / "include" / "ringcomm.h"
+HEADERS = ("ringcomm.h", "ringcomm_sparse.h")  # a later one uses what an earlier one declares
 
 
 def declarations(header: str) -> str:
@@ -52,10 +52,12 @@ def compile_args() -> list[str]:
 
 
 ffi = FFI()
-ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")))
+for name in HEADERS:
+    header = ROOT / "csrc" / "include" / name
+    ffi.cdef(declarations(header.read_text(encoding="utf-8")))
 ffi.set_source(
     "ringcomm._core",
-    '#include "csrc/include/ringcomm.h"',
+    "\n".join(f'#include "csrc/include/{name}"' for name in HEADERS),
     sources=sources(),
     depends=[str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h"))],
     include_dirs=["."],

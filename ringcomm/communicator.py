@@ -198,6 +198,18 @@ class Communicator(Collectives):
         with self._lock:
             return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
+    def failure(self) -> RingcommError | None:
+        """Why every later call will raise, as after a peer was lost; None while all is well."""
+        error = ffi.new("rc_error *")
+        with self._lock:
+            self._require_open()
+            lib.rc_comm_error(self._handle, error)
+        if error.code == OK:
+            return None
+        rank = None if error.rank < 0 else int(error.rank)
+        message = text(error.message)
+        return error_class(error.code)(message, rank=rank, host=self.host_of(rank))
+
     @property
     def kernel_set(self) -> str:
         """The instruction set of its kernels."""
@@ -223,11 +235,11 @@ class Communicator(Collectives):
             self._require_open()
             lib.rc_comm_abort(self._handle, str(reason).encode("utf-8", "replace")[:300])
 
-    def close(self) -> None:
-        """Leaves the group: says goodbye and closes the lanes, within about a second. Collectives
-        still in flight fail, here and on the other ranks. Closing twice, or in a forked child, is
-        harmless."""
-        self._close(_CLOSE_MS)
+    def close(self, within: float = _CLOSE_MS / 1000) -> None:
+        """Leaves the group: says goodbye and closes the lanes, within about a second, or the given
+        seconds. Collectives still in flight fail, here and on the other ranks. Closing twice, or in
+        a forked child, is harmless."""
+        self._close(max(1, int(1000 * within)))
 
     def _close(self, patience_ms: int) -> None:
         if self._engine.forked:
@@ -431,11 +443,7 @@ class Communicator(Collectives):
         return bytes(self.allgather(mine, timeout=seconds).tobytes())
 
     def _has_failed(self) -> bool:
-        error = ffi.new("rc_error *")
-        with self._lock:
-            self._require_open()
-            lib.rc_comm_error(self._handle, error)
-        return bool(error.code != OK)
+        return self.failure() is not None
 
     def _collect(self) -> None:
         """Lets go of finished works that nobody has waited for, and so of their tensors: with each

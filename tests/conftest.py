@@ -98,8 +98,8 @@ def interruptible() -> None:
 def torch_nursery() -> Iterator[Nursery]:
     """Of ranks with PyTorch, which takes seconds to import: once for all files that need it."""
     data = ["sklearn.datasets"] if importlib.util.find_spec("sklearn") else []
-    ranks = [f"faults.{name}" for name in ("groups", "parallel", "recipes", "resuming", "silence",
-                                        "training")]  # fmt: skip
+    ranks = [f"faults.{name}" for name in ("groups", "outer", "parallel", "recipes", "resuming",
+                                        "silence", "training")]  # fmt: skip
     with nursery_of(*ranks, *data) as made:
         yield made
 

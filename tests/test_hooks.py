@@ -115,6 +115,7 @@ def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> N
             assert event["rest"] == {
                 "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "shared_bytes": 0,
                 "rail_bytes": [], "comm_s": 0, "works": [], "steps": [],
+                "codecs": [{"codec": compression or "none", "first": 0, "last": 2}],
             }  # fmt: skip
             assert not event["error"]
             assert event["pickled"] == (compression or "none")

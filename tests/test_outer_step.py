@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+from outer_training import backward, batch, net, train, weights
 from ranks import run_ranks
 from torch import nn
 
@@ -21,36 +20,6 @@ from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Mean, Nesterov, Sgd
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
-
-
-def net(seed: int = 0, sizes: tuple[int, ...] = (5, 7, 3)) -> nn.Module:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(a, b), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
-
-
-def batch(rank: int, step: int, width: int = 5) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(8, width, generator=generator)
-
-
-def backward(model: nn.Module, x: torch.Tensor) -> None:
-    (model(x) ** 2).sum().backward()
-
-
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range
-) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        backward(model, batch(rank, step))
-        optimizer.step()
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_mean_of_every_step_is_ddps_average_of_sgd() -> None:
@@ -196,7 +165,7 @@ def test_evaluation_on_the_anchor() -> None:
             local = weights(model)
             with outer.anchor():
                 anchor = weights(model)
-                with pytest.raises(RuntimeError, match="within outer.anchor"):
+                with pytest.raises(RuntimeError, match="within outer"):
                     optimizer.step()
             assert torch.equal(weights(model), local)
             assert torch.equal(anchor, after_round)
@@ -239,9 +208,3 @@ def test_a_rule_that_is_the_mean() -> None:
         found = anchor.clone()
         rule.step(found, mean.clone(), rule.memory(found))
         torch.testing.assert_close(found, expected)
-
-
-def quiet(call: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return call()

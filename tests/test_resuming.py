@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_along_the_curve_of_the_unbroken_one(
 
     path = tmp_path / "dropped" / "checkpoint.pt"
     state = torch.load(path, weights_only=True)
-    assert all(one["worker"].any() for one in state["hook"]["feedback"]["tensors"].values())
-    torch.save({**state, "hook": {}}, path)
+    assert all(one["worker"].any() for one in state["method"]["feedback"]["tensors"].values())
+    torch.save({**state, "method": {}}, path)
     dropped = losses(nursery, tmp_path / "dropped", "--resume")
     assert apart(dropped, whole[15:]) > 3 * apart(resumed, whole[15:])

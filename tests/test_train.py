@@ -236,7 +236,9 @@ def test_the_rate_rises_then_follows_a_cosine() -> None:
 
 def test_vectors_do_not_decay() -> None:
     model = models.build("vit-mini", load(Options()), width=8, dropout=0.0, seed=0)
-    decaying, steady = optim.make_optimizer(model, Options(model="vit-mini")).param_groups
+    options = Options(model="vit-mini")
+    made = optim.make_optimizer(optim.groups(model, options), options)
+    decaying, steady = made.param_groups
     assert decaying["weight_decay"] == 0.05
     assert steady["weight_decay"] == 0.0
     assert all(p.dim() == 1 for p in steady["params"])
@@ -419,6 +421,20 @@ def test_text_reports_perplexity() -> None:
     assert 1 < report["held_out"]["perplexity"] < 400
 
 
+def test_muon_trains_hidden_matrices_and_adamw_the_rest() -> None:
+    run = Run(small(model="vit-mini", optimizer="muon", steps=3), World())
+    before = [p.detach().clone() for p in run.engine.model.parameters()]
+    with Progress(run.steps, 0, quiet=True) as progress:
+        run.train(progress)
+    after = list(run.engine.model.parameters())
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    together = run.engine.method.optimizer
+    assert [type(one).__name__ for one in optim.parts(together)] == ["Muon", "AdamW"]
+    kept = together.state_dict()
+    together.load_state_dict(kept)
+    assert kept.keys() == {"0", "1"}
+
+
 def test_bf16_autocast_trains() -> None:
     report = train(small(model="resnet8", width=8, batch=8, steps=2, precision="bf16"), World())
     assert report["held_out"]["loss"] < 5
@@ -452,11 +468,18 @@ def test_bf16_autocast_trains() -> None:
         ("--log-file /dev/null/x", "cannot be written"),
         ("--backend gloo --no-hook --compression bf16", "--backend ringcomm"),
         ("--no-hook --compression onebit", "use --hook"),
+        ("--no-hook --compression auto", "use --hook"),
         ("--no-hook --dense-steps 3", "use --hook"),
         ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),
-        ("--compression onebit --optimizer adamw", "use int4, or --optimizer sgd, or --force"),
+        ("--compression onebit --optimizer adamw", "or int4, or --optimizer sgd, or --force"),
         ("--compression onebit-deepspeed", "does not go with the trainer"),
+        ("--every 5", "add --method outer"),
+        ("--method outer --backend gloo", "leave out --backend gloo"),
+        ("--method outer --every never", "whole number"),
+        ("--optimizer lion", "--method momentum"),
+        ("--method momentum --optimizer muon", "--method outer or gradients"),
+        ("--optimizer muon", "hidden matrices"),
         ("--width 1000000", "from 1 to 4096"),
         ("--threads 100000", "from 1 to 1024"),
         ("--comp bf16", "--help"),

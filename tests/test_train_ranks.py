@@ -113,6 +113,36 @@ def test_two_ranks_match_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "codec", "least"),
+    [
+        (["--method", "momentum"], "onebit", 0.5),
+        (["--method", "outer", "--every", "5", "--fragments", "2", "--delay", "1"], "int4", 0.5),
+    ],
+)
+def test_methods_learn_and_tell_what_they_send(
+    arguments: list[str], codec: str, least: float, torch_nursery: Nursery, tmp_path: Path
+) -> None:
+    """Also over a checkpoint, which both ranks go on from."""
+    log, folder = tmp_path / "log.jsonl", str(tmp_path / "kept")
+    common = [*arguments, "--epochs", "4", "--threads", "1", "--eval-every", "0", "--log-file",
+              str(log), "--checkpoint", folder]  # fmt: skip
+    two_ranks(torch_nursery, *common, "--checkpoint-every", "40")
+    (whole,) = events(log, "report")
+    assert whole["method"] == arguments[1]
+    assert whole["compression"] == codec
+    assert whole["held_out"]["accuracy"] > least
+    assert whole["wire_bytes_per_step"] + whole["shared_bytes_per_step"] > 0
+    sent = whole["wire_bytes_per_step"] + whole["shared_bytes_per_step"]
+    assert sent < whole["parameters"] * 4 / 4
+    assert whole["exposed_s"] > 0
+    assert "trial_sync_s" not in whole
+    two_ranks(torch_nursery, *common, "--resume")
+    again = events(log, "report")[1]
+    assert again["held_out"]["accuracy"] == pytest.approx(whole["held_out"]["accuracy"], abs=0.05)
+
+
+@pytest.mark.slow
 def test_few_bits_learn_and_keep_what_is_left(torch_nursery: Nursery, tmp_path: Path) -> None:
     """One bit with error feedback, and a checkpoint of it."""
     log = tmp_path / "log.jsonl"
@@ -124,7 +154,7 @@ def test_few_bits_learn_and_keep_what_is_left(torch_nursery: Nursery, tmp_path: 
     sent = two["wire_bytes_per_step"] + two["shared_bytes_per_step"]
     assert 0 < sent < 0.25 * two["gradient_bytes_per_step"]
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    kept = state["hook"]["feedback"]["tensors"]
+    kept = state["method"]["feedback"]["tensors"]
     assert set(kept) < set(state["model"])
     assert all(part["worker"].any() for part in kept.values())
 

@@ -98,6 +98,42 @@ typedef struct kernel_topk {
     void (*tops)(float *tops, const float *src, size_t groups);
 } kernel_topk;
 
+/* Elements of a block that is sent whole: a cache line of floats. */
+#define KERNEL_SPARSE_BLOCK 16
+
+/* One step of SGD. */
+typedef struct kernel_sgd {
+    float lr, momentum, weight_decay;
+    int nesterov;
+} kernel_sgd;
+
+/* One step of Adam: rest1 is 1 - beta1, step the rate over the first moment's bias correction, and
+ * root_scale 1 over the root of the second's. l2 goes into the gradient; keep, 1 or less, is what
+ * decoupled weight decay leaves of a weight. */
+typedef struct kernel_adam {
+    float beta1, beta2, rest1, rest2, step, root_scale, eps, l2, keep;
+} kernel_adam;
+
+/* The passes of a choice of the largest of a chunk, and optimizer steps of what came of it. Sizes
+ * are those of kernel_topk. */
+typedef struct kernel_sparse {
+    /* c = residual * decay + delta, the product rounded before the sum; residual NULL: delta */
+    void (*combine)(float *c, const float *residual, const float *delta, float decay, size_t n);
+    /* How many have size least or more; least is 1 or more, and at most 0x7fffffff. */
+    size_t (*count)(const float *x, uint32_t least, size_t n);
+    /* scores[i] = the sum of the magnitudes of block i of KERNEL_SPARSE_BLOCK elements: those 8, 4,
+     * 2 and 1 further on are added, in this order */
+    void (*scores)(float *scores, const float *c, size_t blocks);
+    /* g = gradient + weight_decay * w; m = m * decay + g; w -= lr * m, with nesterov
+     * lr * (g + momentum * m). Without momentum (NULL) m is g. */
+    void (*sgd)(const kernel_sgd *by, float decay, float *weights, float *momentum,
+                const float *gradient, size_t n);
+    /* g = gradient + l2 * w; m = beta1 * m + rest1 * g; v = beta2 * v + rest2 * g * g;
+     * w = keep * w - step * m / (root of v * root_scale + eps) */
+    void (*adam)(const kernel_adam *by, float *weights, float *first, float *second,
+                 const float *gradient, size_t n);
+} kernel_sparse;
+
 typedef struct kernel_set {
     const char *name;
     int (*supported)(void); /* 1 where this CPU has the instructions */
@@ -118,6 +154,7 @@ typedef struct kernel_set {
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
     kernel_topk topk;
+    kernel_sparse sparse;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);
     int (*has_nan)(const float *x, size_t n);

@@ -99,6 +99,11 @@ class Dial:
         """True while a handshake is under way."""
         return self._phase == _State.SHAKING
 
+    @property
+    def is_over(self) -> bool:
+        """True once it has handed over its socket, or was stopped."""
+        return self._phase in (_State.DONE, _State.STOPPED)
+
     def stop(self) -> None:
         """Gives up and closes the socket of a try in flight."""
         self._hang_up()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -94,6 +95,14 @@ class Loop:
     def catch_up(self) -> None:
         """Does what is due, and waits for nothing."""
         self._turn(0.0)
+
+    def let_go(self) -> None:
+        """In a forked child: closes its copies of what is watched. The set of these is the
+        parent's, too, and stays as it is."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self.close()
 
     def close(self) -> None:
         """Forgets all sockets and timers."""

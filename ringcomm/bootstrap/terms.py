@@ -21,6 +21,7 @@ class Role(enum.IntEnum):
 
     RENDEZVOUS = 1
     LANE = 2
+    MEMBERSHIP = 3
 
 
 class Level(enum.IntEnum):
@@ -177,7 +178,7 @@ def other_user(why: str) -> RefusedError:
 
 def duplicate(terms: Terms) -> RefusedError:
     """This very connection exists already."""
-    if terms.role == Role.RENDEZVOUS:
+    if terms.role != Role.LANE:
         text = f"another process of this job is already rank {terms.client_rank}"
     else:
         text = f"rank {terms.client_rank} has lane {terms.lane} of rail {terms.rail} already"

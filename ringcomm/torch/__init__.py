@@ -12,6 +12,8 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 from __future__ import annotations
 
 from . import backend, meeting, untraced
+from .attach import attach
+from .auto import Auto
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
@@ -24,6 +26,6 @@ meeting.register()
 untraced.leave_alone("ringcomm")
 
 __all__ = [
-    "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
-    "SilenceWarning", "Stale1", "allreduce_hook",
+    "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
+    "SilenceWarning", "Stale1", "allreduce_hook", "attach",
 ]  # fmt: skip

@@ -51,6 +51,14 @@ class StepReport(TypedDict):
     shared_bytes: int
 
 
+class CodecStretch(TypedDict):
+    """Steps with one codec, numbered from 0 on: the first and the last of them."""
+
+    codec: str
+    first: int
+    last: int
+
+
 class HookReport(dict[str, Any]):
     """What ``HookState.report`` returns: a dictionary, whose values are attributes as well, and
     which ``print`` shows as a table."""
@@ -94,6 +102,11 @@ class HookReport(dict[str, Any]):
     def steps(self) -> list[StepReport]:
         """Those that are over."""
         return list(self["steps"])
+
+    @property
+    def codecs(self) -> list[CodecStretch]:
+        """Which codec was in use when, in the whole run."""
+        return list(self["codecs"])
 
     def __str__(self) -> str:
         from .table import table_of  # rich, which only who prints has to load
@@ -180,6 +193,7 @@ class Account:
         self._untold: deque[_Step] = deque(maxlen=KEPT)
         self.carried = 0
         self.deferred = False
+        self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
 
     def _zero(self) -> None:
@@ -257,6 +271,13 @@ class Account:
                 told.append(self._untold.popleft().told())
         return told
 
+    def use(self, step: int, codec: str) -> None:
+        """A step begins, in that codec."""
+        with self._lock:
+            if not self._codecs or self._codecs[-1]["codec"] != codec:
+                self._codecs.append({"codec": codec, "first": step, "last": step})
+            self._codecs[-1]["last"] = step
+
     @property
     def position(self) -> int:
         """The number that the next bucket has in its step, from 0 on."""
@@ -280,4 +301,5 @@ class Account:
                 comm_s=self._comm_s,
                 works=[work for step in self._steps for work in step.works],
                 steps=[step.told() for step in self._steps if step.is_over],
+                codecs=[stretch.copy() for stretch in self._codecs],
             )

@@ -5,8 +5,9 @@ the step and from what the ranks have told each other. The hook asks in the thre
 in this order, once in a step:
 
     note(report, finite)    for each step that is over and has not been noted yet, in order
-    begin(step, comm)       before the first bucket of the step
+    begin(step, exchange)   before the first bucket of the step
     codec(step)             any number of times; it changes nothing
+    look(bucket, scale)     before each bucket is sent, in order
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ..codecs import CODECS, Codec, parse, refuse_composed
-from ..communicator import Communicator
 from .account import StepReport
+from .buckets import Bucket
+from .exchange import CommExchange
 
 
 class CodecPolicy(Protocol):
@@ -38,9 +40,16 @@ class CodecPolicy(Protocol):
     def codec(self, step: int) -> Codec:
         """What the float32 and float64 gradients of the step of that number, from 0, travel in."""
 
-    def begin(self, step: int, comm: Communicator) -> None:
-        """A step begins, on all ranks alike: the place to exchange what the ranks must agree on, by
-        collectives of ``comm``, which ought not to be waited for in the same step."""
+    def begin(self, step: int, exchange: CommExchange) -> None:
+        """A step begins, on all ranks alike: the place to exchange what the ranks must agree on,
+        which ought not to be waited for in the same step."""
+
+    def look(self, bucket: Bucket, loss_scale: float) -> None:
+        """A bucket with this rank's gradients is about to be sent; it is not to be changed.
+
+        Args:
+            loss_scale: the factor that is in the gradients.
+        """
 
     def note(self, report: StepReport, finite: bool) -> None:
         """A step is over.
@@ -84,8 +93,11 @@ class FixedCodec:
         waits = self._codec.quantises and step < self._warmup_steps
         return CODECS["bf16"] if waits else self._codec
 
-    def begin(self, step: int, comm: Communicator) -> None:
+    def begin(self, step: int, exchange: CommExchange) -> None:
         """Nothing is to be agreed on."""
+
+    def look(self, bucket: Bucket, loss_scale: float) -> None:
+        """Nothing depends on it."""
 
     def note(self, report: StepReport, finite: bool) -> None:
         """Nothing depends on it."""

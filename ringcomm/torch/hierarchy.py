@@ -25,6 +25,7 @@ from ..feedback import FeedbackStore
 from .account import Account
 from .buckets import Bucket
 from .codec_policy import CodecPolicy
+from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .hooks import HookState
 from .named_feedback import NamedFeedback
@@ -67,6 +68,11 @@ class HierarchicalTransport:
     def comm(self) -> Communicator:
         """That of the ranks of equal place, one on each host."""
         return self.grid.column
+
+    @property
+    def exchange(self) -> CommExchange:
+        """See Transport."""
+        return GridExchange(self.grid)
 
     def close(self) -> None:
         """Leaves the communicators of the grid, if there is one."""
@@ -167,7 +173,7 @@ class HierarchicalState(HookState):
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Compression | Literal["auto"] | None = None,
         comm: Communicator | None = None,
         *,
         local_group: Any,

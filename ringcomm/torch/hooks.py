@@ -36,6 +36,7 @@ from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
+from .auto import Auto
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
@@ -54,7 +55,8 @@ class HookState:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
             "int8", "fp8", "int4", "onebit", "topk" or ringcomm.topk(density). From int8 on,
             parameters of one dimension and those below ``threshold`` travel at bf16. Gradients of
-            16-bit models travel as they are.
+            16-bit models travel as they are. "auto": what suits the link and the model, of none,
+            bf16 and int8, chosen anew as they change; see Auto for more.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
@@ -91,7 +93,7 @@ class HookState:
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Compression | Literal["auto"] | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,
@@ -123,7 +125,7 @@ class HookState:
         self.transport.bind(self.account, self.residuals)
         self._pace_setting = pace
         self._pace = pace_of(pace, self.transport, self.account, self.residuals)
-        self._policy = policy or policy_of(compression, warmup_steps)
+        self._policy = policy or _policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
@@ -153,7 +155,7 @@ class HookState:
 
     @compression.setter
     def compression(self, compression: str | None) -> None:
-        policy = policy_of(compression, self.warmup_steps)
+        policy = _policy_of(compression, self.warmup_steps, None)
         self._pace.require(policy.codecs)
         self.residuals.serve(policy.name, needs_feedback(policy))
         self._policy = policy
@@ -264,6 +266,7 @@ class HookState:
             future = failed_future(gradients, self.account, self.error)
         else:
             codec = self._codec_of(gradients.buffer)
+            self._policy.look(gradients, self.loss_scale)
             future = self._in_range(gradients, codec, lambda: self._pace.launch(gradients, codec))
         if gradients.last:
             self._running = False
@@ -285,17 +288,25 @@ class HookState:
         self._running = True
         if self.scaler is not None:
             self.loss_scale = self.scaler.get_scale()
-        self._policy.begin(self.steps, self.comm)
+        try:
+            self._policy.begin(self.steps, self.transport.exchange)
+        except RingcommError as error:
+            self.transport.error = self.error or error
+            raise
+        self.account.use(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()
 
     def _watch_adam(self) -> None:
         if self._watch is not None:
             self._watch.end_if_seen()
         elif self.parameter_ids and not self.force:
-            onebit = any(codec.name == "onebit" for codec in self._policy.codecs)
-            text = ONEBIT if onebit else self._pace.under_adam
+            text = ONEBIT if self._is_onebit() else self._pace.under_adam
             if text:
                 self._watch = AdamWatch(self, self.parameter_ids, text)
+
+    def _is_onebit(self) -> bool:
+        """Whether it is, or is going to be after a warm-up."""
+        return self._policy.name == "onebit" or self._policy.codec(self.steps).name == "onebit"
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""
@@ -339,6 +350,9 @@ class HookState:
                 in_flight_s hidden and exposed
                 buckets, payload_bytes, wire_bytes, shared_bytes
 
+            and codecs: of the whole run, a dictionary of codec, first and last for each stretch of
+            steps with one codec, in order.
+
             Only the buckets' own collectives count. What a HierarchicalState's local group moves is
             not among them. Of works and steps, those of the latest 1000 steps.
         """
@@ -368,6 +382,14 @@ class HookState:
         self.residuals.wanted = state["feedback"]
         self.residuals.compression = self.compression
         self.residuals.needed = needs_feedback(self._policy)
+
+
+def _policy_of(
+    compression: str | None, warmup_steps: int, model: torch.nn.Module | None
+) -> CodecPolicy:
+    if compression == "auto":
+        return Auto(model, warmup_steps=warmup_steps)
+    return policy_of(compression, warmup_steps)
 
 
 def _require_whole(name: str, value: object, what: str) -> None:

@@ -1,7 +1,7 @@
 """Streams of a GPU, for threads that wait or call back.
 
-Invariant: nothing here has the host wait for the GPU, save ``Poison.is_there`` for what is long
-over when it is asked.
+Invariant: nothing here has the host wait for the GPU, save ``Fetched.value`` for what is long over
+when it is asked.
 """
 
 from __future__ import annotations
@@ -27,6 +27,26 @@ def on_stream(stream: Any) -> Iterator[None]:
         yield
 
 
+class Fetched:
+    """A number that a tensor without dimensions holds, on its way to the host behind all that its
+    GPU's current stream has to do."""
+
+    def __init__(self, scalar: torch.Tensor) -> None:
+        self._arrived: Any = None
+        self._scalar = scalar
+        if scalar.device.type == "cuda":
+            self._scalar = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+            self._scalar.copy_(scalar, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(scalar.device))
+
+    def value(self) -> float:
+        """Waits for the GPU if it has not got so far."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._scalar.item()
+
+
 class Poison:
     """Whether any of some tensors has a value that is not finite.
 
@@ -38,21 +58,10 @@ class Poison:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._answered: Any = None
-        self._finite: Any = True
-        if not tensors:
-            return
-        finite = torch.cat(list(tensors), dim=-1).isfinite().all()
-        if finite.device.type == "cuda":
-            answer = torch.empty((), dtype=torch.bool, pin_memory=True)
-            answer.copy_(finite, non_blocking=True)
-            self._answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._answered.record(torch.cuda.current_stream(finite.device))
-            finite = answer
-        self._finite = finite
+        self._finite: Fetched | None = None
+        if tensors:
+            self._finite = Fetched(torch.cat(list(tensors), dim=-1).isfinite().all())
 
     def is_there(self) -> bool:
         """Waits for the GPU if it has not got so far."""
-        if self._answered is not None:
-            self._answered.synchronize()
-        return not bool(self._finite)
+        return self._finite is not None and not self._finite.value()

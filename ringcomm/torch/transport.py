@@ -25,6 +25,7 @@ from ..errors import RingcommError
 from ..work import Work
 from .account import Account
 from .buckets import Bucket, Part, Parts, average
+from .exchange import CommExchange
 from .group import RingcommGroup
 from .named_feedback import NamedFeedback
 
@@ -46,6 +47,10 @@ class Transport(Protocol):
     @property
     def comm(self) -> Communicator:
         """The communicator over which compressed gradients go."""
+
+    @property
+    def exchange(self) -> CommExchange:
+        """How the ranks agree on what is beside the gradients."""
 
     def begin(self) -> None:
         """Before the first bucket of a step."""
@@ -112,6 +117,11 @@ class FlatTransport:
         if self._comm is None:
             self._comm = default_of(dist.group.WORLD)
         return self._comm
+
+    @property
+    def exchange(self) -> CommExchange:
+        """See Transport."""
+        return CommExchange(self.comm)
 
     def begin(self) -> None:
         """Nothing is to be done."""

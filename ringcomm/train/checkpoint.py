@@ -1,7 +1,7 @@
 """The state of a run on disk: one file, replaced whole or not at all.
 
 It holds the model, the optimizer, the number of steps done, the settings that shape the loss
-curve, and what the communication hook must remember. The rest follows from the step: epoch, place
+curve, and what the method must remember. The rest follows from the step: epoch, place
 in the data, learning rate and the seed of the random numbers are functions of it.
 
 Invariants: rank 0 writes to a temporary file, flushes it to the disk and renames it over the old
@@ -21,7 +21,7 @@ import torch
 
 from ..errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 _NAME = "checkpoint.pt"
 
 
@@ -35,7 +35,7 @@ class State(TypedDict):
     position: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
-    hook: dict[str, Any]
+    method: dict[str, Any]
 
 
 def save(folder: Path, state: State) -> bytes:

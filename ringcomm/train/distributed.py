@@ -1,9 +1,8 @@
 """The ranks of a run and what passes between them.
 
-This file and ``plain`` are the only ones of the trainer that touch ringcomm and torch.distributed.
-DDP is built on a process group, ringcomm's or gloo's. Gradients go through a DDP communication
-hook: ringcomm's, or DDP's own all-reduce over the group, which --no-hook stands for. Both keep the
-same account (``timing.Traffic``), so both are timed alike.
+Methods (methods.py) are built on a process group, ringcomm's or gloo's. By the method "gradients"
+these go through a DDP communication hook: ringcomm's, or DDP's own all-reduce over the group, which
+--no-hook stands for. Both keep the same account (``timing.Traffic``), so both are timed alike.
 
     --backend   --hook    gradients by              what else ranks tell each other, by
     ringcomm    yes       ringcomm's hook, over the group's communicator       the same
@@ -28,21 +27,19 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 
 from ..api import default_communicator
 from ..bootstrap.launch import Identity, identify
 from ..calls import Op
+from ..codecs import Compression
 from ..communicator import Communicator
 from ..config import Config
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError
 from . import launcher
 from .launcher import SharedError
 from .options import Options
-from .plain import GlooControl, PlainState, plain_hook
-from .timing import Traffic
+from .plain import GlooControl
 
 Made = TypeVar("Made")
 
@@ -50,74 +47,15 @@ Made = TypeVar("Made")
 class World:
     """This process among the others. ``World()`` is a world of one; ``join`` makes larger ones.
 
-    Args:
+    Attributes:
         comm: ringcomm's communicator of these ranks; None where gloo does everything.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, comm: Communicator | None = None) -> None:
         self.rank = rank
         self.size = size
-        self._comm = comm
-        self._hook: Any = None
+        self.comm = comm
         self._control = RingcommControl(comm) if comm else GlooControl()
-
-    def wrap(self, model: nn.Module, options: Options) -> nn.Module:
-        """The model as it is trained: in DDP with the chosen hook. Collective.
-
-        Raises ConfigError if ringcomm does not know the codec.
-        """
-        if self.size == 1:
-            return model
-        hook = self.agree(lambda: self._make_hook(model, options))
-        size: dict[str, Any] = {}
-        if options.bucket_mb is not None:
-            size["bucket_cap_mb"] = options.bucket_mb
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **size)
-        ddp.register_comm_hook(self._hook, hook)
-        return ddp
-
-    def _make_hook(self, model: nn.Module, options: Options) -> Callable[..., Any]:
-        comm = self._comm
-        if not options.hook:
-            self._hook = PlainState(self.size, (lambda: _sent(comm)) if comm else None)
-            return plain_hook
-        from ringcomm.torch import HookState, allreduce_hook
-
-        self._hook = HookState(
-            options.codec, comm, model=model, warmup_steps=options.dense_steps, force=options.force
-        )
-        hook: Callable[..., Any] = allreduce_hook
-        return hook
-
-    def start_account(self) -> None:
-        """Start a new account of the hook's traffic."""
-        if self._hook is not None:
-            self._hook.reset()
-
-    def traffic(self) -> Traffic:
-        """The hook's account since it was started."""
-        if self._hook is None:
-            return Traffic(
-                buckets=0, payload_bytes=0, wire_bytes=0, shared_bytes=0, comm_s=0.0, works=[]
-            )
-        account: Traffic = self._hook.report()
-        return account
-
-    def failure(self) -> RingcommError | None:
-        """The error of ringcomm that made backward fail: DDP turns all into RuntimeError."""
-        error: RingcommError | None = getattr(self._hook, "error", None)
-        return error
-
-    def hook_state(self) -> dict[str, Any]:
-        """What the hook must remember over a restart; empty if nothing. Collective."""
-        save = getattr(self._hook, "state_dict", None)
-        return dict(save()) if save else {}
-
-    def load_hook_state(self, state: dict[str, Any]) -> None:
-        """Give back what ``hook_state`` returned. Collective."""
-        load = getattr(self._hook, "load_state_dict", None)
-        if load and state:
-            load(state)
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over all ranks, in float64. Collective."""
@@ -180,7 +118,7 @@ class World:
             self._control.barrier()
 
 
-def _sent(comm: Communicator) -> tuple[int, int]:
+def sent_by(comm: Communicator) -> tuple[int, int]:
     """Payload bytes, over ports and through shared memory."""
     stats = comm.stats()
     return stats["payload_bytes"] - stats["shared_bytes"], stats["shared_bytes"]
@@ -205,13 +143,6 @@ class RingcommControl:
         self._comm.barrier()
 
 
-def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Within it, backward adds gradients up on this rank and exchanges none."""
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    return contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def join(options: Options) -> Iterator[World]:
     """The world that the launcher made, left again at the end.
@@ -233,7 +164,7 @@ def join(options: Options) -> Iterator[World]:
 def _ringcomm_group(identity: Identity, options: Options) -> Iterator[World]:
     from ringcomm.torch import Options as GroupOptions
 
-    group = GroupOptions("none" if options.hook else options.codec)
+    group = GroupOptions("none" if options.hook else cast(Compression, options.codec))
     by = None if launcher.by_torchrun() else "ringcomm://"
     dist.init_process_group("ringcomm", init_method=by, pg_options=group)
     try:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import optim
+from . import methods, optim
 from .data import Data
-from .distributed import World, no_sync
+from .distributed import World
 from .emulate import EmulatedDevice
 from .options import Options
 from .sampling import MicroBatches
@@ -45,13 +45,12 @@ class Engine:
 
     Attributes:
         model: the bare model; its weights are what is evaluated and kept.
-        optimizer: over ``model``'s parameters.
+        method: how the ranks learn from each other; it has the optimizer.
     """
 
     def __init__(self, model: nn.Module, options: Options, world: World) -> None:
         self.model = model
-        self.optimizer = optim.make_optimizer(model, options)
-        self._trained = model
+        self.method = methods.method_of(model, options, world)
         self._options = options
         self._world = world
         self._peak_rate = optim.choices(options)[1]
@@ -60,14 +59,14 @@ class Engine:
         self._last: MicroBatches = []
 
     def connect(self) -> None:
-        """Take the weights of rank 0 and exchange gradients from now on. Collective."""
-        self._trained = self._world.wrap(self.model, self._options)
+        """Take the weights of rank 0 and learn from the others from now on. Collective."""
+        self.method.connect()
 
     def train_step(self, step: int, steps: int, source: Iterator[MicroBatches]) -> StepRecord:
         """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
         rate = optim.rate_at(step, steps, self._peak_rate, self._options.warmup)
-        optim.set_rate(self.optimizer, rate)
-        self._world.start_account()
+        optim.set_rate(self.method.optimizer, rate)
+        self.method.start_account()
         torch.manual_seed((self._options.seed << 32) ^ (step << 8) ^ self._world.rank)
         begin = time.perf_counter()
         self._last = next(source)
@@ -76,8 +75,10 @@ class Engine:
         backward_done = time.perf_counter()
         self._update()
         end = time.perf_counter()
-        traffic = self._world.traffic()
-        times = split_step(begin, input_done, backward_done, end, traffic["works"])
+        traffic = self.method.traffic()
+        times = split_step(
+            begin, input_done, backward_done, end, traffic["works"], traffic.get("waited_s", 0.0)
+        )
         return StepRecord(loss, rate, times, traffic)
 
     def trial(self, pairs: int) -> tuple[float, float]:
@@ -104,7 +105,7 @@ class Engine:
         batch = options.batch // (world.size * options.accumulate)
         loss = correct = count = 0.0
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.method.evaluated():
             for first in range(0, len(numbers), batch):
                 inputs, targets = data.batch("held_out", numbers[first : first + batch])
                 logits = self._forward(self.model, inputs)
@@ -123,8 +124,8 @@ class Engine:
         total = 0.0
         for number, (inputs, targets) in enumerate(micro_batches, 1):
             exchanges = exchange and number == len(micro_batches)
-            with contextlib.nullcontext() if exchanges else no_sync(self._trained):
-                logits = self._forward(self._trained, inputs)
+            with contextlib.nullcontext() if exchanges else self.method.no_exchange():
+                logits = self._forward(self.method.model, inputs)
                 loss = functional.cross_entropy(logits, targets.flatten()) / len(micro_batches)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
@@ -137,5 +138,5 @@ class Engine:
         return logits.float().flatten(0, -2)
 
     def _update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.method.optimizer.step()
+        self.method.optimizer.zero_grad()

@@ -19,7 +19,7 @@ from .data import Data, load
 from .distributed import World
 from .engine import Engine, StepRecord
 from .launcher import SharedError
-from .options import Options
+from .options import AUTO, Options
 from .progress import Log, Progress
 from .report import Measured, build, table
 from .timing import StepTimes, means, settled
@@ -40,7 +40,7 @@ def train(options: Options, world: World) -> dict[str, Any]:
         progress.console.print(table(report))
         return report
     except RuntimeError as error:
-        raise world.failure() or error from None
+        raise run.engine.method.error or error from None
     finally:
         run.log.close()
 
@@ -65,9 +65,9 @@ class Run:
         epochs = options.epochs or self.data.epochs
         self.steps = options.steps or epochs * self.sampler.steps_per_epoch
         self.engine = Engine(model, options, world)
-        hook_state = self._restore()
+        state = self._restore()
         self.engine.connect()
-        world.load_hook_state(hook_state)
+        self.engine.method.load_state_dict(state)
         self._records: list[StepRecord] = []
         self._told = self.step
 
@@ -92,8 +92,12 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Evaluate, measure, and build and log the report. Collective; ends all training."""
+        self.engine.method.finish()
         held_out = self.engine.evaluate(self.data)
-        report = build(self._description(), held_out, self._measured())
+        about = self._description()
+        if about["compression"] == AUTO:
+            about["codecs"] = self.engine.method.codecs()
+        report = build(about, held_out, self._measured())
         self.log.write("report", **report)
         return report
 
@@ -160,7 +164,8 @@ class Run:
 
     def _trial(self) -> tuple[float, float] | None:
         """``Engine.trial``, mean over ranks. Collective; ends all training."""
-        if self.world.size == 1 or not self.options.trial_steps:
+        has_trial = self.world.size > 1 and self.engine.method.has_trial
+        if not has_trial or not self.options.trial_steps:
             return None
         sync, no_sync = self.world.sum(list(self.engine.trial(self.options.trial_steps)))
         return sync / self.world.size, no_sync / self.world.size
@@ -174,6 +179,7 @@ class Run:
             "world_size": self.world.size,
             "backend": "none" if alone else options.backend,
             "hook": options.hook and not alone,
+            "method": "alone" if alone else options.method,
             "compression": "none" if alone else options.codec,
             "precision": options.precision,
             "batch": options.batch,
@@ -214,6 +220,7 @@ class Run:
         names = ("model", "width", "dropout", "batch", "momentum", "warmup", "precision", "seed")
         return {
             **{f"--{name}": getattr(options, name) for name in names},
+            "--method": options.method,
             "--optimizer": optimizer,
             "--lr": rate,
             "--weight-decay": decay,
@@ -222,7 +229,7 @@ class Run:
         }
 
     def _restore(self) -> dict[str, Any]:
-        """Take up the checkpoint that is to be resumed; the hook's part of it. Collective."""
+        """Take up the checkpoint that is to be resumed; the method's part of it. Collective."""
         if self.options.checkpoint is None:
             return {}
         folder, resume = Path(self.options.checkpoint), self.options.resume
@@ -231,23 +238,27 @@ class Run:
             return {}
         state = self.world.agree(lambda: checkpoint.read(content, self._settings()))
         self.engine.model.load_state_dict(state["model"])
-        self.engine.optimizer.load_state_dict(state["optimizer"])
+        self.engine.method.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
-        return state["hook"]
+        return state["method"]
 
     def _save(self) -> None:
         """Write a checkpoint; no rank goes on before it is on disk. Collective."""
         epoch, position = divmod(self.step, self.sampler.steps_per_epoch)
-        state = checkpoint.new_state(
-            self._settings(),
-            step=self.step,
-            epoch=epoch,
-            position=position,
-            model=self.engine.model.state_dict(),
-            optimizer=self.engine.optimizer.state_dict(),
-            hook=self.world.hook_state(),
-        )
-        self.world.from_root(lambda: checkpoint.save(Path(self.options.checkpoint or "."), state))
+        method = self.engine.method
+        kept = method.state_dict()
+        with method.evaluated():
+            state = checkpoint.new_state(
+                self._settings(),
+                step=self.step,
+                epoch=epoch,
+                position=position,
+                model=self.engine.model.state_dict(),
+                optimizer=method.optimizer_state(),
+                method=kept,
+            )
+            folder = Path(self.options.checkpoint or ".")
+            self.world.from_root(lambda: checkpoint.save(folder, state))
 
 
 def _seconds(times: StepTimes) -> dict[str, float]:

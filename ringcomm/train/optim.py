@@ -7,29 +7,138 @@ filters decay, biases, norms and other vectors do not.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from ..communicator import Communicator
 from ..errors import ConfigError
 from .models import family
 from .options import Options
 
-_DEFAULTS = {"sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05)}
+_DEFAULTS = {
+    "sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05), "muon": (0.02, 0.05), "lion": (2e-4, 0.1),
+    "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
+}  # fmt: skip
 _FINAL_RATE = 0.01
+_BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
+
+Groups = list[dict[str, Any]]
 
 
-def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """SGD with momentum or AdamW over ``model``, at the peak rate."""
-    name, rate, decay = choices(options)
+class Optimizer(Protocol):
+    """What the trainer asks of torch's optimizers, and of two of them together."""
+
+    @property
+    def param_groups(self) -> Groups:
+        """Each with a rate; "rate_factor", if there is one, is its share of the run's rate."""
+
+    def step(self) -> Any:
+        """Update the parameters."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For ``load_state_dict``."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+class Together:
+    """Several optimizers as one, each over parameters of its own."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)
+
+    @property
+    def param_groups(self) -> Groups:
+        """Of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """Of all parts."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Of all parts."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the number of the part."""
+        return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Into all parts."""
+        for number, part in enumerate(self.parts):
+            part.load_state_dict(state_dict[str(number)])
+
+
+def groups(model: nn.Module, options: Options) -> Groups:
+    """The trained parameters, those that decay and those that do not."""
+    decay = choices(options)[2]
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
+
+
+def make_optimizer(groups: Groups, options: Options) -> Optimizer:
+    """One of torch's, at the peak rate."""
+    name, rate, _ = choices(options)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=options.momentum)
+    if name == "muon":
+        return _muon(groups, rate)
     return torch.optim.AdamW(groups, lr=rate)
+
+
+def _muon(groups: Groups, rate: float) -> Together:
+    """Muon for hidden matrices; AdamW for vectors, for filters, which are no matrices, and for the
+    first and last matrix, which are those of the symbols in and out."""
+    matrices, vectors = groups[0]["params"], groups[1]
+    square = [p for p in matrices[1:-1] if p.dim() == 2]
+    hidden = {id(p) for p in square}
+    others = [p for p in matrices if id(p) not in hidden]
+    decay = groups[0]["weight_decay"]
+    beside = [{"params": others, "weight_decay": decay}, vectors]
+    adamw = torch.optim.AdamW(
+        [{**group, "rate_factor": _BESIDE_MUON} for group in beside], lr=rate * _BESIDE_MUON
+    )
+    if not square:
+        raise ConfigError("--optimizer muon is for models with hidden matrices, as ViT and GPT")
+    return Together([torch.optim.Muon(square, lr=rate, weight_decay=decay), adamw])
+
+
+def make_wire_optimizer(
+    groups: Groups, options: Options, comm: Communicator
+) -> torch.optim.Optimizer:
+    """One of ringcomm.torch.optim, at the peak rate. A collective."""
+    from ringcomm.torch import optim
+
+    name, rate, _ = choices(options)
+    common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
+    if name == "sgd":
+        return optim.SGD(groups, momentum=options.momentum, **common)
+    kinds: dict[str, type[optim.WireOptimizer]] = {
+        "adamw": optim.OneBitAdam, "lion": optim.Lion, "lamb": optim.OneBitLamb,
+        "zero-one-adam": optim.ZeroOneAdam,
+    }  # fmt: skip
+    return kinds[name](groups, **common)
+
+
+def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
+    """torch's optimizers that it consists of."""
+    if isinstance(optimizer, Together):
+        return optimizer.parts
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return [optimizer]
 
 
 def choices(options: Options) -> tuple[str, float, float]:
@@ -45,10 +154,12 @@ def choices(options: Options) -> tuple[str, float, float]:
 
 def require_suitable(options: Options) -> None:
     """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
-    if options.codec == "onebit" and not options.force and choices(options)[0] == "adamw":
+    plain = options.method in ("gradients", "stale") and choices(options)[0] != "sgd"
+    if options.codec == "onebit" and not options.force and plain:
         raise ConfigError(
-            "--compression onebit does not go with AdamW: of signs it learns that all gradients "
-            "of a block are equally large; use int4, or --optimizer sgd, or --force to try"
+            f"--compression onebit does not go with the gradients of {choices(options)[0]}: of "
+            "signs it learns that all gradients of a block are equally large; use --method "
+            "momentum, which sends what 1 bit suits, or int4, or --optimizer sgd, or --force to try"
         )
 
 
@@ -65,7 +176,7 @@ def rate_at(step: int, steps: int, peak: float, warmup: float) -> float:
     return peak * (_FINAL_RATE + (1 - _FINAL_RATE) * (1 + math.cos(math.pi * way)) / 2)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Use ``rate`` in the coming step."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -12,11 +12,13 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn, cast
+from typing import Literal, NoReturn, cast
 
 from ..codecs import Codec, Compression, names, refuse_composed
 from ..codecs import parse as parse_codec
 from ..errors import ConfigError
+
+AUTO = "auto"
 
 _DESCRIPTION = """\
 Train a model with data parallelism and report where the time of a step goes.
@@ -62,7 +64,12 @@ class Options:
     threads: int | None = None
     backend: str = "ringcomm"
     hook: bool = True
+    method: str = "gradients"
     compression: str | None = None
+    every: int | str = 30
+    outer: str | None = None
+    fragments: int = 1
+    delay: int = 0
     dense_steps: int = 0
     force: bool = False
     compute_ms: float | None = None
@@ -84,6 +91,14 @@ class Options:
         if self.checkpoint is None and (self.checkpoint_every or self.resume):
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
+        if self.dense_steps and not self.hook:
+            raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
+        self._require_method()
+        if self.compression == AUTO:
+            if not self.hook or self.method != "gradients":
+                raise ConfigError("--compression auto is for --method gradients by ringcomm's "
+                                  "hook; use --hook")  # fmt: skip
+            return
         codec = parse_codec(self.compression, "--compression ")
         refuse_composed(codec, "the trainer")
         if not self.hook and codec.name != "none":
@@ -97,15 +112,30 @@ class Options:
                     f"--compression {codec.name} needs error feedback, which only the hook keeps; "
                     "use --hook, or another codec"
                 )
-        if self.dense_steps and not self.hook:
-            raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
+
+    def _require_method(self) -> None:
+        """Raises ConfigError for settings of other methods than the one chosen."""
+        if self.method != "gradients" and (self.backend == "gloo" or not self.hook):
+            raise ConfigError(f"--method {self.method} is ringcomm's; leave out --backend gloo and "
+                              "--no-hook")  # fmt: skip
+        for name in ("every", "outer", "fragments", "delay"):
+            if self.method != "outer" and getattr(self, name) != getattr(Options, name):
+                raise ConfigError(f"--{name} is about outer steps; add --method outer")
+        own = {"lion", "lamb", "zero-one-adam"}
+        if self.optimizer in own and self.method != "momentum":
+            raise ConfigError(f"--optimizer {self.optimizer} sends its momentum; add --method "
+                              "momentum (--compression none loses nothing)")  # fmt: skip
+        if self.optimizer == "muon" and self.method == "momentum":
+            raise ConfigError("--optimizer muon has no form that sends its momentum; use --method "
+                              "outer or gradients")  # fmt: skip
 
     @property
-    def codec(self) -> Compression:
-        """The codec that gradients travel in: bf16 unless chosen; gloo has none."""
+    def codec(self) -> Compression | Literal["auto"]:
+        """The codec of what travels, or "auto": as suits the method unless chosen."""
         alone = self.backend == "gloo" and not self.hook
-        chosen = self.compression or ("none" if alone else "bf16")
-        return cast(Compression, chosen)  # checked above
+        suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
+        chosen = self.compression or ("none" if alone else suits)
+        return cast("Compression | Literal['auto']", chosen)  # checked above
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -160,14 +190,18 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
                        help="passes over the data (default: digits 15, folder 10, else 1)")
     group.add_argument("--steps", type=_whole(1), metavar="N",
                        help="length of the run in steps, instead of --epochs")
-    group.add_argument("--optimizer", choices=("sgd", "adamw"),
-                       help="default: sgd for ResNet, adamw for ViT and GPT")
+    group.add_argument("--optimizer",
+                       choices=("sgd", "adamw", "muon", "lion", "lamb", "zero-one-adam"),
+                       help="default: sgd for ResNet, adamw for ViT and GPT; the last three come "
+                       "with --method momentum only")
     group.add_argument("--lr", type=_number(0), metavar="RATE",
-                       help="peak learning rate (default: sgd 0.1, adamw 0.001)")
+                       help="peak learning rate (default: sgd 0.1, adamw 0.001, "
+                       "muon 0.02, lion 0.0002, lamb 0.005, zero-one-adam 0.001)")
     group.add_argument("--momentum", type=_number(0, 0.9999), metavar="M",
                        help="momentum of sgd (default: 0.9)")
     group.add_argument("--weight-decay", type=_number(0), metavar="D",
-                       help="of matrices and filters (default: sgd 0.0005, adamw 0.05)")
+                       help="of matrices and filters (default: sgd 0.0005, lion 0.1, "
+                       "others 0.05)")
     group.add_argument("--warmup", type=_number(0, 1), metavar="FRACTION",
                        help="part of the run in which the rate rises; a cosine follows "
                        "(default: 0.1)")
@@ -186,9 +220,26 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hook", action=argparse.BooleanOptionalAction,
                        help="gradients go by ringcomm's DDP hook, over either backend; without, "
                        "by DDP's own all-reduce over the backend (default: --hook)")
+    group.add_argument("--method", choices=("gradients", "stale", "momentum", "outer"),
+                       help="what travels: gradients, in every step; the same one step late, while "
+                       "the next step computes; the optimizer's momentum, at 1 bit (1-bit Adam for "
+                       "adamw); or, every so many steps, how far the weights have come (default: "
+                       "gradients)")
     group.add_argument("--compression", metavar="CODEC",
-                       help=f"codec of gradients on the wire: {names(_is_taken)}, or topk:DENSITY "
-                       "(default: bf16; with --backend gloo --no-hook none)")
+                       help=f"codec on the wire: {names(_is_taken)}, or topk:DENSITY; auto: of "
+                       "none, bf16 and int8 the gentlest that hides, as it is measured (default: "
+                       "bf16; momentum onebit; outer int4; with --backend gloo --no-hook none)")
+    group.add_argument("--every", type=_period, metavar="STEPS",
+                       help="steps between two outer steps; end: one, at the end; speed:STEPS: so "
+                       "many of the fastest rank, and of others what they make in that time "
+                       "(default: 30)")
+    group.add_argument("--outer", choices=("mean", "sgd", "nesterov", "sparse"),
+                       help="how weights follow the mean of all ranks (default: nesterov)")
+    group.add_argument("--fragments", type=_whole(1), metavar="P",
+                       help="parts of the model that take outer steps at staggered times "
+                       "(default: 1)")
+    group.add_argument("--delay", type=_whole(0), metavar="STEPS",
+                       help="steps that go on while an outer step's part travels (default: 0)")
     group.add_argument("--dense-steps", type=_whole(0), metavar="N",
                        help="first steps in which codecs of few bits give way to bf16 "
                        "(default: 0)")
@@ -233,6 +284,14 @@ def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
     read.__name__ = "whole number"
     return read
+
+
+def _period(text: str) -> int | str:
+    if text == "end" or (text.startswith("speed:") and text[6:].isdecimal()):
+        return text
+    if not text.isdecimal() or text == "0":
+        raise argparse.ArgumentTypeError(f"give a whole number, end or speed:STEPS, not {text!r}")
+    return int(text)
 
 
 def _number(low: float, high: float | None = None) -> Callable[[str], float]:

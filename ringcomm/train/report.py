@@ -16,6 +16,7 @@ from rich.table import Table
 from .timing import StepTimes, efficiency
 
 _HOW = {  # each fits the table's 80 columns beside the longest label and figure
+    "codecs": "the last one chosen",
     "held_out": "after the last step",
     "samples_per_s": "global batch / step",
     "step_s": "mean over steps and ranks",
@@ -114,6 +115,10 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
+def _codec(codecs: Sequence[Mapping[str, Any]]) -> str:
+    return f"{codecs[-1]['codec']} from {codecs[-1]['first'] + 1} on" if codecs else "none"
+
+
 def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
@@ -126,7 +131,7 @@ def _bytes(count: float) -> str:
 
 
 _ALONE = {"samples_per_s", "step_s", "input_s", "compute_s"}
-_ROWS: Sequence[tuple[str, str, Callable[[float], str]]] = (
+_ROWS: Sequence[tuple[str, str, Callable[[Any], str]]] = (
     ("throughput", "samples_per_s", lambda value: f"{value:,.0f} samples/s"),
     ("step", "step_s", _milliseconds),
     ("  input", "input_s", _milliseconds),
@@ -134,6 +139,7 @@ _ROWS: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("  exposed communication", "exposed_s", _milliseconds),
     ("hidden communication", "hidden_s", _milliseconds),
     ("gradients per step", "gradient_bytes_per_step", _bytes),
+    ("codec", "codecs", _codec),
     ("sent per step and rank", "wire_bytes_per_step", _bytes),
     ("  through shared memory", "shared_bytes_per_step", _bytes),
     ("scaling efficiency", "scaling_efficiency", _percent),

@@ -19,6 +19,8 @@ What is measured, on each rank, with the monotonic clock:
 - hidden = time before last_submitted in which at least one work was in flight (the union of the
   intervals, so that works queued behind each other are not counted twice).
 - input = taking the batch from memory, or waiting for it to be read ahead.
+- a method that exchanges in the optimizer's step, or between steps, says how long it has waited
+  for others and for transfers; that is exposed, too.
 - compute = (end - begin) - input - exposed. What communication costs while it is hidden (shared
   cores and memory, the hook's own work) is part of it.
 - scaling efficiency = compute / (compute + exposed): T_s / (T_s + T_c) with the communication that
@@ -44,12 +46,13 @@ from ..intervals import Interval, covered
 Step = TypeVar("Step")
 
 
-class Traffic(TypedDict):
+class Traffic(TypedDict, total=False):
     """What the communication hook did since it was last asked, on this rank.
 
     buckets: all-reduces. payload_bytes: bytes of gradients. wire_bytes: payload bytes sent over
     ports. shared_bytes: put into memory that ranks of a host share.
     comm_s: seconds from submission to completion, summed. works: each one's interval.
+    waited_s: seconds lost to communication after backward; may be left out.
     """
 
     buckets: int
@@ -58,6 +61,7 @@ class Traffic(TypedDict):
     shared_bytes: int
     comm_s: float
     works: list[Interval]
+    waited_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +76,15 @@ class StepTimes:
 
 
 def split_step(
-    begin: float, input_done: float, backward_done: float, end: float, works: Sequence[Interval]
-) -> StepTimes:
-    """Split a step by the moments of the picture above; ``works`` holds (submitted, done)."""
-    exposed = hidden = 0.0
+    begin: float, input_done: float, backward_done: float, end: float, works: Sequence[Interval],
+    waited: float = 0.0,
+) -> StepTimes:  # fmt: skip
+    """Split a step by the moments of the picture above; ``works`` holds (submitted, done), and
+    ``waited`` are the seconds lost to communication after backward."""
+    exposed, hidden = waited, 0.0
     if works:
         last_submitted = max(submitted for submitted, _ in works)
-        exposed = max(0.0, backward_done - last_submitted)
+        exposed += max(0.0, backward_done - last_submitted)
         hidden = covered(works, last_submitted)
     taken = input_done - begin
     return StepTimes(end - begin, taken, end - begin - taken - exposed, exposed, hidden)

@@ -148,6 +148,7 @@ class Job:
         self._environment = {**nursery.environment, **(environment or {})}
         self._processes: dict[int, _Process] = {}
         self._silent: set[int] = set()
+        self._ended: list[_Process] = []
 
     def start(
         self,
@@ -167,6 +168,9 @@ class Job:
             }  # fmt: skip
             order = {"module": module.__name__, "function": function.__name__,
                      "arguments": arguments, "environment": environment}  # fmt: skip
+            if rank in self._processes:  # started again, after it has ended
+                self._ended.append(self._processes.pop(rank))
+                self._silent.discard(rank)
             self._processes[rank] = _Process(self._nursery, order)
 
     # ---- what they say ----
@@ -269,7 +273,7 @@ class Job:
                     os.kill(process.pid, signal.SIGKILL)
         for rank in self._processes:
             self.wait_exit(rank)
-        for process in self._processes.values():
+        for process in [*self._processes.values(), *self._ended]:
             process.close()
 
     # ---- pipes ----

@@ -8,10 +8,23 @@ The model is not in DistributedDataParallel: the optimizer's step does the excha
 
 from __future__ import annotations
 
+from .adam import OneBitAdam
+from .lamb import OneBitLamb
 from .lion import Lion
 from .rule import Exchange, Rule
 from .sgd import SGD
 from .span import Span
 from .wire import WireOptimizer
+from .zero_one import ZeroOneAdam
 
-__all__ = ["Lion", "SGD", "Exchange", "Rule", "Span", "WireOptimizer"]
+__all__ = [
+    "Lion",
+    "SGD",
+    "Exchange",
+    "OneBitAdam",
+    "OneBitLamb",
+    "Rule",
+    "Span",
+    "WireOptimizer",
+    "ZeroOneAdam",
+]

@@ -1,6 +1,9 @@
 """What all ranks agree on before a step is made: a message of a few bytes, summed over all ranks.
 
-    not finite | sum of squares | one for each parameter that has a gradient here
+    not finite | sum of squares | d | d * d | one for each parameter that has a gradient here
+
+d is a digest of what must be alike: the number of the step, and the hyperparameters. It is if the
+mean of its squares is the square of its mean; the numbers are so small that the sums are exact.
 
 A rank whose gradients are not finite has no say in the rest. So that one of them alone does not
 leave out a step, a GradScaler's verdict comes by the same message.
@@ -9,15 +12,20 @@ leave out a step, a GradScaler's verdict comes by the same message.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from ...communicator import Communicator
+from ...errors import MismatchError
 from .checks import require_dense
 from .span import Place, Span
+
+_HEAD = 4  # numbers before those of the parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Verdict:
 
 def agree(
     comm: Communicator, spans: Sequence[Span], *, loss_scale: float, found_inf: bool,
-    max_norm: float | None,
+    max_norm: float | None, alike: object,
 ) -> Verdict:  # fmt: skip
     """A collective. Sets ``present`` of all spans.
 
@@ -46,21 +54,44 @@ def agree(
         loss_scale: the factor that is in the gradients of this rank.
         found_inf: whether a GradScaler has found values that are not finite.
         max_norm: see WireOptimizer.
+        alike: what must have the same repr() on all ranks.
+
+    Raises MismatchError on all ranks where it has not.
     """
     places = [place for span in spans for place in span.places]
-    squares = _squares(places) / loss_scale**2
-    told = np.zeros(2 + len(places), np.float32)
-    told[0] = found_inf or not math.isfinite(squares) or squares > np.finfo(np.float32).max
-    told[1] = 0.0 if told[0] else squares
-    told[2:] = [place.parameter.grad is not None for place in places]
-    has_any = bool(told[2:].any())
+    squares, digest = _squares(places) / loss_scale**2, _digest(alike)
+    told = np.zeros(_HEAD + len(places))
+    told[0] = found_inf or not math.isfinite(squares)
+    told[1:_HEAD] = 0.0 if told[0] else squares, digest, digest**2
+    told[_HEAD:] = [place.parameter.grad is not None for place in places]
+    has_any = bool(told[_HEAD:].any())
     comm.allreduce(told, "sum")
-    present = iter(told[2:] > 0)
+    ranks = comm.world_size
+    if told[2] ** 2 != ranks * told[3]:
+        raise MismatchError(
+            "the ranks are at different steps, or have different hyperparameters; rank "
+            f"{comm.rank} has {alike}. Load the same checkpoint and set the same rates on all"
+        )
+    present = iter(told[_HEAD:] > 0)
     for span in spans:
         span.present = [bool(next(present)) for _ in span.places]
-    norm = math.sqrt(told[1] / comm.world_size)
+    norm = math.sqrt(told[1] / ranks)
     clip = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
     return Verdict(finite=not told[0], factor=clip / loss_scale, has_any=has_any)
+
+
+def require_same(comm: Communicator, about: Sequence[object], what: str) -> None:
+    """A collective. Raises MismatchError on all ranks unless all have the same."""
+    digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
+    if any((row != digest).any() for row in comm.allgather(digest)):
+        raise MismatchError(
+            f"the ranks have different {what}; rank {comm.rank} has {len(about)}: "
+            f"{', '.join(map(str, about[:4]))}"
+        )
+
+
+def _digest(about: object) -> int:
+    return zlib.crc32(repr(about).encode()) & 0xFFFFF
 
 
 def _squares(places: Sequence[Place]) -> float:

@@ -7,8 +7,9 @@ residuals, states and parameters as they were; on all ranks alike, as they have 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -28,6 +29,7 @@ class Flight:
         span: the span.
         carried: bytes that this rank has sent for it, over links or through shared memory, once it
             has landed.
+        waited_s: seconds for which landing has waited.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class Flight:
     ) -> None:  # fmt: skip
         self.span = span
         self.carried = 0
+        self.waited_s = 0.0
         self._rule = rule
+        self._store = store
         self._means: dict[str, torch.Tensor] = {}
         self._works: list[Work] = []
         self._used: list[ErrorFeedback] = []
@@ -51,6 +55,17 @@ class Flight:
                 self._used.append(feedback)
             self._means[exchange.what] = out
             self._quantised[exchange.what] = codec.quantises
+            self._start(comm, out, codec, feedback)
+
+    def _start(
+        self, comm: Communicator, out: torch.Tensor, codec: codecs.Codec,
+        feedback: ErrorFeedback | Literal[False],
+    ) -> None:  # fmt: skip
+        if codec.composed:  # of several collectives, which are waited for
+            before = comm.stats()["payload_bytes"]
+            comm.allreduce(out, "avg", compression=cast(Any, codec.name), feedback=feedback)
+            self.carried += comm.stats()["payload_bytes"] - before
+        else:
             self._works.append(average(comm, out, codec.name, feedback))
 
     def land(self) -> bool:
@@ -59,7 +74,9 @@ class Flight:
         self._wait()
         finite = all(map(self._is_finite, self._means))
         if finite:
-            self._rule.update(self.span, self._means)
+            factors = self._rule.update(self.span, self._means)
+            for what, factor in (factors or {}).items():
+                _rescale(self._store, residuals_of(what, self.span), factor)
             self.span.show_master()
         else:
             self._undo()
@@ -73,8 +90,11 @@ class Flight:
         self._end()
 
     def _wait(self) -> None:
+        began = time.perf_counter()
         for work in self._works:
             work.wait()
+        self.waited_s = time.perf_counter() - began
+        for work in self._works:
             stats = work.stats()
             self.carried += stats.sent_bytes + stats.shared_bytes
 
@@ -99,10 +119,24 @@ def codec_of(exchange: Exchange, span: Span) -> codecs.Codec:
     return codecs.CODECS["bf16"] if span.is_small and codec.quantises else codec
 
 
+def residuals_of(what: str, span: Span) -> str:
+    """The name of an exchange's residuals in the store."""
+    return f"{what}/{span.name}"
+
+
+def _rescale(store: FeedbackStore, name: str, factor: torch.Tensor) -> None:
+    """Multiplies residuals, if there are any, element by element."""
+    if name not in store or store[name].count is None:
+        return
+    kept, factors = store[name], factor.to("cpu", torch.float32).numpy()
+    start, owner = kept.owner_start, kept.owner
+    kept.load(kept.worker * factors, owner * factors[start : start + len(owner)], start)
+
+
 def _feedback_of(
     exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
 ) -> ErrorFeedback | Literal[False]:
-    name = f"{exchange.what}/{span.name}"
+    name = residuals_of(exchange.what, span)
     wanted = codec.needs_feedback if exchange.feedback is None else exchange.feedback
     if name in store or (wanted and codec.quantises):
         return store[name]  # where there is one already, a gentle codec delivers what is left

@@ -100,7 +100,7 @@ class _SignRule(Rule):
             return
         self._follow(span, beta1, out)
         out.sign_()
-        if self._one_bit:
+        if self._one_bit and not span.is_small and span.world_size > 1:
             out[out == 0] = 1.0 if span.step % 2 else -1.0
         if self._votes and self._has_casting_vote(span):
             out.mul_(1.5)

@@ -9,32 +9,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from ...errors import ConfigError
-from .flight import Flight
-from .span import Span
+from .span import Place
 
 
-class Overlap:
+class Launched(Protocol):
+    """What has begun (Flight)."""
+
+    def drop(self) -> None:
+        """Gives it up."""
+        ...
+
+
+class Watched(Protocol):
+    """Parameters that travel together (Span)."""
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The parameters."""
+        ...
+
+
+S = TypeVar("S", bound=Watched)
+F = TypeVar("F", bound=Launched)
+
+
+class Overlap(Generic[S, F]):
     """Begins spans by hooks of their parameters.
 
     Args:
         launch: begins a span.
     """
 
-    def __init__(self, launch: Callable[[Span], Flight]) -> None:
+    def __init__(self, launch: Callable[[S], F]) -> None:
         self._launch = launch
-        self._spans: list[Span] = []
+        self._spans: list[S] = []
         self._waiting: list[int] = []  # for how many gradients each span waits
         self._versions: dict[int, tuple[torch.Tensor | None, int]] = {}
-        self._flights: list[Flight] = []
+        self._flights: list[F] = []
         self._paused = False
         self._handles: list[Any] = []
 
-    def watch(self, spans: Sequence[Span]) -> None:
+    def watch(self, spans: Sequence[S]) -> None:
         """Watches the parameters of these spans from now on, and no others."""
         for handle in self._handles:
             handle.remove()
@@ -56,7 +76,12 @@ class Overlap:
         finally:
             self._paused = before
 
-    def take(self) -> list[Flight]:
+    @property
+    def has_begun(self) -> bool:
+        """Whether something is on its way that ``take`` has not brought."""
+        return bool(self._flights)
+
+    def take(self) -> list[F]:
         """The flights of all spans; those that have not begun do now. Raises ConfigError where a
         gradient has changed since its span has begun."""
         changed = any(

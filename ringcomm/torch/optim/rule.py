@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .span import Span
+from .span import Layout, Span
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,24 +51,35 @@ class Rule:
         states: names of the flat tensors that it keeps for each span (``span.state``), zero at
             first.
         local: those of them that differ from rank to rank.
+        layout: how spans are laid out; see ``lay_out``.
     """
 
     method: ClassVar[str]
     states: ClassVar[tuple[str, ...]] = ()
     local: ClassVar[frozenset[str]] = frozenset()
+    layout: ClassVar[Layout] = "blocks"
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         """What travels in this step, counted from 1; empty: nothing does. Asked any number of times
         for a step."""
         raise NotImplementedError
 
+    def usual(self, step: int) -> Sequence[Exchange]:
+        """What travels in most steps from that one on, where a beginning is different."""
+        return self.exchanges(step)
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         """Writes this rank's contribution to the exchange of that name into ``out``, flat."""
         raise NotImplementedError
 
-    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+    def update(
+        self, span: Span, means: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor] | None:
         """Steps ``span.parameters``, given the means by the exchanges' names. The means are the
-        rule's to keep or to overwrite."""
+        rule's to keep or to overwrite.
+
+        Returns, for an exchange that is going to have other units from now on, by its name the
+        factor of each element, by which its residuals are multiplied."""
         raise NotImplementedError
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:

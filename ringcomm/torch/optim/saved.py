@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from .span import Numbered, Span, wide
+from .span import Layout, Numbered, Span, wide
 
 FORMAT = 1
 KEY = "ringcomm"
@@ -50,7 +50,7 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
 
 def read_spans(
     told: Sequence[Mapping[str, Any]], parameters: Sequence[Numbered], states: Sequence[str],
-    saved: Mapping[int, Mapping[str, Any]],
+    saved: Mapping[int, Mapping[str, Any]], layout: Layout,
 ) -> list[Span]:  # fmt: skip
     """The spans of a saved layout, with what was saved of them.
 
@@ -72,7 +72,7 @@ def read_spans(
                 "the state is of another model: its parameters "
                 f"{', '.join(map(str, one['indices'][:3]))} have other groups or dtypes there"
             )
-        spans.append(Span(held, bool(one["small"]), states))
+        spans.append(Span(held, bool(one["small"]), states, layout))
     for span in spans:
         for name, _ in span.kept():
             for place in span.places:

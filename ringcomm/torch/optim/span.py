@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+Layout = Literal["blocks", "apart", "joined"]
 BLOCK = 256  # elements; a multiple of every codec's block
 SPAN_BYTES = 25 << 20
 
@@ -46,11 +47,11 @@ class Place:
     stop: int
 
 
-def _places(held: Sequence[Numbered], is_small: bool) -> tuple[Place, ...]:
+def _places(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
     places, at = [], 0
     for one in held:
         end = at + one.parameter.numel()
-        stop = end if is_small else end + -end % BLOCK
+        stop = end + -end % block
         places.append(Place(one.index, one.parameter, at, end, stop))
         at = stop
     return tuple(places)
@@ -71,10 +72,13 @@ class Span:
         present: for each parameter, whether any rank has a gradient of it in this step.
     """
 
-    def __init__(self, held: Sequence[Numbered], is_small: bool, states: Iterable[str]) -> None:
+    def __init__(
+        self, held: Sequence[Numbered], is_small: bool, states: Iterable[str],
+        layout: Layout = "blocks",
+    ) -> None:  # fmt: skip
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
-        self.places = _places(held, is_small)
+        self.places = _places(held, 1 if is_small or layout != "blocks" else BLOCK)
         self.is_small = is_small
         self.count = self.places[-1].stop
         first = self.places[0].parameter
@@ -188,21 +192,30 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def lay_out(parameters: Sequence[Numbered], threshold: int, states: Sequence[str]) -> list[Span]:
+def lay_out(
+    parameters: Sequence[Numbered], threshold: int, states: Sequence[str],
+    layout: Layout = "blocks",
+) -> list[Span]:  # fmt: skip
     """Spans of parameters, in the order in which they travel: large ones first, those of the last
-    parameters before the others, as backward has these first; then small ones."""
+    parameters before the others, as backward has these first; then small ones.
+
+    Args:
+        layout: "blocks" as above. For rules that must repeat what others exchange "apart", each
+            parameter a span, or "joined", all of a group a span: none small, and without padding.
+    """
     filling: dict[tuple[Any, ...], list[Numbered]] = {}
     full: list[tuple[bool, list[Numbered]]] = []
     for one in reversed(parameters):
         parameter = one.parameter
         size = parameter.numel() * parameter.element_size()
-        small = not (parameter.dim() > 1 and size >= threshold)
+        small = layout == "blocks" and not (parameter.dim() > 1 and size >= threshold)
         key = (small, one.group, parameter.dtype, parameter.device)
         held = filling.setdefault(key, [])
         held.append(one)
         nbytes = sum(each.parameter.numel() for each in held) * wide(parameter.dtype).itemsize
-        if nbytes >= SPAN_BYTES and not small:
+        is_full = nbytes >= SPAN_BYTES and layout == "blocks" and not small
+        if is_full or layout == "apart":
             full.append((small, filling.pop(key)))
     full += [(key[0], held) for key, held in filling.items()]
     full.sort(key=lambda one: (one[0], -one[1][0].index))
-    return [Span(held, small, states) for small, held in full]
+    return [Span(held, small, states, layout) for small, held in full]

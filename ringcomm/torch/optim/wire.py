@@ -26,13 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...codecs import parse
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
 from ...feedback import FeedbackStore
 from ..transport import default_of
 from . import saved
-from .agreement import agree
+from .agreement import agree, require_same
 from .checks import codec_name, refuse_others, require, require_dense
 from .flight import Flight
 from .overlap import Overlap
@@ -40,7 +41,7 @@ from .rule import Rule
 from .span import Numbered, Span, lay_out
 
 _IN_FLIGHT = 4  # spans
-_PATIENCE = 3  # steps in which nothing happens
+_PATIENCE = 3  # steps without a gradient
 
 
 class WireOptimizer(torch.optim.Optimizer):
@@ -77,6 +78,7 @@ class WireOptimizer(torch.optim.Optimizer):
         skipped: steps that were not, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
             agreements.
+        waited_s: seconds that steps have waited for the means.
         feedback: the residuals, by exchange and span.
     """
 
@@ -113,6 +115,7 @@ class WireOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self.skipped = 0
         self.carried = 0
+        self.waited_s = 0.0
         self.feedback = FeedbackStore()
         super().__init__(params, defaults)
         if overlap:
@@ -131,9 +134,13 @@ class WireOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch.optim's; a collective, as it brings rank 0's parameters."""
         super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
+        parameters = self.param_groups[-1]["params"]
+        for parameter in parameters:
             require_dense(parameter, "a parameter")
-            self._comm.broadcast(parameter.detach())
+        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+        require_same(self._comm, about, "parameters")
+        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+            work.wait()
         self._checked = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -154,8 +161,8 @@ class WireOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
                 parameters; or they have changed since ``overlap`` began to send them.
-            RingcommError: in three steps this rank has had no gradient, or has sent nothing; or a
-                collective failed.
+            MismatchError: the ranks are at different steps, or have different hyperparameters.
+            RingcommError: in three steps this rank has had no gradient; or a collective failed.
         """
         loss = None
         if closure is not None:
@@ -169,16 +176,17 @@ class WireOptimizer(torch.optim.Optimizer):
         self._extend()
         self._refuse_others()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None and self._overlap is not None:
+        if found_inf is not None and self._overlap is not None:
             self._overlap.drop()
             raise ConfigError(
-                "overlap=True begins to send gradients before a GradScaler has unscaled them; make "
-                "the optimizer with overlap=False"
+                "overlap=True begins to send gradients before a GradScaler unscales them; make the "
+                "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
         verdict = agree(
             self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
+            alike=self._alike(),
         )  # fmt: skip
         if not verdict.finite:
             for flight in begun or ():
@@ -215,6 +223,7 @@ class WireOptimizer(torch.optim.Optimizer):
             if not flight.land():
                 self._skip(warn=True)
             self.carried += flight.carried
+            self.waited_s += flight.waited_s
 
     def _skip(self, warn: bool) -> None:
         self.skipped += 1
@@ -240,7 +249,10 @@ class WireOptimizer(torch.optim.Optimizer):
             if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
         ]  # fmt: skip
         if new:
-            self._use(self._spans + lay_out(new, self._threshold, self._rule.states))
+            require_same(self._comm, [one.index for one in new], "parameters that are trained")
+            rule = self._rule
+            self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
+            self._tell_small()
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -253,9 +265,28 @@ class WireOptimizer(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.watch(spans)
 
+    def _tell_small(self) -> None:
+        """Warns where the codec that was asked for has nothing to do."""
+        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
+        if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
+            warnings.warn(
+                f"all parameters of this {type(self).__name__} are vectors, or below threshold="
+                f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
+                "compression='bf16'",
+                stacklevel=6,
+            )
+
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+
+    def _alike(self) -> object:
+        """What all ranks must have the same of before a step."""
+        groups = [
+            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
+            for group in self.param_groups
+        ]
+        return {"steps": self.steps, "groups": groups}
 
     def _refuse_others(self) -> None:
         if not self._checked and self._comm.world_size > 1:
@@ -264,18 +295,14 @@ class WireOptimizer(torch.optim.Optimizer):
         self._checked = True
 
     def _require_active(self, has_any: bool) -> None:
-        """Raises RingcommError where for some steps nothing has happened."""
-        sends = self._comm.world_size > 1 and bool(self._rule.exchanges(self.steps))
-        is_silent = not has_any or (sends and not self.carried)
-        self._silent = self._silent + 1 if is_silent else 0
-        if self._silent < _PATIENCE:
-            return
-        what = "sent nothing" if has_any else "had no gradient of any of its parameters"
-        raise RingcommError(
-            f"in {_PATIENCE} steps this {type(self).__name__} has {what} on rank {self._comm.rank}:"
-            " are they the parameters of the model that is trained? Make the optimizer when the "
-            "model has its final parameters, on its device"
-        )
+        """Raises RingcommError where this rank has long had nothing to send."""
+        self._silent = 0 if has_any else self._silent + 1
+        if self._silent == _PATIENCE:
+            raise RingcommError(
+                f"in {_PATIENCE} steps this {type(self).__name__} has had no gradient of any of "
+                f"its parameters on rank {self._comm.rank}: are they those of the model that is "
+                "trained? Make the optimizer when the model is final, and on its device"
+            )
 
     # ---- states ----
 
@@ -316,8 +343,9 @@ class WireOptimizer(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.drop()
         spans = saved.read_spans(
-            own["spans"], self._numbered(), self._rule.states, state_dict["state"]
-        )
+            own["spans"], self._numbered(), self._rule.states, state_dict["state"],
+            self._rule.layout,
+        )  # fmt: skip
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._use(spans)
         if self._overlap is not None:

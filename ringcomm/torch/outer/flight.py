@@ -6,7 +6,8 @@
 
 Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
 deltas only when it has seen the headers: if all flush and nobody has anything left, nothing
-follows. The deltas are kept until the round is over where it may have to be repeated.
+follows. So does one that does not know yet which weight counts as one. The deltas are kept until
+the round is over where it may have to be repeated.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class Flight:
         self._headers: Headers | None = None
         self._sent: list[Sent] = []
         self._outcome: Outcome | None = None
+        self._error: RingcommError | None = None
+        self._is_closed = False
 
     @classmethod
     def restored(
@@ -128,23 +131,27 @@ class Flight:
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send
         flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
+        flight._is_closed = True
         return flight
 
     def post(
         self, comm: Communicator, header: Header, reference: float | None, timeout: float | None
     ) -> None:
-        """Sends the header and, unless the rank flushes, the deltas; or both once more.
+        """Sends the header and, unless they have to wait for the others' headers, the deltas; or
+        both once more. A failure is raised by ``wait``.
 
         Args:
             reference: the weight that counts as one; None: the mean of this round's.
         """
         self._comm, self._timeout = comm, timeout
         self._header, self._reference, self._headers, self._sent = header, reference, None, []
-        self._gathering = header.gathered(comm, timeout)
-        if not header.is_ending:
-            if reference is None:
-                self.headers()
-            self._send()
+        self._error = None
+        try:
+            self._gathering = header.gathered(comm, timeout)
+            if not header.is_ending and reference is not None:
+                self._send()
+        except RingcommError as error:
+            self._error = error
 
     def _send(self) -> None:
         assert self._header is not None
@@ -153,7 +160,10 @@ class Flight:
             sent = delta.clone() if self._keeps else delta
             if unit.wire.is_weighted:
                 scale(sent, self._header.weight / reference)
-            self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
+            sent_now = unit.wire.submit(
+                self._comm, sent, self._timeout, may_undo=self._keeps
+            )
+            self._sent.append(sent_now)
 
     @property
     def reference(self) -> float:
@@ -167,14 +177,28 @@ class Flight:
             self._headers = Headers.of(self._gathering)
         return self._headers
 
+    @property
+    def is_over(self) -> bool:
+        """Its outcome is final."""
+        return self._is_closed
+
+    @property
     def outcome(self) -> Outcome:
-        """What the round brings, once it has. Raises what a collective of it raises."""
-        if self._outcome is None:
-            self._outcome = self._wait()
-            self._deltas = []
+        """What the round has brought."""
+        assert self._outcome is not None
         return self._outcome
 
+    def close(self) -> None:
+        """The round is over on all ranks; its deltas are not needed any more."""
+        self._is_closed, self._deltas = True, []
+
+    def wait(self) -> None:
+        """Waits for what the round brings. Raises what a collective of it raises."""
+        self._outcome = self._wait()
+
     def _wait(self) -> Outcome:
+        if self._error is not None:
+            raise self._error
         headers = self.headers()
         if headers.is_over:
             return Outcome([], False, headers)
@@ -200,7 +224,7 @@ class Flight:
 
     def land(self) -> None:
         """Applies the result, which must have come."""
-        outcome = self.outcome()
+        outcome = self.outcome
         at_sends = self.at_send if self.at_send and not self.is_dropped else None
         for number, unit in enumerate(self.fragment.units):
             at_send = at_sends[number] if at_sends else None

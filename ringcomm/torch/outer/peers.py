@@ -51,9 +51,13 @@ class Peers(Protocol):
         """Enters a round, and waits until it is known who does."""
         ...
 
-    def lost(self, error: RingcommError) -> None:
-        """A collective of the round failed: what is left is brought together again, and the round
-        is then begun anew. Raises the error where that cannot be."""
+    def end_round(self) -> None:
+        """Returns once all members have all that the round brings; before it is used."""
+        ...
+
+    def lost(self, error: RingcommError) -> Round:
+        """A collective of the round failed: who is left enters the same round anew. Raises the
+        error where that cannot be."""
         ...
 
 
@@ -78,6 +82,9 @@ class FixedPeers:
     def begin_round(self, number: int, token: bytes = b"") -> Round:
         """Nobody is waited for."""
         return EveryRound(self.members)
+
+    def end_round(self) -> None:
+        """A failure is final, so nobody needs to know that the others have succeeded."""
 
     def lost(self, error: RingcommError) -> NoReturn:
         """Raises the error."""

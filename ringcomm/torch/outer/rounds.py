@@ -20,6 +20,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -27,11 +28,11 @@ import torch.distributed as dist
 from ...communicator import Communicator
 from ...errors import RingcommError
 from .data_check import IdenticalDataWarning
-from .flight import Flight, Fragment
+from .flight import Flight, Fragment, Outcome
 from .header import Header, Headers
 from .hello import Hello, Hellos
 from .pace import Pace
-from .peers import FixedPeers, Peers
+from .peers import FixedPeers, Peers, Round
 from .report import OuterReport, Stopwatch
 
 _SCALARS = 1024  # bytes in which a state's scalars travel
@@ -72,6 +73,7 @@ class Rounds:
         self._delay, self._setup, self._timeout = delay, setup, timeout
         self._digest, self._on_away = digest, on_away
         self._peers: Peers | None = None
+        self._entered = 0
         self._is_checked = False
 
     @property
@@ -126,7 +128,7 @@ class Rounds:
             return
         self._complete()
         flight, self.flight = self.flight, None
-        outcome = flight.outcome()
+        outcome = flight.outcome
         flight.land()
         self.number += 1
         self._note(flight, outcome.headers)
@@ -136,9 +138,9 @@ class Rounds:
         self.land()
         while True:
             self._enter()
-            flight = self._launch(is_ending=True)
+            self._launch(is_ending=True)
             self._complete()
-            headers = flight.outcome().headers
+            headers = self._latest.headers
             assert headers is not None
             if headers.is_over:
                 self.flight = None
@@ -155,23 +157,37 @@ class Rounds:
     # ---- a round ----
 
     @property
+    def _latest(self) -> Outcome:
+        assert self.flight is not None
+        return self.flight.outcome
+
+    @property
     def _fragment(self) -> Fragment:
         return self.fragments[self.number % len(self.fragments)]
 
     def _enter(self, *, is_starting: bool = False) -> Hellos:
         """Enters a round. Who needs the state gets it."""
-        peers = self.peers
         with self._waiting():
-            one = peers.begin_round(self.number, self._setup)
+            self._entered += 1
+            return self._meet(self.peers.begin_round(self._entered, self._setup), is_starting)
+
+    def _meet(self, one: Round, is_starting: bool) -> Hellos:
+        while True:
             self.report.left += one.left
             self.report.joined += one.joined
-            place = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
-            hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
-            if isinstance(peers, FixedPeers) and not is_starting:
-                return Hellos([hello] * self.comm.world_size, self.comm.rank)
-            hellos = hello.exchanged(self.comm, self._timeout)
-            if any(hellos.needs_state):
-                self._share_state(hellos)
+            try:
+                return self._greet(is_starting)
+            except RingcommError as error:
+                one = self.peers.lost(error)
+
+    def _greet(self, is_starting: bool) -> Hellos:
+        place = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+        hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
+        if isinstance(self.peers, FixedPeers) and not is_starting:
+            return Hellos([hello] * self.comm.world_size, self.comm.rank)
+        hellos = hello.exchanged(self.comm, self._timeout)
+        if any(hellos.needs_state):
+            self._share_state(hellos)
         return hellos
 
     def _share_state(self, hellos: Hellos) -> None:
@@ -184,25 +200,25 @@ class Rounds:
                     own = tensor if adopts or leads else tensor.clone()
                     self.comm.broadcast(own, hellos.leader, timeout=self._timeout)
         scalars = {
-            "iteration": self.iteration, "number": self.number, "reference": self.reference,
-            "pace": self.pace.state_dict(),
+            "iteration": self.iteration, "number": self.number, "entered": self._entered,
+            "reference": self.reference, "pace": self.pace.state_dict(),
         }  # fmt: skip
         packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
         self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
         if adopts:
             self._adopt(json.loads(packed.tobytes()))
 
-    def _adopt(self, scalars: dict[str, object]) -> None:
-        self.iteration, self.number = int(scalars["iteration"]), int(scalars["number"])  # type: ignore[call-overload]
-        self.reference = scalars["reference"]  # type: ignore[assignment]
-        self.pace.load_state_dict(scalars["pace"])  # type: ignore[arg-type]
+    def _adopt(self, scalars: dict[str, Any]) -> None:
+        self.iteration, self.number = scalars["iteration"], scalars["number"]
+        self._entered, self.reference = scalars["entered"], scalars["reference"]
+        self.pace.load_state_dict(scalars["pace"])
         for fragment in self.fragments:
             fragment.iterations, fragment.tokens = 0, 0.0
             for unit in fragment.units:
                 unit.follow(None)
         self._on_away()
 
-    def _launch(self, *, is_ending: bool) -> Flight:
+    def _launch(self, *, is_ending: bool) -> None:
         """Sends this rank's part of the round that was entered."""
         due = self.iteration + self._delay
         self.flight = Flight(
@@ -218,7 +234,6 @@ class Rounds:
                 stacklevel=2,
             )
         self._post()
-        return self.flight
 
     def _header_of(self, flight: Flight, is_ending: bool) -> Header:
         fragment = self._fragment
@@ -243,13 +258,20 @@ class Rounds:
             assert self.flight is not None
             try:
                 with self._waiting():
-                    self.flight.outcome()
+                    if self.flight.is_over:
+                        return
+                    self.flight.wait()
+                    self.peers.end_round()
+                    self.flight.close()
                 return
             except RingcommError as error:
-                self.flight.undo()
-                self.peers.lost(error)
+                failed, self.flight = self.flight, None
+                failed.undo()
+                with self._waiting():
+                    hellos = self._meet(self.peers.lost(error), is_starting=False)
+                self.flight = failed
             self.report.repeated += 1
-            if self._enter().own_need:  # the others have completed it: this rank brings nothing
+            if hellos.own_need:  # the others have completed it: this rank brings nothing
                 self._launch(is_ending=self._header.is_ending)
             else:
                 self._post()

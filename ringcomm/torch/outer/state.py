@@ -66,7 +66,7 @@ def _settled(
                 continue
             anchor = unit.block.anchor.clone()
             memory = {slot: tensor.clone() for slot, tensor in unit.memory.items()}
-            outcome = flight.outcome()
+            outcome = flight.outcome
             if outcome.is_moving:
                 unit.rule.step(anchor, outcome.means[at].clone(), memory)
             yield unit, anchor, memory
@@ -75,7 +75,7 @@ def _settled(
 def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
     if flight is None:
         return None
-    outcome = flight.outcome()
+    outcome = flight.outcome
     return {
         "due": flight.due, "is_moving": outcome.is_moving, "is_dropped": flight.is_dropped,
         "means": [mean.clone() for mean in outcome.means],

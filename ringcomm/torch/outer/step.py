@@ -35,6 +35,7 @@ from torch import nn
 
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
+from ...membership import Membership
 from .. import silence
 from ..transport import default_of
 from . import state
@@ -48,8 +49,9 @@ from .pace import AtEnd, Pace, pace_of
 from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
-from .rules import Mean, Rule, rule_of
+from .rules import Mean, Rule, Sparse, rule_of
 from .settings import require_whole
+from .sparse_wires import SparseWires
 from .swap import swapped
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, DenseWires, LargestWire, Wires
@@ -68,7 +70,8 @@ class OuterStep:
         outer: how the anchor follows the mean of the deltas: "mean", "sgd", "nesterov", "sparse",
             or one of Mean(), Sgd(gamma), Nesterov(gamma, mu), Sparse(density, ...). None: nesterov
             with gamma .7 and mu .5; with every="end" mean.
-        codec: how deltas travel: "int4" and the other codecs; None or "none": as they are.
+        codec: how deltas travel: "int4" and the other codecs; None or "none": as they are. What a
+            sparse rule sends travels as it does, in bf16.
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
         delay: iterations that go on while a part travels; below every / fragments.
@@ -77,7 +80,11 @@ class OuterStep:
             count as well then.
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
-        peers: who takes part in a round, instead of ``comm``: a ringcomm.membership.Membership.
+        min_peers: go on without ranks that are lost or late, with so many at least, and with those
+            that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
+        grace_s: seconds that a round waits for late ranks once min_peers are there.
+        peers: who takes part in a round, instead of ``comm`` and min_peers: a
+            ringcomm.membership.Membership, as one with rejoin=True.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
     Attributes:
@@ -101,6 +108,8 @@ class OuterStep:
         merge: str | Merge = "carry",
         scaler: Any = None,
         comm: Communicator | None = None,
+        min_peers: int | None = None,
+        grace_s: float = 30.0,
         peers: Peers | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -116,14 +125,17 @@ class OuterStep:
         if outer is None:
             outer = "mean" if isinstance(pace, AtEnd) else "nesterov"
         rule = rule_of(outer)
-        self._wires: Wires = DenseWires(codec, feedback)
+        dense = DenseWires(codec, feedback)
+        self._wires: Wires = SparseWires(rule) if isinstance(rule, Sparse) else dense
         cut_up = _fragments(inner_of(model), fragments, rule, merge_of(merge), self._wires)
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
-        if comm is not None and peers is not None:
-            raise ConfigError("OuterStep: give comm or peers, not both")
+        if sum(one is not None for one in (comm, peers, min_peers)) > 1:
+            raise ConfigError("OuterStep: give one of comm, peers and min_peers")
         self._comm, self._peers = comm, peers
+        self._members = None if min_peers is None else (min_peers, grace_s)
+        self._made: Membership | None = None
         about = repr((
             [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
               for u in fragment.units] for fragment in cut_up],
@@ -146,6 +158,9 @@ class OuterStep:
         """
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
+        if self._members is not None:
+            min_peers, grace_s = self._members
+            self._peers = self._made = Membership(min_peers=min_peers, grace_s=grace_s)
         peers = self._peers or FixedPeers(self.comm)
         hellos = self._core.start(peers)
         require_apart(self._model, [row.place for row in hellos.rows])
@@ -180,6 +195,9 @@ class OuterStep:
         silence.forget(self)
         if self._first_batch is not None:
             self._first_batch.stop()
+        if self._made is not None:
+            self._made.close()
+            self._peers = self._made = None
         self._is_attached = False
 
     def __enter__(self) -> OuterStep:

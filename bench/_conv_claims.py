@@ -1,0 +1,103 @@
+"""What convergence.py is to show: each comparison with its margin, fixed before the runs.
+
+Invariant: a margin is changed only by an edit of this file, never by what the rows say.
+
+The correction of staleness is to leave at most HALF of the gap that staleness 1 makes. NULL is the
+margin of a baseline beside itself with other seeds: the widest of all, as such pairs are none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Kind = Literal["margin", "bad", "null", "printed", "correction"]
+HALF = 0.5
+NULL = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A method beside a baseline.
+
+    Attributes:
+        row: the group of the table.
+        kind: margin: no worse by more than ``margin`` nats; bad: loses by 5 standard errors; null:
+            the same as itself; printed: the difference is shown without a verdict; correction: at
+            most HALF of the gap of ``stale`` is left.
+        setting: of the runs.
+    """
+
+    row: str
+    method: str
+    baseline: str
+    kind: Kind = "margin"
+    margin: float | None = None
+    setting: str = "T1"
+    stale: str = ""
+
+
+FREEZES = (5, 10, 20, 40)
+STALE = ("adamw", "muon", "sgd", "lion")
+
+CLAIMS = (
+    Claim("controls", "adamw-other-seeds", "adamw", "null", NULL),
+    Claim("controls", "adamw-dealt", "adamw", "null", 0.005),
+    Claim("codecs", "bf16", "adamw", "margin", 0.005),
+    Claim("codecs", "int8", "adamw", "margin", 0.005),
+    Claim("codecs", "int4", "adamw", "margin", 0.01),
+    Claim("codecs", "int8", "adamw", "margin", 0.005, "T4"),
+    Claim("codecs", "int4", "adamw", "margin", 0.01, "T4"),
+    Claim("codecs", "muon-int4", "muon", "margin", 0.01),
+    *(
+        Claim("1-bit Adam", f"onebit-adam-{share}", f"freeze-{share}", "margin", 0.03)
+        for share in FREEZES
+    ),
+    Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05),
+    Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05, "T4"),
+    *(
+        Claim("1-bit Adam", f"onebit-adam-{share}", "adamw", "printed") for share in FREEZES
+    ),
+    *(Claim("1-bit Adam", f"freeze-{share}", "adamw", "printed") for share in FREEZES),
+    Claim("1-bit Adam", "zero-one-adam", "adamw", "printed"),
+    Claim("1-bit LAMB", "onebit-lamb", "lamb", "margin", 0.03),
+    Claim("1-bit LAMB", "lamb", "adamw", "printed"),
+    Claim("Lion", "lion-onebit", "lion", "margin", 0.02),
+    Claim("Lion", "lion-onebit", "lion-average", "margin", 0.02),
+    Claim("Lion", "lion-vote", "lion", "printed"),
+    Claim("Lion", "lion", "adamw", "printed"),
+    Claim("SGD", "sgd-onebit", "sgd", "printed"),
+    Claim("outer", "outer-int4", "outer", "margin", 0.015),
+    Claim("outer", "outer-sparse", "outer-often", "margin", 0.05),
+    Claim("outer", "outer-sparse-64", "outer-often", "printed"),
+    Claim("outer", "outer-delayed", "outer-int4", "printed"),
+    Claim("outer", "outer-k1", "adamw", "printed"),
+    Claim("outer", "outer-muon", "muon", "printed"),
+    Claim("outer beside AdamW, equal tokens", "outer-int4", "adamw", "printed"),
+    Claim("outer beside AdamW, equal tokens", "outer-sparse", "adamw", "printed"),
+    Claim("outer beside AdamW, equal tokens", "outer-mean", "adamw", "printed"),
+    Claim("outer beside AdamW, equal tokens", "outer-end", "adamw", "printed", None, "T4"),
+    Claim("outer beside AdamW, equal tokens", "outer-int4", "adamw", "printed", None, "T4"),
+    Claim("outer beside AdamW, equal time", "outer-int4", "adamw-bf16-1g", "printed"),
+    Claim("outer beside AdamW, equal time", "outer-int4", "adamw-int8-1g", "printed"),
+    *(Claim("staleness 1", f"{name}-stale-raw", name, "printed") for name in STALE),
+    *(Claim("staleness 1", f"{name}-stale", name, "printed") for name in STALE),
+    *(
+        Claim("staleness 1", f"{name}-stale", name, "correction", stale=f"{name}-stale-raw")
+        for name in STALE
+    ),
+    Claim("staleness 1, equal time", "adamw-stale", "adamw-waits", "printed"),
+    Claim("known bad", "onebit-adamw", "adamw", "bad"),
+    Claim("known bad", "onebit-adam-no-mask", "onebit-adam-5", "bad"),
+    Claim("known bad", "int4-no-feedback", "adamw", "bad"),
+    Claim("known bad", "outer-replace", "outer-delayed", "bad"),
+    Claim("known bad", "outer-momentum-.9", "outer", "bad"),
+    Claim("known bad", "outer-momentum-.9", "outer-mean", "bad", None, "T4"),
+    Claim("known bad", "adamw-stale-raw", "adamw", "bad"),
+    Claim("other baselines", "topk", "adamw", "printed"),
+    Claim("other baselines", "accumulate-4", "adamw", "printed"),
+    Claim("other baselines", "torch-fp16", "adamw", "printed"),
+    Claim("other baselines", "powersgd-4", "adamw", "printed"),
+    Claim("other baselines", "muon", "adamw", "printed"),
+    Claim("other baselines", "sgd", "adamw", "printed"),
+)  # fmt: skip

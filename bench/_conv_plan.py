@@ -1,0 +1,278 @@
+"""What convergence.py runs: settings, runs and their keys, the tuning, and what is still due.
+
+For every method and baseline alike:
+
+    tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else, half the steps.
+             The rate with the least mean loss at the end; where it is the first or the last of the
+             grid, the grid grows on that side, up to EXTENSIONS rates, until the best lies inside
+    final    8 seeds at that rate, all steps
+    process  the first of these seeds again, each rank a process, over sockets: to the same bits
+
+T4 starts from one checkpoint of T1 under AdamW and takes each method's rate of T1 over ten.
+
+Invariants: what is due follows from the methods and the rows alone; a run's key holds all that
+defines it, its method's settings and code included, so that a changed method is run anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from _conv_methods import METHODS, Method
+from _conv_rows import Row, Rows
+from _conv_stats import loss_of
+
+HARNESS = 1  # of what all runs have in common: data, model, schedule; a new one runs all anew
+RANKS = 4
+TUNE_SEEDS = (101, 102)
+SEEDS = tuple(range(1, 9))
+OTHER_SEEDS = tuple(range(11, 19))  # of the null control
+CHECKPOINT_SEED = 201
+TUNE_SHARE = 0.5
+EXTENSIONS = 3
+
+Role = Literal["tune", "final", "process", "checkpoint", "quick"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is trained on what.
+
+    Attributes:
+        text: the name of the text.
+        steps: of a final run.
+        rate: what a method's tuned rate is multiplied by.
+        warmup, floor: shares of the steps and of the rate: a linear rise, then a cosine down.
+        clip: the norm to which gradients are clipped.
+        starts_at: the setting whose checkpoint it starts from; empty: at weights by the seed.
+    """
+
+    name: str
+    text: str
+    steps: int
+    rate: float = 1.0
+    warmup: float = 0.1
+    floor: float = 0.05
+    clip: float = 1.0
+    batch: int = 8
+    context: int = 64
+    starts_at: str = ""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Of the rate, in a step from 0 on."""
+        rise = max(1, round(self.warmup * steps))
+        if step < rise:
+            return (step + 1) / rise
+        turn = math.cos(math.pi * (step - rise) / max(1, steps - rise))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + turn)
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("T1", "topics", 400),
+        Setting("T4", "sources", 150, rate=0.1, starts_at="T1"),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of one method.
+
+    Attributes:
+        steps: batches of each rank; a method that accumulates takes fewer optimizer steps.
+    """
+
+    setting: str
+    method: str
+    lr: float
+    seed: int
+    role: Role
+    steps: int
+
+    @property
+    def key(self) -> str:
+        """Of all that defines the result."""
+        method = METHODS[self.method]
+        told: dict[str, Any] = {
+            "harness": HARNESS, "setting": dataclasses.asdict(SETTINGS[self.setting]),
+            "method": [method.name, method.options, _source(method.build)],
+            "lr": self.lr, "seed": self.seed, "steps": self.steps,
+            "deal": method.deal, "accumulate": method.accumulate,
+        }  # fmt: skip
+        world = "process" if self.role == "process" else "thread"
+        if method.world == "process" or world == "process":
+            told["world"] = "process"
+        if self.role == "checkpoint":
+            told["role"] = "checkpoint"
+        text = json.dumps(told, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether each rank is a process."""
+        return self.role == "process" or METHODS[self.method].world == "process"
+
+
+@functools.cache
+def _source(build: Callable[..., Any]) -> str:
+    return inspect.getsource(build)
+
+
+def steps_of(setting: Setting, method: Method, role: Role) -> int:
+    """A method's batches in a role."""
+    share = method.share * (TUNE_SHARE if role == "tune" else 1.0)
+    steps = round(setting.steps * share)
+    return steps - steps % method.accumulate
+
+
+class Plan:
+    """What the rows hold of the methods' runs, and what they lack."""
+
+    def __init__(self, rows: Rows, methods: Iterable[Method]) -> None:
+        self.rows = rows
+        self.methods = [method for method in methods if not method.missing()]
+
+    # ---- tuning ----
+
+    def tuned(self, method: Method) -> float | None:
+        """The rate of its final runs; None before its tuning is over."""
+        source = METHODS[method.tuned_as] if method.tuned_as else method
+        grid, mean = self._grid(source)
+        return None if any(rate not in mean for rate in grid) else min(grid, key=mean.__getitem__)
+
+    def is_interior(self, method: Method) -> bool:
+        """Whether the tuned rate lies between others that were tried."""
+        source = METHODS[method.tuned_as] if method.tuned_as else method
+        grid, _ = self._grid(source)
+        return self.tuned(method) not in (None, grid[0], grid[-1])
+
+    def _grid(self, method: Method) -> tuple[list[float], dict[float, float]]:
+        """The rates to try as far as is known, and the mean losses of those that are over."""
+        grid = sorted(method.lrs)
+        mean = {rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))}
+        for _ in range(EXTENSIONS):
+            if any(rate not in mean for rate in grid):
+                break
+            best = min(grid, key=mean.__getitem__)
+            ratio = grid[1] / grid[0]
+            if best == grid[0]:
+                grid.insert(0, _rounded(grid[0] / ratio))
+            elif best == grid[-1]:
+                grid.append(_rounded(grid[-1] * ratio))
+            else:
+                break
+            mean.update({rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))})
+        return grid, mean
+
+    def _tuning_loss(self, method: Method, rate: float) -> float | None:
+        found = [self.rows.find(run.key) for run in self._tuning(method, rate)]
+        if None in found:
+            return None
+        return sum(loss_of(row["loss"]) for row in found if row) / len(found)
+
+    def _tuning(self, method: Method, rate: float) -> list[Run]:
+        steps = steps_of(SETTINGS["T1"], method, "tune")
+        return [Run("T1", method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
+
+    # ---- runs ----
+
+    def runs(self, method: Method) -> Iterator[Run]:
+        """All runs of a method that are known so far, done or not, in order."""
+        if not method.tuned_as:
+            for rate in self._grid(method)[0]:
+                yield from self._tuning(method, rate)
+        rate = self.tuned(method)
+        if rate is None:
+            return
+        for name in method.settings:
+            setting = SETTINGS[name]
+            steps = steps_of(setting, method, "final")
+            if setting.starts_at:
+                start = self.checkpoint()
+                if start is None:
+                    continue
+                yield start
+            at = _rounded(rate * setting.rate)
+            yield from (Run(name, method.name, at, seed, "final", steps) for seed in method.seeds)
+            if method.world == "thread":
+                yield Run(name, method.name, at, method.seeds[0], "process", steps)
+
+    def checkpoint(self) -> Run | None:
+        """The run whose weights T4 starts from; None before AdamW's rate is known."""
+        method = METHODS["adamw"]
+        rate = self.tuned(method)
+        steps = steps_of(SETTINGS["T1"], method, "final")
+        return (rate and Run("T1", "adamw", rate, CHECKPOINT_SEED, "checkpoint", steps)) or None
+
+    def due(self) -> list[Run]:
+        """What can be run now, most valuable first: of each method in turn what is next."""
+        found: dict[str, Run] = {}
+        for method in self.methods:
+            for run in self.runs(method):
+                if self.rows.find(run.key) is None:
+                    found.setdefault(run.key, run)
+        return list(found.values())
+
+    def count(self) -> tuple[int, int, float]:
+        """(runs done, runs in all as far as is known, seconds of processor that the rest takes)."""
+        done = total = 0
+        seconds = 0.0
+        each = self._seconds_per_step()
+        for method in self.methods:
+            runs = list(self.runs(method))
+            unknown = 0 if self.tuned(method) else len(method.seeds) + 1
+            total += len(runs) + unknown * len(method.settings)
+            done += sum(self.rows.find(run.key) is not None for run in runs)
+            seconds += each * sum(run.steps for run in runs if self.rows.find(run.key) is None)
+            seconds += sum(
+                each * unknown * steps_of(SETTINGS[name], method, "final")
+                for name in method.settings
+            )
+        return done, total, seconds
+
+    def _seconds_per_step(self) -> float:
+        known = sorted(row["cpu_s"] / row["steps"] for row in self.rows if row["steps"])
+        return known[len(known) // 2] if known else 0.1
+
+    # ---- results ----
+
+    def finals(self, setting: str, method: str) -> dict[int, Row]:
+        """The final rows of a method by seed."""
+        found = {}
+        for run in self.runs(METHODS[method]):
+            row = self.rows.find(run.key)
+            if row is not None and run.role == "final" and run.setting == setting:
+                found[run.seed] = row
+        return found
+
+    def process_check(self, setting: str, method: str) -> str:
+        """Whether the run over real processes had the same bits."""
+        finals = self.finals(setting, method)
+        for run in self.runs(METHODS[method]):
+            if run.role == "process" and run.setting == setting and run.seed in finals:
+                row = self.rows.find(run.key)
+                if row is not None:
+                    same = row["weights"] == finals[run.seed]["weights"]
+                    return "same bits" if same else "OTHER BITS"
+        return "-"
+
+
+def quick_runs(names: Iterable[str], rates: dict[str, float]) -> list[Run]:
+    """T1 at half the steps, 3 seeds, the rates given."""
+    return [
+        Run("T1", name, rates[name], seed, "quick", steps_of(SETTINGS["T1"], METHODS[name], "tune"))
+        for name in names for seed in SEEDS[:3]
+    ]  # fmt: skip
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.4g}")

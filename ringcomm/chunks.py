@@ -1,0 +1,294 @@
+"""Sparse payloads, of arrays: the largest elements of each chunk as bytes, and sums of such bytes.
+
+What csrc/sparse does, with arguments that are checked and memory that is allocated here. Nothing in
+this module communicates or keeps anything between calls.
+
+Invariants: arrays are float32, contiguous and of one dimension; the caller sees to that (View).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._native import OK, error_class, ffi, lib, result_name
+from .buffers import View, view
+from .errors import ConfigError, ProtocolError, TensorError
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+VALUES = ("fp32", "bf16")
+BLOCKS = (1, 16)
+_MOST_CHUNK = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a tensor is cut, and what is sent of each chunk.
+
+    Attributes:
+        chunk: elements.
+        block: elements that are chosen and sent together.
+        kept: blocks of a chunk that are sent; of a short chunk at the end its share, rounded up.
+        values: a name of VALUES.
+    """
+
+    chunk: int
+    block: int
+    kept: int
+    values: str
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise ConfigError(f"Invalid block: {self.block!r}: give 1 or 16 elements")
+        if not _is_whole(self.chunk, 16, _MOST_CHUNK) or self.chunk % self.block:
+            raise ConfigError(
+                f"Invalid chunk: {self.chunk!r}: give 16 to {_MOST_CHUNK} elements, a multiple of "
+                "the block"
+            )
+        if not _is_whole(self.kept, 1, self.chunk // self.block):
+            raise ConfigError(
+                f"Invalid k: of {self.kept!r} blocks of {self.block} elements; a chunk of "
+                f"{self.chunk} has {self.chunk // self.block}"
+            )
+        if self.values not in VALUES:
+            raise ConfigError(f"Invalid values: {self.values!r}: give {' or '.join(VALUES)}")
+
+    def native(self) -> Any:
+        """As the core has it."""
+        values = lib.RC_BF16 if self.values == "bf16" else lib.RC_F32
+        return ffi.new("rc_sparse_format *", (self.chunk, self.block, self.kept, values))
+
+    def record_bytes(self) -> int:
+        """Of a whole chunk."""
+        return int(lib.rc_sparse_record_bytes(self.native()))
+
+    def payload_bytes(self, count: int) -> int:
+        """Of a tensor of that many elements."""
+        return int(lib.rc_sparse_bytes(self.native(), count))
+
+    def chunks(self, count: int) -> int:
+        """Of a tensor of that many elements."""
+        return -(-count // self.chunk)
+
+
+class Entries:
+    """The sum of what all ranks sent of a tensor: blocks in ascending order, the others being zero.
+
+    Attributes:
+        format: chunk and block; of how many are kept it says nothing.
+        count: elements of the tensor.
+        counts: blocks of each chunk, uint32.
+        index: of each block its number in its chunk, uint16.
+        values: their elements, float32[blocks, block]; the last block of the tensor may go past
+            its end, with zeros there.
+        poisoned: a value or a sum was not finite: all of the tensor is NaN, on every rank.
+    """
+
+    def __init__(self, format: Format, count: int, most: int) -> None:
+        self.format = format
+        self.count = count
+        self.counts = np.zeros(format.chunks(count), np.uint32)
+        self.index = np.empty(most, np.uint16)
+        self.values = np.empty((most, format.block), np.float32)
+        self.poisoned = False
+
+    def keep(self, total: int) -> None:
+        """Lets go of room for more blocks than there are."""
+        self.index, self.values = self.index[:total].copy(), self.values[:total].copy()
+
+    def native(self) -> Any:
+        """As the core has it; lives no longer than this object's arrays."""
+        return ffi.new(
+            "rc_sparse_entries *",
+            (_pointer(self.counts, "uint32_t *"), _pointer(self.index, "uint16_t *"),
+             _pointer(self.values, "float *")),
+        )  # fmt: skip
+
+    def elements(self) -> int:
+        """How many elements came."""
+        return len(self.index) * self.format.block
+
+    def scatter(self, out: Any = None) -> Any:
+        """The whole tensor, zeros where nothing came: a new float32 array, or in ``out``. NaN
+        everywhere if it is poisoned."""
+        dense = as_view(
+            np.empty(self.count, np.float32) if out is None else out, self.count, writable=True
+        )
+        if self.poisoned:
+            floats(dense)[:] = np.nan
+        else:
+            _check(lib.rc_sparse_scatter(self.format.native(), ffi.NULL, self.native(),
+                                         _address(dense), self.count))  # fmt: skip
+        return _finished(dense)
+
+    def add_to(self, dense: Any, factor: float = 1.0) -> Any:
+        """dense += factor * this; of what is poisoned NaN everywhere."""
+        seen = as_view(dense, self.count, writable=True)
+        if self.poisoned:
+            floats(seen)[:] = np.nan
+        else:
+            _check(lib.rc_sparse_add(self.format.native(), self.native(), factor,
+                                     _address(seen), self.count))  # fmt: skip
+        return _finished(seen)
+
+
+def select(
+    format: Format,
+    kernel_set: str,
+    wire: Bytes,
+    left: Floats,
+    residual: Floats | None,
+    delta: View,
+    decay: float,
+) -> bool:
+    """c = residual * decay + delta; its largest blocks go to wire, and the rest of it to left.
+    Returns whether all that was sent is finite; left is void if not."""
+    poisoned = ffi.new("int *")
+    before = ffi.NULL if residual is None else _pointer(residual, "float *")
+    _check(lib.rc_sparse_select(
+        format.native(), kernel_set.encode(), _pointer(wire, "uint8_t *"),
+        _pointer(left, "float *"), before, _address(delta), decay, delta.count, poisoned,
+    ))  # fmt: skip
+    return not poisoned[0]
+
+
+def join(
+    format: Format, kernel_set: str, payloads: Sequence[Bytes], factor: float, count: int
+) -> Entries:
+    """The sum of payloads in their order, times factor; factor 0: each block by how many sent it.
+
+    Raises:
+        ProtocolError: one of them is no such payload; its number is the error's rank.
+    """
+    native = format.native()
+    out = Entries(format, count, int(lib.rc_sparse_most(native, count, len(payloads))))
+    wires = ffi.new("uint8_t *[]", [_pointer(one, "uint8_t *") for one in payloads])
+    total, flags = ffi.new("uint64_t *"), ffi.new("int[2]")
+    result = lib.rc_sparse_join(native, kernel_set.encode(), wires, len(payloads), factor, count,
+                                out.native(), total, flags, flags + 1)  # fmt: skip
+    if result == lib.RC_PROTOCOL:
+        raise ProtocolError(
+            f"rank {flags[1]} sent no sparse payload of this format: have all ranks the same k, "
+            "chunk, block and values?",
+            rank=int(flags[1]),
+        )
+    _check(result)
+    out.poisoned = bool(flags[0])
+    out.keep(0 if out.poisoned else total[0])
+    if out.poisoned:
+        out.counts[:] = 0
+    return out
+
+
+# ---- optimizer steps of the blocks that came, and of no others ----
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdStep:
+    """One step of SGD; see rc_sparse_sgd. number: of the step, from 1."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamStep:
+    """One step of Adam; see rc_sparse_adam. decoupled: weight decay as AdamW has it."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    number: int
+
+
+def sgd(
+    entries: Entries, kernel_set: str, step: SgdStep, weights: Floats, buffer: Floats | None,
+    last: np.ndarray[Any, np.dtype[np.uint32]] | None,
+) -> None:  # fmt: skip
+    """Steps the weights of these blocks. Without momentum buffer and last are None."""
+    told = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
+    _check(lib.rc_sparse_sgd(
+        entries.format.native(), kernel_set.encode(), entries.native(), told,
+        _pointer(weights, "float *"), entries.count,
+        ffi.NULL if buffer is None else _pointer(buffer, "float *"),
+        ffi.NULL if last is None else _pointer(last, "uint32_t *"),
+    ))  # fmt: skip
+
+
+def adam(
+    entries: Entries, kernel_set: str, step: AdamStep, weights: Floats, first: Floats,
+    second: Floats,
+) -> None:  # fmt: skip
+    """Steps the weights of these blocks, and the moments of no others."""
+    told = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
+    _check(lib.rc_sparse_adam(
+        entries.format.native(), kernel_set.encode(), entries.native(), told,
+        _pointer(weights, "float *"), entries.count, _pointer(first, "float *"),
+        _pointer(second, "float *"),
+    ))  # fmt: skip
+
+
+def take(entries: Entries, dense: Floats) -> None:
+    """The blocks' values become what dense has there."""
+    _check(lib.rc_sparse_take(entries.format.native(), entries.native(),
+                              _pointer(dense, "float *"), entries.count))  # fmt: skip
+
+
+def put(entries: Entries, kernel_set: str, dense: Any) -> None:
+    """Writes the blocks' values into a float32 or bfloat16 tensor of the host."""
+    seen = view(dense, writable=True)
+    dtype = {"f32": lib.RC_F32, "bf16": lib.RC_BF16}[seen.dtype]
+    _check(lib.rc_sparse_put(entries.format.native(), kernel_set.encode(), entries.native(),
+                             ffi.cast("void *", seen.address), dtype, entries.count))  # fmt: skip
+    _finished(seen)
+
+
+def as_view(tensor: Any, count: int, *, writable: bool) -> View:
+    """A float32 tensor of the host with that many elements. Raises TensorError."""
+    seen = view(tensor, writable=writable)
+    if seen.dtype != "f32" or seen.count != count:
+        raise TensorError(
+            f"it is {seen.dtype}[{seen.count}]; a sparse exchange of {count} elements takes "
+            f"f32[{count}]"
+        )
+    return seen
+
+
+def floats(seen: View) -> Floats:
+    """What a view shows, as an array over the same memory."""
+    memory = ffi.buffer(ffi.cast("char *", seen.address), seen.nbytes) if seen.count else b""
+    return np.frombuffer(memory, np.float32)
+
+
+def _finished(seen: View) -> Any:
+    if seen.finish is not None:
+        seen.finish()
+    return seen.owner
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _pointer(array: np.ndarray[Any, Any], kind: str) -> Any:
+    return ffi.cast(kind, array.ctypes.data)
+
+
+def _address(seen: View) -> Any:
+    return ffi.cast("float *", seen.address)
+
+
+def _check(result: int) -> None:
+    if result != OK:
+        raise error_class(result)(f"the sparse kernels: {result_name(result)}")

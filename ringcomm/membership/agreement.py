@@ -1,0 +1,298 @@
+"""How one rank comes to know who takes part in a round: what it says, hears and decides.
+
+    APART --say_ready--> WAITING --GO that counts its READY--> AGREED --entered--> APART
+                          |  ^                                   |
+                          |  +------- say_ready: it failed ------+
+                          +-- too few --> APART
+
+Invariants: a GO counts only if its epoch is new (or goes on) and it counts this rank's latest
+READY; who learns of a newer formation without itself is behind, and decides nothing until it is a
+member again; a READY has its consequence once. Nothing here knows of communicators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..bootstrap.terms import Key
+from ..errors import BootstrapError, PeerLostError
+from . import messages
+from .control import Control
+from .decision import Go, Ready, TooFew, View, Wait, decide
+from .formation import Formation
+from .messages import Address, Book, Kind
+
+_log = logging.getLogger("ringcomm")
+_LINGER_S = 0.25
+"""For a rank that comes back, while it is let in."""
+_AGE_MATTERS_S = 0.05
+_SLICE_S = 60.0
+
+
+class State(enum.Enum):
+    """Of a rank."""
+
+    APART = enum.auto()
+    """It works, or its round does."""
+    WAITING = enum.auto()
+    """It has said that it is ready."""
+    AGREED = enum.auto()
+    """It has a GO, and forms a communicator if that says so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What does not change: see Membership."""
+
+    rank: int
+    world_size: int
+    min_peers: int
+    grace_s: float
+    timeout: float
+
+
+class Agreement:
+    """See above. It owns the listeners.
+
+    Attributes:
+        members: of the formation that this rank belongs to; empty before the first.
+        epoch: that formation's number.
+        behind: the others have gone on without this rank.
+    """
+
+    def __init__(
+        self, terms: Terms, key: Key, job: bytes, listeners: Sequence[socket.socket]
+    ) -> None:
+        self.members: tuple[int, ...] = ()
+        self.epoch = -1
+        self.behind = True
+        self._terms = terms
+        self._state = State.APART
+        self._seen = -1
+        self._serial = 0
+        self._ready: dict[int, Ready] = {}
+        self._formation: Formation | None = None
+        self._linger_until = 0.0
+        self._book: Book = {terms.rank: [sock.getsockname()[:2] for sock in listeners]}
+        self._control = Control(
+            terms.rank, terms.world_size, key, job, listeners, terms.grace_s, self._hear, self._meet
+        )
+
+    # ---- at the start ----
+
+    @property
+    def own_places(self) -> bytes:
+        """Where this rank listens, for ``meet_all``."""
+        return messages.pack_book({self._terms.rank: self._book[self._terms.rank]})
+
+    def meet_all(self, books: Sequence[bytes], patience: float) -> None:
+        """Connects all ranks of a job that begins, which gave these own_places, in order of rank.
+        All are members. Raises BootstrapError."""
+        mine, world = self._terms.rank, self._terms.world_size
+        self.members, self.epoch, self._seen = tuple(range(world)), 0, 0
+        self.behind = False
+        for rank, blob in enumerate(books):
+            self._book.update(messages.read_book(f"rank {rank}", blob, world))
+        for rank in range(mine):
+            self._control.dial(rank, self._book.get(rank, ()))
+        missing = {rank for rank in range(world) if rank != mine}
+        deadline = time.monotonic() + patience
+        self._control.run(lambda: all(map(self._control.is_linked, missing)), deadline)
+        missing = {rank for rank in missing if not self._control.is_linked(rank)}
+        if missing:
+            troubles = self._control.troubles()
+            told = "; ".join(f"rank {r}: {troubles.get(r, 'it did not connect')}" for r in missing)
+            raise BootstrapError(f"no control connection within {patience:g} s: {told}")
+
+    def look_for(self, candidates: Mapping[int, Iterable[Address]]) -> None:
+        """Has ranks looked for at these places, whenever this rank waits."""
+        for rank, places in candidates.items():
+            self._control.dial(rank, places)
+
+    def close(self) -> None:
+        """Leaves: to the others this rank is gone."""
+        self._control.close()
+
+    # ---- coming to a round ----
+
+    def catch_up(self) -> None:
+        """Hears what others have said while this rank was in a round."""
+        self._control.catch_up()
+
+    def say_ready(self, ready: Ready) -> None:
+        """Tells all; serial, epoch and what this rank knows are filled in here."""
+        self._state = State.WAITING
+        self._formation = None
+        self._tell_anew(ready)
+        self._dial_missing()
+        if len(self.members) < self._terms.world_size:
+            self._control.catch_up()
+            if self._control.letting_in:
+                self._linger_until = time.monotonic() + _LINGER_S
+
+    def wait(self) -> Formation:
+        """Until it is known who takes part. Raises PeerLostError: too few."""
+        if self.behind:
+            _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
+        while self._formation is None:
+            self._dial_missing()
+            outcome = decide(self._view(), time.monotonic())
+            if isinstance(outcome, Go):
+                self._announce(outcome)
+            elif isinstance(outcome, Wait):
+                self._listen(outcome.until)
+            else:
+                raise self._give_up(outcome)
+        return self._formation
+
+    def failed(self, formation: Formation, blames: Sequence[int], text: str) -> None:
+        """The formation came to nothing here; who leads it tells the others."""
+        if formation.decider == self._terms.rank:
+            payload = messages.pack_failed(formation.go.epoch, blames, text)
+            for rank in formation.go.members:
+                self._control.send(rank, Kind.FAILED, payload)
+
+    def entered(self, go: Go) -> None:
+        """The round begins."""
+        self._state = State.APART
+        self._ready.pop(self._terms.rank, None)
+        self._formation = None
+        self.members, self.epoch, self.behind = go.members, go.epoch, False
+
+    def _dial_missing(self) -> None:
+        """The higher rank of two connects; who is behind asks everyone."""
+        for rank in range(self._terms.world_size):
+            if rank < self._terms.rank or (self.behind and rank != self._terms.rank):
+                self._control.dial(rank, self._book.get(rank, ()))
+
+    def _announce(self, go: Go) -> None:
+        if go.left:
+            names = ", ".join(map(str, go.left))
+            _log.warning("membership: round %d goes on without rank %s", go.number, names)
+        self._accept(Formation(self._control, self._terms.rank, self._terms.rank, go))
+        self._control.send_all(Kind.GO, messages.pack_go(go))
+
+    def _listen(self, until: float) -> None:
+        """Until something changes, or the time comes."""
+        ready, connected = dict(self._ready), self._control.connected
+
+        def changed() -> bool:
+            return (
+                self._formation is not None
+                or self._ready != ready
+                or self._control.connected != connected
+            )
+
+        self._control.run(changed, min(until, time.monotonic() + _SLICE_S))
+
+    def _view(self) -> View:
+        terms, control = self._terms, self._control
+        others = (rank for rank in range(terms.world_size) if rank != terms.rank)
+        gone = {rank: control.gone_since(rank) for rank in others}
+        return View(
+            terms.rank, terms.world_size, terms.min_peers, terms.grace_s, terms.timeout,
+            self.members, self._ready, control.connected,
+            {rank: at for rank, at in gone.items() if at is not None}, self._linger_until,
+        )  # fmt: skip
+
+    def _give_up(self, outcome: TooFew) -> PeerLostError:
+        self._state = State.APART
+        self._ready.pop(self._terms.rank, None)
+        missing = outcome.missing
+        return PeerLostError(outcome.text, rank=missing[0] if len(missing) == 1 else None)
+
+    # ---- what is said ----
+
+    def _tell_anew(self, ready: Ready) -> None:
+        self._serial += 1
+        self._ready[self._terms.rank] = dataclasses.replace(
+            ready, serial=self._serial, epoch=self.epoch, seen=self._seen, behind=self.behind
+        )
+        self._control.send_all(Kind.READY, self._mine())
+
+    def _tell(self, rank: int) -> None:
+        if self._state == State.WAITING:
+            self._control.send(rank, Kind.READY, self._mine())
+
+    def _mine(self) -> bytes:
+        return messages.pack_ready(self._ready[self._terms.rank], time.monotonic())
+
+    # ---- what is heard ----
+
+    def _meet(self, rank: int) -> None:
+        """A connection was made."""
+        self._control.send(rank, Kind.INTRO, messages.pack_book(self._book))
+        self._ready.pop(rank, None)  # of a process that was there before
+        if rank not in self.members:
+            self._linger_until = time.monotonic() + _LINGER_S
+        self._tell(rank)
+
+    def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+        source, world = f"rank {rank}", self._terms.world_size
+        if kind == Kind.INTRO:
+            self._hear_book(rank, messages.read_book(source, payload, world))
+        elif kind == Kind.READY:
+            self._hear_ready(messages.read_ready(rank, payload, world, time.monotonic()))
+        elif kind == Kind.GO:
+            self._hear_go(rank, messages.read_go(source, payload, world))
+        elif self._formation is not None:
+            self._formation.hear(rank, kind, payload)
+
+    def _hear_book(self, rank: int, book: Book) -> None:
+        """What a rank says of itself counts; of others, where nothing is known."""
+        for other, listens in book.items():
+            if other == rank or other not in self._book:
+                self._book[other] = listens
+            if self.behind and other != self._terms.rank:
+                self._control.dial(other, listens)
+
+    def _hear_ready(self, ready: Ready) -> None:
+        known = self._ready.get(ready.rank)
+        if known is not None and known.serial > ready.serial:
+            return
+        if known is not None and known.serial == ready.serial:
+            ready = dataclasses.replace(ready, at=min(ready.at, known.at))
+        self._ready[ready.rank] = ready
+        self._seen = max(self._seen, ready.seen)
+        if self._formation is not None:
+            self._formation.gave_up(ready.rank, ready.serial)
+        mine = self._ready.get(self._terms.rank)
+        if mine is not None and mine.at < ready.at - _AGE_MATTERS_S:
+            self._tell(ready.rank)  # since when this rank waits
+
+    def _hear_go(self, rank: int, go: Go) -> None:
+        if self._formation is not None and go.epoch > self._formation.go.epoch:
+            self._formation.fail(f"rank {rank} has announced a newer formation")
+        is_news = go.epoch > self._seen if go.is_new else go.epoch == self.epoch
+        self._seen = max(self._seen, go.epoch)
+        counted = dict(zip(go.members, go.serials, strict=True)).get(self._terms.rank)
+        if counted is None:
+            self._miss(go)
+        elif is_news and counted == self._serial and self._state == State.WAITING:
+            self._accept(Formation(self._control, self._terms.rank, rank, go))
+
+    def _miss(self, go: Go) -> None:
+        """The others go on without this rank."""
+        if go.is_new and go.epoch > self.epoch:
+            self.behind = True
+            self._count(go)
+            if self._state == State.WAITING:
+                self._tell_anew(self._ready[self._terms.rank])
+
+    def _accept(self, formation: Formation) -> None:
+        self._state = State.AGREED
+        self._formation = formation
+        self._seen = max(self._seen, formation.go.epoch)
+        self._count(formation.go)
+
+    def _count(self, go: Go) -> None:
+        """The others' READYs have had their consequence."""
+        for rank, serial in zip(go.members, go.serials, strict=True):
+            ready = self._ready.get(rank)
+            if ready is not None and ready.serial <= serial and rank != self._terms.rank:
+                del self._ready[rank]

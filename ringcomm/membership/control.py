@@ -1,0 +1,311 @@
+"""The control connections of one rank: an authenticated one to each other rank, and who lives.
+
+They are made by what makes lanes, too (acceptor, dialer, handshake), with a role of their own, and
+are quiet while a round runs: nothing here has a thread, and what others have said meanwhile lies in
+the kernel until the next ``run`` or ``catch_up``.
+
+Invariants: only who passed the handshake is listened to, with one bounded message at a time; a rank
+that has a living connection is not let in a second time, so nobody takes its place while it
+lives; a forked child closes its copies at once, or a dead rank would seem to live in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterable
+
+from ..bootstrap.acceptor import Acceptor
+from ..bootstrap.dialer import Dial, Target
+from ..bootstrap.handshake import Client, Server
+from ..bootstrap.loop import READ, WRITE, Loop
+from ..bootstrap.report import REFUSED
+from ..bootstrap.same_user import vetting
+from ..bootstrap.sockets import end_when_silent, tune
+from ..bootstrap.terms import Key, RefusedError, Role, Terms, duplicate, unexpected
+from ..errors import BootstrapError
+from .messages import HEADER, Address, Kind, frame, most_bytes
+
+_log = logging.getLogger("ringcomm")
+_READ_BYTES = 1 << 18
+_ENDED = (errno.ECONNRESET, errno.EPIPE)
+
+Hear = Callable[[int, Kind, bytes], None]
+"""Takes a message: rank, kind, payload. What it raises as BootstrapError ends the connection."""
+Meet = Callable[[int], None]
+"""Told of each rank that a connection has been made to."""
+
+
+class Control:
+    """See above. It owns the listeners.
+
+    Args:
+        rank, world_size: this rank's, of the whole job.
+        key, job: of the handshake.
+        peer_timeout: a connection of whose host nothing comes for so long ends.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        key: Key,
+        job: bytes,
+        listeners: Iterable[socket.socket],
+        peer_timeout: float,
+        hear: Hear,
+        meet: Meet,
+    ) -> None:
+        self._rank, self._world = rank, world_size
+        self._key, self._job = key, job
+        self._peer_timeout = peer_timeout
+        self._hear, self._meet = hear, meet
+        self._links: dict[int, list[_Link]] = {}
+        self._ended: dict[int, tuple[float, bool]] = {}  # when, and whether its process has ended
+        self._began = time.monotonic()
+        self._dials: dict[int, list[Dial]] = {}
+        self.loop = Loop()
+        terms = Terms(Role.MEMBERSHIP, job, world_size, -1, rank)
+        self._acceptor = Acceptor(
+            self.loop, list(listeners),
+            lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
+            lambda sock, claimed: self._take(claimed.client_rank, sock),
+        )  # fmt: skip
+        _alive.add(self)
+
+    # ---- who is there ----
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """Ranks whose process lives: those with a connection, and those that let us wait at their
+        door."""
+        return frozenset(rank for rank in self._others() if self.gone_since(rank) is None)
+
+    def gone_since(self, rank: int) -> float | None:
+        """When the rank's process ended; None where it lives. Where the network ended the
+        connection, it counts as ended peer_timeout later."""
+        trying = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
+        if self.is_linked(rank) or any(dial.shaking for dial in trying):
+            return None
+        ended, surely = self._ended.get(rank, (self._began, True))
+        refused = any(dial.state == REFUSED for dial in trying)
+        return ended if surely or refused else ended + self._peer_timeout
+
+    def is_linked(self, rank: int) -> bool:
+        """Whether there is a connection."""
+        return bool(self._links.get(rank))
+
+    @property
+    def letting_in(self) -> bool:
+        """Somebody is in the middle of the handshake here."""
+        return self._acceptor.pending > 0
+
+    def _others(self) -> Iterable[int]:
+        return (rank for rank in range(self._world) if rank != self._rank)
+
+    # ---- what is said ----
+
+    def send(self, rank: int, kind: Kind, payload: bytes) -> None:
+        """To one rank, if it is connected."""
+        links = self._links.get(rank)
+        if links:
+            links[-1].send(frame(kind, payload))
+
+    def send_all(self, kind: Kind, payload: bytes) -> None:
+        """To every rank that is connected."""
+        for rank in list(self._links):
+            self.send(rank, kind, payload)
+
+    def run(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Hears what comes until the condition holds; whether it does at the deadline."""
+        return self.loop.run(until, deadline)
+
+    def catch_up(self) -> None:
+        """Hears what has come already."""
+        self.loop.catch_up()
+
+    # ---- connections ----
+
+    def dial(self, rank: int, places: Iterable[Address]) -> None:
+        """Connects to a rank at one of these places, now and whenever it is run, as long as there
+        is no connection."""
+        if self.is_linked(rank):
+            return
+        self._dials[rank] = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
+        known = {(d.target.address, d.target.port) for d in self._dials.get(rank, ())}
+        wanted = [place for place in places if place not in known]
+        terms = Terms(Role.MEMBERSHIP, self._job, self._world, self._rank, rank)
+        self._dials[rank].extend(
+            Dial(
+                self.loop, Target(address, port),
+                lambda sock: Client(self._key, terms, vetting(self._key, sock)),
+                lambda _dial, sock: self._take(rank, sock),
+                lambda dial, _refusal: dial.stop() if self.is_linked(rank) else None,
+            )
+            for address, port in wanted
+        )  # fmt: skip
+
+    def troubles(self) -> dict[int, str]:
+        """How dialling fares, by rank."""
+        return {
+            rank: "; ".join(dict.fromkeys(
+                f"{dial.state} {dial.detail}".strip() for dial in dials
+            ))
+            for rank, dials in self._dials.items()
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Closes every socket."""
+        _alive.discard(self)
+        for dials in self._dials.values():
+            for dial in dials:
+                dial.stop()
+        self._dials.clear()
+        self._acceptor.close()
+        for links in self._links.values():
+            for link in links:
+                link.close()
+        self._links.clear()
+        self.loop.close()
+
+    def let_go(self) -> None:
+        """In a forked child: see Loop.let_go."""
+        self.loop.let_go()
+
+    def _admit(self, claimed: Terms) -> RefusedError | None:
+        if claimed.rail or claimed.lane:
+            return unexpected(claimed)
+        for link in list(self._links.get(claimed.client_rank, [])):
+            if not link.has_ended():
+                return duplicate(claimed)
+            self.drop(link, True)
+        return None
+
+    def _take(self, rank: int, sock: socket.socket) -> None:
+        tune(sock)
+        end_when_silent(sock, self._peer_timeout)
+        self._links.setdefault(rank, []).append(_Link(self, self.loop, rank, sock))
+        for dial in self._dials.get(rank, ()):
+            if not dial.shaking:  # else the other end may have this connection already
+                dial.stop()
+        self._meet(rank)
+
+    # ---- for its links ----
+
+    def heard(self, rank: int, kind: int, payload: bytes) -> None:
+        """A message has come."""
+        try:
+            known = Kind(kind)
+        except ValueError:
+            raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank) from None
+        self._hear(rank, known, payload)
+
+    def most_bytes(self) -> int:
+        """Of a payload."""
+        return most_bytes(self._world)
+
+    def drop(self, link: _Link, surely: bool) -> None:
+        """A connection has ended."""
+        link.close()
+        links = self._links.get(link.rank, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._links.pop(link.rank, None)
+            self._ended[link.rank] = (time.monotonic(), surely)
+
+
+class _Link:
+    """A connection to one rank."""
+
+    def __init__(self, control: Control, loop: Loop, rank: int, sock: socket.socket) -> None:
+        self.rank = rank
+        self._control = control
+        self._loop = loop
+        self._sock = sock
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        loop.watch(sock, READ, self._advance)
+
+    def send(self, message: bytes) -> None:
+        """At once as far as there is room, and the rest later."""
+        waits = bool(self._outbox)
+        self._outbox += message
+        if not waits:
+            self._flush()
+
+    def has_ended(self) -> bool:
+        """The other end has closed."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._loop.forget(self._sock)
+        self._sock.close()
+
+    def _flush(self) -> None:
+        try:
+            sent = self._sock.send(self._outbox)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # reading tells why
+            self._outbox.clear()
+            return
+        del self._outbox[:sent]
+        self._loop.watch(self._sock, READ | (WRITE if self._outbox else 0), self._advance)
+
+    def _advance(self) -> None:
+        if self._outbox:
+            self._flush()
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._control.drop(self, error.errno in _ENDED)
+            return
+        if not data:
+            self._control.drop(self, True)
+            return
+        self._inbox += data
+        try:
+            while self._take_message():
+                pass
+        except BootstrapError as error:
+            _log.warning("membership: the connection to rank %d is closed: %s", self.rank, error)
+            self._control.drop(self, True)
+
+    def _take_message(self) -> bool:
+        if len(self._inbox) < HEADER.size:
+            return False
+        kind, size = HEADER.unpack_from(self._inbox)
+        if size > self._control.most_bytes():
+            raise BootstrapError(f"rank {self.rank} sent what is too long", rank=self.rank)
+        end = HEADER.size + size
+        if len(self._inbox) < end:
+            return False
+        payload = bytes(self._inbox[HEADER.size : end])
+        del self._inbox[:end]
+        self._control.heard(self.rank, kind, payload)
+        return True
+
+
+# ---- forks ----
+
+_alive: weakref.WeakSet[Control] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for control in list(_alive):
+        control.let_go()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

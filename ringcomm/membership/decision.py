@@ -1,0 +1,223 @@
+"""Who takes part in a round, decided from what one rank knows. Pure: no socket, no clock.
+
+Each rank that is ready has told all others, so each knows the same but for the time that a message
+takes. The lowest ready rank of the newest formation decides. Where it does not act, because it was
+paused behind its READY, the next one does TAKEOVER_S later, and leaves it out.
+
+    ready      it waits in begin_round or lost
+    awaited    a member of the formation that is not ready, and may still come
+    blamed     somebody's communicator failed and named it; awaited for SETTLE_S only
+    gone       its process has ended: not awaited
+    behind     a newer formation went on without it, or it was started again: it decides nothing
+
+Invariants: no round has fewer than min_peers members; with min_peers > world_size / 2 any two
+formations share a member, so of two halves of a partition one goes on at most, and the latest
+history is in every formation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+SETTLE_S = 0.25
+"""For a rank that an error names and whose process lives: it may have seen the failure, too."""
+TAKEOVER_S = 1.0
+"""After which the next rank decides."""
+
+History = tuple[int, int]
+"""The last round that a rank has completed: epoch and number. The largest is the latest."""
+NONE_YET: History = (-1, -1)
+STARTED_AGAIN: History = (-2, -2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What a rank says when it is ready for a round."""
+
+    rank: int
+    history: History
+    number: int
+    """The round that it would begin, or repeat."""
+    healthy: bool
+    """Its communicator works."""
+    blames: tuple[int, ...]
+    """Ranks that errors name."""
+    token: bytes
+    at: float
+    """Since when it is ready, by the clock of who keeps this."""
+    serial: int = 0
+    """Counts what this process has said; the latest counts."""
+    epoch: int = -1
+    """Of the formation that it belongs to; -1: none."""
+    seen: int = -1
+    """The highest epoch that it knows of."""
+    behind: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a rank knows.
+
+    Attributes:
+        members: of the formation that it belongs to.
+        ready: by rank, its own among them.
+        connected: other ranks whose process lives, or seems to.
+        gone: since when processes are known to have ended, or never to have been met.
+        linger_until: a rank that comes back is just being let in, and is waited for until then.
+    """
+
+    rank: int
+    world_size: int
+    min_peers: int
+    grace_s: float
+    timeout: float
+    members: tuple[int, ...]
+    ready: Mapping[int, Ready]
+    connected: frozenset[int]
+    gone: Mapping[int, float]
+    linger_until: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """Nothing happens before this time unless something is heard."""
+
+    until: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TooFew:
+    """Not enough ranks are left."""
+
+    text: str
+    missing: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Go:
+    """The round's members and what they are to each other."""
+
+    epoch: int
+    number: int
+    is_new: bool
+    """They have to form a communicator; else that of this epoch goes on."""
+    members: tuple[int, ...]
+    serials: tuple[int, ...]
+    """Of each member's READY that was counted."""
+    tokens: tuple[bytes, ...]
+    left: tuple[int, ...]
+    joined: tuple[int, ...]
+    leader: int
+    """A rank with the latest history."""
+
+
+def decide(view: View, now: float) -> Go | Wait | TooFew:
+    """What this rank does now."""
+    deciders = _deciders(view)
+    if view.rank not in deciders:
+        return _wait_for_others(view, now)
+    due = _due(view)
+    if due is None:
+        return _wait_for_enough(view, now)
+    position = deciders.index(view.rank)
+    act_at = due + position * TAKEOVER_S
+    if now < act_at:
+        return Wait(act_at)
+    chosen = sorted(set(view.ready) - set(deciders[:position]))
+    return _go(view, chosen if len(chosen) >= view.min_peers else sorted(view.ready))
+
+
+def _deciders(view: View) -> list[int]:
+    """Ranks that may decide, in the order of who does."""
+    able = [ready for ready in view.ready.values() if not ready.behind]
+    newest = max((ready.epoch for ready in able), default=0)
+    return sorted(ready.rank for ready in able if ready.epoch == newest)
+
+
+def _due(view: View) -> float | None:
+    """When the round can begin, as far as is known; None: too few are ready."""
+    ready = sorted(one.at for one in view.ready.values())
+    if len(ready) < view.min_peers:
+        return None
+    enough = ready[view.min_peers - 1]
+    settled = max((_settled_at(view, rank) for rank in view.members), default=enough)
+    return max(min(enough + view.grace_s, max(enough, settled)), view.linger_until)
+
+
+def _settled_at(view: View, rank: int) -> float:
+    """When a member is not awaited any more."""
+    if rank in view.ready:
+        return view.ready[rank].at
+    return min(view.gone.get(rank, math.inf), _blamed_at(view, rank) + SETTLE_S)
+
+
+def _blamed_at(view: View, rank: int) -> float:
+    return min((one.at for one in view.ready.values() if rank in one.blames), default=math.inf)
+
+
+def _go(view: View, chosen: list[int]) -> Go:
+    ready = [view.ready[rank] for rank in chosen]
+    latest = max(one.history for one in ready)
+    leader = next(one for one in ready if one.history == latest)
+    epoch = view.ready[view.rank].epoch
+    goes_on = tuple(chosen) == tuple(sorted(view.members)) and all(
+        one.healthy and one.epoch == epoch and not one.behind for one in ready
+    )
+    return Go(
+        epoch if goes_on else max(one.seen for one in ready) + 1,
+        leader.number,
+        not goes_on,
+        tuple(chosen),
+        tuple(one.serial for one in ready),
+        tuple(one.token for one in ready),
+        tuple(sorted(set(view.members) - set(chosen))),
+        tuple(one.rank for one in ready if one.history != latest),
+        leader.rank,
+    )
+
+
+# ---- where nothing can be decided ----
+
+
+def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
+    """Ranks that live may be slow, and are waited for as a collective would; ranks that have ended
+    may be started again within the grace time."""
+    first = min(one.at for one in view.ready.values())
+    possible = {*view.ready, *view.connected} - {
+        rank for rank in view.connected if now >= _settled_at(view, rank)
+    }
+    if len(possible | set(view.ready)) >= view.min_peers:
+        until = first + max(view.grace_s, view.timeout)
+    else:
+        until = max(first, *view.gone.values(), first) + view.grace_s
+    return Wait(until) if now < until else _too_few(view, now)
+
+
+def _wait_for_others(view: View, now: float) -> Wait | TooFew:
+    """Of a rank that is behind: for the end of the round that the others are in."""
+    if view.connected:
+        return Wait(math.inf)
+    since = max(view.ready[view.rank].at, *view.gone.values(), 0.0)
+    until = since + view.grace_s
+    return Wait(until) if now < until else _too_few(view, now)
+
+
+def _too_few(view: View, now: float) -> TooFew:
+    missing = tuple(rank for rank in range(view.world_size) if rank not in view.ready)
+    first = min(one.at for one in view.ready.values())
+    states = "; ".join(_state(view, rank, first, now) for rank in missing)
+    here = ", ".join(map(str, sorted(view.ready)))
+    return TooFew(
+        f"{len(view.ready)} of at least {view.min_peers} ranks are here (rank {here}): {states}. "
+        "Start what is missing again with rejoin=True, or all from a checkpoint",
+        missing,
+    )
+
+
+def _state(view: View, rank: int, first: float, now: float) -> str:
+    if rank in view.connected:
+        blamed = " and does not answer" if _blamed_at(view, rank) < math.inf else ""
+        return f"rank {rank} lives{blamed}, and has not come for {now - first:.1f} s"
+    return f"rank {rank} has been gone for {now - view.gone.get(rank, first):.1f} s"

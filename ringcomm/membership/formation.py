@@ -1,0 +1,144 @@
+"""How members meet to form a communicator: a rendezvous.Exchange over the control connections.
+
+    member --BLOB(step)--> decider, for each step of the bring-up
+    member <--ALL(step)--- decider, or FAILED
+
+Invariants: only who decided collects; as soon as a member is gone, says that it is ready anew (so
+it has given up), or a newer formation is announced, every wait ends with a BootstrapError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..bootstrap.loop import READ, Loop
+from ..bootstrap.suspicion import Lost
+from ..errors import BootstrapError
+from .control import Control
+from .decision import Go
+from .messages import Kind, pack_all, pack_blob, read_failed, read_part, split_all
+
+
+class FormationError(BootstrapError):
+    """The members did not come together.
+
+    Attributes:
+        blames: ranks of the job that are held responsible.
+    """
+
+    def __init__(self, message: str, blames: tuple[int, ...] = ()) -> None:
+        super().__init__(message, rank=blames[0] if len(blames) == 1 else None)
+        self.blames = blames
+
+
+class Formation:
+    """One attempt of the members of a Go, at one rank."""
+
+    def __init__(self, control: Control, rank: int, decider: int, go: Go) -> None:
+        self.go = go
+        self.decider = decider
+        self._control = control
+        self._rank = rank
+        self._step = 0
+        self._blobs: dict[int, dict[int, bytes]] = {}
+        self._all: dict[int, list[bytes]] = {}
+        self._trouble: FormationError | None = None
+
+    # ---- what is heard ----
+
+    def hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+        """A BLOB, ALL or FAILED. One of another epoch, or of who has no say here, is ignored.
+        Raises BootstrapError."""
+        if kind == Kind.FAILED:
+            world = max(self.go.members) + 1
+            epoch, blames, text = read_failed(f"rank {rank}", payload, world)
+            if rank == self.decider and epoch == self.go.epoch:
+                self.fail(text, blames)
+            return
+        part = read_part(rank, payload)
+        if part.epoch != self.go.epoch:
+            return
+        if kind == Kind.BLOB and rank in self.go.members:
+            self._blobs.setdefault(part.step, {})[rank] = part.rest
+        elif kind == Kind.ALL and rank == self.decider:
+            blobs = split_all(part.rest)
+            if blobs is None or len(blobs) != len(self.go.members):
+                raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
+            self._all[part.step] = blobs
+
+    def fail(self, text: str, blames: tuple[int, ...] = ()) -> None:
+        """It has come to nothing; the first reason counts."""
+        if self._trouble is None:
+            self._trouble = FormationError(text, blames)
+
+    def gave_up(self, rank: int, serial: int) -> None:
+        """A rank has said that it is ready."""
+        if self._counts(rank) and serial > self.go.serials[self.go.members.index(rank)]:
+            self.fail(f"rank {rank} gave up on the formation of epoch {self.go.epoch}")
+
+    # ---- rendezvous.Exchange ----
+
+    def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
+        """See rendezvous.Exchange."""
+        self._step += 1
+        if self._rank == self.decider:
+            return self._collect(blob, deadline)
+        self._control.send(self.decider, Kind.BLOB, pack_blob(self.go.epoch, self._step, blob))
+        if not self._control.run(lambda: self._over(self._step in self._all), deadline):
+            self.fail(f"rank {self.decider}, which leads the formation, does not answer",
+                      (self.decider,))  # fmt: skip
+        self._raise_trouble()
+        return self._all.pop(self._step)
+
+    def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
+        """See rendezvous.Exchange."""
+
+        def look() -> None:
+            self._control.catch_up()
+            if self._over(False):
+                loop.forget(self._control.loop)
+                ring()
+
+        loop.watch(self._control.loop, READ, look)
+        look()
+
+    def close(self) -> None:
+        """The connections stay."""
+
+    # ---- helpers ----
+
+    def _collect(self, blob: bytes, deadline: float) -> list[bytes]:
+        blobs = self._blobs.setdefault(self._step, {})
+        blobs[self._rank] = blob
+        members = self.go.members
+        if not self._control.run(lambda: self._over(len(blobs) == len(members)), deadline):
+            silent = tuple(rank for rank in members if rank not in blobs)
+            self.fail(f"rank {', '.join(map(str, silent))} said that it is ready for a round, and "
+                      "does not answer", silent)  # fmt: skip
+        self._raise_trouble()
+        parts = [blobs[rank] for rank in members]
+        answer = pack_all(self.go.epoch, self._step, parts)
+        for rank in members:
+            if rank != self._rank:
+                self._control.send(rank, Kind.ALL, answer)
+        del self._blobs[self._step]
+        return parts
+
+    def _counts(self, rank: int) -> bool:
+        """A member's word ends it for the decider, the decider's for members."""
+        if self._rank == self.decider:
+            return rank in self.go.members
+        return rank == self.decider
+
+    def _over(self, done: bool) -> bool:
+        if done or self._trouble is not None:
+            return True
+        for rank in self.go.members:
+            if rank != self._rank and self._counts(rank) and not self._control.is_linked(rank):
+                self.fail(f"rank {rank} was lost while the members met", (rank,))
+                return True
+        return False
+
+    def _raise_trouble(self) -> None:
+        if self._trouble is not None:
+            raise self._trouble

@@ -1,0 +1,377 @@
+"""Membership: the rounds of one rank, and its communicator, which is made anew when members change.
+
+Invariants: ``comm`` connects exactly ``members``, and is used in no two formations; what is not a
+lost or late member's fault is raised as it is. agreement.py has who takes part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..bootstrap import mesh
+from ..bootstrap.join import Joined, join
+from ..bootstrap.launch import Identity, identify
+from ..bootstrap.secret import Secret, check_exposed, load
+from ..bootstrap.system import typed_errors
+from ..bootstrap.terms import Key, job_hash
+from ..communicator import Communicator
+from ..config import TUNE_TABLE_OFF, Config, names_arguments
+from ..errors import (
+    AbortedError,
+    BootstrapError,
+    CommTimeoutError,
+    ConfigError,
+    NotInitializedError,
+    PeerLostError,
+    ProtocolError,
+    RingcommError,
+)
+from . import places
+from .agreement import Agreement, Terms
+from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
+from .formation import Formation, FormationError
+from .messages import MAX_TOKEN
+
+_log = logging.getLogger("ringcomm")
+_RECOVERABLE = (PeerLostError, CommTimeoutError, AbortedError, ProtocolError, BootstrapError)
+_CLOSE_S = 0.1
+"""For a communicator whose members may not answer any more."""
+_LEAST_FORMING_S = 5.0
+"""A port that is dead beside its sibling takes 3 s of a bring-up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Who takes part in a round. Ranks are those of the whole job, but for leader.
+
+    Attributes:
+        number: the round's; for who was left behind, the others' number.
+        members: in the order of the communicator.
+        left: members of the round before that were lost or late.
+        joined: members that need the state: what the others have completed, they have not.
+        leader: rank in the communicator of a member that has the state.
+        is_new: the communicator is another than in the round before.
+        tokens: what each member gave to begin_round, in the order of members.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    left: tuple[int, ...]
+    joined: tuple[int, ...]
+    leader: int
+    is_new: bool
+    tokens: tuple[bytes, ...]
+
+
+class Membership:
+    """Ranks that work in rounds, and go on without who is lost or late, and with who comes back.
+
+    Made by all ranks at once, as ``ringcomm.init``. Used by one thread. Also a context manager.
+
+    Args:
+        min_peers: a round takes place with at least so many ranks, this one among them. Default:
+            more than half. With fewer, both halves of a partitioned network go on by themselves.
+        grace_s: how long a round waits for the late ones once min_peers are ready, and after what
+            silence a member is lost in mid-round (the communicators' peer_timeout).
+        rejoin: this process takes the place of one that has ended, among members that go on without
+            it. begin_round then waits for the end of their round.
+        hosts: with rejoin, names or addresses of hosts to look for members on, where the address of
+            rank 0's host is not enough (rank 0 was lost).
+        rank, world_size, init_method, config, timeout, mpi, store: as of ``ringcomm.init``. While
+            fewer than min_peers are ready and the others live, config.timeout is waited for them.
+
+    Attributes:
+        rank, world_size: of the whole job.
+        members: original ranks of the communicator's ranks, in their order.
+    """
+
+    @names_arguments
+    def __init__(
+        self,
+        *,
+        min_peers: int | None = None,
+        grace_s: float = 30.0,
+        rejoin: bool = False,
+        hosts: Sequence[str] = (),
+        rank: int | None = None,
+        world_size: int | None = None,
+        init_method: str | None = None,
+        config: Config | None = None,
+        timeout: float | None = None,
+        mpi: Any = None,
+        store: Any = None,
+    ) -> None:
+        self._grace_s = _checked_grace(grace_s)
+        self._config = _fitted(Config() if config is None else config, self._grace_s)
+        self._is_closed = False
+        self._comm: Communicator | None = None
+        self._agreement: Agreement | None = None
+        self._history: History = STARTED_AGAIN
+        self._number: int | None = None
+        self._token = b""
+        self.members: tuple[int, ...] = ()
+        if rejoin:
+            self._start_again(identify(rank, world_size, init_method), min_peers, hosts)
+            return
+        joined = join(self._config, rank, world_size, init_method, timeout, mpi, store)
+        self._comm = Communicator(joined)
+        try:
+            self._start_with_all(joined, self._comm, min_peers)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- rounds ----
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the round."""
+        if self._comm is None:
+            raise NotInitializedError("this rank belongs to no communicator: call begin_round")
+        return self._comm
+
+    def begin_round(self, number: int, token: bytes = b"") -> Round:
+        """Waits until it is known who takes part in a round.
+
+        Args:
+            number: the round's, counted upwards by all members alike. That the round before was
+                completed is taken for granted where end_round was not called.
+            token: up to 256 bytes, which all members get (Round.tokens).
+
+        Raises:
+            PeerLostError: fewer than min_peers came; the text says who is missing and how long.
+        """
+        self._require_open()
+        if len(token) > MAX_TOKEN:
+            raise ConfigError(f"token has {len(token)} bytes: give at most {MAX_TOKEN}")
+        if self._number is not None and number > self._number:
+            self._complete()
+        self._token = bytes(token)
+        return self._agree(number, None)
+
+    def end_round(self) -> None:
+        """Returns once all members have called it: then all have what this rank has. Call it behind
+        the round's last collective and before its result is used; what it raises is for lost().
+        Without it a peer that dies in a round's last collective may leave some members with its
+        result and others without; these then get the state from those."""
+        self._require_open()
+        self.comm.barrier()
+        self._complete()
+
+    def lost(self, error: RingcommError) -> Round:
+        """A collective of the round failed: brings those together who are left, for the same round.
+
+        Raises the error itself where it is none that other members would help against, as a
+        wrong argument. Else as begin_round.
+        """
+        self._require_open()
+        if self._number is None or not isinstance(error, _RECOVERABLE):
+            raise error
+        return self._agree(self._number, error)
+
+    def close(self) -> None:
+        """Leaves the job: to the other members this rank is gone."""
+        self._is_closed = True
+        comm, self._comm = self._comm, None
+        agreement, self._agreement = self._agreement, None
+        if comm is not None:
+            comm.close()
+        if agreement is not None:
+            agreement.close()
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- start ----
+
+    def _start_with_all(self, joined: Joined, comm: Communicator, min_peers: int | None) -> None:
+        """Of a job that begins: all are members, and tell each other where they listen."""
+        addresses = list(dict.fromkeys(rail.address for rail in comm.rails))
+        self._set_up(comm.rank, comm.world_size, min_peers, joined.secret, joined.job)
+        self.members = tuple(range(comm.world_size))
+        self._history = NONE_YET
+        if comm.world_size > 1:
+            agreement = self._open(addresses)
+            agreement.meet_all(
+                _gather(comm, agreement.own_places), self._config.connect_timeout
+            )
+
+    def _start_again(
+        self, identity: Identity, min_peers: int | None, hosts: Sequence[str]
+    ) -> None:
+        """Of a process that takes another's place: looks for any member."""
+        secret = load(self._config)
+        self._set_up(identity.rank, identity.world_size, min_peers, secret, identity.job)
+        asked = places.contacts(list(hosts) or [identity.master_addr or "localhost"])
+        check_exposed(asked, secret, self._config.insecure)
+        others = (rank for rank in range(self.world_size) if rank != self.rank)
+        self._open(places.own_addresses(self._config, asked)).look_for(
+            {rank: places.candidates(asked, self._job, rank) for rank in others}
+        )
+
+    def _set_up(
+        self, rank: int, world_size: int, min_peers: int | None, secret: Secret | None, job: str
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._min_peers = _checked_min_peers(min_peers, world_size)
+        self._secret, self._job = secret, job
+
+    def _open(self, addresses: Sequence[str]) -> Agreement:
+        insecure, job = self._config.insecure, job_hash(self._job)
+        with typed_errors():
+            listeners = places.listen_on(addresses, self._job, self.rank, self._secret, insecure)
+        terms = Terms(
+            self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
+        )
+        key = Key.derive(self._secret, job, insecure)
+        self._agreement = Agreement(terms, key, job, listeners)
+        return self._agreement
+
+    # ---- coming to a round ----
+
+    def _agree(self, number: int, error: RingcommError | None) -> Round:
+        agreement = self._agreement
+        if agreement is None:  # a world of one
+            self._number = number
+            return Round(number, (0,), (), (), 0, False, (self._token,))
+        agreement.catch_up()
+        began = time.monotonic()
+        broken = self._broken()
+        blames = {*self._blamed_by(error, self.members), *self._blamed_by(broken, self.members)}
+        while True:
+            is_well = error is None and broken is None and self._comm is not None
+            agreement.say_ready(
+                Ready(self.rank, history=self._history, number=number, healthy=is_well,
+                      blames=tuple(sorted(blames)), token=self._token, at=began)
+            )  # fmt: skip
+            formation = agreement.wait()
+            go = formation.go
+            try:
+                if go.is_new:
+                    self._form(formation)
+            except RingcommError as failure:
+                found = self._blamed_by(failure, go.members)
+                blames |= found
+                agreement.failed(formation, sorted(found), str(failure))
+                self._check_worth_repeating(failure, time.monotonic() - began)
+            else:
+                agreement.entered(go)
+                return self._enter(go)
+
+    def _enter(self, go: Go) -> Round:
+        self.members, self._number = go.members, go.number
+        if go.is_new:
+            _log.info("membership: round %d, epoch %d: ranks %s", go.number, go.epoch,
+                      ", ".join(map(str, go.members)))  # fmt: skip
+        leader = go.members.index(go.leader)
+        return Round(
+            go.number, go.members, go.left, go.joined, leader, go.is_new, go.tokens
+        )
+
+    def _form(self, formation: Formation) -> None:
+        """Closes the communicator, which to those who still use it is this rank's loss, and makes
+        the new one."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close(_CLOSE_S)
+        go = formation.go
+        seconds = min(self._config.connect_timeout, max(self._grace_s, _LEAST_FORMING_S))
+        table = self._config.tune_table if len(go.members) == self.world_size else TUNE_TABLE_OFF
+        settings = dataclasses.replace(self._config, connect_timeout=seconds, tune_table=table)
+        job = f"{self._job}, epoch {go.epoch}"
+        identity = Identity(
+            rank=go.members.index(self.rank), world_size=len(go.members), local_rank=None,
+            local_world_size=None, master_addr="", master_ports=(), launcher="membership", job=job,
+        )  # fmt: skip
+        with typed_errors():
+            made = mesh.join(identity, settings, self._secret, formation, go.epoch)
+        self._comm = Communicator(Joined(made, self._config, self._secret, job, go.epoch))
+
+    def _check_worth_repeating(self, failure: RingcommError, tried: float) -> None:
+        """Raises the failure where another attempt would end alike."""
+        _log.info("membership: the members did not come together: %s", failure)
+        stands_alone = self._history == STARTED_AGAIN and isinstance(failure, ConfigError)
+        if stands_alone or tried > self._grace_s + self._config.timeout:
+            self.close()
+            raise failure
+
+    # ---- helpers ----
+
+    def _complete(self) -> None:
+        """This rank has the round's result."""
+        assert self._number is not None
+        epoch = self._agreement.epoch if self._agreement is not None else 0
+        self._history = (epoch, self._number)
+
+    def _broken(self) -> RingcommError | None:
+        """What has become of the communicator, as while no collective ran."""
+        try:
+            return None if self._comm is None else self._comm.failure()
+        except NotInitializedError as error:  # the caller has closed it
+            return error
+
+    def _blamed_by(self, error: RingcommError | None, members: tuple[int, ...]) -> set[int]:
+        """Ranks of the job that an error of these members' communicator names."""
+        if isinstance(error, FormationError):
+            return set(error.blames)
+        if error is None or error.rank is None or error.rank >= len(members):
+            return set()
+        return {members[error.rank]} - {self.rank}
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise NotInitializedError("the membership is closed")
+
+
+def _fitted(config: Config, grace_s: float) -> Config:
+    """A member that is silent for the grace time is lost."""
+    if not isinstance(config, Config):
+        raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
+    return dataclasses.replace(
+        config, peer_timeout=grace_s, heartbeat=min(config.heartbeat, grace_s / 4)
+    )
+
+
+def _checked_grace(grace_s: float) -> float:
+    is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+    if not is_number or not 0.5 <= grace_s <= 3600:
+        raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")
+    return float(grace_s)
+
+
+def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
+    if min_peers is None:
+        return world_size // 2 + 1
+    whole = isinstance(min_peers, int) and not isinstance(min_peers, bool)
+    if not whole or not 1 <= min_peers <= world_size:
+        raise ConfigError(f"min_peers={min_peers!r}: give a whole number from 1 to {world_size}")
+    if 2 * min_peers <= world_size:
+        _log.warning(
+            "min_peers=%d of %d ranks: if the network is cut in two, both halves go on, and part",
+            min_peers, world_size,
+        )  # fmt: skip
+    return min_peers
+
+
+def _gather(comm: Communicator, part: bytes) -> list[bytes]:
+    """Every rank's bytes."""
+    sizes = comm.allgather(np.array([len(part)], dtype=np.int64)).reshape(-1)
+    padded = np.zeros(int(sizes.max()), dtype=np.uint8)
+    padded[: len(part)] = np.frombuffer(part, dtype=np.uint8)
+    rows = comm.allgather(padded)
+    return [bytes(rows[rank][: int(size)]) for rank, size in enumerate(sizes)]

@@ -1,0 +1,229 @@
+"""The bytes of what members say to each other; the table of messages is in the package's docstring.
+
+A message is a header (kind, three zeros, payload length) and a payload: strict JSON, but for BLOB
+and ALL, which carry the parts of a bring-up as they are, behind epoch and step.
+
+Invariants: every length and field is checked before use; what is malformed raises a BootstrapError
+that names the rank it came from.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..bootstrap.blobs import MAX_BYTES, Record, pack
+from ..errors import BootstrapError
+from .decision import Go, Ready
+
+HEADER = struct.Struct("<BxxxI")
+_PLACE = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+MAX_TOKEN = 256
+"""Bytes of a token."""
+_MAX = 2**62
+
+Address = tuple[str, int]
+Book = dict[int, list[Address]]
+"""Where each rank listens."""
+
+
+class Kind(enum.IntEnum):
+    """Of a message."""
+
+    INTRO = 1
+    READY = 2
+    GO = 3
+    BLOB = 4
+    ALL = 5
+    FAILED = 6
+
+
+def most_bytes(world_size: int) -> int:
+    """Of any payload."""
+    return _PLACE.size + world_size * (_LENGTH.size + MAX_BYTES)
+
+
+def frame(kind: Kind, payload: bytes) -> bytes:
+    """A whole message."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+# ---- INTRO ----
+
+
+def pack_book(book: Mapping[int, Sequence[Address]]) -> bytes:
+    """Where ranks listen."""
+    ranks = [
+        {"rank": rank, "places": [{"address": a, "port": p} for a, p in places]}
+        for rank, places in book.items()
+    ]
+    return pack({"book": ranks})
+
+
+def read_book(source: str, payload: bytes, world_size: int) -> Book:
+    """Raises BootstrapError."""
+    book: Book = {}
+    for entry in Record.unpack(source, payload).records("book", world_size):
+        places = [_read_place(place) for place in entry.records("places", 64)]
+        book[entry.integer("rank", 0, world_size - 1)] = places
+    return book
+
+
+def _read_place(record: Record) -> Address:
+    address = record.text("address")
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise record.malformed("has a bad address") from None
+    return address, record.integer("port", 1, 65535)
+
+
+# ---- READY ----
+
+
+def pack_ready(ready: Ready, now: float) -> bytes:
+    """Its time travels as an age."""
+    fields: dict[str, Any] = dict(vars(ready))
+    del fields["rank"], fields["at"]
+    fields.update(
+        history=_pair(ready.history), blames=_ranks(ready.blames), token=ready.token.hex(),
+        behind=int(ready.behind), healthy=int(ready.healthy), age=max(0.0, now - ready.at),
+    )  # fmt: skip
+    return pack(fields)
+
+
+def read_ready(rank: int, payload: bytes, world_size: int, now: float) -> Ready:
+    """Raises BootstrapError."""
+    record = Record.unpack(f"rank {rank}", payload)
+    history = record.object("history")
+    return Ready(
+        rank=rank,
+        serial=record.integer("serial", 0, _MAX),
+        epoch=record.integer("epoch", -1, 2**32 - 1),
+        seen=record.integer("seen", -1, 2**32 - 1),
+        behind=bool(record.integer("behind", 0, 1)),
+        history=(history.integer("epoch", -2, 2**32 - 1), history.integer("number", -_MAX, _MAX)),
+        number=record.integer("number", -_MAX, _MAX),
+        healthy=bool(record.integer("healthy", 0, 1)),
+        blames=_read_ranks(record, "blames", world_size),
+        token=_read_token(record),
+        at=now - record.number("age", 0.0, 1e12),
+    )
+
+
+def _pair(history: tuple[int, int]) -> dict[str, int]:
+    return {"epoch": history[0], "number": history[1]}
+
+
+def _ranks(ranks: Sequence[int]) -> list[dict[str, int]]:
+    return [{"rank": rank} for rank in ranks]
+
+
+def _read_ranks(record: Record, name: str, world_size: int) -> tuple[int, ...]:
+    entries = record.records(name, world_size)
+    return tuple(entry.integer("rank", 0, world_size - 1) for entry in entries)
+
+
+def _read_token(record: Record) -> bytes:
+    try:
+        return bytes.fromhex(record.text("token"))
+    except ValueError:
+        raise record.malformed("has a bad token") from None
+
+
+# ---- GO ----
+
+
+def pack_go(go: Go) -> bytes:
+    """What the members are, and the counted READY of each."""
+    members = [
+        {"rank": rank, "serial": serial, "token": token.hex()}
+        for rank, serial, token in zip(go.members, go.serials, go.tokens, strict=True)
+    ]
+    return pack(
+        {"epoch": go.epoch, "number": go.number, "is_new": int(go.is_new), "members": members,
+         "left": _ranks(go.left), "joined": _ranks(go.joined), "leader": go.leader}
+    )  # fmt: skip
+
+
+def read_go(source: str, payload: bytes, world_size: int) -> Go:
+    """Raises BootstrapError."""
+    record = Record.unpack(source, payload)
+    members = record.records("members", world_size)
+    ranks = tuple(member.integer("rank", 0, world_size - 1) for member in members)
+    leader = record.integer("leader", 0, world_size - 1)
+    if leader not in ranks or sorted(set(ranks)) != list(ranks):
+        raise record.malformed("has impossible members")
+    return Go(
+        epoch=record.integer("epoch", 0, 2**32 - 1),
+        number=record.integer("number", -_MAX, _MAX),
+        is_new=bool(record.integer("is_new", 0, 1)),
+        members=ranks,
+        serials=tuple(member.integer("serial", 0, _MAX) for member in members),
+        tokens=tuple(_read_token(member) for member in members),
+        left=_read_ranks(record, "left", world_size),
+        joined=_read_ranks(record, "joined", world_size),
+        leader=leader,
+    )
+
+
+# ---- BLOB, ALL, FAILED ----
+
+
+def pack_blob(epoch: int, step: int, blob: bytes) -> bytes:
+    """A rank's part of a step of the bring-up."""
+    return _PLACE.pack(epoch, step) + blob
+
+
+def pack_all(epoch: int, step: int, blobs: Sequence[bytes]) -> bytes:
+    """All members' parts, in their order."""
+    parts = b"".join(_LENGTH.pack(len(blob)) + blob for blob in blobs)
+    return _PLACE.pack(epoch, step) + parts
+
+
+class Part(NamedTuple):
+    """A BLOB or an ALL."""
+
+    epoch: int
+    step: int
+    rest: bytes
+
+
+def read_part(rank: int, payload: bytes) -> Part:
+    """Raises BootstrapError."""
+    if len(payload) < _PLACE.size:
+        raise BootstrapError(f"rank {rank} sent what no ringcomm sends", rank=rank)
+    epoch, step = _PLACE.unpack_from(payload)
+    return Part(epoch, step, payload[_PLACE.size :])
+
+
+def split_all(rest: bytes) -> list[bytes] | None:
+    """The parts of an ALL; None if it is malformed."""
+    blobs, at = [], 0
+    while at < len(rest):
+        if len(rest) - at < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(rest, at)
+        at += _LENGTH.size
+        if size > MAX_BYTES or len(rest) - at < size:
+            return None
+        blobs.append(rest[at : at + size])
+        at += size
+    return blobs
+
+
+def pack_failed(epoch: int, blames: Sequence[int], text: str) -> bytes:
+    """A formation failed."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:1500])
+    return pack({"epoch": epoch, "blames": _ranks(blames), "text": shown})
+
+
+def read_failed(source: str, payload: bytes, world_size: int) -> tuple[int, tuple[int, ...], str]:
+    """Epoch, who is held responsible, and the reason. Raises BootstrapError."""
+    record = Record.unpack(source, payload)
+    epoch = record.integer("epoch", 0, 2**32 - 1)
+    return epoch, _read_ranks(record, "blames", world_size), record.text("text")

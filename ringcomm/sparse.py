@@ -1,0 +1,436 @@
+"""SparseExchange: the largest elements of each chunk of a tensor, summed over all ranks.
+
+    exchange = SparseExchange(comm, count=anchor.size, density=1 / 64)
+    handle = exchange.submit(delta)          # e = decay * e + delta; the largest of e are sent
+    mean = handle.wait()                     # Entries: the same bits on every rank
+    mean.add_to(anchor, -1.0)
+
+What is not sent stays in the residual e and is added to what comes next. So with decay 1 nothing
+is lost: the sum of all means is that of all deltas' means, less what all residuals have left. A
+smaller decay forgets what is old (SparseLoCo: .95 for rounds of 30 steps, and no outer momentum).
+
+Two ways to exchange, of payloads whose size follows from the count alone:
+
+    gather   every rank sends its payload to all. One trip; (N-1) payloads of bytes.
+    owner    every rank sums a range of chunks for all, keeps what is largest of the sums (twice k
+             of a chunk unless told otherwise) with a residual of its own, and sends that to all.
+             Two trips, the second of which begins in ``wait``; 3 payloads of bytes for any N.
+
+Invariants: residuals change only when a round has succeeded with finite values, so a round that
+failed is repeated by another ``submit`` of the same delta. One round at a time is in flight. Ranks
+that have the same bytes make the same sums, in order of rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .api import default_communicator
+from .chunks import Bytes, Entries, Floats, Format, as_view, join, select
+from .communicator import Communicator
+from .errors import ConfigError, MismatchError, RingcommError
+from .exact import as_callers, is_exact, require_place
+from .work import Work
+
+_STATE = 1
+_MOST_GATHERED = 4  # ranks up to which one trip of exact sums is worth its bytes
+AGGREGATES = ("mean", "senders")
+EXCHANGES = ("auto", "gather", "owner")
+
+__all__ = ["Entries", "SparseExchange", "SparseRound"]
+
+
+class SparseExchange:
+    """Exchanges one tensor's largest elements, round after round, with error feedback.
+
+    Args:
+        comm: its ranks take part; None: the default communicator. All of them give the same
+            arguments.
+        count: elements of the tensor.
+        density: share of the elements that each rank sends.
+        k: elements that each rank sends of a chunk, instead of the density.
+        chunk: elements among which the largest are chosen.
+        block: 1, or 16 to choose and send whole cache lines, by the sum of their magnitudes.
+        decay: what the residual is multiplied by before each delta is added, 0 to 1.
+        values: "bf16" or "fp32" on the wire; what bf16 rounds away stays in the residual.
+        aggregate: "mean" over all ranks, or for each block over those that sent it: "senders".
+        exchange: "gather", "owner", or "auto": gather up to 4 ranks.
+        owner_k: elements of a chunk that an owner sends; None: twice k.
+
+    Memory: the residual and as much again for the next one, 8 bytes for each element; of an owner
+    2 x 8 bytes more for each of its range; and all payloads.
+
+    Raises:
+        ConfigError: an argument that cannot work. It is a ValueError.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator | None,
+        count: int,
+        *,
+        density: float = 1 / 64,
+        k: int | None = None,
+        chunk: int = 4096,
+        block: int = 1,
+        decay: float = 0.95,
+        values: str = "bf16",
+        aggregate: str = "mean",
+        exchange: str = "auto",
+        owner_k: int | None = None,
+    ) -> None:
+        _require(isinstance(count, int) and count >= 0, "count", count, "the elements of a tensor")
+        _require(_is_share(decay, 0.0), "decay", decay, "0 to 1")
+        _require(aggregate in AGGREGATES, "aggregate", aggregate, " or ".join(AGGREGATES))
+        _require(exchange in EXCHANGES, "exchange", exchange, ", ".join(EXCHANGES))
+        self.comm = default_communicator() if comm is None else comm
+        self.count = count
+        self.decay = float(decay)
+        self.aggregate = aggregate
+        self.format = Format(chunk, block, _kept(density, k, chunk, block), values)
+        self._residual = np.zeros(count, np.float32)
+        self._next = np.zeros(count, np.float32)
+        most = chunk // block
+        kept = min(2 * self.format.kept, most) if owner_k is None else _units(owner_k, block)
+        self._owner_format = Format(chunk, block, kept, values)
+        self._exchange = exchange
+        self._way = self._way_of(self.comm)
+        self._round: SparseRound | None = None
+        self._undoable: SparseRound | None = None  # its residuals are those in _next
+
+    @property
+    def exchange(self) -> str:
+        """How it exchanges: "gather" or "owner"."""
+        return self._way.name
+
+    @property
+    def residual(self) -> Floats:
+        """What is left of this rank's deltas: float32[count], of the last round that succeeded. To
+        be read only, and only until the next round."""
+        return self._residual
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sends of payloads in a round; headers are less than 1 % of a large one."""
+        return self._way.sent_bytes
+
+    def submit(self, delta: Any, *, timeout: float | None = None) -> SparseRound:
+        """Chooses what is sent of residual * decay + delta, and begins to send it. All ranks submit
+        in the same order among their collectives.
+
+        Args:
+            delta: float32[count] in host memory; not used any more when this returns.
+            timeout: of the collective, in seconds, as of ``allreduce``.
+
+        Raises:
+            ConfigError: the round before has not been waited for.
+            TensorError: delta is of another dtype, size or device.
+            RingcommError: as ``allgather``.
+        """
+        if self._round is not None:
+            raise ConfigError(
+                "a SparseExchange has one round in flight: wait for that, or make one exchange for "
+                "each tensor"
+            )
+        seen = as_view(delta, self.count, writable=False)
+        kernels = self.comm.kernel_set
+        self._undoable = None
+        select(self.format, kernels, self._way.wire, self._next, self._residual, seen, self.decay)
+        self._round = SparseRound(self, self._way.begin(timeout), timeout)
+        return self._round
+
+    def use(self, comm: Communicator) -> None:
+        """Goes on with another communicator, as one of the ranks that remain. The residual stays;
+        of an owner what it had left of its range goes into it, so that it is sent again.
+
+        Raises ConfigError while a round is in flight.
+        """
+        self._require_idle()
+        start, owner = self._way.left()
+        whole = comm.world_size if self.aggregate == "mean" else 1
+        self._residual[start : start + len(owner)] += owner * np.float32(whole)
+        self.comm = comm
+        self._undoable = None
+        self._way = self._way_of(comm)
+
+    def _way_of(self, comm: Communicator) -> _Gather | _Owner:
+        most = 1 if self._exchange == "owner" else _MOST_GATHERED
+        if self._exchange == "gather" or comm.world_size <= most:
+            return _Gather(self)
+        return _Owner(self, self._owner_format)
+
+    def _over(self, ended: SparseRound, entries: Entries | None) -> None:
+        """The round is: with what came of it, or None if it failed."""
+        self._round = None
+        if entries is not None and not entries.poisoned:
+            self._swap()
+            self._undoable = ended
+
+    def _swap(self) -> None:
+        self._residual, self._next = self._next, self._residual
+        self._way.swap()
+
+    def _undo(self, ended: SparseRound) -> None:
+        if self._undoable is ended:
+            self._swap()
+            self._undoable = None
+
+    def _join(self, format: Format, payloads: Any, count: int, factor: float) -> Entries:
+        return join(format, self.comm.kernel_set, payloads, factor, count)
+
+    def _factor(self) -> float:
+        return 1 / self.comm.world_size if self.aggregate == "mean" else 0.0
+
+    # ---- states ----
+
+    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
+        """What a checkpoint must keep. A collective that gives all ranks the same, for any world
+        size: what all results lack, ``worker`` as the mean of what is left of the deltas, ``owner``
+        what is left of the sums. It costs an all-reduce of two float32 per element.
+
+        Args:
+            exact: this rank's own residuals as they are, for the same rank of a world of the same
+                size, which goes on from it to the bit. Nothing is sent.
+
+        Raises:
+            ConfigError: a round is in flight.
+            MismatchError: the ranks' tensors differ in size.
+            RingcommError: as ``allreduce``.
+        """
+        self._require_idle()
+        start, owner = self._way.left()
+        told: dict[str, Any] = {"format": _STATE, "count": self.count, "owner_start": start}
+        if exact:
+            place = {"world_size": self.comm.world_size, "rank": self.comm.rank}
+            return {**told, "exact": place, "worker": as_callers(self._residual.copy()),
+                    "owner": as_callers(owner.copy())}  # fmt: skip
+        sizes = self.comm.allgather(np.array([self.count]))
+        if (sizes != self.count).any():
+            raise MismatchError(f"the ranks' tensors have {sizes.ravel().tolist()} elements")
+        whole = np.zeros(self.count, np.float32)
+        whole[start : start + len(owner)] = owner
+        worker = self.comm.allreduce(self._residual.copy(), "avg")
+        self.comm.allreduce(whole)
+        return {**told, "owner_start": 0, "worker": as_callers(worker), "owner": as_callers(whole)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what ``state_dict`` returned. Nothing is sent; all ranks load the same, or
+        each its own exact one.
+
+        Raises:
+            ConfigError: a round is in flight; it is no such state, or of another size; or an exact
+                one of another rank or world size. Nothing was changed then.
+        """
+        self._require_idle()
+        worker, owner, start = self._read(state)
+        self._undoable = None
+        if is_exact(state):
+            self._way.load_exact(worker, owner, start)
+        else:
+            self._way.load(worker, owner)
+
+    def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int]:
+        wrong = ConfigError("this is no state of a SparseExchange")
+        if not isinstance(state, Mapping) or state.get("format") != _STATE:
+            raise wrong
+        if is_exact(state):
+            place = {"world_size": self.comm.world_size, "rank": self.comm.rank}
+            require_place(state, place, "the sparse exchange")
+        if state.get("count") != self.count:
+            raise ConfigError(
+                f"the state is of {state.get('count')} elements, and this exchange of {self.count}"
+            )
+        try:
+            worker, owner = (np.asarray(state[part]) for part in ("worker", "owner"))
+            start = int(state["owner_start"])
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            raise wrong from None
+        whole = self.count - start if is_exact(state) else self.count
+        if worker.shape != (self.count,) or owner.ndim != 1 or len(owner) > whole:
+            raise wrong
+        if worker.dtype != np.float32 or owner.dtype != np.float32 or start < 0:
+            raise wrong
+        return worker, owner, start
+
+    def _require_idle(self) -> None:
+        if self._round is not None:
+            raise ConfigError("a round of the sparse exchange is in flight: wait for it first")
+
+
+class SparseRound:
+    """A round in flight, as ``SparseExchange.submit`` returns it."""
+
+    def __init__(self, exchange: SparseExchange, work: Work, timeout: float | None) -> None:
+        self._exchange = exchange
+        self._work = work
+        self._timeout = timeout
+        self._result: Entries | None = None
+        self._error: RingcommError | None = None
+
+    def done(self) -> bool:
+        """Whether ``wait`` would find the (first) trip over. Never waits."""
+        return self._result is not None or self._error is not None or self._work.done()
+
+    def wait(self) -> Entries:
+        """The sum, as the exchange aggregates; the same on all ranks, and again the same object.
+
+        Raises:
+            RingcommError: the round failed; nothing was changed, and its delta can be submitted
+                again where the communicator still works.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            try:
+                self._work.wait()
+                result = self._exchange._way.end(self._timeout)
+            except RingcommError as error:
+                self._error = error
+                self._exchange._over(self, None)
+                raise
+            self._result = result
+            self._exchange._over(self, result)
+        return self._result
+
+    def undo(self) -> None:
+        """Makes the residuals what they were before the round, where what it brought is not going
+        to be used. All ranks do, after ``wait``. Of no effect after the next ``submit``, or of a
+        round that failed."""
+        self._exchange._undo(self)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of payloads, as the exchange's."""
+        return self._exchange.sent_bytes
+
+
+class _Gather:
+    """Every payload to every rank."""
+
+    name = "gather"
+
+    def __init__(self, exchange: SparseExchange) -> None:
+        self._exchange = exchange
+        size = exchange.format.payload_bytes(exchange.count)
+        self.wire: Bytes = np.zeros(size, np.uint8)
+        self._received: Bytes = np.zeros((exchange.comm.world_size, size), np.uint8)
+        self.sent_bytes = (exchange.comm.world_size - 1) * size
+
+    def begin(self, timeout: float | None) -> Work:
+        comm = self._exchange.comm
+        return comm.allgather(self.wire, out=self._received, async_op=True, timeout=timeout)
+
+    def end(self, _timeout: float | None) -> Entries:
+        one = self._exchange
+        return one._join(one.format, list(self._received), one.count, one._factor())
+
+    def swap(self) -> None:
+        """There is nothing of owners."""
+
+    def left(self) -> tuple[int, Floats]:
+        return 0, np.zeros(0, np.float32)
+
+    def load(self, worker: Floats, owner: Floats) -> None:
+        """Without owners, what they had left belongs to all alike."""
+        self._exchange._residual[:] = worker + owner
+
+    def load_exact(self, worker: Floats, owner: Floats, _start: int) -> None:
+        if len(owner):
+            raise ConfigError('the state is exact, of exchange="owner", and this one gathers')
+        self._exchange._residual[:] = worker
+
+
+class _Owner:
+    """Every range to its owner, which sums it; and what is largest of the sums to every rank."""
+
+    name = "owner"
+
+    def __init__(self, exchange: SparseExchange, format: Format) -> None:
+        self._exchange = exchange
+        self._format = format
+        comm, sent = exchange.comm, exchange.format
+        chunks = -(-sent.chunks(exchange.count) // comm.world_size)  # of a range
+        self._elems = chunks * sent.chunk
+        self._start, self._own = self._range(comm.rank)
+        part, result = chunks * sent.record_bytes(), chunks * format.record_bytes()
+        self.wire: Bytes = np.zeros(part * comm.world_size, np.uint8)
+        self._parts: Bytes = np.zeros((comm.world_size, part), np.uint8)
+        self._sums: Bytes = np.zeros(result, np.uint8)
+        self._results: Bytes = np.zeros((comm.world_size, result), np.uint8)
+        self._residual = np.zeros(self._own, np.float32)
+        self._next = np.zeros(self._own, np.float32)
+        self.sent_bytes = (comm.world_size - 1) * (part + result)
+
+    def _range(self, rank: int) -> tuple[int, int]:
+        start = min(rank * self._elems, self._exchange.count)
+        return start, min(self._elems, self._exchange.count - start)
+
+    def begin(self, timeout: float | None) -> Work:
+        parts = self.wire.reshape(self._parts.shape)
+        comm = self._exchange.comm
+        return comm.alltoall(parts, out=self._parts, async_op=True, timeout=timeout)
+
+    def end(self, timeout: float | None) -> Entries:
+        one = self._exchange
+        mean = one._join(one.format, list(self._parts), self._own, one._factor()).scatter()
+        select(self._format, one.comm.kernel_set, self._sums, self._next, self._residual,
+               as_view(mean, self._own, writable=False), one.decay)  # fmt: skip
+        one.comm.allgather(self._sums, out=self._results, timeout=timeout)
+        return self._joined()
+
+    def _joined(self) -> Entries:
+        """What all owners sent, one range after the other."""
+        one = self._exchange
+        ranges = [
+            one._join(self._format, [payload], self._range(rank)[1], 1.0)
+            for rank, payload in enumerate(self._results)
+        ]
+        whole = Entries(self._format, one.count, 0)
+        whole.poisoned = any(part.poisoned for part in ranges)
+        if not whole.poisoned:
+            whole.counts = np.concatenate([part.counts for part in ranges])
+            whole.index = np.concatenate([part.index for part in ranges])
+            whole.values = np.concatenate([part.values for part in ranges])
+        return whole
+
+    def swap(self) -> None:
+        """Of the owner's residual with what it is after a round, or was before."""
+        self._residual, self._next = self._next, self._residual
+
+    def left(self) -> tuple[int, Floats]:
+        return self._start, self._residual
+
+    def load(self, worker: Floats, owner: Floats) -> None:
+        self._exchange._residual[:] = worker
+        self._residual[:] = owner[self._start : self._start + self._own]
+
+    def load_exact(self, worker: Floats, owner: Floats, start: int) -> None:
+        if start != self._start or len(owner) != self._own:
+            raise ConfigError("the state is exact, of other ranges of owners than this exchange's")
+        self.load(worker, np.pad(owner, (start, 0)))
+
+
+def _kept(density: float, k: int | None, chunk: int, block: int) -> int:
+    """Blocks of a chunk."""
+    if k is not None:
+        return _units(k, block)
+    _require(_is_share(density, 0.0) and density > 0, "density", density, "more than 0, at most 1")
+    return max(1, round(density * chunk / block))
+
+
+def _units(k: object, block: int) -> int:
+    whole = isinstance(k, int) and not isinstance(k, bool) and k > 0 and k % block == 0
+    _require(whole, "k", k, f"elements of a chunk, a multiple of the block of {block}")
+    return int(k) // block  # type: ignore[call-overload, no-any-return]
+
+
+def _is_share(value: object, low: float) -> bool:
+    return isinstance(value, (int, float)) and low <= value <= 1
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"Invalid {name}: {value!r}: give {wanted}")

@@ -1,0 +1,299 @@
+"""compression="auto": the codec policy that goes by what steps are measured to take.
+
+Each rank measures; the first one decides, for all, three steps ahead (ringcomm.adaptive). What the
+decision rests on:
+
+    buckets' sizes, and when each was ready    look(), before each is sent
+    what is exposed, what was in flight        note(), from the hook's account
+    the gradients' norm                        a sample of each bucket, before it is sent
+    the optimizer, and its learning rate       torch's hook of all optimizers' steps
+
+Invariants: the codec of a step is the same on all ranks, whatever they measure. Only the rank that
+decides logs, one line for a change. A copy, as torch.save makes it, has no connections and goes on
+where the original stood.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..adaptive.agreement import Agreement
+from ..adaptive.forecast import Bucket as Freight
+from ..adaptive.law import FIRST_STEPS, WINDOW, Law, Rung, ladder
+from ..adaptive.measure import StepTook
+from ..codecs import Codec, parse
+from ..errors import ConfigError
+from .account import StepReport
+from .buckets import Bucket
+from .exchange import CommExchange
+from .named_feedback import COMPRESSIBLE
+from .streams import Fetched
+
+_log = logging.getLogger("ringcomm")
+
+_ADAPTERS = 0.05  # of the parameters are trained, at most
+_SAMPLE = 4096  # elements of a bucket
+_RISE = 1.05  # of a learning rate, within a window
+
+
+class Auto:
+    """A CodecPolicy: the gentlest codec that hides behind backward, else the one whose steps are
+    the shortest.
+
+        HookState("auto", model=model)                                    none, bf16 or int8
+        HookState(policy=Auto(model, allow=["int4"]), model=model)        int4, too
+
+    Args:
+        model: the model that is trained. Where less than 5 % of its parameters are, as adapters, no
+            codec of few bits is chosen; without it that is not noticed.
+        allow: codecs beyond int8, which change training: "int4", and "onebit", "topk" or
+            ringcomm.topk(density), which are taken only where the optimizer is linear.
+        linear: whether the optimizer's update is linear in the gradients; None: it is torch's SGD.
+        max_accumulate: micro-batches over which gradients may be accumulated. What is best is
+            ``accumulate``, which the training loop has to follow.
+        warmup_steps: first steps in which codecs from int8 on wait.
+
+    Attributes:
+        accumulate: over how many micro-batches to accumulate, 1 without max_accumulate. It changes
+            with the codec, on all ranks before the same step.
+
+    Raises ConfigError for what cannot be allowed.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        allow: Collection[str] = (),
+        linear: bool | None = None,
+        max_accumulate: int = 1,
+        warmup_steps: int = 0,
+    ) -> None:
+        if isinstance(allow, str):
+            raise ConfigError(f"allow={allow!r}: give a list of codecs, as [{allow!r}]")
+        if not isinstance(max_accumulate, int) or max_accumulate < 1:
+            raise ConfigError(f"max_accumulate={max_accumulate!r}: give a number of micro-batches")
+        self._settings: dict[str, Any] = {
+            "allow": tuple(allow), "linear": linear, "max_accumulate": max_accumulate,
+            "warmup_steps": warmup_steps,
+        }  # fmt: skip
+        self._set_up(1.0 if model is None else _trained_share(model))
+
+    def _set_up(self, share: float) -> None:
+        linear, warmup_steps = self._settings["linear"], self._settings["warmup_steps"]
+        self._share = share
+        self.codecs = tuple(dict.fromkeys(rung.codec for rung in self._rungs(True)))
+        self._law = Law(self._rungs(bool(linear)), first_steps=max(warmup_steps, FIRST_STEPS))
+        self._agreement: Agreement | None = None
+        self._latency_s = self._cpu_s = 0.0
+        self._watch: _OptimizerWatch | None = None
+        self._steps: deque[_Looked] = deque()  # that have not been noted
+        self._looking: _Looked | None = None
+        self._load: tuple[Freight, ...] = ()
+
+    def _rungs(self, linear: bool) -> tuple[Rung, ...]:
+        return ladder(
+            self._settings["allow"], linear=linear, adapters=self._share < _ADAPTERS,
+            max_accumulate=self._settings["max_accumulate"],
+        )  # fmt: skip
+
+    @property
+    def _rung(self) -> Rung:
+        return self._law.rung if self._agreement is None else self._agreement.rung
+
+    @property
+    def accumulate(self) -> int:
+        """See the class."""
+        return self._rung.accumulate
+
+    def codec(self, step: int) -> Codec:
+        """See CodecPolicy."""
+        return self._rung.codec
+
+    # ---- a step ----
+
+    def begin(self, step: int, exchange: CommExchange) -> None:
+        """See CodecPolicy."""
+        if exchange.is_alone:
+            return
+        if self._agreement is None:
+            self._connect(exchange)
+        assert self._agreement is not None
+        window = self._agreement.window
+        cpu_s, self._cpu_s = self._cpu_s, exchange.cpu_s()
+        window.add_cpu(self._cpu_s - cpu_s)
+        change = self._agreement.begin(
+            step, exchange, self._load, window.ready_s(), self._latency_s
+        )
+        if change is not None and exchange.decides:
+            _log.info("auto: %s from step %d: %s", change.rung, step, change.reason)
+
+    def _connect(self, exchange: CommExchange) -> None:
+        self._agreement = Agreement(self._law, exchange.decides)
+        self._latency_s, self._cpu_s = exchange.latency_s(), exchange.cpu_s()
+        if self._share < _ADAPTERS and exchange.decides:
+            _log.info(
+                "auto: %.2g %% of the parameters are trained, so bf16 is the harshest codec; give "
+                "DistributedDataParallel a bucket_cap_mb that holds all their gradients, to have "
+                "them in one bucket", 100 * self._share,
+            )  # fmt: skip
+
+    def look(self, bucket: Bucket, loss_scale: float) -> None:
+        """See CodecPolicy."""
+        if self._agreement is None:
+            return
+        if self._watch is None:
+            self._watch = _OptimizerWatch(self)
+        self._watch.ids.update(id(parameter) for parameter, _, _ in bucket.spans)
+        if self._looking is None:
+            self._looking = _Looked()
+        self._looking.add(bucket, loss_scale)
+        if bucket.last:
+            self._steps.append(self._looking)
+            self._looking = None
+
+    def note(self, report: StepReport, finite: bool) -> None:
+        """See CodecPolicy."""
+        if self._agreement is None or not self._steps:
+            return
+        looked, window = self._steps.popleft(), self._agreement.window
+        self._load = tuple(looked.load)
+        window.add_norm(looked.squared() if finite else float("nan"))
+        window.add(StepTook(
+            report["compute_s"], report["backward_s"], report["exposed_s"], report["in_flight_s"],
+            report["wire_bytes"], looked.ready_s(),
+        ))  # fmt: skip
+        if self._watch is not None and self._watch.has_risen():
+            window.add_rise()
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has been seen."""
+        linear = self._settings["linear"]
+        known = isinstance(optimizer, torch.optim.SGD) if linear is None else linear
+        rungs = self._rungs(known)
+        left_out = {rung.codec.name for rung in self._rungs(True)} - {r.codec.name for r in rungs}
+        if left_out and self._agreement is not None and self._agreement.decides:
+            _log.warning(
+                "auto: %s is left out, as %s is not known to be linear in the gradients; "
+                "Auto(linear=True) declares that it is", " and ".join(sorted(left_out)),
+                type(optimizer).__name__,
+            )  # fmt: skip
+        self._law.rungs = rungs
+
+    # ---- copies and checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The codec in force, and on the rank that decides what it goes by. Others' does, too, and
+        begins to measure anew."""
+        rung = self._rung
+        return {"codec": rung.codec.name, "accumulate": rung.accumulate,
+                "law": self._law.state_dict()}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See CodecPolicy."""
+        if set(state) != {"codec", "accumulate", "law"}:
+            raise ConfigError("this is no state of compression='auto': it has other keys than "
+                              "'codec', 'accumulate' and 'law'")  # fmt: skip
+        rung = Rung(parse(state["codec"]), int(state["accumulate"]))
+        self._law.load_state_dict(state["law"], rung)
+        self._agreement, self._looking = None, None
+        self._steps.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self._settings, "share": self._share, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._settings = state["settings"]
+        self._set_up(state["share"])
+        self.load_state_dict(state["state"])
+
+
+class _Looked:
+    """What one step had to move."""
+
+    def __init__(self) -> None:
+        self.load: list[Freight] = []
+        self._at: list[float] = []
+        self._norms: list[tuple[Fetched, float]] = []
+
+    def add(self, bucket: Bucket, loss_scale: float) -> None:
+        buffer = bucket.buffer
+        self._at.append(time.perf_counter())
+        self.load.append(_freight(bucket))
+        if buffer.numel():
+            stride = -(-buffer.numel() // _SAMPLE)
+            squared = buffer[::stride].detach().float().square().sum()
+            self._norms.append((Fetched(squared), stride / loss_scale**2))
+
+    def ready_s(self) -> tuple[float, ...]:
+        """When each bucket was there, from the first one on."""
+        return tuple(at - self._at[0] for at in self._at)
+
+    def squared(self) -> float:
+        """The square of the gradients' norm, by a sample."""
+        return sum(float(fetched.value()) * factor for fetched, factor in self._norms)
+
+
+def _freight(bucket: Bucket) -> Freight:
+    buffer = bucket.buffer
+    if buffer.dtype not in COMPRESSIBLE:
+        return Freight(0, plain=buffer.nbytes)
+    large = sum(stop - start for parameter, start, stop in bucket.spans if parameter.dim() > 1)
+    return Freight(large, buffer.numel() - large, width=buffer.element_size())
+
+
+def _trained_share(model: nn.Module) -> float:
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    total = sum(count for count, _ in counts)
+    return sum(count for count, trained in counts if trained) / total if total else 1.0
+
+
+class _OptimizerWatch:
+    """Looks at the optimizer of some parameters whenever it steps.
+
+    Args:
+        owner: is told of an optimizer once; the watch ends with it.
+
+    Attributes:
+        ids: of the parameters, by id().
+    """
+
+    def __init__(self, owner: Auto) -> None:
+        self.ids: set[int] = set()
+        self._owner = weakref.ref(owner)
+        self._known: weakref.ref[Any] | None = None
+        self._rate = 0.0
+        self._rates: deque[float] = deque(maxlen=WINDOW)
+        handle = register_optimizer_step_pre_hook(self._look)
+        weakref.finalize(owner, handle.remove).atexit = False
+
+    def has_risen(self) -> bool:
+        """Once in a step: whether the learning rate has been raised lately. It is said once."""
+        self._rates.append(self._rate)
+        risen = 0 < _RISE * min(self._rates) < self._rate
+        if risen:
+            self._rates.clear()
+        return risen
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        owner = self._owner()
+        groups = getattr(optimizer, "param_groups", ())
+        if owner is None or not any(id(p) in self.ids for group in groups for p in group["params"]):
+            return
+        if self._known is None or self._known() is not optimizer:
+            self._known = weakref.ref(optimizer)
+            owner.meet(optimizer)
+        rates = [group.get("lr", 0.0) for group in groups]
+        if not any(torch.is_tensor(rate) and rate.device.type == "cuda" for rate in rates):
+            self._rate = max(map(float, rates), default=0.0)

@@ -1,0 +1,385 @@
+"""OneBitAdam: Adam that sends its momentum at 1 bit, beside a variance that stands still.
+
+    dense    g = mean g_i               m, v as Adam has them; AdamW's step
+    then     z_i = (b1 m + (1-b1) g_i) / q, 0 where v is 0                      what travels
+             z   = mean z_i at 1 bit, with error feedback; 0 where v is 0
+             u   = z q / r,  r = sqrt(v) + eps;    p -= lr (u + wd p);    m = z q
+
+1 bit under Adam itself fails, as Adam divides by what it learns of the signs. Beside a fixed v the
+update is linear in what travels, so what a step does not deliver a later one does. v is unbiased
+when it is frozen: else all later steps are too long by a constant factor. Where v is 0, as for a
+symbol that has not occurred, nothing moves, instead of a scale over 0.
+
+q says in which units the momentum travels. A block has one scale, which in units of gradients
+(q = 1) is by far too large for elements with small ones: they get noise of many times their update.
+In units of the update (q = r) it suits all, but what is then lost of the large ones costs more.
+Between the two, q = min(R, 5 r), R the root of the mean r^2 of the block, bounds that noise.
+
+What is lost is mostly lost by freezing, so v is renewed at growing intervals. Each rank keeps the
+mean square of its own gradients; a renewal averages these, w = mean w_i, in one exchange:
+
+    v = w / N + (1 - 1/N) min(m^2, w)     N ranks
+
+which is the mean square of the mean gradient, as its noise is 1/N of what it is on one rank. So
+each renewal has as long a memory as Adam's v, however rare it is. m stays as it is; the residuals,
+which are in the units of z, are multiplied by old over new q.
+
+As published (deepspeed_compat): v biased, no mask, m itself travels, at one scale per tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from .checks import require
+from .freezing import Freeze, FreezePoint, Renewals, memory_of
+from .rule import Exchange, Rule
+from .span import BLOCK, Span
+from .sums import total
+from .wire import WireOptimizer
+
+Refresh = Literal["exponential"] | None
+Units = Literal["bounded", "update", "momentum"]
+_BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
+_USES = 4  # of an interval between renewals, until it doubles
+LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
+_MOST = 128  # steps between renewals, or the variance's memory where that is longer
+
+
+class OneBitAdam(WireOptimizer):
+    """AdamW, whose preconditioned momentum travels at 1 bit; WireOptimizer has what is common.
+
+    Args:
+        lr, betas, eps, weight_decay: as of torch.optim.AdamW.
+        freeze: until when gradients travel densely: the number of the last such step; a share of
+            ``total_steps``; or "stable": until the learning rate does not rise, and the sum of the
+            variance has changed by less than 4 % in 1 / (1 - beta2) steps (with ``refresh`` in 100
+            at most), or five times as many have passed.
+        refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
+            which takes one more float32 per element. None: it stays as it was.
+        total_steps: of the training; a share needs it.
+        compression: how the momentum travels.
+        dense: how gradients travel before, and renewals.
+        units: in which the momentum travels: "bounded", "update" or "momentum", which is q above.
+        deepspeed_compat: the update as published and DeepSpeed's compression, each tensor by
+            itself, with neither mask nor renewals: ``refresh`` and ``compression`` do not apply.
+            For who must repeat such a run.
+
+    Attributes:
+        frozen_at: the last dense step; None: not known yet.
+        renewals: how often the variance has been renewed.
+
+    An element without any gradient before the freeze has no variance, and stays as it is until a
+    renewal. Without renewals parameters that come later are refused.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        freeze: Freeze = "stable",
+        refresh: Refresh = "exponential",
+        total_steps: int | None = None,
+        compression: Compression | None = "onebit",
+        dense: str = "bf16",
+        units: Units = "bounded",
+        deepspeed_compat: bool = False,
+        comm: Communicator | None = None,
+        **settings: Any,
+    ) -> None:
+        require_adam(lr, betas, eps, weight_decay)
+        require("units value", repr(units), units in ("bounded", "update", "momentum"))
+        require("refresh value", repr(refresh), refresh in ("exponential", None))
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        memory = memory_of(betas[1])
+        looks_back = memory if refresh is None or deepspeed_compat else min(memory, LOOKS_BACK)
+        point = FreezePoint(freeze, total_steps, looks_back)
+        self._adam: TwoStages
+        if deepspeed_compat:
+            self._adam = _Published(point, "onebit-deepspeed", dense)
+        elif refresh is None:
+            self._adam = Frozen(point, compression or "none", dense, units)
+        else:
+            self._adam = Renewed(point, compression or "none", dense, units, betas[1])
+        super().__init__(params, defaults, self._adam, comm, **settings)
+
+    @property
+    def frozen_at(self) -> int | None:
+        """See above."""
+        return self._adam.point.step
+
+    @property
+    def renewals(self) -> int:
+        """See above."""
+        return self._adam.renewals.count if isinstance(self._adam, Renewed) else 0
+
+
+def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
+    require("learning rate", lr, lr >= 0.0)
+    require("epsilon value", eps, eps >= 0.0)
+    for index, beta in enumerate(betas):
+        require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
+    require("weight_decay value", weight_decay, weight_decay >= 0.0)
+
+
+# ---- two stages ----
+
+
+class TwoStages(Rule):
+    """Gradients until the freeze point, the momentum from there on."""
+
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
+        self.point = point
+        self._first = (Exchange("gradient", dense),)
+        self._then = (Exchange("momentum", compression),)
+        self._frozen = False
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        return self._then if self._frozen else self._first
+
+    def usual(self, step: int) -> Sequence[Exchange]:
+        return self._then
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        if what == "gradient":
+            out.copy_(span.gradient)
+        else:
+            beta = span.group["betas"][0]
+            torch.mul(span.state["exp_avg"], beta, out=out)
+            out.add_(span.gradient, alpha=1 - beta)
+
+    def finish(self, spans: Sequence[Span]) -> Collection[str]:
+        if not spans:
+            return ()
+        step, group = max(span.step for span in spans), spans[0].group
+        if self.point.is_due(step):
+            size = sum(total(part) for span in spans for part in parts(span, "exp_avg_sq"))
+            self.point.look(step, size / (1 - group["betas"][1] ** step), float(group["lr"]))
+        if not self._frozen and self.point.step is not None and step >= self.point.step:
+            self._frozen = True
+            self.freeze(spans, step)
+        return ()
+
+    def freeze(self, spans: Sequence[Span], step: int) -> None:
+        """Behind the last dense step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"freeze": self.point.state_dict(), "frozen": self._frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.point.load_state_dict(state["freeze"])
+        self._frozen = bool(state["frozen"])
+
+
+def parts(span: Span, name: str) -> list[torch.Tensor]:
+    """Of a state, each parameter's."""
+    return [span.view(span.state[name], place) for place in span.places]
+
+
+def average_in(span: Span, gradient: torch.Tensor) -> None:
+    """A gradient into m and v."""
+    beta1, beta2 = span.group["betas"]
+    span.state["exp_avg"].lerp_(gradient, 1 - beta1)
+    span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
+
+def decay(span: Span) -> None:
+    """AdamW's weight decay."""
+    group = span.group
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(span.parameters, 1 - group["lr"] * group["weight_decay"])
+
+
+def mask(span: Span, values: torch.Tensor) -> torch.Tensor:
+    """The values, made 0 where the span has no variance."""
+    return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
+
+
+class _Published(TwoStages):
+    """1-bit Adam as in its paper and in DeepSpeed."""
+
+    method = "OneBitAdam(deepspeed_compat)"
+    layout = "apart"
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        group, moment = span.group, span.state["exp_avg"]
+        if "gradient" in means:
+            average_in(span, means["gradient"])
+        else:
+            moment.copy_(means["momentum"])
+        update = moment / span.state["exp_avg_sq"].sqrt().add_(group["eps"])
+        updates = span.views(update)
+        if group["weight_decay"] != 0:
+            torch._foreach_add_(updates, span.parameters, alpha=group["weight_decay"])
+        torch._foreach_add_(span.parameters, updates, alpha=-group["lr"])
+
+
+class Frozen(TwoStages):
+    """Unbiased and masked; the variance stays."""
+
+    method = "OneBitAdam"
+
+    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Units) -> None:
+        super().__init__(point, compression, dense)
+        self._units: Units = units
+        self._ages: dict[str, int] = {}  # of each span, the steps that it has made
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        super().outgoing(what, span, out)
+        if what == "momentum":
+            mask(span, out.div_(units_of(span, self._units)))
+
+    def update(
+        self, span: Span, means: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor] | None:
+        if "momentum" in means:
+            self._meet(span)
+        self._ages[span.name] = self._ages.get(span.name, 0) + 1
+        if "gradient" in means:
+            self._dense_step(span, means["gradient"])
+        else:
+            self._momentum_step(span, mask(span, means["momentum"]))
+        return None
+
+    def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
+        units = units_of(span, self._units)
+        torch.mul(mean, units, out=span.state["exp_avg"])
+        self.apply(span, mask(span, mean.mul_(units.div_(root_of(span)))))
+
+    def apply(self, span: Span, update: torch.Tensor) -> None:
+        """Moves the parameters by u, and by their decay."""
+        decay(span)
+        torch._foreach_add_(span.parameters, span.views(update), alpha=-span.group["lr"])
+
+    def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
+        average_in(span, gradient)
+        (first, second), group = self._gains(span), span.group
+        root = span.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(group["eps"])
+        self.apply(span, mask(span, (span.state["exp_avg"] / first).div_(root)))
+
+    def _meet(self, span: Span) -> None:
+        """A span that there was no dense step of."""
+        require("parameters came behind the freeze, and their variance is unknown: use "
+                "refresh='exponential', or a new optimizer", None,
+                span.name in self._ages)  # fmt: skip
+
+    def _gains(self, span: Span) -> tuple[float, float]:
+        """What the sums of weights in m and v have come to."""
+        age = self._ages[span.name]
+        beta1, beta2 = span.group["betas"]
+        return 1 - beta1**age, 1 - beta2**age
+
+    def freeze(self, spans: Sequence[Span], step: int) -> None:
+        for span in spans:
+            if span.name in self._ages:
+                first, second = self._gains(span)
+                span.state["exp_avg"].div_(first)
+                span.state["exp_avg_sq"].div_(second)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "ages": dict(self._ages), "units": self._units}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require(f"the state is of units={state['units']!r}, in which its residuals are; this "
+                f"optimizer has {self._units!r}", None, state["units"] == self._units)  # fmt: skip
+        super().load_state_dict(state)
+        self._ages = dict(state["ages"])
+
+
+def root_of(span: Span) -> torch.Tensor:
+    """r: what Adam divides by."""
+    return span.state["exp_avg_sq"].sqrt().add_(span.group["eps"])
+
+
+def units_of(span: Span, units: Units) -> torch.Tensor:
+    """q. The same on all ranks to the bit, as sums are made element by element."""
+    root = root_of(span)
+    if units == "update" or span.is_small:  # the small ones travel by no codec that has blocks
+        return root
+    if units == "momentum":
+        return torch.ones_like(root)
+    squares = (root * root).view(-1, BLOCK)
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    typical = squares.div_(BLOCK).sqrt_().expand(-1, BLOCK).reshape(-1)
+    return torch.minimum(typical, root.mul_(_BOUND))
+
+
+class Renewed(Frozen):
+    """The same, with a variance that is renewed from the ranks' own."""
+
+    states = ("exp_avg", "exp_avg_sq", "own_sq")
+    local = frozenset({"own_sq"})
+
+    def __init__(
+        self, point: FreezePoint, compression: str, dense: str, units: Units, beta2: float
+    ) -> None:
+        super().__init__(point, compression, dense, units)
+        self.renewals = Renewals(_USES, max(_MOST, memory_of(beta2)))
+        self._renewal = (*self._then, Exchange("variance", dense))
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        renews = self._frozen and self.renewals.is_due(step)
+        return self._renewal if renews else super().exchanges(step)
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        if what == "variance":
+            out.copy_(span.state["own_sq"])
+            self._own(span, out)
+        else:
+            super().outgoing(what, span, out)
+
+    def update(
+        self, span: Span, means: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor] | None:
+        super().update(span, means)
+        self._own(span, span.state["own_sq"])
+        return self._renew(span, means["variance"]) if "variance" in means else None
+
+    def _own(self, span: Span, square: torch.Tensor) -> None:
+        beta = span.group["betas"][1]
+        square.mul_(beta).addcmul_(span.gradient, span.gradient, value=1 - beta)
+
+    def _meet(self, span: Span) -> None:
+        """Has its variance by the next renewal."""
+
+    def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """From the mean of the ranks' own squares. Returns the residuals' factors."""
+        before, share = units_of(span, self._units), 1 / span.world_size
+        square.div_(self._gains(span)[1])
+        moment = span.state["exp_avg"]
+        common = torch.minimum(moment * moment, square)
+        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
+        return {"momentum": mask(span, before.div_(units_of(span, self._units)))}
+
+    def finish(self, spans: Sequence[Span]) -> Collection[str]:
+        dropped = super().finish(spans)
+        step = max((span.step for span in spans), default=0)
+        if self._frozen and self.renewals.is_due(step):
+            self.renewals.advance(step)
+        return dropped
+
+    def freeze(self, spans: Sequence[Span], step: int) -> None:
+        super().freeze(spans, step)
+        self.renewals.begin(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "renewals": self.renewals.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.renewals.load_state_dict(state["renewals"])

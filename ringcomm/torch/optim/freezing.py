@@ -1,0 +1,130 @@
+"""When the variance of a one-bit Adam is frozen, and when it is renewed.
+
+Invariants: all that is decided follows from the number of the step, from settings, and from sums
+that are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .checks import require
+
+Freeze = int | float | Literal["stable"]
+_RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
+_MEMORIES = 5  # after which it is taken as it is
+_LOOKS = 16  # how often it is looked at in the length of its memory
+
+
+class FreezePoint:
+    """The step after which the variance stays as it is.
+
+    Args:
+        freeze: the number of the step; a share of ``total_steps``; or "stable": when the sum of
+            the variance has changed by less than 4 % in ``memory`` steps, and the learning rate
+            does not rise; after five memories in which it did not, in any case.
+        total_steps: of the whole training.
+        memory: steps.
+
+    Attributes:
+        step: the step; None: not known yet.
+    """
+
+    def __init__(self, freeze: Freeze, total_steps: int | None, memory: int) -> None:
+        share = isinstance(freeze, float)
+        if isinstance(freeze, str):
+            require("freeze value", repr(freeze), freeze == "stable")
+        else:
+            require("freeze value", freeze, 0 < freeze < 1 if share else freeze >= 1)
+            require(f"freeze={freeze} is a share, of what total_steps says", None,
+                    not share or (total_steps is not None and total_steps >= 1))  # fmt: skip
+        self._memory = memory
+        self._stride = max(1, memory // _LOOKS)
+        self._seen: list[float] = []
+        self._rate, self._steady = math.inf, 0
+        self.step: int | None = None
+        if isinstance(freeze, float):
+            self.step = max(1, round(freeze * (total_steps or 1)))
+        elif not isinstance(freeze, str):
+            self.step = freeze
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``look`` wants the sum of the variance behind this step."""
+        return self.step is None and step % self._stride == 0
+
+    def look(self, step: int, size: float, rate: float) -> None:
+        """Decides, given the sum of the unbiased variance and the learning rate."""
+        rises, self._rate = rate > self._rate, rate
+        self._steady = 0 if rises else self._steady + 1
+        self._seen.append(size)
+        back = self._memory // self._stride
+        if len(self._seen) <= back:
+            return
+        before = self._seen[-1 - back]
+        del self._seen[: -1 - back]
+        stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
+        if not rises and (stable or self._steady > _MEMORIES * back):
+            self.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it has seen."""
+        rate = None if math.isinf(self._rate) else self._rate
+        return {"step": self.step, "seen": list(self._seen), "rate": rate, "steady": self._steady}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it."""
+        self.step, self._seen = state["step"], list(state["seen"])
+        self._steady = state["steady"]
+        self._rate = math.inf if state["rate"] is None else state["rate"]
+
+
+class Renewals:
+    """Steps at growing intervals, as those of 0/1 Adam: an interval is used so many times, then it
+    doubles. Each is a multiple of its interval behind where they begin.
+
+    Args:
+        uses: of an interval.
+        most: the longest interval.
+        first: the first one.
+    """
+
+    def __init__(self, uses: int, most: int, first: int = 1) -> None:
+        self._uses, self._most = uses, most
+        self.interval, self._used = first, 0
+        self._start, self._next = 0, first
+        self.count = 0
+
+    def begin(self, step: int) -> None:
+        """Counts from behind that step on."""
+        self._start, self._next = step, step + self.interval
+
+    def is_due(self, step: int) -> bool:
+        """Whether one of them is due at that step, or was and did not come about."""
+        return step >= self._next
+
+    def advance(self, step: int) -> None:
+        """Behind one of them."""
+        self.count += 1
+        self._used += 1
+        if self._used == self._uses:
+            self._used, self.interval = 0, min(2 * self.interval, self._most)
+        passed = step - self._start
+        self._next = step + self.interval - passed % self.interval
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"interval": self.interval, "used": self._used, "start": self._start,
+                "next": self._next, "count": self.count}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.interval, self._used = state["interval"], state["used"]
+        self._start, self._next = state["start"], state["next"]
+        self.count = state["count"]
+
+
+def memory_of(beta2: float) -> int:
+    """Steps that a mean with this beta remembers."""
+    return max(1, round(1 / (1 - beta2)))

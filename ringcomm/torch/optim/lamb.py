@@ -1,0 +1,253 @@
+"""OneBitLamb: LAMB that sends its momentum at 1 bit.
+
+LAMB multiplies Adam's update of each tensor by c = ||p|| / ||u||, which 1 bit's noise would spoil.
+So c is learned in the dense stage, as a running mean c_avg, and used from there on:
+
+    dense   u = m / (sqrt(v) + eps) + wd p;  c = ||p|| / ||u|| within limits;  p -= lr c u
+    then    u as OneBitAdam's, renewals of v included;  p -= lr c_avg ||p|| / ||p at the freeze|| u
+
+(A tensor that has grown takes longer steps, as LAMB would have it, and u keeps its size.)
+
+As published (deepspeed_compat): v is biased and stays; what it has become is guessed at from the
+1-bit momenta, r = (m' - b1 m) / (1 - b1), in w = EMA(r^2), and c_avg is multiplied by the largest
+(sqrt(v) + eps) / (sqrt(w) + eps) of the tensor, within limits: one element without gradients takes
+it to the limit. All tensors share one scale, for which their momenta are brought to one size.
+
+Invariants: norms are sums that do not depend on the order, so c is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from .adam import LOOKS_BACK, Renewed, TwoStages, average_in, require_adam
+from .checks import require
+from .freezing import Freeze, FreezePoint, memory_of
+from .span import Place, Span
+from .sums import norm
+from .wire import WireOptimizer
+
+_BETA = 0.9  # of c_avg
+_LEAST_FACTOR, _MOST_FACTOR, _FACTOR_STEP = 0.5, 4.0, 0.1  # as published
+
+
+class OneBitLamb(WireOptimizer):
+    """LAMB, whose preconditioned momentum travels at 1 bit; see WireOptimizer for what is common.
+
+    Args:
+        lr, betas, eps, weight_decay: of LAMB.
+        max_coeff, min_coeff: limits of c.
+        freeze, total_steps, compression, dense: as of OneBitAdam.
+        deepspeed_compat: the update as published and DeepSpeed's compression, all tensors of a
+            group in one.
+
+    Attributes:
+        frozen_at: the last dense step; None: not known yet.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+        freeze: Freeze = "stable",
+        total_steps: int | None = None,
+        compression: Compression | None = "onebit",
+        dense: str = "bf16",
+        deepspeed_compat: bool = False,
+        comm: Communicator | None = None,
+        **settings: Any,
+    ) -> None:
+        require_adam(lr, betas, eps, weight_decay)
+        require("max_coeff value", max_coeff, max_coeff > 0)
+        require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                    "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
+        memory = memory_of(betas[1])
+        point = FreezePoint(
+            freeze, total_steps, memory if deepspeed_compat else min(memory, LOOKS_BACK)
+        )
+        self._lamb: TwoStages
+        if deepspeed_compat:
+            self._lamb = _Published(point, "onebit-deepspeed", dense)
+        else:
+            self._lamb = _Lamb(point, compression or "none", dense, betas[1])
+        super().__init__(params, defaults, self._lamb, comm, **settings)
+
+    @property
+    def frozen_at(self) -> int | None:
+        """See above."""
+        return self._lamb.point.step
+
+
+class _Coefficients:
+    """c_avg by the number of the parameter."""
+
+    def __init__(self, is_biased: bool) -> None:
+        self._is_biased = is_biased
+        self._mean: dict[int, float] = {}
+        self._weight: dict[int, float] = {}
+
+    def learn(self, span: Span, place: Place, size: float, update: float) -> float:
+        """c of a dense step; it goes into the mean unless it is 1."""
+        if size == 0 or update == 0:
+            return 1.0
+        coeff: float = min(max(size / update, span.group["min_coeff"]), span.group["max_coeff"])
+        if coeff != 1.0:
+            for held, value in ((self._mean, coeff), (self._weight, 1.0)):
+                held[place.index] = _BETA * held.get(place.index, 0.0) + (1 - _BETA) * value
+        return coeff
+
+    def get(self, place: Place) -> float:
+        """c_avg; of a tensor for which c has always been 1, or biased from 0."""
+        weight = self._weight.get(place.index)
+        if weight is None:
+            return 0.0 if self._is_biased else 1.0
+        return self._mean[place.index] / (1.0 if self._is_biased else weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it has learned."""
+        return {"mean": dict(self._mean), "weight": dict(self._weight)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it."""
+        self._mean, self._weight = dict(state["mean"]), dict(state["weight"])
+
+
+def _present(span: Span) -> list[Place]:
+    """The places of ``span.parameters``."""
+    return [place for place, here in zip(span.places, span.present, strict=True) if here]
+
+
+def _with_decay(span: Span, update: torch.Tensor) -> list[torch.Tensor]:
+    """u of each parameter, its decay included."""
+    updates = span.views(update)
+    if span.group["weight_decay"] != 0:
+        torch._foreach_add_(updates, span.parameters, alpha=span.group["weight_decay"])
+    return updates
+
+
+class _Lamb(Renewed):
+    """OneBitAdam's update, each tensor's by its own coefficient."""
+
+    method = "OneBitLamb"
+
+    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
+        super().__init__(point, compression, dense, "bounded", beta2)
+        self._coefficients = _Coefficients(is_biased=False)
+        self._sizes: dict[int, float] = {}  # ||p|| at the freeze
+
+    def apply(self, span: Span, update: torch.Tensor) -> None:
+        moved = zip(_present(span), span.parameters, _with_decay(span, update), strict=True)
+        for place, parameter, one in moved:
+            size = norm(parameter)
+            if self._frozen:
+                before = self._sizes.setdefault(place.index, size)
+                coeff = self._coefficients.get(place) * (size / before if before > 0 else 1.0)
+                coeff = min(max(coeff, span.group["min_coeff"]), span.group["max_coeff"])
+            else:
+                coeff = self._coefficients.learn(span, place, size, norm(one))
+            parameter.add_(one, alpha=-span.group["lr"] * coeff)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "coefficients": self._coefficients.state_dict(),
+                "sizes": dict(self._sizes)}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._coefficients.load_state_dict(state["coefficients"])
+        self._sizes = dict(state["sizes"])
+
+
+class _Published(TwoStages):
+    """1-bit LAMB as in its paper and in DeepSpeed, but for tensors without a momentum, which their
+    scale would divide by 0."""
+
+    method = "OneBitLamb(deepspeed_compat)"
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "fresh_sq")
+    layout = "joined"
+
+    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
+        super().__init__(point, compression, dense)
+        self._coefficients = _Coefficients(is_biased=True)
+        self._scales: dict[int, float] = {}
+        self._factors: dict[int, float] = {}
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        super().outgoing(what, span, out)
+        if what == "momentum":
+            for place in span.places:
+                span.view(out, place).mul_(self._scales.get(place.index, 1.0))
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        if "gradient" in means:
+            average_in(span, means["gradient"])
+        else:
+            self._take_momentum(span, means["momentum"])
+        plain = span.state["exp_avg"] / self._root(span, "exp_avg_sq")
+        before = [norm(one) for one in span.views(plain)] if self._frozen else []
+        updates = _with_decay(span, plain)
+        moved = zip(_present(span), span.parameters, updates, strict=True)
+        for number, (place, parameter, one) in enumerate(moved):
+            if self._frozen:
+                coeff = self._coefficients.get(place) * self._factor(span, place, before[number],
+                                                                     norm(one))  # fmt: skip
+            else:
+                coeff = self._coefficients.learn(span, place, norm(parameter), norm(one))
+            parameter.add_(one, alpha=-span.group["lr"] * coeff)
+
+    def _take_momentum(self, span: Span, mean: torch.Tensor) -> None:
+        beta1, beta2 = span.group["betas"]
+        for place in span.places:
+            span.view(mean, place).mul_(1 / self._scales.get(place.index, 1.0))
+        rebuilt = (mean - span.state["exp_avg"] * beta1).mul_(1 / (1 - beta1))
+        span.state["exp_avg"].copy_(mean)
+        span.state["fresh_sq"].mul_(beta2).addcmul_(rebuilt, rebuilt, value=1 - beta2)
+
+    def _root(self, span: Span, name: str) -> torch.Tensor:
+        return span.state[name].sqrt().add_(span.group["eps"])
+
+    def _factor(self, span: Span, place: Place, plain: float, update: float) -> float:
+        old, fresh = (
+            span.view(span.state[name], place).sqrt().add_(span.group["eps"])
+            for name in ("exp_avg_sq", "fresh_sq")
+        )
+        factor = float((old / fresh).max())
+        if span.group["weight_decay"] != 0 and update > 0:
+            share = min(1.0, plain / update)
+            factor = factor * share + (1 - share)
+        factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
+        last = self._factors.get(place.index, 1.0)
+        factor = min(max(factor, last * (1 - _FACTOR_STEP)), last * (1 + _FACTOR_STEP))
+        self._factors[place.index] = factor
+        return factor
+
+    def freeze(self, spans: Sequence[Span], step: int) -> None:
+        sizes = {}
+        for span in spans:
+            span.state["fresh_sq"].copy_(span.state["exp_avg_sq"])
+            for place in span.places:
+                moment = span.view(span.state["exp_avg"], place)
+                sizes[place.index] = norm(moment) / moment.numel() ** 0.5
+        moving = [size for size in sizes.values() if size > 0]
+        united = sum(moving) / max(1, len(moving))
+        self._scales = {index: united / size for index, size in sizes.items() if size > 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "coefficients": self._coefficients.state_dict(),
+                "scales": dict(self._scales), "factors": dict(self._factors)}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._coefficients.load_state_dict(state["coefficients"])
+        self._scales, self._factors = dict(state["scales"]), dict(state["factors"])

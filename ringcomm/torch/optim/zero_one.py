@@ -1,0 +1,294 @@
+"""ZeroOneAdam: 0/1 Adam, which renews the variance ever less often, then exchanges ever less often.
+
+    A   in steps that are multiples of k:  g = mean g_i, densely;  m, v = EMA(g), EMA(g^2)
+        in others:                         g = mean g_i at 1 bit;  m = EMA(g)
+        p -= lr (m / (sqrt(v) + eps) + wd p);  k doubles with every 16 renewals
+    B   m_i = EMA(g_i);  s = lr (m_i / (sqrt(v) + eps) + wd p_i);  p_i -= s;  u_i -= s;  L += lr
+        in steps that are multiples of h:  u = mean u_i at 1 bit;  p = anchor + u;  anchor = p
+                                           m = -u (sqrt(v) + eps) / L;  u_i = L = 0
+        h doubles every so many steps, up to 16
+
+In B the ranks' parameters differ between exchanges: save and evaluate where ``is_together``. The
+anchor is p at the last exchange. (The paper has p_i - u_i for it, which roundings make differ from
+rank to rank.) v and m are unbiased, and where v is 0 nothing moves.
+
+As published (deepspeed_compat): biased, without a mask; and u_i (sqrt(v) + eps) travels.
+
+Residuals of A are in units of gradients, those of B in units of parameters: they have two names,
+and A's end with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from .adam import mask, require_adam
+from .checks import require
+from .freezing import Renewals
+from .rule import Exchange, Rule
+from .span import Place, Span
+from .wire import WireOptimizer
+
+
+class ZeroOneAdam(WireOptimizer):
+    """0/1 Adam; see WireOptimizer for what is common.
+
+    Args:
+        lr, betas, eps, weight_decay: as of torch.optim.AdamW.
+        var_freeze_step: the last step of A; best about the end of the learning rate's warm-up.
+        var_update_scaler: renewals of the variance until their interval doubles.
+        local_step_scaler: steps of B until the interval of exchanges doubles.
+        local_step_clipper: the longest such interval.
+        compression, dense: how gradients and movements travel, and how gradients of renewals do.
+        deepspeed_compat: the update as published, and DeepSpeed's compression, each tensor by
+            itself.
+
+    Attributes:
+        is_together: whether all ranks have the same parameters, after the latest step.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        var_freeze_step: int,
+        var_update_scaler: int = 16,
+        local_step_scaler: int = 32768,
+        local_step_clipper: int = 16,
+        compression: Compression | None = "onebit",
+        dense: str = "bf16",
+        deepspeed_compat: bool = False,
+        comm: Communicator | None = None,
+        **settings: Any,
+    ) -> None:
+        require_adam(lr, betas, eps, weight_decay)
+        for name, value in (
+            ("var_freeze_step", var_freeze_step), ("var_update_scaler", var_update_scaler),
+            ("local_step_scaler", local_step_scaler), ("local_step_clipper", local_step_clipper),
+        ):  # fmt: skip
+            require(f"{name} value", value, value >= 1)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        kind = _Published if deepspeed_compat else _ZeroOne
+        renewals = Renewals(var_update_scaler, var_freeze_step)
+        pace = _Pace(local_step_scaler, local_step_clipper)
+        codec = "onebit-deepspeed" if deepspeed_compat else compression or "none"
+        self._zero_one = kind(var_freeze_step, renewals, pace, codec, dense)
+        super().__init__(params, defaults, self._zero_one, comm, **settings)
+
+    @property
+    def is_together(self) -> bool:
+        """See above."""
+        return self._zero_one.is_together
+
+
+class _Pace:
+    """When ranks exchange in B, and the sum of learning rates since they did.
+
+    Attributes:
+        interval: steps between exchanges.
+    """
+
+    def __init__(self, scaler: int, most: int) -> None:
+        self._scaler, self._most = scaler, most
+        self.interval, self._steps = 1, 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether that step ends with an exchange."""
+        return step % self.interval == 0
+
+    def advance(self) -> None:
+        """Behind each step of B."""
+        self._steps += 1
+        if self._steps == self._scaler:
+            self._steps, self.interval = 0, min(2 * self.interval, self._most)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"interval": self.interval, "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.interval, self._steps = state["interval"], state["steps"]
+
+
+class _ZeroOne(Rule):
+    """Both phases."""
+
+    method = "ZeroOneAdam"
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "moved", "anchor")
+    local = frozenset({"exp_avg", "moved"})
+
+    def __init__(
+        self, last_of_a: int, renewals: Renewals, pace: _Pace, compression: str, dense: str
+    ) -> None:
+        self._last_of_a, self._renewals, self._pace = last_of_a, renewals, pace
+        self._renewal = (Exchange("gradient", dense),)
+        self._signs = (Exchange("signs", compression),)
+        self._movement = (Exchange("movement", compression),)
+        self._is_local = False  # in B
+        self._ages: dict[str, tuple[int, int]] = {}  # of each span, means taken into m and v
+        self._rates: dict[str, float] = {}  # L
+        self.is_together = True
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        if self._is_local:
+            return self._movement if self._pace.is_due(step) else ()
+        return self._renewal if self._renewals.is_due(step) else self._signs
+
+    def usual(self, step: int) -> Sequence[Exchange]:
+        return self._movement if self._is_local else self._signs
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        if what != "movement":
+            out.copy_(span.gradient)
+            return
+        root = self._root(span)
+        moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
+        out.copy_(span.state["moved"])
+        for part, step in zip(span.views(out), self._steps(span, moment, root), strict=True):
+            part.sub_(step)
+        self.to_wire(span, out, root)
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        if not self._is_local:
+            self._step_together(span, means)
+            return
+        require("parameters came behind var_freeze_step, and their variance is unknown: make a new "
+                "optimizer", None, span.name in self._ages)  # fmt: skip
+        moment = span.state["exp_avg"].lerp_(span.gradient, 1 - span.group["betas"][0])
+        root = self._root(span)
+        self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
+        if "movement" in means:
+            self._meet(span, means["movement"], root)
+            return
+        steps = self._steps(span, moment, root)
+        torch._foreach_sub_(span.parameters, steps)
+        torch._foreach_sub_(span.views(span.state["moved"]), steps)
+
+    def _step_together(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        beta1, beta2 = span.group["betas"]
+        first, second = self._ages.get(span.name, (0, 0))
+        (gradient,) = means.values()
+        span.state["exp_avg"].lerp_(gradient, 1 - beta1)
+        if "gradient" in means:
+            span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            second += 1
+        self._ages[span.name] = first + 1, second
+        steps = self._steps(span, span.state["exp_avg"], self._root(span))
+        torch._foreach_sub_(span.parameters, steps)
+
+    def _steps(self, span: Span, moment: torch.Tensor, root: torch.Tensor) -> list[torch.Tensor]:
+        """s of each parameter."""
+        steps = span.views(self.masked(span, moment / self.gains(span)[0] / root))
+        if span.group["weight_decay"] != 0:
+            torch._foreach_add_(steps, span.parameters, alpha=span.group["weight_decay"])
+        torch._foreach_mul_(steps, span.group["lr"])
+        return steps
+
+    def _meet(self, span: Span, mean: torch.Tensor, root: torch.Tensor) -> None:
+        """All ranks go on from the same place."""
+        moved, moment = self.from_wire(span, mean, root)
+        span.state["anchor"].add_(moved)
+        for place in span.places:
+            _stepped(span, place).copy_(span.view(span.state["anchor"], place))
+        rates = self._rates[span.name]
+        span.state["exp_avg"].copy_(moment.mul_(-1 / rates if rates > 0 else 0.0))
+        span.state["moved"].zero_()
+        self._rates[span.name] = 0.0
+
+    def _root(self, span: Span) -> torch.Tensor:
+        return (span.state["exp_avg_sq"] / self.gains(span)[1]).sqrt_().add_(span.group["eps"])
+
+    # ---- what the published form does otherwise ----
+
+    def gains(self, span: Span) -> tuple[float, float]:
+        """What the sums of weights in m and v have come to."""
+        first, second = self._ages.get(span.name, (0, 0))
+        beta1, beta2 = span.group["betas"]
+        gain1 = 1.0 if self._is_local or not first else 1 - beta1**first
+        return gain1, 1 - beta2**second if second else 1.0
+
+    def masked(self, span: Span, values: torch.Tensor) -> torch.Tensor:
+        """The values, 0 where nothing may move."""
+        return mask(span, values)
+
+    def to_wire(self, span: Span, moved: torch.Tensor, root: torch.Tensor) -> None:
+        """What travels for a movement, in place."""
+
+    def from_wire(
+        self, span: Span, mean: torch.Tensor, root: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The movement, and -L m, of what has travelled."""
+        moved = mask(span, mean)
+        return moved, moved * root
+
+    # ---- phases ----
+
+    def finish(self, spans: Sequence[Span]) -> Collection[str]:
+        step = max((span.step for span in spans), default=0)
+        if self._is_local:
+            self.is_together = self._pace.is_due(step)
+            self._pace.advance()
+            return ()
+        if self._renewals.is_due(step):
+            self._renewals.advance(step)
+        if step < self._last_of_a:
+            return ()
+        for span in spans:
+            span.state["exp_avg"].div_(self.gains(span)[0])
+            for place in span.places:
+                span.view(span.state["anchor"], place).copy_(_stepped(span, place))
+        self._is_local = True
+        return ("signs",)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "renewals": self._renewals.state_dict(), "pace": self._pace.state_dict(),
+            "is_local": self._is_local, "rates": dict(self._rates),
+            "ages": {name: list(ages) for name, ages in self._ages.items()},
+            "is_together": self.is_together,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._renewals.load_state_dict(state["renewals"])
+        self._pace.load_state_dict(state["pace"])
+        self._is_local, self.is_together = state["is_local"], state["is_together"]
+        self._rates = dict(state["rates"])
+        self._ages = {name: (first, second) for name, (first, second) in state["ages"].items()}
+
+
+def _stepped(span: Span, place: Place) -> torch.Tensor:
+    """What steps of a parameter: itself, or its master copy."""
+    if span.master is not None:
+        return span.view(span.master, place)
+    return place.parameter.detach()
+
+
+class _Published(_ZeroOne):
+    """As in its paper and in DeepSpeed."""
+
+    method = "ZeroOneAdam(deepspeed_compat)"
+    layout = "apart"
+
+    def gains(self, span: Span) -> tuple[float, float]:
+        return 1.0, 1.0
+
+    def masked(self, span: Span, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def to_wire(self, span: Span, moved: torch.Tensor, root: torch.Tensor) -> None:
+        moved.mul_(root)
+
+    def from_wire(
+        self, span: Span, mean: torch.Tensor, root: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return mean / root, mean.clone()

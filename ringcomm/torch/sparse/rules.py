@@ -1,0 +1,95 @@
+"""The optimizers: what is done with the blocks that arrive.
+
+    SGD    the momentum of a block that was last touched k steps ago counts mu^k of what it was, and
+           moves nothing meanwhile
+    Adam   moments of blocks that are not touched do not decay, while the bias correction goes on:
+           another optimizer than torch's, which it equals at density 1
+
+Weight decay touches the blocks that arrive, and no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...chunks import AdamStep, SgdStep, adam, sgd
+from ..optim.checks import require
+from .optimizer import SparseOptimizer, States
+from .pipeline import Round
+
+
+class SGD(SparseOptimizer):
+    """SGD of the largest blocks, with momentum that decays lazily.
+
+    Args:
+        lr, momentum, weight_decay, nesterov: as of torch.optim.SGD.
+        more: of SparseOptimizer.
+    """
+
+    method = "SGD"
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
+        nesterov: bool = False, **more: Any,
+    ) -> None:  # fmt: skip
+        require("learning rate", lr, lr >= 0)
+        require("momentum value", momentum, 0 <= momentum < 1)
+        require("weight_decay value", weight_decay, weight_decay >= 0)
+        require("Nesterov momentum requires a momentum", None, not nesterov or momentum > 0)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+                    "nesterov": nesterov}  # fmt: skip
+        super().__init__(params, defaults, **more)
+
+    def states(self, count: int, blocks: int) -> States:
+        """See SparseOptimizer."""
+        return {"momentum": np.zeros(count, np.float32), "last": np.zeros(blocks, np.uint32)}
+
+    def apply(self, one: Round, states: States, kernel_set: str) -> None:
+        """See SparseOptimizer."""
+        assert one.entries is not None
+        group = one.group
+        step = SgdStep(float(group["lr"]), group["momentum"], group["weight_decay"],
+                       group["nesterov"], one.number)  # fmt: skip
+        sgd(one.entries, kernel_set, step, one.bucket.master, states["momentum"], states["last"])
+
+
+class Adam(SparseOptimizer):
+    """Adam of the largest blocks.
+
+    Args:
+        lr, betas, eps, weight_decay: as of torch.optim.Adam.
+        decoupled_weight_decay: as of torch.optim.AdamW.
+        more: of SparseOptimizer.
+    """
+
+    method = "Adam"
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, decoupled_weight_decay: bool = False,
+        **more: Any,
+    ) -> None:  # fmt: skip
+        require("learning rate", lr, lr >= 0)
+        require("epsilon value", eps, eps >= 0)
+        for index, beta in enumerate(betas):
+            require(f"beta parameter at index {index}", beta, 0 <= beta < 1)
+        require("weight_decay value", weight_decay, weight_decay >= 0)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                    "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
+        super().__init__(params, defaults, **more)
+
+    def states(self, count: int, _blocks: int) -> States:
+        """See SparseOptimizer."""
+        return {name: np.zeros(count, np.float32) for name in ("exp_avg", "exp_avg_sq")}
+
+    def apply(self, one: Round, states: States, kernel_set: str) -> None:
+        """See SparseOptimizer."""
+        assert one.entries is not None
+        group = one.group
+        beta1, beta2 = group["betas"]
+        step = AdamStep(float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
+                        group["decoupled_weight_decay"], one.number)  # fmt: skip
+        adam(one.entries, kernel_set, step, one.bucket.master, states["exp_avg"],
+             states["exp_avg_sq"])  # fmt: skip

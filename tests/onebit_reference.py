@@ -1,0 +1,441 @@
+"""1-bit Adam, 1-bit LAMB and 0/1 Adam of all ranks in one process, in numpy, from their papers.
+
+    1-bit Adam   arXiv 2102.02888, algorithm 1      1-bit LAMB   arXiv 2104.06069, algorithm 1
+    0/1 Adam     arXiv 2202.06009, algorithms 1, 2
+
+All in float32, one rounding for each operation. A tensor is a flat array; parameters are a list of
+tensors, which all ranks have alike; gradients are of [rank][tensor]. How values are averaged is an
+argument: `Dense`, `Deepspeed` or `Blocks`, each with the errors of one tensor on all ranks. Nothing
+is shared with ringcomm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import deepspeed_reference
+import numpy as np
+import quantised_reference
+from reference import Array
+
+F = np.float32
+Gradients = Sequence[Sequence[Array]]
+
+
+# ---- averages over the ranks ----
+
+
+class Average(Protocol):
+    """Averages a tensor of all ranks, and keeps what it has not delivered."""
+
+    def __call__(self, inputs: Sequence[Array]) -> Array: ...
+
+    def rescale(self, factor: Array) -> None: ...
+
+
+class Dense:
+    """The mean: all ranks' values, added in order of rank."""
+
+    def __call__(self, inputs: Sequence[Array]) -> Array:
+        total = inputs[0]
+        for x in inputs[1:]:
+            total = total + x
+        return total * F(1 / len(inputs))
+
+    def rescale(self, factor: Array) -> None:
+        """Nothing is left."""
+
+
+class Deepspeed:
+    """DeepSpeed's compressed all-reduce: one scale for the tensor."""
+
+    def __init__(self, count: int, ranks: int) -> None:
+        self.errors = deepspeed_reference.no_errors(count, ranks)
+
+    def __call__(self, inputs: Sequence[Array]) -> Array:
+        if len(inputs) == 1:
+            return inputs[0]
+        result, self.errors = deepspeed_reference.step(inputs, self.errors)
+        return result
+
+    def rescale(self, factor: Array) -> None:
+        raise NotImplementedError("the errors of the padding have no factor")
+
+
+class Blocks:
+    """The codec onebit: a scale for every 256 elements."""
+
+    def __init__(self, count: int, ranks: int, codec: str = "onebit") -> None:
+        self.codec = codec
+        self.left = [quantised_reference.Residuals.zero(count) for _ in range(ranks)]
+
+    def __call__(self, inputs: Sequence[Array]) -> Array:
+        result, self.left = quantised_reference.allreduce(inputs, "avg", self.codec, self.left)
+        return result
+
+    def rescale(self, factor: Array) -> None:
+        """What is left, in the units of another preconditioner."""
+        for one in self.left:
+            one.worker = one.worker * factor
+            one.owner = one.owner * factor[one.start : one.start + len(one.owner)]
+
+
+# ---- 1-bit Adam ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all three have."""
+
+    lr: float = 1e-3
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    decay: float = 0.0
+
+
+def _ema(old: Array, new: Array, beta: float) -> Array:
+    return F(beta) * old + F(1 - beta) * new
+
+
+class PublishedAdam:
+    """m and v as they are, without bias correction; after the freeze the momentum is averaged.
+
+        t <= T:  g = mean g_i;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+        t >  T:  m = C(b1 m + (1 - b1) g_i)
+        always:  p -= lr (m / (sqrt(v) + eps) + wd p)
+
+    C: each tensor by itself.
+    """
+
+    def __init__(
+        self, params: Sequence[Array], settings: Settings, freeze: int,
+        average: Callable[[int], Average],
+    ) -> None:  # fmt: skip
+        self.params = [p.copy() for p in params]
+        self.m, self.v = ([np.zeros_like(p) for p in params] for _ in range(2))
+        self.average = [average(len(p)) for p in params]
+        self.settings, self.freeze, self.t = settings, freeze, 0
+
+    def step(self, grads: Gradients) -> None:
+        """One step of all ranks."""
+        s, dense = self.settings, Dense()
+        self.t += 1
+        for i, p in enumerate(self.params):
+            mine = [rank[i] for rank in grads]
+            if self.t <= self.freeze:
+                g = dense(mine)
+                self.m[i], self.v[i] = _ema(self.m[i], g, s.b1), _ema(self.v[i], g * g, s.b2)
+            else:
+                self.m[i] = self.average[i]([_ema(self.m[i], g, s.b1) for g in mine])
+            with np.errstate(all="ignore"):
+                update = self.m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * p
+                self.params[i] = p - F(s.lr) * update
+
+
+class FrozenAdam:
+    """ringcomm's own form, of one flat tensor.
+
+        t <= T:  AdamW, unbiased;  w_i = EMA(g_i^2)
+        at T:    m = m / (1 - b1^T);  v = v / (1 - b2^T)
+        t >  T:  z = [v > 0] C([v > 0] (b1 m + (1 - b1) g_i) / q);  w_i = EMA(g_i^2)
+                 u = z q / r,  r = sqrt(v) + eps;  p -= lr (u + wd p);  m = z q
+                 q = min(5 r, sqrt(mean r^2 over 256));  or r ("update"), or 1 ("momentum")
+        t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
+                 what C has left times q / q', 0 where v' is 0
+
+    ``renewals``, R above, are step numbers.
+    """
+
+    def __init__(
+        self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
+        renewals: Collection[int] = (), masked: bool = True, units: str = "bounded",
+    ) -> None:  # fmt: skip
+        self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
+        self.own = [np.zeros_like(p) for _ in range(ranks)]
+        self.settings, self.freeze, self.average = settings, freeze, average
+        self.renewals, self.masked, self.t = frozenset(renewals), masked, 0
+        self.units = units
+
+    def _root(self) -> Array:
+        return np.sqrt(self.v) + F(self.settings.eps)
+
+    def _units(self) -> Array:
+        root = self._root()
+        if self.units == "bounded":
+            typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1, dtype=np.float32))
+            return np.minimum(F(5) * root, np.repeat(typical, 256))
+        return root if self.units == "update" else np.ones_like(root)
+
+    def step(self, grads: Sequence[Array]) -> Array:
+        """One step of all ranks; what moved the parameters."""
+        s = self.settings
+        self.t += 1
+        self.own = [_ema(w, g * g, s.b2) for w, g in zip(self.own, grads, strict=True)]
+        if self.t <= self.freeze:
+            g = Dense()(grads)
+            self.m, self.v = _ema(self.m, g, s.b1), _ema(self.v, g * g, s.b2)
+            first, second = F(1 - s.b1**self.t), F(1 - s.b2**self.t)
+            u = (self.m / first) / (np.sqrt(self.v / second) + F(s.eps))
+            if self.t == self.freeze:
+                self.m, self.v = self.m / first, self.v / second
+        else:
+            live = (self.v > 0) | (not self.masked)
+            q, sent = self._units(), [_ema(self.m, g, s.b1) for g in grads]
+            with np.errstate(all="ignore"):
+                z = self.average([np.where(live, one / q, F(0)) for one in sent])
+                z = np.where(live, z, F(0))
+                u, self.m = np.where(live, z * (q / self._root()), F(0)), z * q
+        self.move(u)
+        if self.t in self.renewals:
+            self._renew()
+        return u
+
+    def move(self, u: Array) -> None:
+        """The parameters."""
+        self.p = self.p - F(self.settings.lr) * (u + F(self.settings.decay) * self.p)
+
+    def _renew(self) -> None:
+        n, before = len(self.own), self._units()
+        w = Dense()(self.own) / F(1 - self.settings.b2**self.t)
+        self.v = w * F(1 / n) + F(1 - 1 / n) * np.minimum(self.m * self.m, w)
+        self.average.rescale(np.where(self.v > 0, before / self._units(), F(0)))
+
+
+# ---- 1-bit LAMB ----
+
+
+@dataclasses.dataclass(frozen=True)
+class LambSettings(Settings):
+    """DeepSpeed's defaults."""
+
+    coeff_beta: float = 0.9
+    coeff_min: float = 0.01
+    coeff_max: float = 10.0
+    factor_min: float = 0.5
+    factor_max: float = 4.0
+    factor_step: float = 0.1
+
+
+def _norm(x: Array) -> float:
+    return float(np.sqrt(np.sum(x.astype(np.float64) ** 2)))
+
+
+class PublishedLamb:
+    """LAMB whose layers' coefficients are those of the warm-up times a factor within limits.
+
+        t <= T:  m, v as above;  u = m / (sqrt(v) + eps) + wd p;  c = clip(||p|| / ||u||)
+                 c_avg = .9 c_avg + .1 c  where c is not 1;  p -= lr c u
+        at T:    k_l = mean over tensors of RMS(m) / RMS(m_l);  w = v
+        t >  T:  m' = C(k (b1 m + (1 - b1) g_i)) / k, all tensors in one;  r = (m' - b1 m) / (1-b1)
+                 w = b2 w + (1 - b2) r^2;  f = max((sqrt(v) + eps) / (sqrt(w) + eps))
+                 f = f q + (1 - q), q = min(1, ||u without wd|| / ||u||), where there is decay
+                 f clipped to [.5, 4], then to [.9, 1.1] of the one before;  p -= lr c_avg f u
+
+    T: the last step of the warm-up.
+    """
+
+    def __init__(
+        self, params: Sequence[Array], settings: LambSettings, freeze: int,
+        average: Callable[[int], Average],
+    ) -> None:  # fmt: skip
+        self.params = [p.copy() for p in params]
+        self.m, self.v, self.fresh = ([np.zeros_like(p) for p in params] for _ in range(3))
+        self.coeff, self.factor = [0.0] * len(params), [1.0] * len(params)
+        self.scale = [1.0] * len(params)
+        self.average = average(sum(len(p) for p in params))
+        self.settings, self.freeze, self.t = settings, freeze, 0
+
+    def step(self, grads: Gradients) -> None:
+        """One step of all ranks."""
+        self.t += 1
+        if self.t <= self.freeze:
+            self._warm(grads)
+        else:
+            self._compressed(grads)
+        if self.t == self.freeze:
+            self._at_freeze()
+
+    def _warm(self, grads: Gradients) -> None:
+        s, dense = self.settings, Dense()
+        for i, p in enumerate(self.params):
+            g = dense([rank[i] for rank in grads])
+            self.m[i], self.v[i] = _ema(self.m[i], g, s.b1), _ema(self.v[i], g * g, s.b2)
+            update = self.m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * p
+            coeff = 1.0
+            if _norm(p) > 0 and _norm(update) > 0:
+                coeff = min(max(_norm(p) / _norm(update), s.coeff_min), s.coeff_max)
+            if coeff != 1.0:
+                self.coeff[i] = s.coeff_beta * self.coeff[i] + (1 - s.coeff_beta) * coeff
+            self.params[i] = p - F(s.lr * coeff) * update
+
+    def _at_freeze(self) -> None:
+        sizes = [_norm(m) / np.sqrt(len(m)) for m in self.m]
+        united = sum(sizes) / len(sizes)
+        self.scale = [united / size for size in sizes]
+        self.fresh = [v.copy() for v in self.v]
+
+    def _compressed(self, grads: Gradients) -> None:
+        s = self.settings
+        flat = [
+            np.concatenate(
+                [F(k) * _ema(m, g, s.b1) for k, m, g in zip(self.scale, self.m, rank, strict=True)]
+            )
+            for rank in grads
+        ]
+        bounds = np.cumsum([len(p) for p in self.params])[:-1]
+        mean = np.split(self.average(flat), bounds)
+        for i, p in enumerate(self.params):
+            new = mean[i] * F(1 / self.scale[i])
+            rebuilt = (new - F(s.b1) * self.m[i]) * F(1 / (1 - s.b1))
+            self.m[i], self.fresh[i] = new, _ema(self.fresh[i], rebuilt * rebuilt, s.b2)
+            denom = np.sqrt(self.v[i]) + F(s.eps)
+            plain = new / denom
+            update = plain + F(s.decay) * p
+            factor = float(np.max(denom / (np.sqrt(self.fresh[i]) + F(s.eps))))
+            if s.decay > 0:
+                share = min(1.0, _norm(plain) / _norm(update))
+                factor = factor * share + (1 - share)
+            factor = min(max(factor, s.factor_min), s.factor_max)
+            last = self.factor[i]
+            factor = min(max(factor, last * (1 - s.factor_step)), last * (1 + s.factor_step))
+            self.factor[i] = factor
+            self.params[i] = p - F(s.lr * self.coeff[i] * factor) * update
+
+
+class FrozenLamb(FrozenAdam):
+    """ringcomm's own form, of one flat tensor: FrozenAdam, and c = clip(||p|| / ||u||) until the
+    freeze; then its unbiased running mean, times how much ||p|| has grown."""
+
+    coeff = weight = 0.0
+    size: float | None = None
+
+    def move(self, u: Array) -> None:
+        s = self.settings
+        assert isinstance(s, LambSettings)
+        update, size = u + F(s.decay) * self.p, _norm(self.p)
+        if self.t <= self.freeze:
+            coeff = min(max(size / _norm(update), s.coeff_min), s.coeff_max)
+            self.coeff = s.coeff_beta * self.coeff + (1 - s.coeff_beta) * coeff
+            self.weight = s.coeff_beta * self.weight + (1 - s.coeff_beta)
+        else:
+            self.size = size if self.size is None else self.size
+            coeff = self.coeff / self.weight * size / self.size
+        self.p = self.p - F(s.lr * coeff) * update
+
+
+# ---- 0/1 Adam ----
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroOneSettings(Settings):
+    """Intervals double after so many uses; those of local steps up to a limit."""
+
+    var_freeze: int = 100
+    var_updates: int = 16
+    local_doubling: int = 1000
+    local_most: int = 16
+
+
+class PublishedZeroOne:
+    """0/1 Adam: the variance at growing intervals; then local steps, their sum averaged.
+
+        A, t <= T:  t a multiple of k: g = mean g_i;  m, v = EMA(g), EMA(g^2); k doubles after 16
+                    else:              g = C(g_i);    m = EMA(g)
+                    p -= lr (m / (sqrt(v) + eps) + wd p)
+        B, t > T:   m_i = EMA(g_i);  s = lr (m_i / (sqrt(v) + eps) + wd p_i);  p_i -= s;  u_i -= s
+                    L += lr
+                    t a multiple of h: w = C'(u_i (sqrt(v) + eps));  m = -w / L
+                                       p = p before + w / (sqrt(v) + eps);  u = L = 0
+
+    C' begins without errors: they have the units of what it averages. h doubles after so many
+    steps. "p before": that of the last average; the papers' p_i - u_i, without its rounding.
+
+    ``ours``: m and v unbiased in A, and m at its end; 0 where v is 0; u_i itself travels.
+    """
+
+    def __init__(
+        self, params: Sequence[Array], settings: ZeroOneSettings, ranks: int,
+        average: Callable[[int], Average], ours: bool = False,
+    ) -> None:  # fmt: skip
+        self.ours, self.var_uses = ours, 0
+        self.local = [[p.copy() for p in params] for _ in range(ranks)]
+        self.m = [[np.zeros_like(p) for p in params] for _ in range(ranks)]
+        self.v = [np.zeros_like(p) for p in params]
+        self.u = [[np.zeros_like(p) for p in params] for _ in range(ranks)]
+        self.before = [p.copy() for p in params]
+        self.make, self.average = average, [average(len(p)) for p in params]
+        self.settings, self.t, self.rates = settings, 0, 0.0
+        self.var_interval, self.var_count = 1, 0
+        self.local_interval, self.local_count = 1, 0
+
+    def step(self, grads: Gradients) -> None:
+        """One step of all ranks."""
+        self.t += 1
+        if self.t <= self.settings.var_freeze:
+            self._phase_a(grads)
+        else:
+            self._phase_b(grads)
+        if self.t == self.settings.var_freeze:
+            if self.ours:
+                first, second = self._gains()
+                self.m = [[m / first for m in rank] for rank in self.m]
+                self.v = [v / second for v in self.v]
+            self.average = [self.make(len(p)) for p in self.v]
+            self.before = [p.copy() for p in self.local[0]]
+
+    def _gains(self) -> tuple[np.float32, np.float32]:
+        s = self.settings
+        return F(1 - s.b1**self.t), F(1 - s.b2**self.var_uses)
+
+    def _update(self, m: Array, v: Array) -> Array:
+        with np.errstate(all="ignore"):
+            update = m / (np.sqrt(v) + F(self.settings.eps))
+        return np.where(v > 0, update, F(0)) if self.ours else update
+
+    def _phase_a(self, grads: Gradients) -> None:
+        s, dense, full = self.settings, Dense(), self.t % self.var_interval == 0
+        self.var_uses += full
+        first, second = self._gains() if self.ours else (F(1), F(1))
+        for i in range(len(self.v)):
+            mine = [rank[i] for rank in grads]
+            g = dense(mine) if full else self.average[i](mine)
+            if full:
+                self.v[i] = _ema(self.v[i], g * g, s.b2)
+            for m, params in zip(self.m, self.local, strict=True):
+                m[i] = _ema(m[i], g, s.b1)
+                update = self._update(m[i] / first, self.v[i] / second) + F(s.decay) * params[i]
+                params[i] = params[i] - F(s.lr) * update
+        if full:
+            self.var_count += 1
+            if self.var_count == s.var_updates:
+                self.var_count, self.var_interval = 0, 2 * self.var_interval
+
+    def _phase_b(self, grads: Gradients) -> None:
+        s = self.settings
+        self.rates += s.lr
+        for i, v in enumerate(self.v):
+            denom = np.sqrt(v) + F(s.eps)
+            unit = F(1) if self.ours else denom
+            for rank, g in enumerate(grads):
+                m, p = _ema(self.m[rank][i], g[i], s.b1), self.local[rank][i]
+                move = F(s.lr) * (self._update(m, v) + F(s.decay) * p)
+                self.m[rank][i], self.local[rank][i] = m, p - move
+                self.u[rank][i] = self.u[rank][i] - move
+            if self.t % self.local_interval == 0:
+                w = self.average[i]([u[i] * unit for u in self.u])
+                w = np.where(v > 0, w, F(0)) if self.ours else w
+                self.before[i] = self.before[i] + w / unit
+                back = w * denom if self.ours else w
+                for rank in range(len(grads)):
+                    self.m[rank][i] = -back * F(1 / self.rates)
+                    self.local[rank][i] = self.before[i].copy()
+                    self.u[rank][i] = np.zeros_like(v)
+        if self.t % self.local_interval == 0:
+            self.rates = 0.0
+        self.local_count += 1
+        if self.local_count == s.local_doubling:
+            self.local_count = 0
+            self.local_interval = min(2 * self.local_interval, s.local_most)

@@ -1,0 +1,216 @@
+"""Rounds that outlive a peer: who takes part, decided with a clock of the test's own; and ranks as
+processes that are killed, stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import rounds
+from faults.job import Job, Nursery, nursery_of
+from patience import PATIENCE, PROMPT, until
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS.parent / "bench"))
+
+import netlab  # noqa: E402
+
+# ---- processes ----
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursery_of("numpy", "ringcomm", "ringcomm.membership", "faults.rounds") as made:
+        yield made
+
+
+def round_where(job: Job, rank: int, **wanted: Any) -> dict[str, Any]:
+    """The rank's next round of which this holds."""
+    give_up = time.monotonic() + PATIENCE
+    while time.monotonic() < give_up:
+        one = job.expect(rank, "round")
+        if all(one[name] == value for name, value in wanted.items()):
+            return one
+    raise AssertionError(f"rank {rank} had no round with {wanted}\n{job.story()}")
+
+
+def stop(job: Job, *ranks: int) -> None:
+    """Ends the rounds of these ranks, which ends those of all members."""
+    job.go(*ranks)
+    for rank in ranks:
+        assert job.wait_exit(rank).code == 0, job.story()
+
+
+def test_all_there(nursery: Nursery) -> None:
+    """No communicator is made anew, and tokens reach everyone."""
+    with Job(nursery, 3) as job:
+        job.start(rounds.work)
+        for rank in range(3):
+            one = round_where(job, rank, number=5)
+            assert one["members"] == [0, 1, 2]
+            assert not one["is_new"]
+            assert one["left"] == one["joined"] == []
+        job.go(1)
+        last = {rank: round_where(job, rank, tokens=["", "stop", ""]) for rank in range(3)}
+        assert len({one["state"] for one in last.values()}) == 1
+        job.finish()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_in_mid_round(nursery: Nursery, victim: int) -> None:
+    """The others repeat the round without it, at once: the grace time is not waited."""
+    with Job(nursery, 3) as job:
+        for rank in range(3):
+            job.start(rounds.work, ranks=[rank], hold=3 if rank == victim else -1)
+        job.expect(victim, "holds")
+        since = job.signal(victim, signal.SIGKILL)
+        others = [rank for rank in range(3) if rank != victim]
+        states = set()
+        for rank in others:
+            one = round_where(job, rank, is_new=True)
+            assert (one["number"], one["members"], one["left"]) == (3, others, [victim])
+            assert one["at"] - since < PROMPT
+            states.add(one["state"])
+        assert len(states) == 1
+        stop(job, *others)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_paused_in_mid_round_and_back(nursery: Nursery, victim: int) -> None:
+    """The others go on after the grace time. When it wakes up it has been left behind, and gets the
+    state at the end of their round."""
+    grace_s = 2.0
+    with Job(nursery, 3) as job:
+        for rank in range(3):
+            hold = 3 if rank == victim else -1
+            job.start(rounds.work, ranks=[rank], hold=hold, grace_s=grace_s, work_s=0.02)
+        job.expect(victim, "holds")
+        since = job.signal(victim, signal.SIGSTOP)
+        others = [rank for rank in range(3) if rank != victim]
+        for rank in others:
+            one = round_where(job, rank, is_new=True)
+            assert (one["number"], one["members"], one["left"]) == (3, others, [victim])
+            assert grace_s / 2 < one["at"] - since < grace_s + PROMPT
+        job.go(victim)
+        job.signal(victim, signal.SIGCONT)
+        assert job.expect(victim, "lost")["kind"] == "PeerLostError"
+        back = round_where(job, victim, is_new=True)
+        assert back["members"] == [0, 1, 2]
+        assert back["joined"] == [victim]
+        assert back["number"] > 3
+        for rank in others:
+            one = round_where(job, rank, number=back["number"])
+            assert {**one, "at": 0, "waited": 0} == {**back, "at": 0, "waited": 0}
+        stop(job, *others)
+
+
+def test_late_and_back(nursery: Nursery) -> None:
+    """Who is paused between two rounds is waited for the grace time, once."""
+    with Job(nursery, 3) as job:
+        job.start(rounds.work, grace_s=1.0, work_s=0.3)
+        round_where(job, 1, number=1)
+        job.signal(1, signal.SIGSTOP)
+        for rank in (0, 2):
+            one = round_where(job, rank, is_new=True)
+            assert (one["members"], one["left"]) == ([0, 2], [1])
+            assert one["waited"] > 0.2
+            one = job.expect(rank, "round")
+            assert one["members"] == [0, 2]
+            assert one["waited"] < 0.9, "it is waited for again"
+        job.signal(1, signal.SIGCONT)
+        back = round_where(job, 1, is_new=True)
+        assert back["joined"] == [1]
+        for rank in (0, 2):
+            assert round_where(job, rank, number=back["number"])["state"] == back["state"]
+        stop(job, 0, 2)
+
+
+def test_short_pause_is_no_loss(nursery: Nursery) -> None:
+    """The state of who comes within the grace time is as good as that of the others."""
+    with Job(nursery, 3) as job:
+        job.start(rounds.work, grace_s=20.0, work_s=0.05)
+        round_where(job, 2, number=1)
+        job.signal(2, signal.SIGSTOP)
+        time.sleep(1.0)
+        job.signal(2, signal.SIGCONT)
+        job.go(0)
+        for rank in range(3):
+            last = round_where(job, rank, tokens=["stop", "", ""])
+            assert last["members"] == [0, 1, 2]
+        job.finish()
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_started_again(nursery: Nursery, forks: bool) -> None:
+    """Another process takes the place of one that was killed; whose child does not hold it."""
+    with Job(nursery, 3) as job:
+        for rank in range(3):
+            job.start(rounds.work, ranks=[rank], work_s=0.1, forks=forks and rank == 1)
+        round_where(job, 1, number=1)
+        job.signal(1, signal.SIGKILL)
+        job.wait_exit(1)
+        for rank in (0, 2):
+            assert round_where(job, rank, is_new=True)["left"] == [1]
+        job.start(rounds.work, ranks=[1], rejoin=True, work_s=0.1)
+        back = round_where(job, 1, is_new=True)
+        assert (back["members"], back["joined"]) == ([0, 1, 2], [1])
+        for rank in (0, 2):
+            assert round_where(job, rank, number=back["number"])["state"] == back["state"]
+        stop(job, 0, 2)
+
+
+def test_another_rank_0_started_again(nursery: Nursery) -> None:
+    """Where rank 0 has ended, the others are found on a host that is named."""
+    with Job(nursery, 3) as job:
+        job.start(rounds.work, work_s=0.1)
+        round_where(job, 0, number=1)
+        job.signal(0, signal.SIGKILL)
+        job.wait_exit(0)
+        assert round_where(job, 1, is_new=True)["left"] == [0]
+        job.start(rounds.work, ranks=[0], rejoin=True, hosts=["localhost"], work_s=0.1)
+        assert round_where(job, 0, is_new=True)["joined"] == [0]
+        stop(job, 1, 2)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.netns
+def test_of_two_halves_the_larger_goes_on(victim: int) -> None:
+    """One host of three is cut off without a word."""
+    reason = netlab.why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    program = "import os; from faults import rounds; rounds.alone()"
+    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    with netlab.NetLab(3, [1000]) as lab:
+        job = lab.start([sys.executable, "-c", program], env=environment, quiet=True)
+        others = [rank for rank in range(3) if rank != victim]
+        assert until(lambda: all('"number": 5' in job.output(rank) for rank in range(3)))
+        lab.blackhole(victim, 0)
+        for rank in others:
+            assert until(lambda rank=rank: f'"left": [{victim}]' in job.output(rank))
+        assert until(lambda: "of at least 2 ranks are here" in job.output(victim))
+        before = job.output(others[0]).count('"members": ' + str(others))
+        assert until(lambda: job.output(others[0]).count('"members": ' + str(others)) > before)
+        job.stop()
+
+
+def test_too_few(nursery: Nursery) -> None:
+    """Every rank that is left hears who is missing."""
+    with Job(nursery, 4) as job:
+        job.start(rounds.work, grace_s=1.0, work_s=0.05)
+        round_where(job, 3, number=1)
+        for victim in (0, 3):
+            job.signal(victim, signal.SIGKILL)
+        for rank in (1, 2):
+            failed = job.expect(rank, "failed") if not job.has_said(rank, "lost") else None
+            failed = failed or job.expect(rank, "failed")
+            assert failed["kind"] == "PeerLostError"
+            assert "of at least 3 ranks are here" in failed["text"]
+            assert "rank 0 has been gone for" in failed["text"]
+            assert "rank 3 has been gone for" in failed["text"]

@@ -1,0 +1,459 @@
+"""Who takes part in a round, decided with a clock of the test's own; and what is said between
+ranks, over real connections, where a rank falls silent at the worst moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from patience import PATIENCE, until
+
+from ringcomm import BootstrapError, PeerLostError
+from ringcomm.bootstrap.report import MUTE, NO_ANSWER
+from ringcomm.bootstrap.secret import Secret
+from ringcomm.bootstrap.sockets import listen
+from ringcomm.bootstrap.terms import Key, job_hash
+from ringcomm.membership import messages
+from ringcomm.membership.agreement import Agreement, Terms
+from ringcomm.membership.decision import (
+    SETTLE_S,
+    STARTED_AGAIN,
+    TAKEOVER_S,
+    Go,
+    Ready,
+    TooFew,
+    View,
+    Wait,
+    decide,
+)
+
+GRACE = 30.0
+
+
+def ready(rank: int, at: float = 0.0, **fields: Any) -> Ready:
+    values: dict[str, Any] = {
+        "history": (0, 7), "number": 8, "healthy": True, "blames": (), "token": b"", "serial": 1,
+        "epoch": 0, "seen": 0, **fields,
+    }  # fmt: skip
+    return Ready(rank, at=at, **values)
+
+
+def seen_by(rank: int, world: int, *those: Ready, gone: dict[int, float] | None = None,
+            **fields: Any) -> View:  # fmt: skip
+    gone = gone or {}
+    others = set(range(world)) - {rank}
+    values: dict[str, Any] = {
+        "min_peers": world // 2 + 1, "grace_s": GRACE, "timeout": 300.0,
+        "members": tuple(range(world)), "connected": frozenset(others - set(gone)), **fields,
+    }  # fmt: skip
+    return View(rank, world, ready={one.rank: one for one in those}, gone=gone, **values)
+
+
+def go(outcome: object) -> Go:
+    assert isinstance(outcome, Go), outcome
+    return outcome
+
+
+# ---- who, and when ----
+
+
+def test_all_there_goes_on_with_what_there_is() -> None:
+    one = go(decide(seen_by(0, 3, *(ready(r, token=bytes([r])) for r in range(3))), 0.0))
+    assert not one.is_new
+    assert (one.epoch, one.number, one.members) == (0, 8, (0, 1, 2))
+    assert one.tokens == (b"\0", b"\1", b"\2")
+    assert one.left == one.joined == ()
+
+
+def test_a_late_rank_is_waited_for_since_enough_are_ready() -> None:
+    view = seen_by(0, 5, ready(0, 1.0), ready(1, 2.0), ready(2, 40.0), ready(3, 41.0))
+    assert decide(view, 41.0) == Wait(40.0 + GRACE)
+    one = go(decide(view, 40.0 + GRACE))
+    assert (one.is_new, one.epoch, one.members, one.left) == (True, 1, (0, 1, 2, 3), (4,))
+
+
+def test_who_has_died_is_not_waited_for() -> None:
+    view = seen_by(0, 3, ready(0, 1.0), ready(1, 2.0), gone={2: 5.0})
+    assert go(decide(view, 5.0)).left == (2,)
+    assert isinstance(decide(dataclasses.replace(view, gone={2: 9.0}), 8.0), Wait)
+
+
+def test_who_is_blamed_has_a_moment() -> None:
+    view = seen_by(0, 3, ready(0, 3.0, healthy=False, blames=(2,)), ready(1, 3.1))
+    assert decide(view, 3.2) == Wait(3.0 + SETTLE_S)
+    assert go(decide(view, 3.0 + SETTLE_S)).left == (2,)
+    there = dataclasses.replace(view, ready={**view.ready, 2: ready(2, 3.2)})
+    assert go(decide(there, 3.2)).members == (0, 1, 2)
+
+
+def test_who_is_no_member_is_not_waited_for_and_is_let_in() -> None:
+    both = [ready(rank, epoch=4, history=(4, 7)) for rank in (0, 1)]
+    view = seen_by(0, 3, *both, members=(0, 1))
+    assert not go(decide(view, 0.0)).is_new
+    back = ready(2, epoch=2, seen=9, behind=True, history=(2, 3), number=4)
+    one = go(decide(dataclasses.replace(view, ready={**view.ready, 2: back}), 0.0))
+    assert (one.is_new, one.epoch, one.number) == (True, 10, 8)
+    assert (one.members, one.joined, one.left) == ((0, 1, 2), (2,), ())
+    assert one.leader in (0, 1)
+
+
+def test_who_is_at_the_door_is_waited_for_a_moment() -> None:
+    view = seen_by(0, 3, ready(0), ready(1), members=(0, 1), linger_until=0.25)
+    assert decide(view, 0.0) == Wait(0.25)
+    assert isinstance(decide(view, 0.25), Go)
+
+
+def test_the_same_ranks_form_anew_where_one_communicator_is_broken() -> None:
+    one = go(decide(seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2)), 0.0))
+    assert (one.is_new, one.members, one.left, one.joined) == (True, (0, 1, 2), (), ())
+
+
+def test_the_next_rank_takes_over_and_leaves_out_who_did_not_act() -> None:
+    those = [ready(rank) for rank in range(4)]
+    assert decide(seen_by(1, 4, *those), 0.0) == Wait(TAKEOVER_S)
+    one = go(decide(seen_by(1, 4, *those), TAKEOVER_S))
+    assert (one.members, one.left) == ((1, 2, 3), (0,))
+    # With too few without it there is nothing to lose.
+    assert go(decide(seen_by(2, 4, *those), 2 * TAKEOVER_S)).members == (0, 1, 2, 3)
+
+
+def test_the_latest_history_leads() -> None:
+    """Rank 0 repeats a round that the others have completed in the same formation; rank 1's is of
+    an older one."""
+    those = [
+        ready(0, history=(3, 6), number=7, healthy=False),
+        ready(1, history=(2, 9), number=10),
+        ready(2, history=(3, 7), number=8),
+    ]
+    one = go(decide(seen_by(0, 3, *(dataclasses.replace(r, epoch=3) for r in those)), 0.0))
+    assert (one.leader, one.joined, one.number) == (2, (0, 1), 8)
+
+
+# ---- who may not decide ----
+
+
+def test_who_is_behind_decides_nothing() -> None:
+    mine = ready(1, behind=True)
+    alone = seen_by(1, 2, mine, min_peers=1)
+    assert decide(alone, 1e6) == Wait(math.inf)
+    deserted = dataclasses.replace(alone, connected=frozenset(), gone={0: 100.0})
+    assert decide(deserted, 100.0 + GRACE - 1) == Wait(100.0 + GRACE)
+    assert isinstance(decide(deserted, 100.0 + GRACE), TooFew)
+
+
+def test_who_was_started_again_does_not_decide_for_others() -> None:
+    mine = ready(0, epoch=-1, behind=True, history=STARTED_AGAIN)
+    assert decide(seen_by(0, 3, mine, ready(1), members=()), 1e6) == Wait(math.inf)
+    view = seen_by(1, 3, mine, ready(1), gone={2: 0.0})
+    assert go(decide(view, 0.0)).joined == (0,)
+
+
+def test_a_member_of_an_older_formation_waits_for_one_of_the_newest() -> None:
+    view = seen_by(0, 3, ready(0, epoch=1), ready(1, epoch=2))
+    assert decide(view, 1e6) == Wait(math.inf)
+
+
+# ---- too few ----
+
+
+def test_too_few_wait_for_who_lives_as_a_collective_would() -> None:
+    view = seen_by(0, 3, ready(0, 5.0))
+    assert decide(view, 6.0) == Wait(5.0 + 300.0)
+    outcome = decide(view, 305.0)
+    assert isinstance(outcome, TooFew)
+    assert outcome.missing == (1, 2)
+    assert "rank 1 lives, and has not come for 300.0 s" in outcome.text
+
+
+def test_too_few_wait_the_grace_time_for_who_may_be_started_again() -> None:
+    view = seen_by(0, 3, ready(0, 5.0), gone={1: 7.0, 2: 9.0})
+    assert decide(view, 10.0) == Wait(9.0 + GRACE)
+    outcome = decide(view, 9.0 + GRACE)
+    assert isinstance(outcome, TooFew)
+    assert "1 of at least 2 ranks are here (rank 0)" in outcome.text
+    assert "rank 1 has been gone for 32.0 s; rank 2 has been gone for 30.0 s" in outcome.text
+
+
+# ---- of any state ----
+
+
+@st.composite
+def any_state(draw: st.DrawFn) -> tuple[View, float]:
+    world = draw(st.integers(2, 6))
+    rank = draw(st.integers(0, world - 1))
+    moments = st.floats(0.0, 100.0)
+    those = {rank} | draw(st.sets(st.integers(0, world - 1)))
+    others = set(range(world)) - {rank}
+    gone = {one: draw(moments) for one in draw(st.sets(st.sampled_from(sorted(others)))) - those}
+    states = [
+        ready(
+            one, draw(moments), epoch=draw(st.integers(0, 2)), behind=draw(st.booleans()),
+            blames=tuple(draw(st.sets(st.integers(0, world - 1)))), healthy=draw(st.booleans()),
+            history=draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+        )
+        for one in those
+    ]  # fmt: skip
+    view = seen_by(rank, world, *states, gone=gone)
+    return view, draw(st.floats(0.0, 1000.0))
+
+
+@settings(max_examples=300)
+@given(any_state())
+def test_whatever_the_state(case: tuple[View, float]) -> None:
+    """No round of too few; none without who decided; all members were ready; waiting is to a time
+    that is still to come, and comes to an end unless this rank may not decide."""
+    view, now = case
+    outcome = decide(view, now)
+    if isinstance(outcome, Go):
+        assert view.rank in outcome.members
+        assert view.min_peers <= len(outcome.members)
+        assert set(outcome.members) <= set(view.ready)
+        assert outcome.leader in outcome.members
+        assert outcome.leader not in outcome.joined
+        assert outcome.is_new or outcome.members == view.members
+    elif isinstance(outcome, Wait):
+        assert outcome.until > now
+        if outcome.until < math.inf:
+            assert not isinstance(decide(view, outcome.until), Wait) or view.gone
+
+
+# ---- what is said ----
+
+
+def test_messages_survive_the_wire() -> None:
+    one = ready(2, 10.0, blames=(0, 1), token=b"\xff\0", behind=True, history=STARTED_AGAIN)
+    assert messages.read_ready(2, messages.pack_ready(one, 12.0), 3, 112.0) == (
+        dataclasses.replace(one, at=110.0)
+    )
+    first = go(decide(seen_by(0, 3, ready(0), ready(1, healthy=False), ready(2)), 0.0))
+    assert messages.read_go("rank 0", messages.pack_go(first), 3) == first
+    book = {0: [("127.0.0.1", 5)], 2: [("::1", 6), ("10.0.0.1", 7)]}
+    assert messages.read_book("rank 0", messages.pack_book(book), 3) == book
+    blobs = [b"a", b"", b"ccc"]
+    part = messages.read_part(0, messages.pack_all(3, 2, blobs))
+    assert (part.epoch, part.step, messages.split_all(part.rest)) == (3, 2, blobs)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{}", b"[]", b"\xff", b'{"members":[{"rank":9}]}', b"{" * 5000]
+)
+def test_what_is_malformed_is_refused(payload: bytes) -> None:
+    for read in (
+        lambda: messages.read_ready(1, payload, 3, 0.0),
+        lambda: messages.read_go("rank 1", payload, 3),
+        lambda: messages.read_book("rank 1", payload, 3),
+        lambda: messages.read_failed("rank 1", payload, 3),
+    ):
+        with pytest.raises(BootstrapError, match="rank 1"):
+            read()
+
+
+# ---- over connections ----
+
+
+class Ranks:
+    """Agreements of one job, each driven by its own thread. Close it."""
+
+    def __init__(self, world: int, min_peers: int = 2, grace_s: float = 3.0) -> None:
+        job = job_hash("test")
+        self.all = [
+            Agreement(
+                Terms(rank, world, min_peers, grace_s, 6.0), Key.derive(None, job), job,
+                [listen("127.0.0.1")],
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        books = [one.own_places for one in self.all]
+        self.run({rank: lambda one: one.meet_all(books, PATIENCE) for rank in range(world)})
+
+    def run(self, what: dict[int, Callable[[Agreement], Any]]) -> dict[int, Any]:
+        """Each rank's function at once; results or errors by rank."""
+        results: dict[int, Any] = {}
+
+        def body(rank: int) -> None:
+            try:
+                results[rank] = what[rank](self.all[rank])
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in what]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        return results
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
+
+
+@pytest.fixture
+def ranks(nothing_left: None) -> Iterator[Ranks]:
+    made = Ranks(3)
+    yield made
+    made.close()
+
+
+def comes(rank: int, **fields: Any) -> Callable[[Agreement], Go]:
+    """Comes to a round, and enters it without a formation."""
+
+    def body(one: Agreement) -> Go:
+        one.catch_up()
+        one.say_ready(ready(rank, time.monotonic(), **fields))
+        made = one.wait().go
+        one.entered(made)
+        return made
+
+    return body
+
+
+def test_rounds_over_connections(ranks: Ranks) -> None:
+    for number in (1, 2, 3):
+        made = ranks.run({rank: comes(rank, number=number) for rank in range(3)})
+        assert len(set(made.values())) == 1, made
+        assert (made[0].number, made[0].members, made[0].is_new) == (number, (0, 1, 2), False)
+
+
+def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
+    """Another decides, without it. When it wakes up it is behind, and comes to the next round."""
+    ranks.all[0].say_ready(ready(0, time.monotonic()))
+    made = ranks.run({rank: comes(rank) for rank in (1, 2)})
+    assert made[1] == made[2]
+    assert (made[1].members, made[1].left) == ((1, 2), (0,))
+    later = ranks.run({0: lambda one: one.wait().go, 1: comes(1), 2: comes(2)})
+    assert later[0] == later[1] == later[2]
+    assert (later[0].members, later[0].is_new) == ((0, 1, 2), True)
+
+
+def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
+    """Rank 0 dies between two GOs: rank 2, which has its, comes back from a round that fails."""
+    control: Any = ranks.all[0]._control
+    say = control.send
+    control.send_all = lambda kind, payload: [
+        say(rank, kind, payload) for rank in (1, 2) if kind != messages.Kind.GO or rank == 2
+    ]
+
+    def dies(one: Agreement) -> Go:
+        first = comes(0)(one)
+        one.close()
+        return first
+
+    def repeats(one: Agreement) -> Go:
+        assert comes(2)(one).members == (0, 1, 2)
+        return comes(2, healthy=False, blames=(0,))(one)
+
+    made = ranks.run({0: dies, 1: comes(1), 2: repeats})
+    if made[1] != made[2]:  # rank 1 has counted rank 2's READY of before, and would form in vain
+        assert ranks.all[1].epoch == made[1].epoch
+        made = ranks.run({1: comes(1, healthy=False), 2: lambda one: made[2]})
+    assert made[2].members == (1, 2), made
+
+
+def test_a_late_decider_knows_since_when_others_wait(nothing_left: None) -> None:
+    """Rank 0 comes when two thirds of the grace time are over, rank 3 not at all: the wait does not
+    start anew, or rank 1 would take over and leave rank 0 out."""
+
+    def comes_late(one: Agreement) -> Go:
+        time.sleep(2.0)
+        return comes(0)(one)
+
+    ranks = Ranks(4)
+    made = ranks.run({0: comes_late, 1: comes(1), 2: comes(2)})
+    ranks.close()
+    assert made[0] == made[1] == made[2]
+    assert (made[0].members, made[0].left) == ((0, 1, 2), (3,))
+
+
+def test_who_was_left_behind_does_not_go_on_alone(nothing_left: None) -> None:
+    """Not even where one rank is enough: it waits for the end of the other's round, which takes
+    longer than the grace time."""
+
+    def works(one: Agreement) -> Go:
+        time.sleep(2.5)
+        return comes(0, history=(1, 8), number=9)(one)
+
+    ranks = Ranks(2, min_peers=1, grace_s=1.0)
+    alone = ranks.run({0: comes(0, healthy=False, blames=(1,))})[0]
+    assert (alone.members, alone.left) == ((0,), (1,))
+    made = ranks.run({0: works, 1: comes(1)})
+    ranks.close()
+    assert made[0] == made[1]
+    assert (made[0].members, made[0].joined, made[0].number) == ((0, 1), (1,), 9)
+
+
+def test_too_few_over_connections(ranks: Ranks) -> None:
+    ranks.all[0].close()
+    ranks.all[1].close()
+    [outcome] = ranks.run({2: comes(2)}).values()
+    assert isinstance(outcome, PeerLostError)
+    assert "1 of at least 2 ranks are here (rank 2)" in str(outcome)
+
+
+def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -> None:
+    """Both dial at once: neither closes what the other keeps."""
+    job = job_hash("test")
+    for _ in range(20):
+        both = [
+            Agreement(Terms(rank, 2, 2, 3.0, 6.0), Key.derive(None, job), job,
+                      [listen("127.0.0.1")])
+            for rank in range(2)
+        ]  # fmt: skip
+        books = [messages.read_book("", one.own_places, 2) for one in both]
+
+        def looks(rank: int, both: list[Agreement] = both, books: Any = books) -> None:
+            both[rank].look_for(books[1 - rank])
+            both[rank]._control.run(lambda: False, time.monotonic() + 0.1)
+
+        threads = [threading.Thread(target=looks, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        linked = [one._control.is_linked(1 - rank) for rank, one in enumerate(both)]
+        for one in both:
+            one.close()
+        assert linked == [True, True]
+
+
+def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
+    """A second process of rank 1 is refused as long as the first one's connection stands."""
+    job = job_hash("test")
+    second = Agreement(Terms(1, 3, 2, 1.0, 2.0), Key.derive(None, job), job, [listen("127.0.0.1")])
+    places = messages.read_book("rank 0", ranks.all[0].own_places, 3)
+    second.look_for(places)
+    try:
+        assert until(lambda: (ranks.all[0].catch_up(), second.catch_up(),
+                              "already rank 1" in second._control.troubles()[0])[2])  # fmt: skip
+        ranks.all[1].close()
+        assert until(lambda: (ranks.all[0].catch_up(), second.catch_up(),
+                              second._control.is_linked(0))[2])  # fmt: skip
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize("secret", [None, Secret(bytes(range(40)))])
+def test_strangers_are_kept_out(ranks: Ranks, secret: Secret | None) -> None:
+    """A process of another job, and one with a secret that is not the job's."""
+    job = job_hash("another" if secret is None else "test")
+    stranger = Agreement(
+        Terms(1, 3, 2, 1.0, 2.0), Key.derive(secret, job), job, [listen("127.0.0.1")]
+    )
+    stranger.look_for(messages.read_book("rank 0", ranks.all[0].own_places, 3))
+    try:
+        silent = (NO_ANSWER, MUTE)
+        assert until(lambda: (ranks.all[0].catch_up(), stranger.catch_up(),
+                              stranger._control.troubles()[0] not in silent)[2])  # fmt: skip
+        assert not stranger._control.is_linked(0)
+        made = ranks.run({rank: comes(rank) for rank in range(3)})
+        assert made[0] == made[1] == made[2]
+        assert not made[0].is_new
+    finally:
+        stranger.close()

@@ -1,0 +1,437 @@
+"""OneBitAdam against references written from the papers, and what it promises of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onebit_reference import Blocks, Deepspeed, FrozenAdam, PublishedAdam, Settings
+from optim_cases import (
+    assert_alike,
+    assert_close,
+    flat,
+    give,
+    gradient,
+    gradients,
+    parameters,
+    start_values,
+    train,
+)
+from ranks import run_ranks
+
+from ringcomm import Communicator
+from ringcomm.errors import ConfigError
+from ringcomm.torch.optim import SGD, OneBitAdam
+from ringcomm.torch.optim.adam import units_of
+from ringcomm.torch.optim.freezing import FreezePoint, Renewals
+from ringcomm.torch.optim.sums import norm, total
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+SHAPES = [(32, 40), (16, 48)]  # whole blocks, so that nothing is between them
+ODD = [(13, 7), (50,), (29, 3, 2)]
+HYPER = Settings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.1)
+TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+CLOSE = 5e-6  # ten units in the last place of 4, which is what 30 steps of roundings may come to
+
+
+# ---- the published form ----
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_published_update_is_that_of_the_paper(n: int) -> None:
+    """Step by step; tensors whose sizes no block divides, vectors among them."""
+    steps, freeze = 25, 8
+    outcomes = train(
+        lambda params, comm: OneBitAdam(
+            params, **TORCH, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
+        ),
+        ODD, n, steps,
+    )  # fmt: skip
+    assert_alike(outcomes)
+    expected = PublishedAdam(start_values(ODD), HYPER, freeze, lambda c: Deepspeed(c, n))
+    for step, ours in enumerate(outcomes[0][0], 1):
+        expected.step(gradients(ODD, step, n))
+        assert_close(ours, expected.params, CLOSE)
+
+
+def test_elements_without_a_variance_stay_where_they_are() -> None:
+    """As a symbol that never occurs. As published they get a scale over eps, and are gone; in units
+    of the update without a mask they are NaN where eps is 0. With the mask they do not move."""
+    shapes, n, steps, dead = [(64, 32)], 3, 12, 40
+    start = start_values(shapes)
+    published = PublishedAdam(start, Settings(), 3, lambda c: Deepspeed(c, n))
+    open_ = FrozenAdam(start[0], Settings(eps=0.0), 3, Blocks(2048, n), n, masked=False)
+    for step in range(1, steps + 1):
+        grads = gradients(shapes, step, n, dead)
+        published.step(grads)
+        with np.errstate(all="ignore"):
+            open_.step([one[0] for one in grads])
+    assert np.abs(published.params[0][:dead]).min() > 100
+    assert np.isnan(open_.p[:dead]).all()
+
+    for refresh in (None, "exponential"):
+        outcomes = train(
+            lambda params, comm, refresh=refresh: OneBitAdam(
+                params, eps=0.0, weight_decay=0.0, freeze=3, refresh=refresh, comm=comm, threshold=0
+            ),
+            shapes, n, steps, dead,
+        )  # fmt: skip
+        ours = outcomes[0][0][-1][0]
+        assert np.isfinite(ours).all()
+        assert ours[:dead].tobytes() == start[0][:dead].tobytes()
+        assert (ours[dead:] != start[0][dead:]).all()
+
+
+# ---- the default form ----
+
+
+@pytest.mark.parametrize("units", ["bounded", "update", "momentum"])
+@pytest.mark.parametrize("refresh", [None, "exponential"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_update_is_that_of_its_formula(n: int, refresh: Any, units: Any) -> None:
+    """Over freeze and renewals, with elements that have no variance."""
+    steps, freeze = 30, 6
+    outcomes = train(
+        lambda params, comm: OneBitAdam(
+            params, **TORCH, freeze=freeze, refresh=refresh, units=units,
+            dense="none", comm=comm, threshold=0,
+        ),
+        SHAPES, n, steps, dead=5, after=lambda optimizer: optimizer.renewals,
+    )  # fmt: skip
+    assert_alike(outcomes)
+    due = [7, 8, 9, 10, 12, 14, 16, 18, 22, 26, 30] if refresh else []
+    assert outcomes[0][1] == len(due)
+    start = np.concatenate(start_values(SHAPES)[::-1])  # as they travel
+    expected = FrozenAdam(start, HYPER, freeze, Blocks(len(start), n), n, due,
+                          units=units)  # fmt: skip
+    for step, ours in enumerate(outcomes[0][0], 1):
+        expected.step([np.concatenate(one[::-1]) for one in gradients(SHAPES, step, n, dead=5)])
+        assert_close([np.concatenate(ours[::-1])], [expected.p], CLOSE)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_dense_stage_is_adamw(n: int) -> None:
+    """On the mean gradient."""
+    steps = 12
+    outcomes = train(
+        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0),
+        SHAPES, n, steps,
+    )  # fmt: skip
+    params = parameters(SHAPES)
+    adamw = torch.optim.AdamW(params, **TORCH)
+    for step in range(1, steps + 1):
+        every = gradients(SHAPES, step, n)
+        give(params, [sum(rank[i] for rank in every) * np.float32(1 / n) for i in range(2)])
+        adamw.step()
+        assert_close(outcomes[0][0][step - 1], flat(params), CLOSE)
+
+
+def test_no_momentum_is_lost_over_renewals() -> None:
+    """In units of the momentum: what was applied, and what is left, is what all ranks gave."""
+    n, steps, freeze, shapes = 3, 40, 5, [(32, 40)]
+
+    def body(comm: Communicator) -> float:
+        params = parameters(shapes)
+        optimizer = OneBitAdam(params, **TORCH, freeze=freeze, comm=comm, threshold=0)
+        given = np.zeros(1280)
+        applied = np.zeros(1280)
+        state: Any = optimizer.state[params[0]]
+        for step in range(1, steps + 1):
+            grads = gradients(shapes, step, n)
+            moment = state["exp_avg"].numpy().reshape(-1).copy() if step > 1 else None
+            give(params, grads[comm.rank])
+            optimizer.step()
+            state = optimizer.state[params[0]]
+            if step > freeze and moment is not None:
+                given += 0.9 * moment + 0.1 * np.mean([one[0] for one in grads], axis=0)
+                applied += state["exp_avg"].numpy().reshape(-1)
+        (name,) = optimizer.feedback
+        left = optimizer.feedback[name].state_dict(comm)
+        units = units_of(optimizer.spans[0], "bounded").numpy()
+        rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * units
+        assert np.abs(rest).max() > 1e-4
+        return float(np.abs(given - applied - rest).max())
+
+    assert max(run_ranks(n, body)) <= 2e-6
+
+
+def test_bytes_of_the_one_bit_phase() -> None:
+    """At most 1/28 of those of float32."""
+    shapes, n = [(512, 512)], 2
+
+    def body(comm: Communicator) -> list[int]:
+        params = parameters(shapes)
+        optimizer = OneBitAdam(params, freeze=2, refresh=None, dense="none", comm=comm)
+        sent = []
+        for step in range(1, 5):
+            before = _sent(comm)
+            give(params, gradient(shapes, step, comm.rank))
+            optimizer.step()
+            sent.append(_sent(comm) - before)
+        return sent
+
+    for sent in run_ranks(n, body):
+        assert sent[0] >= 4 * 512 * 512
+        assert 28 * sent[-1] <= sent[0]
+
+
+def test_renewals_come_at_growing_intervals() -> None:
+    """Four of each length, up to the longest."""
+    renewals = Renewals(4, 8)
+    renewals.begin(10)
+    due = []
+    for step in range(11, 100):
+        if renewals.is_due(step):
+            due.append(step)
+            renewals.advance(step)
+    assert due == [11, 12, 13, 14, 16, 18, 20, 22, 26, 30, 34, 38, 42, 50, 58, 66, 74, 82, 90, 98]
+
+
+def test_the_freeze_point_waits_for_a_stable_variance() -> None:
+    """Not while the rate rises, nor while the sum falls; at last in any case."""
+
+    def frozen(sizes: Any, rates: Any) -> int | None:
+        point = FreezePoint("stable", None, 20)
+        for step in range(1, 400):
+            if point.is_due(step):
+                point.look(step, sizes(step), rates(step))
+        return point.step
+
+    assert frozen(lambda step: 1.0, lambda step: 1.0) == 21
+    assert frozen(lambda step: 1.0, lambda step: min(step, 50)) == 51
+    assert frozen(lambda step: 1.0 + 10 * 0.9**step, lambda step: 1.0) == 71  # 4 % in 20 steps
+    assert frozen(lambda step: 1.01**step, lambda step: 1.0) == 101
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ({"betas": (1.0, 0.999)}, "Invalid beta parameter at index 0: 1.0"),
+        ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
+        ({"eps": -1e-8}, "Invalid epsilon value: -1e-08"),
+        ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+        ({"freeze": 0}, "Invalid freeze value: 0"),
+        ({"freeze": "later"}, "Invalid freeze value: 'later'"),
+        ({"freeze": 0.2}, "total_steps"),
+        ({"units": "nats"}, "Invalid units value: 'nats'"),
+        ({"refresh": "always"}, "Invalid refresh value: 'always'"),
+    ],
+)
+def test_hyperparameters_are_refused_in_the_words_of_torch(bad: Any, text: str) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=text) as caught:
+            OneBitAdam(parameters([(4, 4)]), comm=comm, **bad)
+        assert isinstance(caught.value, ConfigError)
+
+    run_ranks(1, body)
+
+
+def test_parameters_behind_the_freeze() -> None:
+    """They have no variance: refused without renewals, else they wait for one."""
+    shapes = [(16, 32), (32, 16)]
+
+    def body(comm: Communicator, refresh: Any) -> bool:
+        params = parameters(shapes)
+        optimizer = OneBitAdam(params[:1], freeze=2, refresh=refresh, comm=comm, threshold=0)
+        for step in range(1, 12):
+            if step == 6:
+                optimizer.add_param_group({"params": params[1:]})
+            give(params, gradient(shapes, step, comm.rank))
+            optimizer.step()
+        return flat(params)[1].tobytes() != start_values(shapes)[1].tobytes()
+
+    assert run_ranks(2, lambda comm: body(comm, "exponential")) == [True, True]
+    with pytest.raises(ConfigError, match="behind the freeze"):
+        run_ranks(2, lambda comm: body(comm, None))
+
+
+# ---- what goes on around it ----
+
+
+FORMS: list[dict[str, Any]] = [
+    {}, {"units": "momentum"}, {"refresh": None}, {"deepspeed_compat": True},
+]  # fmt: skip
+
+
+def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) -> None:
+    for step in range(first, last):
+        give(params, gradient(SHAPES, step, comm.rank))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("at", [3, 9])
+def test_a_restart_goes_on_to_the_bit(form: dict[str, Any], at: int) -> None:
+    """Before the freeze, and between two renewals; another method's state is refused by name."""
+
+    def body(comm: Communicator) -> None:
+        def make(values: Any) -> Any:
+            return OneBitAdam(values, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+
+        whole, half = parameters(SHAPES), parameters(SHAPES)
+        _go(whole, make(whole), comm, 1, 20)
+        first = make(half)
+        _go(half, first, comm, 1, at)
+        state, again = first.state_dict(), parameters(SHAPES)
+        second = make(again)
+        second.load_state_dict(state)
+        with torch.no_grad():
+            torch._foreach_copy_(again, half)
+        _go(again, second, comm, at, 20)
+        assert [x.tobytes() for x in flat(whole)] == [x.tobytes() for x in flat(again)]
+        with pytest.raises(ConfigError, match=r"OneBitAdam.* and this optimizer is SGD"):
+            SGD(half, comm=comm).load_state_dict(state)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_restart_in_another_world_goes_on(form: dict[str, Any]) -> None:
+    """From 3 ranks to 2: all finite and alike, and renewals go on from the mean of the squares."""
+
+    def first(comm: Communicator) -> Any:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+        _go(params, optimizer, comm, 1, 11)
+        own = [optimizer.state[p].get("own_sq", p * 0).detach().clone() for p in params]
+        return optimizer.gather_state_dict(), own, flat(params)
+
+    outcomes = run_ranks(3, first)
+    state = outcomes[0][0]
+    if "own_sq" in state["state"][0]:
+        mean = sum(one[1][0] for one in outcomes) / 3
+        torch.testing.assert_close(state["state"][0]["own_sq"], mean)
+
+    def second(comm: Communicator) -> bytes:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+        optimizer.load_state_dict(state)
+        for parameter, values in zip(params, outcomes[0][2], strict=True):
+            parameter.detach().numpy().reshape(-1)[:] = values
+        _go(params, optimizer, comm, 11, 20)
+        assert optimizer.frozen_at == 4
+        assert all(np.isfinite(one).all() for one in flat(params))
+        return b"".join(one.tobytes() for one in flat(params))
+
+    here, there = run_ranks(2, second)
+    assert here == there
+
+
+def test_residuals_of_another_form_are_refused() -> None:
+    """They have other units."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, freeze=1, comm=comm, threshold=0)
+        _go(params, optimizer, comm, 1, 4)
+        other = OneBitAdam(params, freeze=1, units="update", comm=comm, threshold=0)
+        with pytest.raises(ConfigError, match="units='bounded'"):
+            other.load_state_dict(optimizer.state_dict())
+
+    run_ranks(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_a_step_that_is_left_out_changes_nothing() -> None:
+    """At the last dense step, at a renewal and between: states, residuals and the schedule."""
+
+    def body(comm: Communicator, bad: set[int]) -> list[bytes]:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0)
+        for step in range(1, 16):
+            if step in bad:
+                grads = gradient(SHAPES, 99, comm.rank)
+                grads[0][3] = np.inf if comm.rank == 1 else 0.0
+                give(params, grads)
+                optimizer.step()
+            give(params, gradient(SHAPES, step, comm.rank))
+            optimizer.step()
+        assert optimizer.renewals == 7  # 5, 6, 7, 8, 10, 12, 14
+        return [one.tobytes() for one in flat(params)]
+
+    assert run_ranks(2, lambda comm: body(comm, {4, 5, 9, 12})) == run_ranks(
+        2, lambda comm: body(comm, set())
+    )
+
+
+def test_overlap_changes_no_bit() -> None:
+    """Exchanges that begin in backward, over freeze and renewals."""
+
+    def body(comm: Communicator, overlap: bool) -> list[bytes]:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16)
+        )
+        shapes = [tuple(one.shape) for one in model.parameters()]
+        for parameter, values in zip(model.parameters(), start_values(shapes), strict=True):
+            parameter.detach().copy_(torch.from_numpy(values).view(parameter.shape))
+        optimizer = OneBitAdam(
+            model.parameters(), **TORCH, freeze=3, comm=comm, threshold=0, overlap=overlap
+        )
+        for step in range(12):
+            x = torch.from_numpy(gradient([(8, 32)], step, comm.rank)[0]).view(8, 32)
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        assert optimizer.renewals == 6
+        return [one.tobytes() for one in flat(list(model.parameters()))]
+
+    assert run_ranks(2, lambda comm: body(comm, True)) == run_ranks(
+        2, lambda comm: body(comm, False)
+    )
+
+
+def test_a_model_of_small_parameters_is_told_that_nothing_is_at_one_bit() -> None:
+    """Though the first steps are dense anyway."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters([(50,), (8, 8)])
+        optimizer = OneBitAdam(params, comm=comm)
+        give(params, gradient([(50,), (8, 8)], 1, comm.rank))
+        with pytest.warns(UserWarning, match="travel at bf16"):
+            optimizer.step()
+
+    run_ranks(1, body)
+
+
+def test_groups_schedulers_and_16_bits() -> None:
+    """Each group by its own rate and decay; a parameter of float16 follows a float32 one."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters(SHAPES)
+        half = torch.nn.Parameter(params[1].detach().half())
+        groups = [{"params": [params[0]], "lr": 0.02}, {"params": [half], "weight_decay": 0.5}]
+        optimizer = OneBitAdam(groups, **TORCH, freeze=3, comm=comm, threshold=0)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, 1.0, 5)
+        for step in range(1, 12):
+            give([params[0]], gradient(SHAPES, step, comm.rank)[:1])
+            half.grad = torch.from_numpy(gradient(SHAPES, step, comm.rank)[1]).view(16, 48).half()
+            optimizer.step()
+            schedule.step()
+        assert optimizer.frozen_at == 3
+        master = optimizer.state[half]["master"]
+        assert master.dtype == torch.float32
+        assert torch.equal(master.half(), half.detach())
+        assert torch.isfinite(half).all()
+
+    run_ranks(2, body)
+
+
+def test_sums_do_not_depend_on_the_order() -> None:
+    """Backwards, and in threads' pieces, a float32 sum differs; these do not."""
+    values = torch.from_numpy(np.random.default_rng(0).lognormal(0, 4, 100_003)).float()
+    assert total(values) == total(values.flip(0)) == total(values[torch.randperm(len(values))])
+    assert total(values) == pytest.approx(float(values.double().sum()), rel=1e-9)
+    assert norm(values) == pytest.approx(float(values.double().norm()), rel=1e-9)
+    assert total(torch.zeros(5)) == 0.0
+    assert total(torch.zeros(0)) == 0.0
+    assert np.isnan(total(torch.tensor([1.0, float("nan")])))
+    assert np.isinf(total(torch.tensor([1.0, float("inf")])))
+
+
+def _sent(comm: Communicator) -> int:
+    stats = comm.stats()
+    return sum(rail["sent_bytes"] for rail in stats["rails"])

@@ -1,0 +1,114 @@
+"""OneBitLamb against references written from the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onebit_reference import Blocks, Deepspeed, FrozenLamb, LambSettings, PublishedLamb
+from optim_cases import (
+    assert_alike,
+    assert_close,
+    give,
+    gradient,
+    gradients,
+    parameters,
+    start_values,
+    train,
+)
+from ranks import run_ranks
+
+from ringcomm import Communicator
+from ringcomm.torch.optim import OneBitAdam, OneBitLamb
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+ODD = [(13, 7), (50,), (29, 3, 2)]
+HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.05}
+SETTINGS = LambSettings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05)
+CLOSE = 5e-6  # ten units in the last place of 4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_published_update_is_that_of_the_paper(n: int) -> None:
+    """Step by step."""
+    steps, freeze = 25, 8
+    outcomes = train(
+        lambda params, comm: OneBitLamb(
+            params, **HYPER, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
+        ),
+        ODD, n, steps,
+    )  # fmt: skip
+    assert_alike(outcomes)
+    start = start_values(ODD)[::-1]  # in the order in which they travel
+    expected = PublishedLamb(start, SETTINGS, freeze, lambda count: Deepspeed(count, n))
+    for step, ours in enumerate(outcomes[0][0], 1):
+        expected.step([one[::-1] for one in gradients(ODD, step, n)])
+        assert_close(ours[::-1], expected.params, CLOSE)
+    assert max(expected.factor) > 1.1  # they have come into play
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_our_own_update_is_that_of_its_formula(n: int) -> None:
+    """With renewals of the variance, and elements without one."""
+    shapes, steps, freeze = [(32, 40)], 20, 6
+    outcomes = train(
+        lambda params, comm: OneBitLamb(
+            params, **HYPER, freeze=freeze, dense="none", comm=comm, threshold=0
+        ),
+        shapes, n, steps, dead=5,
+    )  # fmt: skip
+    assert_alike(outcomes)
+    due = [7, 8, 9, 10, 12, 14, 16, 18]
+    expected = FrozenLamb(start_values(shapes)[0], SETTINGS, freeze, Blocks(1280, n), n, due)
+    for step, ours in enumerate(outcomes[0][0], 1):
+        expected.step([one[0] for one in gradients(shapes, step, n, dead=5)])
+        assert_close(ours, [expected.p], CLOSE)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_a_tensor_without_any_gradient(compat: bool) -> None:
+    """Its momentum has no size, which others are divided by; all stay finite."""
+    shapes = [(16, 16), (4, 4)]
+    outcomes = train(
+        lambda params, comm: OneBitLamb(
+            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6, threshold=0
+        ),
+        shapes, 2, 8, dead=16,
+    )  # fmt: skip
+    assert all(np.isfinite(one).all() for one in outcomes[0][0][-1])
+    if not compat:
+        assert outcomes[0][0][-1][1].tobytes() == start_values(shapes)[1].tobytes()
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_a_restart_goes_on_to_the_bit(compat: bool) -> None:
+    """And a state of another method is refused by its name."""
+    shapes, steps = [(32, 40), (7,)], 12
+
+    def body(comm: Communicator) -> None:
+        def make(values: Any) -> Any:
+            return OneBitLamb(values, freeze=4, deepspeed_compat=compat, comm=comm, threshold=0)
+
+        def go(params: Any, optimizer: Any, first: int, last: int) -> None:
+            for step in range(first, last):
+                give(params, gradient(shapes, step, comm.rank))
+                optimizer.step()
+
+        whole = parameters(shapes)
+        go(whole, make(whole), 1, steps)
+        half = parameters(shapes)
+        first = make(half)
+        go(half, first, 1, 7)
+        state = first.state_dict()
+        second = make(half)
+        second.load_state_dict(state)
+        go(half, second, 7, steps)
+        for a, b in zip(whole, half, strict=True):
+            assert a.detach().numpy().tobytes() == b.detach().numpy().tobytes()
+        other = OneBitAdam(half, comm=comm)
+        with pytest.raises(ValueError, match="OneBitLamb"):
+            other.load_state_dict(state)
+
+    run_ranks(2, body)

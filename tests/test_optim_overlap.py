@@ -1,0 +1,189 @@
+"""Exchanges that begin in backward: the same as those of the step, and what is refused then."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from optim_steps import alike, copies, flat
+from ranks import World, run_ranks
+from torch import nn
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.optim import SGD, span
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture(autouse=True)
+def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span for each large parameter."""
+    monkeypatch.setattr(span, "SPAN_BYTES", 1)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 8))
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    loss: torch.Tensor = model(torch.randn(16, 32, generator=generator)).square().mean()
+    return loss
+
+
+def made(model: nn.Module, comm: Communicator, codec: str = "onebit", **settings: Any) -> SGD:
+    return SGD(model.parameters(), 0.1, compression=codec, comm=comm, threshold=0, **settings)  # type: ignore[arg-type]
+
+
+def went(optimizer: SGD) -> int:
+    """Spans that have begun."""
+    assert optimizer._overlap is not None
+    return len(optimizer._overlap._flights)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4", "onebit"])
+def test_it_is_the_same_to_the_bit(codec: str) -> None:
+    def body(comm: Communicator) -> tuple[nn.Module, nn.Module]:
+        pair = models[comm.rank], others[comm.rank]
+        for model, overlap in zip(pair, (False, True), strict=True):
+            optimizer = made(model, comm, codec, overlap=overlap)
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                if overlap:
+                    assert went(optimizer) == 4  # three matrices, and what is small
+                optimizer.step()
+        return pair
+
+    models, others = copies(net(), 3), copies(net(), 3)
+    assert alike([model for pair in run_ranks(3, body) for model in pair])
+
+
+def test_accumulation_begins_with_the_last_backward() -> None:
+    def body(comm: Communicator) -> tuple[nn.Module, nn.Module]:
+        pair = models[comm.rank], others[comm.rank]
+        for model, overlap in zip(pair, (False, True), strict=True):
+            optimizer = made(model, comm, overlap=overlap)
+            for step in range(3):
+                optimizer.zero_grad()
+                with optimizer.no_sync():
+                    loss_of(model, comm.rank, step).backward()
+                    assert not overlap or went(optimizer) == 0
+                loss_of(model, comm.rank, step + 50).backward()
+                optimizer.step()
+        return pair
+
+    models, others = copies(net(), 2), copies(net(), 2)
+    assert alike([model for pair in run_ranks(2, body) for model in pair])
+
+
+def test_a_second_backward_is_refused() -> None:
+    def body(comm: Communicator) -> None:
+        model = models[comm.rank]
+        optimizer = made(model, comm, overlap=True)
+        loss_of(model, comm.rank, 0).backward()
+        assert went(optimizer) == 4
+        with pytest.raises(ConfigError, match=r"under optimizer.no_sync\(\)"):
+            loss_of(model, comm.rank, 1).backward()
+
+    models = copies(net(), 2)
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("how", ["clip", "unscale", "scaler"])
+def test_gradients_that_change_behind_backward_are_noticed(how: str) -> None:
+    """The next step, with gradients that do not, is made."""
+
+    def body(comm: Communicator) -> nn.Module:
+        model = models[comm.rank]
+        optimizer = made(model, comm, overlap=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=how != "clip")
+        scaler.scale(loss_of(model, comm.rank, 0)).backward()
+        if how == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        elif how == "unscale":
+            scaler.unscale_(optimizer)
+        with pytest.raises(ConfigError, match="overlap=False"):
+            scaler.step(optimizer)
+        for left in ("grad_scale", "found_inf"):  # as torch leaves them where a step raises
+            optimizer.__dict__.pop(left, None)
+        optimizer.zero_grad()
+        loss_of(model, comm.rank, 1).backward()
+        optimizer.step()
+        return model
+
+    models = copies(net(), 2)
+    got = run_ranks(2, body)
+    assert alike(got)
+    assert not torch.equal(flat(got[0]), flat(net()))
+
+
+def test_a_backward_that_no_step_follows_is_dropped() -> None:
+    """By zero_grad, residuals included."""
+
+    def body(comm: Communicator) -> tuple[nn.Module, nn.Module]:
+        pair = models[comm.rank], others[comm.rank]
+        for model, wasted in zip(pair, (False, True), strict=True):
+            optimizer = made(model, comm, overlap=True)
+            for step in range(3):
+                if wasted and step == 1:
+                    loss_of(model, comm.rank, 77).backward()
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+        return pair
+
+    models, others = copies(net(), 2), copies(net(), 2)
+    assert alike([model for pair in run_ranks(2, body) for model in pair])
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_a_bad_gradient_leaves_the_step_out_on_all_ranks() -> None:
+    def body(comm: Communicator) -> tuple[nn.Module, nn.Module]:
+        pair = models[comm.rank], others[comm.rank]
+        for model, disturbed in zip(pair, (False, True), strict=True):
+            optimizer = made(model, comm, overlap=True)
+            for step in range(4):
+                bad = disturbed and step == 2
+                if bad:
+                    optimizer.zero_grad()
+                    loss = loss_of(model, comm.rank, 33)
+                    (loss * torch.inf if comm.rank == 0 else loss).backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            assert optimizer.skipped == int(disturbed)
+        return pair
+
+    models, others = copies(net(), 2), copies(net(), 2)
+    assert alike([model for pair in run_ranks(2, body) for model in pair])
+
+
+def test_a_branch_that_one_rank_does_not_use() -> None:
+    """Its span begins at that rank's step; in the same order as elsewhere."""
+
+    def body(comm: Communicator) -> nn.Module:
+        model = models[comm.rank]
+        optimizer = made(model, comm, overlap=True)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_of(model, comm.rank, step)
+            if (step + comm.rank) % 2:
+                loss = loss + model[3].weight.square().sum()
+            else:
+                loss = model[0](torch.ones(1, 32)).square().sum()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    models = copies(net(), 2)
+    with World(2) as world:
+        assert alike(world.run(body))

@@ -1,0 +1,227 @@
+"""Checkpoints of the optimizers of ringcomm.torch.optim: in mid-run, at the same and at another
+world size; and states that are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, steps_of
+from ranks import World, run_ranks
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.optim import SGD, Lion, WireOptimizer
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+
+def sgd(codec: str) -> Callable[..., WireOptimizer]:
+    return lambda params, comm: SGD(
+        params, 0.1, compression=codec, comm=comm, threshold=THRESHOLD  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def lion(**settings: Any) -> Callable[..., WireOptimizer]:
+    return lambda params, comm: Lion(params, 1e-2, comm=comm, threshold=THRESHOLD, **settings)
+
+
+MAKES = {
+    "none": sgd("none"), "int8": sgd("int8"), "int4": sgd("int4"), "onebit": sgd("onebit"),
+    "lion": lion(), "synced": lion(momentum_sync=2), "vote": lion(outcome="vote"),
+}  # fmt: skip
+
+
+def saved(state: Any) -> Any:
+    """As a file would have it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "dtype"),
+    [*((name, 3, torch.float32) for name in MAKES), ("onebit", 2, torch.bfloat16)],
+)
+def test_a_restart_goes_on_to_the_bit(name: str, ranks: int, dtype: torch.dtype) -> None:
+    """Momenta, master copies and residuals: each rank's own."""
+    make = MAKES[name]
+
+    def body(comm: Communicator) -> tuple[Any, Any]:
+        model, optimizer = steps_of(comm, make, range(5), Net(dtype))
+        weights, state = saved([model.state_dict(), optimizer.state_dict()])
+        other = Net(dtype, seed=9)
+        restored = make(list(other.parameters()), comm)
+        other.load_state_dict(weights)
+        restored.load_state_dict(state)
+        assert restored.steps == 5
+        go_on(model, optimizer, comm, range(5, 9))
+        go_on(other, restored, comm, range(5, 9))
+        return model, other
+
+    pairs = run_ranks(ranks, body)
+    assert alike([model for pair in pairs for model in pair])
+
+
+def test_torchs_form_is_kept() -> None:
+    """Each parameter's momentum in its shape, as torch.optim.SGD's state has it, and schedulers
+    find the groups."""
+
+    def body(comm: Communicator) -> None:
+        model, optimizer = steps_of(comm, MAKES["none"], range(2))
+        state = optimizer.state_dict()
+        plain = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        theirs = plain.state_dict()
+        assert set(theirs) < set(state)
+        trained = [n for n, (_, p) in enumerate(model.named_parameters())
+                   if p.requires_grad and p.numel()]  # fmt: skip
+        assert sorted(state["state"]) == trained
+        for number, parameter in enumerate(model.parameters()):
+            if number in trained:
+                assert state["state"][number]["momentum_buffer"].shape == parameter.shape
+        names = set(theirs["param_groups"][0]) & set(state["param_groups"][0])
+        assert names >= {"lr", "momentum", "dampening", "weight_decay", "nesterov", "params"}
+        assert state["param_groups"][0]["params"] == theirs["param_groups"][0]["params"]
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (3, 3)])
+def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: int) -> None:
+    """With momentum 0 and lr 1 the parameters have the sum of what arrived."""
+
+    def make(params: Any, comm: Communicator) -> SGD:
+        return SGD(params, 1.0, 0.0, compression="onebit", comm=comm, threshold=THRESHOLD)
+
+    def first(comm: Communicator) -> Any:
+        model, optimizer = steps_of(comm, make, range(10))
+        return saved([model.state_dict(), optimizer.gather_state_dict()])
+
+    files = run_ranks(before, first)
+
+    def second(comm: Communicator) -> torch.Tensor:
+        model = Net()
+        optimizer = make(list(model.parameters()), comm)
+        weights, state = files[0]
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        go_on(model, optimizer, comm, range(10, 20))
+        left = optimizer.feedback.state_dict(comm)["tensors"]
+        span = next(span for span in optimizer.spans if not span.is_small)
+        place = next(p for p in span.places if p.parameter is model.embed)
+        lacks = left[f"momentum/{span.name}"]
+        return model.embed.detach() - span.view(lacks["worker"] + lacks["owner"], place)
+
+    exact, model = Net().embed.detach().double(), Net()
+    for step in range(20):
+        mean_gradients(model, before if step < 10 else after, step)
+        exact -= model.embed.grad.double()
+    for got in run_ranks(after, second):
+        assert torch.allclose(got, exact.float(), atol=2e-4)
+
+
+def test_what_differs_between_ranks_is_averaged_for_another_world() -> None:
+    """Lion's momenta."""
+
+    def body(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        model, optimizer = steps_of(comm, lion(momentum_sync=0), range(3))
+        own = optimizer.state[model.head]["exp_avg"].clone()
+        state = optimizer.gather_state_dict()
+        assert torch.equal(optimizer.state[model.head]["exp_avg"], own)
+        number = [id(p) for p in model.parameters()].index(id(model.head))
+        return own, state["state"][number]["exp_avg"]
+
+    (one, mean), (other, same) = run_ranks(2, body)
+    assert not torch.equal(one, other)
+    assert torch.equal(mean, same)
+    assert torch.allclose(mean, (one + other) / 2, atol=1e-7)
+
+
+def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None:
+    """As where rank 0 alone has saved."""
+    files: list[Any] = []
+
+    def save(comm: Communicator) -> None:
+        model, optimizer = steps_of(comm, MAKES["onebit"], range(3))
+        if comm.rank == 0:
+            files.extend(saved([model.state_dict(), optimizer.state_dict()]))
+
+    def load(comm: Communicator) -> tuple[int, torch.nn.Module]:
+        model = Net()
+        optimizer = MAKES["onebit"](list(model.parameters()), comm)
+        model.load_state_dict(files[0])
+        optimizer.load_state_dict(files[1])
+        kept = len(optimizer.feedback)
+        go_on(model, optimizer, comm, range(3, 5))
+        return kept, model
+
+    with World(2) as world:
+        world.run(save)
+        with pytest.warns(UserWarning, match=r"rank 0 of 2.* this is rank 1 of 2: they start"):
+            (own, first), (other, second) = world.run(load)
+    assert own == 1
+    assert other == 0
+    assert alike([first, second])
+
+
+def test_a_state_of_another_method_is_refused_by_name() -> None:
+    def body(comm: Communicator) -> None:
+        model, optimizer = steps_of(comm, MAKES["onebit"], range(2))
+        state, before = optimizer.state_dict(), flat(model)
+        other = lion()(list(model.parameters()), comm)
+        with pytest.raises(ConfigError, match="state is of SGD, and this optimizer is Lion"):
+            other.load_state_dict(state)
+        plain = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        plain.step()
+        with pytest.raises(ConfigError, match=r"momentum_buffer\), and none of .*optim.Lion"):
+            other.load_state_dict(plain.state_dict())
+        state["ringcomm"]["format"] = 99
+        with pytest.raises(ConfigError, match="format 99"):
+            optimizer.load_state_dict(state)
+        del before
+
+    run_ranks(1, body)
+
+
+def test_a_state_of_another_model_changes_nothing() -> None:
+    def body(comm: Communicator) -> None:
+        model, optimizer = steps_of(comm, MAKES["onebit"], range(2))
+        small = [torch.nn.Parameter(torch.zeros(70, 80)), torch.nn.Parameter(torch.zeros(3))]
+        other = MAKES["onebit"](small, comm)
+        small[0].grad = torch.ones(70, 80)
+        other.step()
+        before = other.state_dict()
+        with pytest.raises(ConfigError, match="another model"):
+            other.load_state_dict(optimizer.state_dict())
+        with pytest.raises(ConfigError, match=r"another model|momentum_buffer of parameter 0"):
+            optimizer.load_state_dict(other.state_dict())
+        after = other.state_dict()
+        assert before["ringcomm"]["spans"] == after["ringcomm"]["spans"]
+        assert torch.equal(*(s["state"][0]["momentum_buffer"] for s in (before, after)))
+        go_on(model, optimizer, comm, range(2, 3))
+
+    run_ranks(2, body)
+
+
+def test_a_state_of_before_the_first_step() -> None:
+    def body(comm: Communicator) -> torch.Tensor:
+        model, optimizer = steps_of(comm, MAKES["onebit"], [])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.load_state_dict(saved(optimizer.state_dict()))
+        go_on(model, optimizer, comm, range(2))
+        return flat(model)
+
+    def plain(comm: Communicator) -> torch.Tensor:
+        return flat(steps_of(comm, MAKES["onebit"], range(2))[0])
+
+    assert torch.equal(run_ranks(2, body)[0], run_ranks(2, plain)[0])

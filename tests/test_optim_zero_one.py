@@ -1,0 +1,131 @@
+"""ZeroOneAdam against references written from the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onebit_reference import Blocks, Deepspeed, PublishedZeroOne, ZeroOneSettings
+from optim_cases import (
+    assert_close,
+    flat,
+    give,
+    gradient,
+    gradients,
+    parameters,
+    start_values,
+    train,
+)
+from ranks import run_ranks
+
+from ringcomm import Communicator
+from ringcomm.torch.optim import ZeroOneAdam
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+ODD = [(13, 7), (50,), (29, 3, 2)]
+BLOCKS = [(32, 40)]
+HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.05}
+PACE: dict[str, Any] = {
+    "var_freeze_step": 14, "var_update_scaler": 4, "local_step_scaler": 6, "local_step_clipper": 4,
+}  # fmt: skip
+SETTINGS = ZeroOneSettings(
+    lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05, var_freeze=14, var_updates=4,
+    local_doubling=6, local_most=4,
+)  # fmt: skip
+STEPS = 36  # to intervals of 4
+CLOSE = 2e-5  # in B the moment is a difference over a sum of rates, with fewer digits
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_each_step_is_that_of_the_paper(n: int, ours: bool) -> None:
+    """On every rank: in B they have parameters of their own."""
+    shapes = BLOCKS if ours else ODD
+    outcomes = train(
+        lambda params, comm: ZeroOneAdam(
+            params, **HYPER, **PACE, deepspeed_compat=not ours, dense="none", comm=comm, threshold=0
+        ),
+        shapes, n, STEPS, dead=5 if ours else 0,
+    )  # fmt: skip
+    make = Blocks if ours else Deepspeed
+    expected = PublishedZeroOne(
+        start_values(shapes), SETTINGS, n, lambda count: make(count, n), ours
+    )
+    for step in range(1, STEPS + 1):
+        expected.step(gradients(shapes, step, n, dead=5 if ours else 0))
+        for rank in range(n):
+            assert_close(outcomes[rank][0][step - 1], expected.local[rank], CLOSE)
+
+
+def test_ranks_are_together_behind_each_exchange_and_say_so() -> None:
+    """To the bit."""
+
+    def body(comm: Communicator) -> list[tuple[bool, int, bytes]]:
+        params = parameters(ODD)
+        optimizer = ZeroOneAdam(params, **HYPER, **PACE, comm=comm)
+        seen = []
+        for step in range(1, STEPS + 1):
+            before = optimizer.carried
+            give(params, gradient(ODD, step, comm.rank))
+            optimizer.step()
+            every = b"".join(one.tobytes() for one in flat(params))
+            seen.append((optimizer.is_together, optimizer.carried - before, every))
+        return seen
+
+    first, second = run_ranks(2, body)
+    for step, (here, there) in enumerate(zip(first, second, strict=True), 1):
+        assert here[0] == there[0]
+        assert here[0] == (here[2] == there[2])
+        assert here[0] == (here[1] > 0)
+        assert here[0] or step > 14
+    assert [step for step, one in enumerate(first, 1) if one[0] and step > 14] == [
+        15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 32, 36,
+    ]  # fmt: skip
+
+
+def test_elements_without_a_variance_stay_where_they_are() -> None:
+    outcomes = train(
+        lambda params, comm: ZeroOneAdam(params, **PACE, eps=0.0, comm=comm, threshold=0),
+        BLOCKS, 3, STEPS, dead=40,
+    )  # fmt: skip
+    ours, start = outcomes[0][0][-1][0], start_values(BLOCKS)[0]
+    assert np.isfinite(ours).all()
+    assert np.abs(ours[:40] - start[:40]).max() == 0
+    assert (ours[40:] != start[40:]).all()
+
+
+@pytest.mark.parametrize("at", [8, 21, 23])
+def test_a_restart_goes_on_to_the_bit(at: int) -> None:
+    """In A, behind an exchange of B, and between two."""
+
+    def body(comm: Communicator) -> None:
+        def go(params: Any, optimizer: Any, first: int, last: int) -> None:
+            for step in range(first, last):
+                give(params, gradient(BLOCKS, step, comm.rank))
+                optimizer.step()
+
+        whole, half = parameters(BLOCKS), parameters(BLOCKS)
+        go(whole, ZeroOneAdam(whole, **HYPER, **PACE, comm=comm, threshold=0), 1, 30)
+        first = ZeroOneAdam(half, **HYPER, **PACE, comm=comm, threshold=0)
+        go(half, first, 1, at)
+        values, state = flat(half), first.state_dict()
+        again = parameters(BLOCKS)
+        second = ZeroOneAdam(again, **HYPER, **PACE, comm=comm, threshold=0)
+        second.load_state_dict(state)
+        for parameter, one in zip(again, values, strict=True):
+            parameter.detach().numpy().reshape(-1)[:] = one
+        go(again, second, at, 30)
+        assert flat(whole)[0].tobytes() == flat(again)[0].tobytes()
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("name", PACE)
+def test_intervals_below_one_are_refused(name: str) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=f"Invalid {name} value: 0"):
+            ZeroOneAdam(parameters([(4, 4)]), **{**PACE, name: 0}, comm=comm)
+
+    run_ranks(1, body)

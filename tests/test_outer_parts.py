@@ -1,0 +1,374 @@
+"""The parts of OuterStep, each by itself, without a communicator."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outer_training import net
+from torch import nn
+
+from ringcomm import ConfigError, MismatchError
+from ringcomm.torch.outer import (
+    AtEnd,
+    BySpeed,
+    Carry,
+    Every,
+    Lerp,
+    Mean,
+    Nesterov,
+    Replace,
+    Sgd,
+    Sparse,
+)
+from ringcomm.torch.outer.blocks import Block
+from ringcomm.torch.outer.data_check import NOTHING, FirstBatch, digest_of
+from ringcomm.torch.outer.fragments import buffers_of, cut, inner_of, trained_of
+from ringcomm.torch.outer.header import Header, Headers
+from ringcomm.torch.outer.hello import Hello, Hellos
+from ringcomm.torch.outer.merges import merge_of
+from ringcomm.torch.outer.pace import pace_of
+from ringcomm.torch.outer.rules import rule_of
+from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
+
+pytestmark = pytest.mark.torch
+
+
+# ---- rules ----
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 0.9])
+def test_nesterov_is_torchs(mu: float) -> None:
+    rule, found = Nesterov(0.3, mu), torch.randn(50)
+    theirs = nn.Parameter(found.clone())
+    optimizer = torch.optim.SGD([theirs], 0.3, momentum=mu, nesterov=mu > 0)
+    memory = rule.memory(found)
+    for _ in range(5):
+        mean = torch.randn(50)
+        theirs.grad = mean.clone()
+        optimizer.step()
+        rule.step(found, mean.clone(), memory)
+    torch.testing.assert_close(found, theirs.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_rules_that_are_the_mean() -> None:
+    anchor, mean = torch.randn(9), torch.randn(9)
+    for rule in (Mean(), Sgd(1.0), Nesterov(1.0, 0.0), Sparse(gamma=1.0)):
+        found = anchor.clone()
+        rule.step(found, mean.clone(), rule.memory(found))
+        torch.testing.assert_close(found, anchor - mean)
+
+
+def test_the_law_of_rate_and_momentum() -> None:
+    assert (Nesterov().gamma, Nesterov().mu) == (pytest.approx(0.7), 0.5)
+    for one in (Nesterov(mu=0.9), Nesterov(gamma=0.35), Nesterov(mu=0.0)):
+        assert one.gamma / (1 - one.mu) == pytest.approx(1.4)
+    assert Nesterov(gamma=2.0).mu == 0.0
+    assert (Nesterov(0.7, 0.9).gamma, Nesterov(0.7, 0.9).mu) == (0.7, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Sgd(0.0), "Invalid gamma: 0.0"),
+        (lambda: Sgd(math.nan), "Invalid gamma: nan"),
+        (lambda: Nesterov(0.7, 1.0), "Invalid mu: 1.0"),
+        (lambda: Nesterov(-0.7), "Invalid gamma: -0.7"),
+        (lambda: Nesterov(0.7, True), "Invalid mu: True"),
+        (lambda: Sparse(0.0), "Invalid density: 0.0"),
+        (lambda: Sparse(decay=1.5), "Invalid decay: 1.5"),
+        (lambda: Sparse(aggregate="sum"), "Invalid aggregate: 'sum'"),
+        (lambda: Lerp(1.5), "Invalid alpha: 1.5"),
+        (lambda: Lerp("x"), "Invalid alpha: 'x'"),  # type: ignore[arg-type]
+        (lambda: Every(0), "Invalid every: 0"),
+        (lambda: BySpeed(-3), "Invalid every: -3"),
+        (lambda: pace_of("ends"), 'Invalid every: \'ends\''),
+        (lambda: pace_of(2.5), "Invalid every: 2.5"),
+        (lambda: pace_of(True), "Invalid every: True"),
+        (lambda: rule_of("nesterow"), "did you mean nesterov"),
+        (lambda: rule_of(Nesterov), "give one of mean, sgd, nesterov, sparse"),
+        (lambda: merge_of("blend"), "give one of carry, lerp, replace"),
+        (lambda: Every(3).cut(4), "Invalid fragments: 4"),
+        (lambda: AtEnd().cut(2), "Invalid fragments: 2"),
+        (lambda: cut(trained_of(nn.Linear(2, 2)), 3), "Invalid fragments: 3"),
+        (lambda: trained_of(nn.Linear(2, 2).requires_grad_(False)), "no parameter"),
+        (lambda: optimizers_of("adam"), "give a torch.optim.Optimizer"),
+        (lambda: ScalerTicks(3), "give a torch.amp.GradScaler"),
+    ],
+)
+def test_bad_settings(make: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+# ---- merges ----
+
+
+def test_merges() -> None:
+    at_send, progress, anchor = torch.randn(3, 7)
+    local = at_send + progress
+    torch.testing.assert_close(Carry()(local.clone(), at_send, anchor), anchor + progress)
+    assert torch.equal(Carry()(at_send.clone(), at_send, anchor), anchor)  # no progress: to the bit
+    torch.testing.assert_close(
+        Lerp(0.25)(local.clone(), at_send, anchor), 0.75 * anchor + 0.25 * local
+    )
+    assert torch.equal(Replace()(local.clone(), at_send, anchor), anchor)
+    assert torch.equal(Lerp(0)(local.clone(), at_send, anchor), anchor)
+
+
+# ---- paces ----
+
+
+@given(every=st.integers(1, 40), fragments=st.integers(1, 12), rounds=st.integers(1, 5))
+@settings(deadline=None, max_examples=60)
+def test_each_fragment_has_a_round_every_so_many(every: int, fragments: int, rounds: int) -> None:
+    fragments = min(every, fragments)
+    pace = Every(every)
+    pace.cut(fragments)
+    sent: dict[int, list[int]] = {number: [] for number in range(fragments)}
+    number = 0
+    for iteration in range(1, every * rounds + 1):
+        if pace.is_due(iteration):
+            sent[number % fragments].append(iteration)
+            number += 1
+            pace.advance(iteration)
+            assert not pace.is_due(iteration)
+    for moments in sent.values():
+        assert len(moments) == rounds
+        assert all(b - a == every for a, b in itertools.pairwise(moments))
+
+
+def test_pace_by_speed() -> None:
+    pace = pace_of("speed:30")
+    assert isinstance(pace, BySpeed)
+    pace.cut(1)
+    pace.learn([10.0, 0.0], 0)  # not known of all: as it was
+    assert pace.own == 30
+    pace.learn([10.0, 4.0], 1)
+    assert pace.own == 12
+    assert not pace.is_due(11)
+    assert pace.is_due(12)
+    pace.advance(12)
+    assert not pace.is_due(23)
+    assert pace.is_due(24)
+    pace.learn([1000.0, 1.0], 1)
+    assert pace.own == 1
+    assert pace.weight(12) == 12.0
+    again = BySpeed(30)
+    again.load_state_dict(pace.state_dict())
+    assert again.own == 1
+
+
+def test_pace_goes_on_from_its_state() -> None:
+    pace = Every(6)
+    pace.cut(4)
+    for iteration in range(1, 11):
+        if pace.is_due(iteration):
+            pace.advance(iteration)
+    again = Every(6)
+    again.cut(4)
+    again.load_state_dict(pace.state_dict())
+    assert [again.is_due(i) for i in range(9, 15)] == [pace.is_due(i) for i in range(9, 15)]
+
+
+# ---- fragments and blocks ----
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 3)
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(5))
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 11)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+
+
+def test_fragments_are_strided_layers() -> None:
+    model = Tied()
+    parts = cut(trained_of(model), 3)
+    layers = [sorted({".".join(name.split(".")[:-1]) for name, _ in part}) for part in parts]
+    assert layers == [
+        ["blocks.2", "embedding", "norm"],
+        ["blocks.0", "blocks.3", "head"],
+        ["blocks.1", "blocks.4"],
+    ]
+    names = [name for part in parts for name, _ in part]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    floating, whole = buffers_of(model)
+    assert [name for name, _ in floating] == ["norm.running_mean", "norm.running_var"]
+    assert [name for name, _ in whole] == ["norm.num_batches_tracked"]
+    assert inner_of(nn.DataParallel(model)) is model
+    assert len(cut(trained_of(nn.Linear(2, 2)), 2)) == 2  # fewer layers: by parameters
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=6),
+    align=st.sampled_from([1, 16, 256]),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_block_holds_every_element(shapes: list[list[int]], align: int) -> None:
+    named = [(f"t{number}", torch.randn(shape)) for number, shape in enumerate(shapes)]
+    block = Block(named, align)
+    assert block.count % align == 0
+    for (name, part), (_, tensor) in zip(block.parts(block.local()), named, strict=True):
+        assert torch.equal(part, tensor), name
+    assert float(block.local().abs().sum()) == pytest.approx(
+        sum(float(tensor.abs().sum()) for _, tensor in named), rel=1e-4
+    )
+    block.set_local(torch.arange(block.count, dtype=torch.float32))
+    written = torch.cat([tensor.flatten() for _, tensor in named])
+    assert len(set(written.tolist())) == len(written)
+
+
+def test_a_block_of_16_bits_has_an_anchor_of_32() -> None:
+    tensor = torch.randn(1000).bfloat16()
+    block = Block([("w", tensor)])
+    block.anchor += 1e-4  # less than bfloat16 holds
+    block.set_local(block.anchor)
+    assert not block.delta(block.local()).any()  # rounding is no training
+    assert block.dtype == torch.float32
+    assert Block([("w", torch.zeros(1, dtype=torch.float64))]).dtype == torch.float64
+
+
+def test_a_block_where_values_are_infinite_and_equal() -> None:
+    tensor = torch.tensor([-math.inf, 1.0, math.inf])
+    block = Block([("mask", tensor)])
+    assert torch.equal(block.delta(block.local()), torch.zeros(3))
+    tensor[1] = math.nan
+    assert not torch.isfinite(block.delta(block.local())).all()
+
+
+def test_channels_last_and_views_are_flattened_in_order() -> None:
+    tensor = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    block = Block([("w", tensor)])
+    assert torch.equal(block.local(), tensor.flatten())
+    block.set_local(block.local() * 2)
+    assert torch.equal(tensor.flatten(), block.anchor * 2)
+
+
+def test_a_block_refuses_what_is_not_whole() -> None:
+    with pytest.raises(ConfigError, match="complex"):
+        Block([("w", torch.zeros(2, dtype=torch.complex64))])
+    with pytest.raises(ConfigError, match="on one device"):
+        Block([("a", torch.zeros(2)), ("b", torch.zeros(2, device="meta"))])
+
+
+# ---- ticks ----
+
+
+def test_several_optimizers_make_one_iteration() -> None:
+    model = net()
+    both = [torch.optim.SGD([p], 0.1) for p in list(model.parameters())[:2]]
+    ticks, count = StepTicks(both), []
+    ticks.start(lambda: count.append(1))
+    for order in (both, both[::-1]):
+        for one in order:
+            one.step()
+    assert len(count) == 2
+    ticks.stop()
+    for one in both:
+        one.step()
+    assert len(count) == 2
+
+
+def test_a_scaler_that_skips_makes_iterations() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    ticks, count = ScalerTicks(scaler), []
+    ticks.start(lambda: count.append(1))
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale((model(torch.full((4, 5), 1e6)) ** 2).sum() * 1e6).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert len(count) == 3
+    ticks.stop()
+    assert "update" not in vars(scaler)
+
+
+def test_wrapped_optimizers_are_found() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    inner = torch.optim.SGD(net().parameters(), 0.1)
+    assert optimizers_of([Wrapper(inner)]) == [inner]
+    assert optimizers_of(None) == []
+
+
+# ---- headers and hellos ----
+
+
+def header(**given: Any) -> Header:
+    known = {
+        "is_ending": False, "has_unsent": True, "is_dropped": False, "counts_tokens": False,
+        "iteration": 3, "weight": 1.0, "speed": 2.0,
+    }  # fmt: skip
+    return Header(**{**known, **given})
+
+
+def test_headers() -> None:
+    same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, weight=3.0)])
+    assert same.same_data() == [(0, 2)]
+    assert (same.total, same.mean, same.is_over) == (5.0, 5 / 3, False)
+    ends = Headers([header(is_ending=True, has_unsent=False)] * 2)
+    assert ends.is_over
+    assert not Headers([header(is_ending=True), header(is_ending=True, has_unsent=False)]).is_over
+    with pytest.raises(MismatchError, match=r"outer\.count"):
+        Headers([header(counts_tokens=True), header()])
+    Headers([header(counts_tokens=True), header(weight=0.0)])  # it brings nothing
+
+
+def hello(number: int, state: bool = True, start: bool = False, setup: bytes = b"s" * 16) -> Hello:
+    return Hello(start, state, number, -1, setup)
+
+
+def test_hellos() -> None:
+    fresh = Hellos([hello(0, False, True)] * 3, 1)
+    assert (fresh.leader, fresh.needs_state, fresh.all_start) == (0, [True] * 3, True)
+    behind = Hellos([hello(4), hello(5), hello(0, False, True)], 0)
+    assert (behind.leader, behind.needs_state) == (1, [True, False, True])
+    assert behind.own_need
+    assert not behind.all_start
+    with pytest.raises(MismatchError, match="ranks 0 and 2"):
+        Hellos([hello(0), hello(0), hello(0, setup=b"t" * 16)], 0)
+
+
+# ---- the first batch ----
+
+
+def test_digests() -> None:
+    x = torch.randn(4, 5)
+    assert digest_of([x]) == digest_of([x.clone()])
+    assert digest_of([x]) != digest_of([x + 1])
+    assert digest_of([x]) != digest_of([x.reshape(5, 4)])
+    assert digest_of({"ids": torch.arange(3), "more": [x.bfloat16(), torch.ones(2) > 0]}) != NOTHING
+    assert digest_of([3, "text", None]) == NOTHING
+    model = net()
+    first = FirstBatch(model)
+    model.eval()
+    model(x)
+    assert first.digest == NOTHING
+    model.train()
+    model(x)
+    seen = first.digest
+    model(x + 1)
+    assert first.digest == seen == digest_of(((x,), {}))
+    first.stop()

@@ -1,0 +1,385 @@
+"""Rounds of OuterStep between ranks: fragments, delays, weights, ends, and ranks that differ."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outer_training import backward, batch, net, train, weights
+from ranks import World, run_ranks
+from torch import nn
+
+from ringcomm import Communicator, MismatchError
+from ringcomm.torch import IdenticalDataWarning, OuterStep
+from ringcomm.torch.outer import Lerp
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+
+class Bag(nn.Module):
+    """Parameters of any sizes, which nothing is computed with."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 3, 63, 64, 65, 255, 257, 1000, 5001]), min_size=1,
+                   max_size=9),
+    fragments=st.integers(1, 4), codec=st.sampled_from([None, "bf16", "int8", "int4"]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=12)
+def test_every_element_is_averaged(sizes: list[int], fragments: int, codec: str | None) -> None:
+    fragments = min(fragments, len(sizes))
+
+    def rank(comm: Communicator) -> list[torch.Tensor]:
+        model = Bag(sizes)
+        outer = OuterStep(model, None, every=4, fragments=fragments, outer="mean", codec=codec,
+                          comm=comm)  # fmt: skip
+        with outer:
+            with torch.no_grad():
+                for part in model.parts:
+                    part.fill_(-1.0 if comm.rank else 3.0)  # constant: exact in each codec
+            for _ in range(4):
+                outer.tick()
+        return [part.detach() for part in model.parts]
+
+    for parts in run_ranks(2, rank):
+        for part in parts:
+            torch.testing.assert_close(part, torch.ones_like(part), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("merge", ["carry", "lerp", "replace"])
+def test_without_a_delay_all_merges_are_one(merge: str) -> None:
+    def rank(comm: Communicator) -> torch.Tensor:
+        model = net(sizes=(5, 8, 8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        with OuterStep(
+            model, optimizer, every=4, fragments=2, merge=merge, codec=None, comm=comm
+        ):
+            train(model, optimizer, comm.rank, range(12))
+        return weights(model)
+
+    known.setdefault("merged", run_ranks(2, rank)[0])
+    assert torch.equal(run_ranks(2, rank)[0], known["merged"])
+
+
+known: dict[str, torch.Tensor] = {}
+
+
+@pytest.mark.parametrize("merge", ["carry", "replace", Lerp(0.25)])
+def test_a_delayed_round_by_formula(merge: Any) -> None:
+    every, delay, rate = 4, 2, 0.02
+
+    def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        with OuterStep(
+            model, optimizer, every=every, delay=delay, merge=merge, outer="mean", codec=None,
+            comm=comm,
+        ) as outer:  # fmt: skip
+            train(model, optimizer, comm.rank, range(every + delay))
+            local = weights(model)
+            with outer.anchor():
+                anchor = weights(model)
+        return local, anchor
+
+    models = [net() for _ in range(2)]
+    inner = [torch.optim.SGD(m.parameters(), rate) for m in models]
+    for r in range(2):
+        train(models[r], inner[r], r, range(every))
+    at_send = [weights(m) for m in models]
+    mean = (at_send[0] + at_send[1]) / 2
+    for r, (local, anchor) in enumerate(run_ranks(2, rank)):
+        train(models[r], inner[r], r, range(every, every + delay))
+        progress = weights(models[r]) - at_send[r]
+        expected = {"carry": mean + progress, "replace": mean}.get(
+            str(merge), 0.75 * mean + 0.25 * weights(models[r])
+        )
+        torch.testing.assert_close(anchor, mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(local, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_delayed_fragments_keep_the_anchors_equal() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int]:
+        model = net(sizes=(5, 8, 8, 8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        with OuterStep(
+            model, optimizer, every=6, fragments=3, delay=1, codec="int4", comm=comm
+        ) as outer:
+            train(model, optimizer, comm.rank, range(25))
+            with outer.anchor():
+                anchor = weights(model)
+            local = weights(model)
+            rounds = outer.rounds
+        return anchor, local, rounds
+
+    (anchor, one, rounds), (other, two, _) = run_ranks(2, rank)
+    assert rounds == 12
+    assert torch.equal(anchor, other)
+    assert not torch.equal(one, two)
+
+
+def test_rounds_hide_behind_a_delay() -> None:
+    """The early rank does not wait for the late one at the send."""
+
+    def rank(comm: Communicator) -> float:
+        model = Bag([100])
+        outer = OuterStep(model, None, every=4, delay=2, codec=None, comm=comm)
+        with outer:
+            for _ in range(6):
+                outer.tick()  # later rounds need not wait for headers
+            for _ in range(2):
+                outer.tick()
+            began = outer.report().waited_s
+            if comm.rank:
+                time.sleep(0.5)
+            else:
+                for _ in range(1):
+                    outer.tick()
+            spent = outer.report().waited_s - began
+            for _ in range(3):
+                outer.tick()
+        return spent
+
+    assert run_ranks(2, rank)[0] < 0.4
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("codec", [None, "int4"])
+def test_weights_by_tokens(codec: str | None) -> None:
+    def rank(comm: Communicator) -> torch.Tensor:
+        model = Bag([500])
+        outer = OuterStep(model, None, every=1, outer="mean", codec=codec, comm=comm)
+        with outer:
+            for step in range(3):
+                with torch.no_grad():
+                    model.parts[0] += 4.0 * comm.rank
+                outer.count(100 if comm.rank == 0 else 300 - 100 * (step == 2))
+                outer.tick()
+        return model.parts[0].detach()
+
+    for found in run_ranks(2, rank):
+        torch.testing.assert_close(found, torch.full((500,), 3 + 3 + 4 * 2 / 3), rtol=1e-2, atol=0)
+
+
+def test_equal_weights_change_no_bit() -> None:
+    def run(tokens: int) -> torch.Tensor:
+        def rank(comm: Communicator) -> torch.Tensor:
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            with OuterStep(model, optimizer, every=2, comm=comm) as outer:
+                for step in range(6):
+                    if tokens:
+                        outer.count(tokens)
+                    train(model, optimizer, comm.rank, [step])
+            return weights(model)
+
+        found: torch.Tensor = run_ranks(3, rank)[0]
+        return found
+
+    assert torch.equal(run(0), run(512))
+
+
+def test_all_ranks_count_tokens_or_none() -> None:
+    def rank(comm: Communicator) -> None:
+        outer = OuterStep(Bag([5]), None, every=1, comm=comm).attach()
+        if comm.rank:
+            outer.count(3)
+        with pytest.raises(MismatchError, match=r"outer\.count"):
+            outer.tick()
+        outer.detach()
+
+    run_ranks(2, rank)
+
+
+def test_a_rank_that_is_not_finite_does_not_count() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
+        model = Bag([300])
+        outer = OuterStep(model, None, every=1, outer="mean", comm=comm)
+        with outer, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.no_grad():
+                model.parts[0].fill_(float("nan") if comm.rank == 1 else 2.0)
+            outer.tick()
+            after = model.parts[0].detach().clone()
+        return after, sum("not finite" in str(one.message) for one in caught)
+
+    with World(3) as world:  # warnings are recorded for all threads alike
+        for found, _ in world.run(rank):
+            torch.testing.assert_close(found, torch.full((300,), 2.0), rtol=0.01, atol=0)
+
+
+# ---- buffers ----
+
+
+def test_buffers_follow_the_mean_and_counters_the_largest() -> None:
+    def rank(comm: Communicator) -> tuple[Any, ...]:
+        norm = nn.BatchNorm1d(3)
+        norm.register_buffer("mask", torch.tensor([-torch.inf, 0.3, 1 / 3]))
+        outer = OuterStep(norm, None, every=2, comm=comm)
+        with outer:
+            for _ in range(2 + comm.rank):
+                norm(torch.randn(4, 3) + comm.rank)
+            before = norm.running_mean.clone()  # type: ignore[union-attr]
+            for _ in range(2):
+                outer.tick()
+            after = norm.running_mean.clone()  # type: ignore[union-attr]
+        return before, after, int(norm.num_batches_tracked), norm.mask.clone()  # type: ignore[arg-type,union-attr,operator]
+
+    found = run_ranks(3, rank)
+    mean = sum(before for before, *_ in found) / 3
+    for _, after, tracked, mask in found:
+        torch.testing.assert_close(after, mean)
+        assert torch.equal(after, found[0][1])
+        assert tracked == 4
+        assert torch.equal(mask, torch.tensor([-torch.inf, 0.3, 1 / 3]))  # to the bit
+
+
+# ---- iterations ----
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_scaler_that_skips_on_one_rank_hangs_nobody(is_given: bool) -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int, int]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        outer = OuterStep(
+            model, optimizer, every=3, codec=None, scaler=scaler if is_given else None, comm=comm
+        )
+        with outer:
+            for step in range(9):
+                optimizer.zero_grad()
+                loss = (model(batch(comm.rank, step)) ** 2).sum()
+                if comm.rank == 1 and step in (1, 2, 6):
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            iterations = outer.iteration
+        return weights(model), iterations, outer.rounds
+
+    (a, first, rounds), (b, second, others) = run_ranks(2, rank)
+    assert torch.equal(a, b)
+    assert rounds == others
+    assert first == 9
+    assert second == (9 if is_given else 6)
+    if is_given:
+        assert rounds == 3
+
+
+def test_ranks_that_train_longer_are_waited_for_at_the_end() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with OuterStep(model, optimizer, every=2, fragments=2, codec=None, comm=comm) as outer:
+            train(model, optimizer, comm.rank, range(4 + 5 * comm.rank))
+        return weights(model), outer.rounds
+
+    found = run_ranks(3, rank)
+    for one, rounds in found:
+        assert torch.equal(one, found[0][0])
+        assert rounds == found[0][1]
+
+
+def test_a_flush_in_between_shifts_nothing() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, list[int]]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        rounds = []
+        with OuterStep(model, optimizer, every=4, codec=None, comm=comm) as outer:
+            for step in range(8):
+                train(model, optimizer, comm.rank, [step])
+                if step == 1:
+                    outer.flush()
+                    flushed = weights(model)
+                rounds.append(outer.rounds)
+        return flushed, rounds
+
+    (a, rounds), (b, _) = run_ranks(2, rank)
+    assert torch.equal(a, b)
+    assert rounds == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
+def test_unequal_hosts_meet_by_speed() -> None:
+    def rank(comm: Communicator) -> tuple[int, float, torch.Tensor]:
+        model = Bag([10])
+        outer = OuterStep(model, None, every="speed:40", outer="mean", codec=None, comm=comm)
+        with outer:
+            for _ in range(6 * 40):
+                time.sleep(0.002 * (1 + 3 * comm.rank))
+                with torch.no_grad():
+                    model.parts[0] += 1.0
+                outer.tick()
+                if outer.rounds == 5:
+                    break
+            iterations = outer.iteration
+        return iterations, outer.report().waited_s, model.parts[0].detach()
+
+    (fast, _, a), (slow, _, b) = run_ranks(2, rank, timeout=60)
+    assert torch.equal(a, b)
+    assert slow < 0.75 * fast
+
+
+# ---- what is warned of, at the start ----
+
+
+def test_ranks_on_the_same_data_are_told() -> None:
+    def rank(comm: Communicator, same: bool) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with OuterStep(model, optimizer, every=2, comm=comm):
+            train(model, optimizer, 0 if same else comm.rank, range(4))
+
+    for same in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_ranks(2, lambda comm, same=same: rank(comm, same))
+        texts = [str(w.message) for w in caught if w.category is IdenticalDataWarning]
+        assert len(texts) == 2 * same, texts
+        assert all("ranks 0 and 1 have trained on the same first batch" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "other", [{"every": 3}, {"codec": "int8"}, {"outer": "mean"}, {"fragments": 2}, {"delay": 1}]
+)
+def test_ranks_that_are_set_up_differently_are_refused(other: dict[str, Any]) -> None:
+    def rank(comm: Communicator) -> None:
+        given: dict[str, Any] = {"every": 4, **(other if comm.rank else {})}
+        outer = OuterStep(net(), None, comm=comm, **given)
+        with pytest.raises(MismatchError, match="set up differently on ranks 0 and 1"):
+            outer.attach()
+
+    run_ranks(2, rank)
+
+
+def test_a_lost_peer_is_an_error_with_fixed_peers() -> None:
+    def rank(comm: Communicator) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        outer = OuterStep(model, optimizer, every=2, comm=comm).attach()
+        train(model, optimizer, comm.rank, range(1))
+        if comm.rank:
+            comm.abort("gone")
+            outer._let_go()
+            return
+        backward(model, batch(0, 1))
+        with pytest.raises(RuntimeError):
+            optimizer.step()
+        outer._let_go()
+
+    run_ranks(2, rank)

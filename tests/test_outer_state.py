@@ -1,0 +1,169 @@
+"""Checkpoints of OuterStep: on to the bit in the same world, and on from the anchor in another."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from outer_training import net, train, weights
+from ranks import run_ranks
+from torch import nn
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch import OuterStep
+from ringcomm.torch.outer import Sparse
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+WAYS: list[dict[str, Any]] = [
+    {"every": 4},
+    {"every": 6, "fragments": 3, "delay": 1},
+    {"every": 4, "outer": Sparse(density=0.1)},
+    {"every": 4, "codec": None, "outer": "mean"},
+    {"every": 7, "codec": "int8", "feedback": True, "fragments": 2, "delay": 2},
+]
+
+
+def made(comm: Communicator, **way: Any) -> tuple[nn.Module, torch.optim.Optimizer, OuterStep]:
+    model = net(sizes=(5, 16, 16, 3))
+    model.append(nn.BatchNorm1d(3))  # type: ignore[operator]
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    return model, optimizer, OuterStep(model, optimizer, comm=comm, **way)
+
+
+def reread(state: Any) -> Any:
+    """As a file gives it back, with weights only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("stop", [9, 12])
+def test_restart_in_mid_run_to_the_bit(way: dict[str, Any], stop: int) -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        model, optimizer, outer = made(comm, **way)
+        with outer:
+            train(model, optimizer, comm.rank, range(stop))
+            saved = reread([
+                model.state_dict(), optimizer.state_dict(), outer.state_dict(exact=True),
+            ])  # fmt: skip
+            train(model, optimizer, comm.rank, range(stop, 21))
+        unbroken = weights(model)
+        model, optimizer, outer = made(comm, **way)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        outer.load_state_dict(saved[2])
+        with outer:
+            assert outer.iteration == stop
+            train(model, optimizer, comm.rank, range(stop, 21))
+        return unbroken, weights(model)
+
+    for unbroken, again in run_ranks(3, rank):
+        assert torch.equal(unbroken, again)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_restart_in_another_world(way: dict[str, Any], others: int) -> None:
+    def first(comm: Communicator) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        model, optimizer, outer = made(comm, **way)
+        with outer:
+            train(model, optimizer, comm.rank, range(12))
+            saved = reread(outer.state_dict())
+            local = weights(model)
+            outer.detach()
+            with outer.anchor():
+                anchor = weights(model)
+        return saved, anchor, local
+
+    found = run_ranks(3, first)
+
+    def second(comm: Communicator) -> torch.Tensor:
+        model, optimizer, outer = made(comm, **way)
+        outer.load_state_dict(copy.deepcopy(found[0][0]))
+        with outer:
+            start = weights(model)
+            assert outer.iteration == 12
+            train(model, optimizer, comm.rank, range(12, 21))
+        assert torch.isfinite(weights(model)).all()
+        return start
+
+    for start in run_ranks(others, second):
+        assert torch.equal(start, found[0][1])  # of a round on its way, as it was applied later
+
+
+def test_what_has_not_travelled_is_in_the_state() -> None:
+    """The sum of what a state has left is what the ranks have left, at any world size."""
+
+    def first(comm: Communicator) -> tuple[Any, float]:
+        model, optimizer, outer = made(comm, every=2)
+        with outer:
+            train(model, optimizer, comm.rank, range(6))
+            saved = outer.state_dict()
+            again = outer.state_dict()
+            for one, other in zip(saved["anchor"].items(), again["anchor"].items(), strict=True):
+                assert torch.equal(one[1], other[1])
+        return saved, 0.0
+
+    saved = run_ranks(3, first)[0][0]
+    left = saved["wires"]["tensors"]["fragment 0"]
+
+    def second(comm: Communicator) -> Any:
+        _, _, outer = made(comm, every=2)
+        outer.load_state_dict(saved)
+        return outer.state_dict()["wires"]["tensors"]["fragment 0"]
+
+    for told in run_ranks(2, second):
+        assert float(left["worker"].abs().sum()) > 0
+        torch.testing.assert_close(told["worker"], left["worker"], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(told["owner"], left["owner"])
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    def rank(comm: Communicator) -> None:
+        _, _, outer = made(comm, every=4)
+        state = outer.state_dict(exact=True)
+        for wrong, text in (
+            ({}, "no state of an OuterStep"),
+            ({"method": "OneBitAdam"}, "but of OneBitAdam"),
+            ({**state, "format": 7}, "has format 7"),
+            ({**state, "outer": "Mean"}, "outer=Mean, and this OuterStep has outer=Nesterov"),
+            ({**state, "fragments": 2}, "fragments=2"),
+            ({**state, "anchor": {"x": torch.zeros(1)}}, "another model"),
+            ({**state, "exact": {**state["exact"], "rank": 5}}, "exact one of rank 5 of 1"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                outer.load_state_dict(wrong)
+        outer.load_state_dict(state)
+
+    run_ranks(1, rank)
+
+
+def test_a_rank_without_a_state_gets_that_of_the_others() -> None:
+    def rank(comm: Communicator) -> torch.Tensor:
+        model, optimizer, outer = made(comm, every=4)
+        with outer:
+            train(model, optimizer, comm.rank, range(8))
+        state, after = outer.state_dict(exact=True), weights(model)
+        model, optimizer, outer = made(comm, every=4)
+        if comm.rank == 1:
+            outer.load_state_dict(state)
+        with outer:
+            assert outer.iteration == 8
+            with outer.anchor():
+                assert torch.equal(weights(model), after)
+            train(model, optimizer, comm.rank, range(8, 12))
+        return weights(model)
+
+    first, second = run_ranks(2, rank)
+    assert torch.equal(first, second)
