@@ -235,11 +235,11 @@ class Communicator(Collectives):
             self._require_open()
             lib.rc_comm_abort(self._handle, str(reason).encode("utf-8", "replace")[:300])
 
-    def close(self) -> None:
-        """Leaves the group: says goodbye and closes the lanes, within about a second. Collectives
-        still in flight fail, here and on the other ranks. Closing twice, or in a forked child, is
-        harmless."""
-        self._close(_CLOSE_MS)
+    def close(self, within: float = _CLOSE_MS / 1000) -> None:
+        """Leaves the group: says goodbye and closes the lanes, within about a second, or the given
+        seconds. Collectives still in flight fail, here and on the other ranks. Closing twice, or in
+        a forked child, is harmless."""
+        self._close(max(1, int(1000 * within)))
 
     def _close(self, patience_ms: int) -> None:
         if self._engine.forked:

@@ -244,7 +244,7 @@ class SparseExchange:
                 f"the state is of {state.get('count')} elements, and this exchange of {self.count}"
             )
         try:
-            worker, owner = (np.array(state[part]) for part in ("worker", "owner"))
+            worker, owner = (np.asarray(state[part]) for part in ("worker", "owner"))
             start = int(state["owner_start"])
         except (KeyError, TypeError, ValueError, RuntimeError):
             raise wrong from None

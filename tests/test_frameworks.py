@@ -71,3 +71,29 @@ def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
         job.finish(quietly=False)
     weights = [torch.load(tmp_path / f"transformers-{rank}.pt") for rank in range(2)]
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("trains", "way"),
+    [
+        (frameworks.outer_by_lightning, "outer-lightning"),
+        (frameworks.attached_by_accelerate, "attached"),
+        pytest.param(
+            frameworks.outer_by_transformers, "outer-transformers",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("transformers") is None,
+                reason="not installed: pip install '.[frameworks]'",
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_methods_behind_a_frameworks_back(
+    nursery: Nursery, tmp_path: Path, trains: Callable[..., None], way: str
+) -> None:
+    with Job(nursery, 2, TORCHRUN) as job:
+        job.start(trains, folder=str(tmp_path))
+        job.expect_all("trained")
+        job.finish(quietly=False)
+    weights = [torch.load(tmp_path / f"{way}-{rank}.pt") for rank in range(2)]
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], frameworks.fresh_weights())

@@ -3,15 +3,23 @@ processes that are killed, stopped and started again."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import rounds
 from faults.job import Job, Nursery, nursery_of
-from patience import PATIENCE, PROMPT
+from patience import PATIENCE, PROMPT, until
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS.parent / "bench"))
+
+import netlab  # noqa: E402
 
 # ---- processes ----
 
@@ -138,10 +146,12 @@ def test_short_pause_is_no_loss(nursery: Nursery) -> None:
         job.finish()
 
 
-def test_started_again(nursery: Nursery) -> None:
-    """Another process takes the place of one that was killed."""
+@pytest.mark.parametrize("forks", [False, True])
+def test_started_again(nursery: Nursery, forks: bool) -> None:
+    """Another process takes the place of one that was killed; whose child does not hold it."""
     with Job(nursery, 3) as job:
-        job.start(rounds.work, work_s=0.1)
+        for rank in range(3):
+            job.start(rounds.work, ranks=[rank], work_s=0.1, forks=forks and rank == 1)
         round_where(job, 1, number=1)
         job.signal(1, signal.SIGKILL)
         job.wait_exit(1)
@@ -153,6 +163,41 @@ def test_started_again(nursery: Nursery) -> None:
         for rank in (0, 2):
             assert round_where(job, rank, number=back["number"])["state"] == back["state"]
         stop(job, 0, 2)
+
+
+def test_another_rank_0_started_again(nursery: Nursery) -> None:
+    """Where rank 0 has ended, the others are found on a host that is named."""
+    with Job(nursery, 3) as job:
+        job.start(rounds.work, work_s=0.1)
+        round_where(job, 0, number=1)
+        job.signal(0, signal.SIGKILL)
+        job.wait_exit(0)
+        assert round_where(job, 1, is_new=True)["left"] == [0]
+        job.start(rounds.work, ranks=[0], rejoin=True, hosts=["localhost"], work_s=0.1)
+        assert round_where(job, 0, is_new=True)["joined"] == [0]
+        stop(job, 1, 2)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.netns
+def test_of_two_halves_the_larger_goes_on(victim: int) -> None:
+    """One host of three is cut off without a word."""
+    reason = netlab.why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    program = "import os; from faults import rounds; rounds.alone()"
+    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    with netlab.NetLab(3, [1000]) as lab:
+        job = lab.start([sys.executable, "-c", program], env=environment, quiet=True)
+        others = [rank for rank in range(3) if rank != victim]
+        assert until(lambda: all('"number": 5' in job.output(rank) for rank in range(3)))
+        lab.blackhole(victim, 0)
+        for rank in others:
+            assert until(lambda rank=rank: f'"left": [{victim}]' in job.output(rank))
+        assert until(lambda: "of at least 2 ranks are here" in job.output(victim))
+        before = job.output(others[0]).count('"members": ' + str(others))
+        assert until(lambda: job.output(others[0]).count('"members": ' + str(others)) > before)
+        job.stop()
 
 
 def test_too_few(nursery: Nursery) -> None:

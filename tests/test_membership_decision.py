@@ -261,11 +261,11 @@ def test_what_is_malformed_is_refused(payload: bytes) -> None:
 class Ranks:
     """Agreements of one job, each driven by its own thread. Close it."""
 
-    def __init__(self, world: int, grace_s: float = 3.0, timeout: float = 6.0) -> None:
+    def __init__(self, world: int, min_peers: int = 2, grace_s: float = 3.0) -> None:
         job = job_hash("test")
         self.all = [
             Agreement(
-                Terms(rank, world, world // 2 + 1, grace_s, timeout), Key.derive(None, job), job,
+                Terms(rank, world, min_peers, grace_s, 6.0), Key.derive(None, job), job,
                 [listen("127.0.0.1")],
             )
             for rank in range(world)
@@ -357,20 +357,36 @@ def test_a_go_that_reaches_only_some(ranks: Ranks) -> None:
     assert made[2].members == (1, 2), made
 
 
-def test_a_late_decider_knows_since_when_others_wait(ranks: Ranks) -> None:
-    """Rank 0 comes when half the grace time is over, rank 2 not at all: the wait does not start
-    anew, and nobody takes over."""
+def test_a_late_decider_knows_since_when_others_wait(nothing_left: None) -> None:
+    """Rank 0 comes when two thirds of the grace time are over, rank 3 not at all: the wait does not
+    start anew, or rank 1 would take over and leave rank 0 out."""
 
     def comes_late(one: Agreement) -> Go:
         time.sleep(2.0)
         return comes(0)(one)
 
-    began = time.monotonic()
-    made = ranks.run({0: comes_late, 1: comes(1)})
+    ranks = Ranks(4)
+    made = ranks.run({0: comes_late, 1: comes(1), 2: comes(2)})
+    ranks.close()
+    assert made[0] == made[1] == made[2]
+    assert (made[0].members, made[0].left) == ((0, 1, 2), (3,))
+
+
+def test_who_was_left_behind_does_not_go_on_alone(nothing_left: None) -> None:
+    """Not even where one rank is enough: it waits for the end of the other's round, which takes
+    longer than the grace time."""
+
+    def works(one: Agreement) -> Go:
+        time.sleep(2.5)
+        return comes(0, history=(1, 8), number=9)(one)
+
+    ranks = Ranks(2, min_peers=1, grace_s=1.0)
+    alone = ranks.run({0: comes(0, healthy=False, blames=(1,))})[0]
+    assert (alone.members, alone.left) == ((0,), (1,))
+    made = ranks.run({0: works, 1: comes(1)})
+    ranks.close()
     assert made[0] == made[1]
-    assert (made[0].members, made[0].left) == ((0, 1), (2,))
-    # enough are ready since 2.0
-    assert time.monotonic() - began > 4.5
+    assert (made[0].members, made[0].joined, made[0].number) == ((0, 1), (1,), 9)
 
 
 def test_too_few_over_connections(ranks: Ranks) -> None:

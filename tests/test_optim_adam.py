@@ -23,7 +23,8 @@ from ranks import run_ranks
 
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
-from ringcomm.torch.optim import OneBitAdam
+from ringcomm.torch.optim import SGD, OneBitAdam
+from ringcomm.torch.optim.adam import units_of
 from ringcomm.torch.optim.freezing import FreezePoint, Renewals
 from ringcomm.torch.optim.sums import norm, total
 
@@ -87,15 +88,15 @@ def test_elements_without_a_variance_stay_where_they_are() -> None:
 # ---- the default form ----
 
 
-@pytest.mark.parametrize("preconditioned", [True, False])
+@pytest.mark.parametrize("units", ["bounded", "update", "momentum"])
 @pytest.mark.parametrize("refresh", [None, "exponential"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_update_is_that_of_its_formula(n: int, refresh: Any, preconditioned: bool) -> None:
+def test_the_update_is_that_of_its_formula(n: int, refresh: Any, units: Any) -> None:
     """Over freeze and renewals, with elements that have no variance."""
     steps, freeze = 30, 6
     outcomes = train(
         lambda params, comm: OneBitAdam(
-            params, **TORCH, freeze=freeze, refresh=refresh, preconditioned=preconditioned,
+            params, **TORCH, freeze=freeze, refresh=refresh, units=units,
             dense="none", comm=comm, threshold=0,
         ),
         SHAPES, n, steps, dead=5, after=lambda optimizer: optimizer.renewals,
@@ -105,7 +106,7 @@ def test_the_update_is_that_of_its_formula(n: int, refresh: Any, preconditioned:
     assert outcomes[0][1] == len(due)
     start = np.concatenate(start_values(SHAPES)[::-1])  # as they travel
     expected = FrozenAdam(start, HYPER, freeze, Blocks(len(start), n), n, due,
-                          preconditioned=preconditioned)  # fmt: skip
+                          units=units)  # fmt: skip
     for step, ours in enumerate(outcomes[0][0], 1):
         expected.step([np.concatenate(one[::-1]) for one in gradients(SHAPES, step, n, dead=5)])
         assert_close([np.concatenate(ours[::-1])], [expected.p], CLOSE)
@@ -116,7 +117,7 @@ def test_the_dense_stage_is_adamw(n: int) -> None:
     """On the mean gradient."""
     steps = 12
     outcomes = train(
-        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm),
+        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0),
         SHAPES, n, steps,
     )  # fmt: skip
     params = parameters(SHAPES)
@@ -149,8 +150,8 @@ def test_no_momentum_is_lost_over_renewals() -> None:
                 applied += state["exp_avg"].numpy().reshape(-1)
         (name,) = optimizer.feedback
         left = optimizer.feedback[name].state_dict(comm)
-        root = np.sqrt(state["exp_avg_sq"].numpy().reshape(-1)) + 1e-8
-        rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * root
+        units = units_of(optimizer.spans[0], "bounded").numpy()
+        rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * units
         assert np.abs(rest).max() > 1e-4
         return float(np.abs(given - applied - rest).max())
 
@@ -216,6 +217,7 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
         ({"freeze": 0}, "Invalid freeze value: 0"),
         ({"freeze": "later"}, "Invalid freeze value: 'later'"),
         ({"freeze": 0.2}, "total_steps"),
+        ({"units": "nats"}, "Invalid units value: 'nats'"),
         ({"refresh": "always"}, "Invalid refresh value: 'always'"),
     ],
 )
@@ -245,6 +247,177 @@ def test_parameters_behind_the_freeze() -> None:
     assert run_ranks(2, lambda comm: body(comm, "exponential")) == [True, True]
     with pytest.raises(ConfigError, match="behind the freeze"):
         run_ranks(2, lambda comm: body(comm, None))
+
+
+# ---- what goes on around it ----
+
+
+FORMS: list[dict[str, Any]] = [
+    {}, {"units": "momentum"}, {"refresh": None}, {"deepspeed_compat": True},
+]  # fmt: skip
+
+
+def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) -> None:
+    for step in range(first, last):
+        give(params, gradient(SHAPES, step, comm.rank))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("at", [3, 9])
+def test_a_restart_goes_on_to_the_bit(form: dict[str, Any], at: int) -> None:
+    """Before the freeze, and between two renewals; another method's state is refused by name."""
+
+    def body(comm: Communicator) -> None:
+        def make(values: Any) -> Any:
+            return OneBitAdam(values, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+
+        whole, half = parameters(SHAPES), parameters(SHAPES)
+        _go(whole, make(whole), comm, 1, 20)
+        first = make(half)
+        _go(half, first, comm, 1, at)
+        state, again = first.state_dict(), parameters(SHAPES)
+        second = make(again)
+        second.load_state_dict(state)
+        with torch.no_grad():
+            torch._foreach_copy_(again, half)
+        _go(again, second, comm, at, 20)
+        assert [x.tobytes() for x in flat(whole)] == [x.tobytes() for x in flat(again)]
+        with pytest.raises(ConfigError, match=r"OneBitAdam.* and this optimizer is SGD"):
+            SGD(half, comm=comm).load_state_dict(state)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_restart_in_another_world_goes_on(form: dict[str, Any]) -> None:
+    """From 3 ranks to 2: all finite and alike, and renewals go on from the mean of the squares."""
+
+    def first(comm: Communicator) -> Any:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+        _go(params, optimizer, comm, 1, 11)
+        own = [optimizer.state[p].get("own_sq", p * 0).detach().clone() for p in params]
+        return optimizer.gather_state_dict(), own, flat(params)
+
+    outcomes = run_ranks(3, first)
+    state = outcomes[0][0]
+    if "own_sq" in state["state"][0]:
+        mean = sum(one[1][0] for one in outcomes) / 3
+        torch.testing.assert_close(state["state"][0]["own_sq"], mean)
+
+    def second(comm: Communicator) -> bytes:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0, **form)
+        optimizer.load_state_dict(state)
+        for parameter, values in zip(params, outcomes[0][2], strict=True):
+            parameter.detach().numpy().reshape(-1)[:] = values
+        _go(params, optimizer, comm, 11, 20)
+        assert optimizer.frozen_at == 4
+        assert all(np.isfinite(one).all() for one in flat(params))
+        return b"".join(one.tobytes() for one in flat(params))
+
+    here, there = run_ranks(2, second)
+    assert here == there
+
+
+def test_residuals_of_another_form_are_refused() -> None:
+    """They have other units."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, freeze=1, comm=comm, threshold=0)
+        _go(params, optimizer, comm, 1, 4)
+        other = OneBitAdam(params, freeze=1, units="update", comm=comm, threshold=0)
+        with pytest.raises(ConfigError, match="units='bounded'"):
+            other.load_state_dict(optimizer.state_dict())
+
+    run_ranks(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite")
+def test_a_step_that_is_left_out_changes_nothing() -> None:
+    """At the last dense step, at a renewal and between: states, residuals and the schedule."""
+
+    def body(comm: Communicator, bad: set[int]) -> list[bytes]:
+        params = parameters(SHAPES)
+        optimizer = OneBitAdam(params, **TORCH, freeze=4, comm=comm, threshold=0)
+        for step in range(1, 16):
+            if step in bad:
+                grads = gradient(SHAPES, 99, comm.rank)
+                grads[0][3] = np.inf if comm.rank == 1 else 0.0
+                give(params, grads)
+                optimizer.step()
+            give(params, gradient(SHAPES, step, comm.rank))
+            optimizer.step()
+        assert optimizer.renewals == 7  # 5, 6, 7, 8, 10, 12, 14
+        return [one.tobytes() for one in flat(params)]
+
+    assert run_ranks(2, lambda comm: body(comm, {4, 5, 9, 12})) == run_ranks(
+        2, lambda comm: body(comm, set())
+    )
+
+
+def test_overlap_changes_no_bit() -> None:
+    """Exchanges that begin in backward, over freeze and renewals."""
+
+    def body(comm: Communicator, overlap: bool) -> list[bytes]:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16)
+        )
+        shapes = [tuple(one.shape) for one in model.parameters()]
+        for parameter, values in zip(model.parameters(), start_values(shapes), strict=True):
+            parameter.detach().copy_(torch.from_numpy(values).view(parameter.shape))
+        optimizer = OneBitAdam(
+            model.parameters(), **TORCH, freeze=3, comm=comm, threshold=0, overlap=overlap
+        )
+        for step in range(12):
+            x = torch.from_numpy(gradient([(8, 32)], step, comm.rank)[0]).view(8, 32)
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        assert optimizer.renewals == 6
+        return [one.tobytes() for one in flat(list(model.parameters()))]
+
+    assert run_ranks(2, lambda comm: body(comm, True)) == run_ranks(
+        2, lambda comm: body(comm, False)
+    )
+
+
+def test_a_model_of_small_parameters_is_told_that_nothing_is_at_one_bit() -> None:
+    """Though the first steps are dense anyway."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters([(50,), (8, 8)])
+        optimizer = OneBitAdam(params, comm=comm)
+        give(params, gradient([(50,), (8, 8)], 1, comm.rank))
+        with pytest.warns(UserWarning, match="travel at bf16"):
+            optimizer.step()
+
+    run_ranks(1, body)
+
+
+def test_groups_schedulers_and_16_bits() -> None:
+    """Each group by its own rate and decay; a parameter of float16 follows a float32 one."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters(SHAPES)
+        half = torch.nn.Parameter(params[1].detach().half())
+        groups = [{"params": [params[0]], "lr": 0.02}, {"params": [half], "weight_decay": 0.5}]
+        optimizer = OneBitAdam(groups, **TORCH, freeze=3, comm=comm, threshold=0)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, 1.0, 5)
+        for step in range(1, 12):
+            give([params[0]], gradient(SHAPES, step, comm.rank)[:1])
+            half.grad = torch.from_numpy(gradient(SHAPES, step, comm.rank)[1]).view(16, 48).half()
+            optimizer.step()
+            schedule.step()
+        assert optimizer.frozen_at == 3
+        master = optimizer.state[half]["master"]
+        assert master.dtype == torch.float32
+        assert torch.equal(master.half(), half.detach())
+        assert torch.isfinite(half).all()
+
+    run_ranks(2, body)
 
 
 def test_sums_do_not_depend_on_the_order() -> None:

@@ -10,6 +10,7 @@ from onebit_reference import Blocks, Deepspeed, FrozenLamb, LambSettings, Publis
 from optim_cases import (
     assert_alike,
     assert_close,
+    give,
     gradient,
     gradients,
     parameters,
@@ -45,7 +46,7 @@ def test_the_published_update_is_that_of_the_paper(n: int) -> None:
     for step, ours in enumerate(outcomes[0][0], 1):
         expected.step([one[::-1] for one in gradients(ODD, step, n)])
         assert_close(ours[::-1], expected.params, CLOSE)
-    assert max(expected.factor) > 1.5  # they have come into play
+    assert max(expected.factor) > 1.1  # they have come into play
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -72,7 +73,7 @@ def test_a_tensor_without_any_gradient(compat: bool) -> None:
     shapes = [(16, 16), (4, 4)]
     outcomes = train(
         lambda params, comm: OneBitLamb(
-            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6
+            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6, threshold=0
         ),
         shapes, 2, 8, dead=16,
     )  # fmt: skip
@@ -91,8 +92,6 @@ def test_a_restart_goes_on_to_the_bit(compat: bool) -> None:
             return OneBitLamb(values, freeze=4, deepspeed_compat=compat, comm=comm, threshold=0)
 
         def go(params: Any, optimizer: Any, first: int, last: int) -> None:
-            from optim_cases import give
-
             for step in range(first, last):
                 give(params, gradient(shapes, step, comm.rank))
                 optimizer.step()

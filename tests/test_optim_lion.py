@@ -95,18 +95,21 @@ def test_means_at_one_bit_deliver_all_in_time() -> None:
 
 
 def test_ties_favour_neither_side() -> None:
-    """Two ranks of four against two, all the time: as often this way as that."""
+    """Two ranks of four against two, all the time: as often this way as that. The other half of
+    each block is agreed on."""
 
     def body(comm: Communicator) -> torch.Tensor:
         weight = nn.Parameter(torch.zeros(64, 64))
         optimizer = Lion([weight], 1.0, comm=comm, outcome="vote", threshold=0)
         for _ in range(8):
             weight.grad = torch.full_like(weight, 1.0 if comm.rank < 2 else -1.0)
+            weight.grad[:, 32:] = 1.0
             optimizer.step()
         return weight.detach()
 
     for weight in run_ranks(4, body):
-        assert not weight.any()
+        assert not weight[:, :32].any()
+        assert (weight[:, 32:] == -8.0).all()
 
 
 @pytest.mark.parametrize("outcome", ["average", "vote"])

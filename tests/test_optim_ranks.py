@@ -44,7 +44,7 @@ def in_a_group() -> None:
 
 
 def beside_ddp(rank: int) -> None:
-    """A reducer that is live is refused; one that is not, and one of other parameters, are let be."""
+    """A reducer that is live is refused; one that is not, or of other parameters, is let be."""
     wrapped, other = DistributedDataParallel(Net()), DistributedDataParallel(Net())
     optimizer = Lion(wrapped.parameters(), 0.1, threshold=THRESHOLD)
     set_gradients(wrapped.module, rank, 0)

@@ -371,10 +371,29 @@ def test_parameters_that_are_not_the_models_are_noticed() -> None:
 def test_ranks_with_other_models_fail_at_once() -> None:
     def body(comm: Communicator) -> None:
         model = nn.Linear(100, 100 + comm.rank)
-        with pytest.raises(MismatchError):
+        with pytest.raises(MismatchError, match=r"different parameters; rank . has 2"):
             made(model, comm)
 
-    run_ranks(2, body)
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize("setting", ["lr", "steps"])
+def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
+    """So do ranks that are at other steps, as where one of them has loaded no checkpoint."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        optimizer = made(model, comm)
+        go_on(model, optimizer, comm, range(2))
+        if comm.rank == 1 and setting == "lr":
+            optimizer.param_groups[0]["lr"] = 0.2
+        elif comm.rank == 1:
+            optimizer.steps = 7
+        set_gradients(model, 0, 2)
+        with pytest.raises(MismatchError, match=r"different steps, or .* hyperparameters"):
+            optimizer.step()
+
+    run_ranks(3, body)
 
 
 def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
@@ -393,6 +412,34 @@ def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
         assert small.count == 48 + 16 + 1
 
     run_ranks(1, body)
+
+
+def test_a_codec_that_has_nothing_to_do_is_told() -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(20, 20)
+        optimizer = SGD(model.parameters(), 0.1, comm=comm)
+        for _ in range(2):
+            model(torch.ones(20)).sum().backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"travel at bf16. Give a lower threshold") as told:
+        run_ranks(1, body)
+    assert len(told) == 1
+
+
+def test_what_does_not_fill_a_block_travels_as_well_as_the_rest() -> None:
+    """Ten elements of a block of their own: equal gradients arrive whole, at once."""
+
+    def body(comm: Communicator) -> None:
+        weights = [nn.Parameter(torch.zeros(size)) for size in ((2, 133), (3, 2), (5, 100))]
+        optimizer = SGD(weights, 1.0, 0.0, comm=comm, threshold=0)
+        for weight, value in zip(weights, (1.0, 4.0, 0.25), strict=True):
+            weight.grad = torch.full_like(weight, value)
+        optimizer.step()
+        for weight, value in zip(weights, (1.0, 4.0, 0.25), strict=True):
+            assert torch.equal(weight, torch.full_like(weight, -value))
+
+    run_ranks(3, body)
 
 
 def test_many_spans_go_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

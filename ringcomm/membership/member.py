@@ -41,6 +41,8 @@ from .messages import MAX_TOKEN
 
 _log = logging.getLogger("ringcomm")
 _RECOVERABLE = (PeerLostError, CommTimeoutError, AbortedError, ProtocolError, BootstrapError)
+_CLOSE_S = 0.1
+"""For a communicator whose members may not answer any more."""
 _LEAST_FORMING_S = 5.0
 """A port that is dead beside its sibling takes 3 s of a bring-up."""
 
@@ -286,7 +288,7 @@ class Membership:
         the new one."""
         comm, self._comm = self._comm, None
         if comm is not None:
-            comm.close()
+            comm.close(_CLOSE_S)
         go = formation.go
         seconds = min(self._config.connect_timeout, max(self._grace_s, _LEAST_FORMING_S))
         table = self._config.tune_table if len(go.members) == self.world_size else TUNE_TABLE_OFF

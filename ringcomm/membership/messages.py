@@ -9,12 +9,11 @@ that names the rank it came from.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import ipaddress
 import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..bootstrap.blobs import MAX_BYTES, Record, pack
 from ..errors import BootstrapError
@@ -88,7 +87,7 @@ def _read_place(record: Record) -> Address:
 
 def pack_ready(ready: Ready, now: float) -> bytes:
     """Its time travels as an age."""
-    fields = dataclasses.asdict(ready)
+    fields: dict[str, Any] = dict(vars(ready))
     del fields["rank"], fields["at"]
     fields.update(
         history=_pair(ready.history), blames=_ranks(ready.blames), token=ready.token.hex(),

@@ -12,6 +12,7 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 from __future__ import annotations
 
 from . import backend, meeting, untraced
+from .attach import attach
 from .auto import Auto
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
@@ -25,5 +26,5 @@ untraced.leave_alone("ringcomm")
 
 __all__ = [
     "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
-    "SilenceWarning", "allreduce_hook",
+    "SilenceWarning", "allreduce_hook", "attach",
 ]  # fmt: skip

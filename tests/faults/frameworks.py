@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ringcomm.torch  # noqa: F401
+from ringcomm.errors import ConfigError
 from ringcomm.train import models
 from ringcomm.train.data import load
 from ringcomm.train.options import Options
@@ -132,8 +134,103 @@ def by_accelerate(rank: Rank, way: str, folder: str) -> None:
     _end(rank, inner, folder, way)
 
 
-def by_transformers(rank: Rank, folder: str) -> None:
-    """The Trainer, of a GPT-2 of a few hundred parameters that is made here."""
+def outer_by_lightning(rank: Rank, folder: str) -> None:
+    """The callback: two rounds and a last one, validation and a checkpoint in between."""
+    import pytorch_lightning as lightning
+    from pytorch_lightning.strategies import DDPStrategy
+
+    from ringcomm.torch.lightning import OuterStepCallback
+
+    model, loader = _start(rank)
+    seen: list[torch.Tensor] = []
+
+    def validation_step(module: Any, batch: Any, number: int) -> None:
+        if number == 0:
+            seen.append(_weights(module.inner).clone())
+
+    module = _module(model, False)
+    type(module).validation_step = validation_step
+    callback = OuterStepCallback(every=2, outer="mean", codec="none")
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="ringcomm"),
+        max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, callbacks=[callback], val_check_interval=3,
+        num_sanity_val_steps=0, limit_val_batches=1,
+    )  # fmt: skip
+    trainer.fit(module, loader, loader)
+    path = f"{folder}/kept.ckpt"
+    trainer.save_checkpoint(path)
+    group: Any = dist.group.WORLD
+    all_seen = group.comm.allgather(seen[0])
+    assert torch.equal(all_seen[0], all_seen[1])  # the anchor, not what each has trained
+    state = torch.load(path, weights_only=True)
+    assert any(key.startswith("OuterStepCallback") for key in state["callbacks"])
+    _end(rank, model, folder, "outer-lightning")
+
+
+def outer_by_transformers(rank: Rank, folder: str) -> None:
+    """The callback: rounds, and a checkpoint that has the anchor's state beside it."""
+    from transformers import Trainer, TrainingArguments
+
+    from ringcomm.torch.transformers import OuterStepCallback
+
+    model, dataset = _gpt2(rank, folder)
+    dist.init_process_group("ringcomm")
+    callback = OuterStepCallback(every=3, codec="int8")
+    settings = TrainingArguments(
+        "out", per_device_train_batch_size=4, max_steps=5, use_cpu=True, report_to="none",
+        save_steps=4, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model=model, args=settings, train_dataset=dataset, callbacks=[callback]).train()
+    dist.barrier()
+    kept = torch.load("out/checkpoint-4/outer_step.pt", weights_only=True)
+    assert kept
+    _end(rank, model, folder, "outer-transformers")
+
+
+def attached_by_accelerate(rank: Rank, folder: str) -> None:
+    """attach() of a model that prepare() has wrapped: the hook, and an optimizer of ours."""
+    from accelerate import Accelerator
+
+    from ringcomm.torch import attach
+    from ringcomm.torch.optim import SGD
+
+    inner, loader = _start(rank)
+    dist.init_process_group("ringcomm")
+    assert "Accelerator.prepare" in _refusal(lambda: attach(inner, compression="bf16"))
+    accelerator = Accelerator(cpu=True)
+    model, loader = accelerator.prepare(inner, loader)
+    state = attach(inner, compression="bf16")
+    _train_a_step(accelerator, model, loader, torch.optim.SGD(inner.parameters(), lr=0.1))
+    assert state.report().buckets > 0
+    assert "has a hook already" in _refusal(lambda: attach(inner))
+    other = models.build("resnet8", load(Options()), width=4, dropout=0.0, seed=1)
+    optimizer = SGD(other.parameters(), lr=0.1, momentum=0.9, compression="onebit")
+    wrapped, prepared = accelerator.prepare(other, optimizer)
+    assert attach(other, prepared) is optimizer
+    _train_a_step(accelerator, wrapped, loader, prepared)
+    assert optimizer.carried > 0
+    assert not wrapped.require_backward_grad_sync
+    _end(rank, other, folder, "attached")
+
+
+def _refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def _train_a_step(accelerator: Any, model: Any, loader: Any, optimizer: Any) -> None:
+    images, labels = next(iter(loader))
+    optimizer.zero_grad()
+    accelerator.backward(nn.functional.cross_entropy(model(images), labels))
+    optimizer.step()
+
+
+def _gpt2(rank: Rank, folder: str) -> tuple[nn.Module, list[dict[str, torch.Tensor]]]:
+    """A GPT-2 of a few hundred parameters, and data."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     os.environ["LOCAL_RANK"] = str(rank.number)
@@ -142,9 +239,14 @@ def by_transformers(rank: Rank, folder: str) -> None:
     torch.manual_seed(1)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8, "vocab_size": 16}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-    before = _weights(model).clone()
     tokens = torch.randint(0, 16, (16 * BATCH, 8), generator=torch.Generator().manual_seed(2))
-    dataset = [{"input_ids": row, "labels": row} for row in tokens]
+    return model, [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def by_transformers(rank: Rank, folder: str) -> None:
+    """The Trainer, of a GPT-2 of a few hundred parameters that is made here."""
+    model, dataset = _gpt2(rank, folder)
+    before = _weights(model).clone()
     exec(code("transformers"), {"model": model, "dataset": dataset})
     group: Any = dist.group.WORLD
     rank.emit("carried", sent=group.comm.stats()["payload_bytes"], weights=before.numel())

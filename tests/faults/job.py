@@ -148,6 +148,7 @@ class Job:
         self._environment = {**nursery.environment, **(environment or {})}
         self._processes: dict[int, _Process] = {}
         self._silent: set[int] = set()
+        self._ended: list[_Process] = []
 
     def start(
         self,
@@ -168,7 +169,7 @@ class Job:
             order = {"module": module.__name__, "function": function.__name__,
                      "arguments": arguments, "environment": environment}  # fmt: skip
             if rank in self._processes:  # started again, after it has ended
-                self._processes.pop(rank).close()
+                self._ended.append(self._processes.pop(rank))
                 self._silent.discard(rank)
             self._processes[rank] = _Process(self._nursery, order)
 
@@ -272,7 +273,7 @@ class Job:
                     os.kill(process.pid, signal.SIGKILL)
         for rank in self._processes:
             self.wait_exit(rank)
-        for process in self._processes.values():
+        for process in [*self._processes.values(), *self._ended]:
             process.close()
 
     # ---- pipes ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -20,21 +21,27 @@ def work(
     work_s: float = 0.0,
     count: int = 1 << 16,
     rejoin: bool = False,
+    hosts: tuple[str, ...] = (),
     timeout: float = 60.0,
     hold: int = -1,
+    forks: bool = False,
 ) -> None:
     """Round after round, until somebody is told to stop. What they work on is a sum that is the
     same on all members: each round adds the sum of the members' numbers, and one. In round
-    ``hold`` this rank waits until it is told to go on, before its first collective."""
+    ``hold`` this rank waits until it is told to go on, before its first collective. With ``forks``
+    it has a child, which lives until the test is over."""
     with Membership(
-        grace_s=grace_s, min_peers=min_peers, rejoin=rejoin,
+        grace_s=grace_s, min_peers=min_peers, rejoin=rejoin, hosts=hosts,
         config=ringcomm.Config.from_env(timeout=timeout),
     ) as membership:  # fmt: skip
         state, number, told = np.zeros(1), 0, False
+        if forks and os.fork() == 0:
+            os.read(0, 1)
+            os._exit(0)
         rank.emit("ready")
         while True:
             began = time.monotonic()
-            told = told or (hold < 0 and rank.was_told())
+            told = told or (rank.events != 1 and hold < 0 and not forks and rank.was_told())
             try:
                 round_ = membership.begin_round(number, STOP if told else b"")
             except ringcomm.RingcommError as error:
@@ -68,3 +75,8 @@ def work(
             if STOP in round_.tokens:
                 return
             time.sleep(work_s)
+
+
+def alone() -> None:
+    """The same without a test that listens, as a program of its own."""
+    work(Rank(1), grace_s=1.0, work_s=0.05)

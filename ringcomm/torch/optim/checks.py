@@ -3,16 +3,14 @@ and others that exchange the same gradients."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ... import codecs
 from ...errors import ConfigError, TensorError
 from .. import silence
+from ..wrapped import wrappers_of
 
 
 def require(what: str, value: object, holds: bool) -> None:
@@ -56,17 +54,11 @@ def refuse_others(ids: Collection[int], name: str) -> None:
                 f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
                 f"send the gradients and {name} its state. Use one of the two"
             )
-    for module in _wrapped():
-        if module.require_backward_grad_sync and any(id(p) in ids for p in module.parameters()):
+    for module in wrappers_of(ids):
+        if module.require_backward_grad_sync:
             raise ConfigError(
                 f"parameters of this {name} are in a DistributedDataParallel, which sends the "
                 f"gradients that {name} sends again in another form. Train the module itself "
                 "(ddp.module), or call ringcomm.torch.attach(model, optimizer), which stops DDP's "
                 "exchange for good, as ddp.require_backward_grad_sync = False does"
             )
-
-
-def _wrapped() -> Iterator[Any]:
-    for found in gc.get_objects():
-        if issubclass(type(found), DistributedDataParallel):
-            yield found

@@ -143,7 +143,7 @@ class _Lamb(Renewed):
     method = "OneBitLamb"
 
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense, True, beta2)
+        super().__init__(point, compression, dense, "bounded", beta2)
         self._coefficients = _Coefficients(is_biased=False)
         self._sizes: dict[int, float] = {}  # ||p|| at the freeze
 

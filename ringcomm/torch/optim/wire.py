@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...codecs import parse
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
@@ -40,7 +41,7 @@ from .rule import Rule
 from .span import Numbered, Span, lay_out
 
 _IN_FLIGHT = 4  # spans
-_PATIENCE = 3  # steps in which nothing happens
+_PATIENCE = 3  # steps without a gradient
 
 
 class WireOptimizer(torch.optim.Optimizer):
@@ -160,8 +161,8 @@ class WireOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
                 parameters; or they have changed since ``overlap`` began to send them.
-            RingcommError: in three steps this rank has had no gradient, or has sent nothing; or a
-                collective failed.
+            MismatchError: the ranks are at different steps, or have different hyperparameters.
+            RingcommError: in three steps this rank has had no gradient; or a collective failed.
         """
         loss = None
         if closure is not None:
@@ -251,6 +252,7 @@ class WireOptimizer(torch.optim.Optimizer):
             require_same(self._comm, [one.index for one in new], "parameters that are trained")
             rule = self._rule
             self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
+            self._tell_small()
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -262,6 +264,17 @@ class WireOptimizer(torch.optim.Optimizer):
                 }
         if self._overlap is not None:
             self._overlap.watch(spans)
+
+    def _tell_small(self) -> None:
+        """Warns where the codec that was asked for has nothing to do."""
+        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
+        if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
+            warnings.warn(
+                f"all parameters of this {type(self).__name__} are vectors, or below threshold="
+                f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
+                "compression='bf16'",
+                stacklevel=6,
+            )
 
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
@@ -282,18 +295,14 @@ class WireOptimizer(torch.optim.Optimizer):
         self._checked = True
 
     def _require_active(self, has_any: bool) -> None:
-        """Raises RingcommError where for some steps nothing has happened."""
-        sends = self._comm.world_size > 1 and bool(self._rule.exchanges(self.steps))
-        is_silent = not has_any or (sends and not self.carried)
-        self._silent = self._silent + 1 if is_silent else 0
-        if self._silent < _PATIENCE:
-            return
-        what = "sent nothing" if has_any else "had no gradient of any of its parameters"
-        raise RingcommError(
-            f"in {_PATIENCE} steps this {type(self).__name__} has {what} on rank {self._comm.rank}:"
-            " are they the parameters of the model that is trained? Make the optimizer when the "
-            "model has its final parameters, on its device"
-        )
+        """Raises RingcommError where this rank has long had nothing to send."""
+        self._silent = 0 if has_any else self._silent + 1
+        if self._silent == _PATIENCE:
+            raise RingcommError(
+                f"in {_PATIENCE} steps this {type(self).__name__} has had no gradient of any of "
+                f"its parameters on rank {self._comm.rank}: are they those of the model that is "
+                "trained? Make the optimizer when the model is final, and on its device"
+            )
 
     # ---- states ----
 

@@ -1,0 +1,64 @@
+"""``attach``: ringcomm for a model that a framework has wrapped in DDP, out of the caller's sight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..codecs import Compression
+from ..errors import ConfigError
+from .hooks import HookState, allreduce_hook
+from .optim import WireOptimizer
+from .wrapped import bare_optimizer, stop_exchange, wrappers_of
+
+
+def attach(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    compression: Compression | None = None,
+    **settings: Any,
+) -> HookState | WireOptimizer:
+    """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
+    has wrapped the model and before the first step.
+
+    Args:
+        model: as it is, or in DDP, whose module is then found by its parameters.
+        optimizer: one of ringcomm.torch.optim, or a framework's wrapper of it: DDP's own exchange
+            is stopped for good, as the optimizer has its own. Any other optimizer, or None: DDP
+            gets ringcomm's hook.
+        compression, settings: of HookState.
+
+    Returns:
+        The state of the hook; or the optimizer of ringcomm.torch.optim.
+
+    Raises ConfigError where no DDP has the model, or its DDP has a hook already; and for settings
+    beside an optimizer that has its own.
+    """
+    ids = {id(parameter) for parameter in model.parameters()}
+    wrappers = wrappers_of(ids)
+    bare = bare_optimizer(optimizer)
+    if isinstance(bare, WireOptimizer):
+        if compression is not None or settings:
+            raise ConfigError(f"{type(bare).__name__} sends by settings of its own; give them "
+                              "where it is made, not to attach()")  # fmt: skip
+        stop_exchange(wrappers)
+        return bare
+    if not wrappers:
+        raise ConfigError(
+            "no DistributedDataParallel has this model, so there is nothing to attach to. Call "
+            "attach() once the framework has wrapped it: after Accelerator.prepare, in Lightning's "
+            "on_fit_start, in on_train_begin of a TrainerCallback; and start several ranks. On "
+            "hosts without GPUs Accelerate wraps with Accelerator(cpu=True) only"
+        )
+    state = HookState(compression, model=model, **settings)
+    for wrapper in wrappers:
+        try:
+            wrapper.register_comm_hook(state, allreduce_hook)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the model's DDP has a hook already, and takes one only ({error})"
+            ) from None
+    return state

@@ -1,0 +1,74 @@
+"""OuterStep as a callback of the Trainer of Hugging Face's transformers.
+
+    torch.distributed.init_process_group("ringcomm")
+    trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
+
+The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint all ranks
+come to the same weights, by a round.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from .outer import OuterStep
+from .wrapped import bare_optimizer, stop_exchange, wrappers_of
+
+_FILE = "outer_step.pt"
+
+
+class OuterStepCallback(TrainerCallback):
+    """Exchanges weights every so many steps, and no gradients.
+
+    Args:
+        settings: those of OuterStep, but for model and optimizer.
+
+    Attributes:
+        outer: the OuterStep, while training.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.outer: OuterStep | None = None
+        self._settings = settings
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Begins; from a checkpoint where the Trainer does. A collective."""
+        model = known["model"]
+        stop_exchange(wrappers_of({id(p) for p in model.parameters()}))
+        self.outer = OuterStep(model, bare_optimizer(known["optimizer"]), **self._settings)
+        kept = _folder(args, state) / _FILE
+        if state.global_step and kept.exists():
+            self.outer.load_state_dict(torch.load(kept, weights_only=True))
+        self.outer.attach()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """A round where an evaluation or a checkpoint follows. A collective then."""
+        if self.outer is not None and (control.should_evaluate or control.should_save):
+            self.outer.flush()
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Beside the Trainer's own files. A collective."""
+        if self.outer is None:
+            return
+        kept = self.outer.state_dict()
+        folder = _folder(args, state)
+        if state.is_world_process_zero and folder.is_dir():
+            torch.save(kept, folder / _FILE)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """A last round, so that all ranks end with the same weights. A collective."""
+        if self.outer is not None:
+            self.outer.flush()
+            self.outer.detach()
+            self.outer = None
+
+
+def _folder(args: Any, state: Any) -> Path:
+    """Of the Trainer's checkpoint at this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
