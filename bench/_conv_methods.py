@@ -20,7 +20,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import _conv_link
 import torch
+from _conv_claims import FREEZES
+from _conv_lion import Lion
 from _conv_model import CharGPT
 from torch import nn
 
@@ -61,7 +64,8 @@ class Recipe:
         clips: the optimizer clips by itself, as one whose exchange is in its step.
         around: entered before the first step and left behind the last.
         evaluated: a context in which the model has the weights that are to be judged.
-        flush: called before an evaluation, on all ranks.
+        flush: called on all ranks behind the last step; whether it has brought gradients, for
+            which there is one step more.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -69,7 +73,7 @@ class Recipe:
     clips: bool = False
     around: Any = dataclasses.field(default_factory=contextlib.nullcontext)
     evaluated: Callable[[], Any] = contextlib.nullcontext
-    flush: Callable[[], Any] = lambda: None
+    flush: Callable[[], bool] = lambda: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +147,13 @@ def sgd(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
 
 
+def lion(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Lion; torch has none."""
+    return [Lion(model.parameters(), lr=lr, weight_decay=10 * DECAY)]
+
+
 INNER: dict[str, Callable[[Any, float], list[torch.optim.Optimizer]]] = {
-    "adamw": adamw, "muon": muon, "sgd": sgd,
+    "adamw": adamw, "muon": muon, "sgd": sgd, "lion": lion,
 }  # fmt: skip
 
 
@@ -156,8 +165,17 @@ def hooked(place: Place, *, inner: str = "adamw", **settings: Any) -> Recipe:
     from ringcomm.torch import HookState, allreduce_hook
 
     state = HookState(comm=place.comm, model=place.model, **settings)
-    flush = getattr(state, "flush", lambda: None)
-    return Recipe(INNER[inner](place.model, place.lr), hook=(state, allreduce_hook), flush=flush)
+    return Recipe(INNER[inner](place.model, place.lr), hook=(state, allreduce_hook))
+
+
+def stale(place: Place, *, inner: str, correction: bool) -> Recipe:
+    """The same one step stale; the first twentieth of the steps is dense."""
+    from ringcomm.torch import HookState, Stale1, allreduce_hook
+
+    pace = Stale1(dense_steps=place.steps // 20, correction=correction)
+    state = HookState("none", place.comm, model=place.model, pace=pace, force=True)
+    optimizers = INNER[inner](place.model, place.lr)
+    return Recipe(optimizers, hook=(state, allreduce_hook), flush=state.flush)
 
 
 def powersgd(place: Place, *, rank: int) -> Recipe:
@@ -175,6 +193,77 @@ def torch_fp16(place: Place) -> Recipe:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return Recipe(adamw(place.model, place.lr), hook=(None, default_hooks.fp16_compress_hook))
+
+
+# ---- momentum on the wire ----
+
+
+def wire(place: Place, *, kind: str, freeze: float | None = None, **settings: Any) -> Recipe:
+    """An optimizer of ringcomm.torch.optim. ``freeze`` is a share of the steps; 1: never."""
+    import ringcomm.torch.optim
+
+    if kind == "ZeroOneAdam":
+        settings["var_freeze_step"] = round((freeze or 0.0) * place.steps)
+    elif freeze == 1:
+        settings["freeze"] = place.steps
+    elif freeze is not None:
+        settings.update(freeze=freeze, total_steps=place.steps)
+    optimizer = getattr(ringcomm.torch.optim, kind)(
+        place.model.parameters(), lr=place.lr, comm=place.comm, max_norm=place.clip, **settings
+    )
+    return Recipe([optimizer], clips=True)
+
+
+_ADAM: dict[str, Any] = {"kind": "OneBitAdam", "betas": BETAS, "weight_decay": DECAY}
+_LAMB: dict[str, Any] = {"kind": "OneBitLamb", "betas": BETAS, "weight_decay": DECAY}
+_LION: dict[str, Any] = {"kind": "Lion", "weight_decay": 10 * DECAY}
+_PLAIN: dict[str, Any] = {"compression": "none", "dense": "none"}
+
+
+def _wire(name: str, about: str, lrs: tuple[float, ...], **settings: Any) -> Method:
+    return Method(name, about, wire, settings, lrs, (f"ringcomm.torch.optim.{settings['kind']}",))
+
+
+# ---- outer steps ----
+
+
+def outer(
+    place: Place, *, rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5), inner: str = "adamw",
+    every: int | str = 10, alone: bool = False, **settings: Any,
+) -> Recipe:  # fmt: skip
+    """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments.
+
+    Args:
+        alone: gradients are averaged in each step, and each rank has an OuterStep of its own.
+    """
+    import ringcomm.torch.outer as parts
+    from ringcomm.torch import HookState, OuterStep, allreduce_hook
+
+    optimizers = INNER[inner](place.model, place.lr)
+    comm, hook = place.comm, None
+    if alone:
+        own = place.comm.split(place.comm.rank)
+        assert own is not None
+        comm = own
+        hook = (HookState("none", place.comm, model=place.model), allreduce_hook)
+    step = OuterStep(
+        place.model, optimizers, every=every, outer=getattr(parts, rule[0])(*rule[1:]), comm=comm,
+        **settings,
+    )  # fmt: skip
+
+    def flush() -> bool:
+        step.flush()
+        return False
+
+    return Recipe(optimizers, hook=hook, around=step, evaluated=step.anchor, flush=flush)
+
+
+def _outer(name: str, about: str, **settings: Any) -> Method:
+    lrs = MUON if settings.get("inner") == "muon" else ADAM
+    return Method(name, about, outer, settings, lrs, ("ringcomm.torch.OuterStep",))
+
+
+# ---- the list ----
 
 
 def _hook(name: str, about: str, **settings: Any) -> Method:
@@ -208,6 +297,84 @@ _BASELINES = (
     Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process"),
 )  # fmt: skip
 
+_WIRE = (
+    dataclasses.replace(
+        _wire("onebit-adam", "OneBitAdam as it is by default", ADAM, **_ADAM),
+        settings=("T1", "T4"),
+    ),
+    *(
+        _wire(f"onebit-adam-{share}", f"OneBitAdam, frozen at {share} %", ADAM, **_ADAM,
+              freeze=share / 100)
+        for share in FREEZES
+    ),
+    *(
+        _wire(f"freeze-{share}", f"the variance frozen at {share} %, nothing compressed", ADAM,
+              **_ADAM, **_PLAIN, refresh=None, freeze=share / 100)
+        for share in FREEZES
+    ),
+    _wire("onebit-adam-no-mask", "1-bit Adam as published, without a mask, frozen at 5 %", ADAM,
+          **_ADAM, deepspeed_compat=True, freeze=0.05),
+    _wire("lamb", "LAMB, nothing compressed, never frozen", LAMB, **_LAMB, **_PLAIN, freeze=1),
+    _wire("onebit-lamb", "OneBitLamb as it is by default", LAMB, **_LAMB),
+    Method("lion", "Lion, DDP, float32", hooked, {"inner": "lion"}, LION),
+    _wire("lion-average", "Lion, the average of the ranks' signs, uncompressed", LION, **_LION,
+          compression="none", sync_compression="none"),
+    _wire("lion-onebit", "Lion, 1-bit average", LION, **_LION),
+    _wire("lion-vote", "Lion, 1-bit vote", LION, **_LION, outcome="vote"),
+    _wire("zero-one-adam", "0/1 Adam", ADAM, kind="ZeroOneAdam", betas=BETAS, weight_decay=DECAY,
+          freeze=0.2),
+    _wire("sgd-onebit", "SGD, momentum at 1 bit", SGD, kind="SGD", momentum=0.9),
+)  # fmt: skip
+
+_OUTER = (
+    dataclasses.replace(
+        _outer("outer", "OuterStep, H = 10, gamma .7, mu .5, float32", codec="none"),
+    ),
+    dataclasses.replace(
+        _outer("outer-int4", "the same, int4 with feedback", codec="int4"), settings=("T1", "T4")
+    ),
+    dataclasses.replace(
+        _outer("outer-mean", "OuterStep, H = 10, mean", codec="none", rule=("Mean",)),
+        settings=("T1", "T4"),
+    ),
+    _outer("outer-often", "OuterStep, H = 4, gamma .7, mu .5, float32", every=4, codec="none"),
+    _outer("outer-sparse", "OuterStep, H = 4, sparse, density 1/8", every=4,
+           rule=("Sparse", 1 / 8)),
+    _outer("outer-sparse-64", "OuterStep, H = 4, sparse, density 1/64", every=4,
+           rule=("Sparse", 1 / 64)),
+    _outer("outer-delayed", "OuterStep, H = 10, int4, applied 4 later, carried", delay=4,
+           merge="carry"),
+    _outer("outer-replace", "the same, the steps in between dropped", delay=4, merge="replace"),
+    dataclasses.replace(
+        _outer("outer-momentum-.9", "OuterStep, H = 10, gamma .7, mu .9, float32", codec="none",
+               rule=("Nesterov", 0.7, 0.9)),
+        settings=("T1", "T4"),
+    ),
+    _outer("outer-muon", "OuterStep, H = 10, int4, Muon inside", inner="muon"),
+    _outer("outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none",
+           alone=True),
+    dataclasses.replace(
+        _outer("outer-end", "apart, and averaged once at the end", codec="none", rule=("Mean",),
+               every="end"),
+        settings=("T4",), tuned_as="adamw",
+    ),
+    *(
+        Method(name, f"AdamW, {codec}, {_conv_link.EQUAL_TIME[name]:.0%} of the steps", hooked,
+               {"compression": codec}, share=_conv_link.EQUAL_TIME[name])
+        for name, codec in (
+            ("adamw-bf16-1g", "bf16"), ("adamw-int8-1g", "int8"), ("adamw-waits", "int8")
+        )
+    ),
+)  # fmt: skip
+
+_STALE = tuple(
+    Method(f"{inner}-stale{ending}", f"{inner}, one step stale, {words}", stale,
+           {"inner": inner, "correction": correction}, lrs,
+           ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"))
+    for inner, lrs in (("adamw", ADAM), ("muon", MUON), ("sgd", SGD), ("lion", LION))
+    for ending, correction, words in (("", True, "corrected"), ("-raw", False, "not corrected"))
+)  # fmt: skip
+
 _OTHER_OPTIMIZERS = (
     Method(
         "muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")
@@ -217,4 +384,7 @@ _OTHER_OPTIMIZERS = (
            {"inner": "muon", "compression": "int4"}, MUON),
 )  # fmt: skip
 
-METHODS = {method.name: method for method in (*_EVERY_STEP, *_OTHER_OPTIMIZERS, *_BASELINES)}
+METHODS = {
+    method.name: method
+    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES)
+}

@@ -17,11 +17,12 @@ defines it, its method's settings and code included, so that a changed method is
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from _conv_methods import METHODS, Method
@@ -103,7 +104,7 @@ class Run:
         method = METHODS[self.method]
         told: dict[str, Any] = {
             "harness": HARNESS, "setting": dataclasses.asdict(SETTINGS[self.setting]),
-            "method": [method.name, method.options, inspect.getsource(method.build)],
+            "method": [method.name, method.options, _source(method.build)],
             "lr": self.lr, "seed": self.seed, "steps": self.steps,
             "deal": method.deal, "accumulate": method.accumulate,
         }  # fmt: skip
@@ -119,6 +120,11 @@ class Run:
     def in_processes(self) -> bool:
         """Whether each rank is a process."""
         return self.role == "process" or METHODS[self.method].world == "process"
+
+
+@functools.cache
+def _source(build: Callable[..., Any]) -> str:
+    return inspect.getsource(build)
 
 
 def steps_of(setting: Setting, method: Method, role: Role) -> int:

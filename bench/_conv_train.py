@@ -147,6 +147,9 @@ class _Rank:
             self.losses.append(self._backward())
         if self.gradients is not None:
             self.gradients.exchange()
+        self._update()
+
+    def _update(self) -> None:
         if not self.recipe.clips:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.setting.clip)
         for optimizer in self.recipe.optimizers:
@@ -174,12 +177,14 @@ class _Rank:
         last = number == self.steps - 1
         if not last and (number + 1) % every:
             return
-        if last:
-            self.recipe.flush()
+        if last and self.recipe.flush():
+            self._update()
         if self.comm.rank == 0:
             windows = self.windows if last else self.windows[:: len(self.windows) // SAMPLE]
             with self.turn, self.recipe.evaluated():
+                self.model.eval()
                 loss = validate(self.model, windows)
+                self.model.train()
             self.curve.append((number + 1, _finite(loss)))
 
 

@@ -39,7 +39,10 @@ LIMIT_S = 3600.0  # of a run; what takes longer hangs
 
 def config() -> Config:
     """Of all worlds: sums in order of rank wherever a tensor lies, and bytes that pass sockets."""
-    return Config(algorithm="direct", shared_memory=False, timeout=LIMIT_S, peer_timeout=60.0)
+    return Config(
+        algorithm="direct", shared_memory=False, timeout=LIMIT_S, peer_timeout=60.0,
+        connect_timeout=600.0,
+    )  # fmt: skip
 
 
 def in_threads(run: Run, checkpoint: Path, save: Path | None) -> Result:

@@ -106,7 +106,8 @@ def _told(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs of a job. Raises RuntimeError with what it said."""
     ended = finish(job, options.timeout)
     if ended.code:
-        raise RuntimeError(ended.reason())
+        said = re.findall(r"^(?:\[rank\d+\]: )?\S*Error: .*", ended.output, re.MULTILINE)
+        raise RuntimeError(said[0] if said else ended.reason())
     for line in re.findall(r"auto: .*", ended.output):
         print(f"#   {line}", flush=True)
     return [json.loads(line) for line in ended.output.splitlines() if line[:9] == '{"codec":']

@@ -140,27 +140,34 @@ class FrozenAdam:
 
         t <= T:  AdamW, unbiased;  w_i = EMA(g_i^2)
         at T:    m = m / (1 - b1^T);  v = v / (1 - b2^T)
-        t >  T:  u = [v > 0] C([v > 0] (b1 m + (1 - b1) g_i) / (sqrt(v) + eps));  w_i = EMA(g_i^2)
-                 p -= lr (u + wd p);  m = u (sqrt(v) + eps)
+        t >  T:  z = [v > 0] C([v > 0] (b1 m + (1 - b1) g_i) / q);  w_i = EMA(g_i^2)
+                 u = z q / r,  r = sqrt(v) + eps;  p -= lr (u + wd p);  m = z q
+                 q = min(5 r, sqrt(mean r^2 over 256));  or r ("update"), or 1 ("momentum")
         t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
-                 what C has left times (sqrt(v) + eps) / (sqrt(v') + eps), 0 where v' is 0
+                 what C has left times q / q', 0 where v' is 0
 
-    ``renewals``, R above, are step numbers. Not preconditioned: the same, but that the momentum
-    travels, and C has left what it has left.
+    ``renewals``, R above, are step numbers.
     """
 
     def __init__(
         self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
-        renewals: Collection[int] = (), masked: bool = True, preconditioned: bool = True,
+        renewals: Collection[int] = (), masked: bool = True, units: str = "bounded",
     ) -> None:  # fmt: skip
         self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
         self.own = [np.zeros_like(p) for _ in range(ranks)]
         self.settings, self.freeze, self.average = settings, freeze, average
         self.renewals, self.masked, self.t = frozenset(renewals), masked, 0
-        self.preconditioned = preconditioned
+        self.units = units
 
     def _root(self) -> Array:
         return np.sqrt(self.v) + F(self.settings.eps)
+
+    def _units(self) -> Array:
+        root = self._root()
+        if self.units == "bounded":
+            typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1, dtype=np.float32))
+            return np.minimum(F(5) * root, np.repeat(typical, 256))
+        return root if self.units == "update" else np.ones_like(root)
 
     def step(self, grads: Sequence[Array]) -> Array:
         """One step of all ranks; what moved the parameters."""
@@ -176,13 +183,11 @@ class FrozenAdam:
                 self.m, self.v = self.m / first, self.v / second
         else:
             live = (self.v > 0) | (not self.masked)
-            sent = [_ema(self.m, g, s.b1) for g in grads]
+            q, sent = self._units(), [_ema(self.m, g, s.b1) for g in grads]
             with np.errstate(all="ignore"):
-                if self.preconditioned:
-                    sent = [one / self._root() for one in sent]
-                u = np.where(live, self.average([np.where(live, one, F(0)) for one in sent]), F(0))
-                self.m = u * self._root() if self.preconditioned else u
-                u = u if self.preconditioned else np.where(live, u / self._root(), F(0))
+                z = self.average([np.where(live, one / q, F(0)) for one in sent])
+                z = np.where(live, z, F(0))
+                u, self.m = np.where(live, z * (q / self._root()), F(0)), z * q
         self.move(u)
         if self.t in self.renewals:
             self._renew()
@@ -193,11 +198,10 @@ class FrozenAdam:
         self.p = self.p - F(self.settings.lr) * (u + F(self.settings.decay) * self.p)
 
     def _renew(self) -> None:
-        n, before = len(self.own), self._root()
+        n, before = len(self.own), self._units()
         w = Dense()(self.own) / F(1 - self.settings.b2**self.t)
         self.v = w * F(1 / n) + F(1 - 1 / n) * np.minimum(self.m * self.m, w)
-        if self.preconditioned:
-            self.average.rescale(np.where(self.v > 0, before / self._root(), F(0)))
+        self.average.rescale(np.where(self.v > 0, before / self._units(), F(0)))
 
 
 # ---- 1-bit LAMB ----

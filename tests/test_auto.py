@@ -4,8 +4,10 @@ only counted, a link and a processor that are only arithmetic; no sockets, no to
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from ringcomm.adaptive.forecast import (
 )
 from ringcomm.adaptive.law import Law, Rung, ladder
 from ringcomm.adaptive.measure import Seen, StepTook, Window
+from ringcomm.adaptive.rates import Rates
 from ringcomm.codecs import CODECS, Codec, parse
 from ringcomm.intervals import covered
 
@@ -312,6 +315,117 @@ def test_nothing_is_decided_without_measurements_of_all() -> None:
     seen = Seen(10, 0.1, 0.07, 0.2, 0.29)
     assert one.decide(20, [seen, Seen()], [Bucket(10)], [0.0]) is None
     assert one.decide(20, [seen, seen], [], []) is None
+
+
+class Asked:
+    """A Law on a link of its own, asked after each window; backward takes .2 s of .3."""
+
+    def __init__(self, codec: str, rungs: Sequence[Rung] = ()) -> None:
+        self.law = Law(rungs or ladder(), Rung(CODECS[codec]), first_steps=0)
+        self.load, self.ready_s = [Bucket(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
+        self.step = 100
+
+    def window(self, busy_s: float) -> str | None:
+        """What it says of a window in which the wire was busy for that long in each step."""
+        self.step += law.WINDOW
+        codec = self.law.rung.codec
+        link = Link(encoded_bytes(self.load, codec) / busy_s)
+        exposed = exposed_s(self.load, codec, link, self.ready_s)
+        seen = Seen(law.WINDOW, 0.3 * self.law.rung.accumulate, 0.2, exposed, busy_s)
+        change = self.law.decide(self.step, [seen, seen], self.load, self.ready_s)
+        return None if change is None else str(change.rung)
+
+
+def test_a_harsher_codec_takes_three_windows_in_a_row() -> None:
+    asked = Asked("bf16")
+    told = [asked.window(busy) for busy in (0.19, 0.25, 0.25, 0.19, 0.25, 0.25, 0.25)]
+    assert told == [None] * 6 + ["int8"]  # a step of .33 s, where .3 could be had
+
+
+def test_a_gross_misfit_takes_one() -> None:
+    asked = Asked("bf16")
+    assert [asked.window(busy) for busy in (0.19, 0.9)] == [None, "int8"]
+
+
+def test_a_gentler_codec_takes_two_windows_and_a_margin() -> None:
+    asked = Asked("int8")
+    told = [asked.window(busy) for busy in (0.19, 0.094, 0.094, 0.07, 0.094, 0.07, 0.07)]
+    assert told == [None] * 6 + ["bf16"]
+
+
+def test_nothing_changes_twice_within_the_dwell() -> None:
+    asked = Asked("bf16")
+    told = [asked.window(busy) for busy in (0.19, 0.25, 0.25, 0.25)]
+    assert told[-1] == "int8"
+    began = asked.step
+    told = [asked.window(0.05) for _ in range(8)]
+    assert told.index("bf16") * law.WINDOW == 50
+    assert asked.step - began == 80
+
+
+def test_a_gentler_one_that_was_left_is_tried_after_twice_as_long() -> None:
+    """While int8 is what takes time, nothing is seen of the wire, which is too slow for bf16."""
+    ranks = Ranks(Site(3 * GBIT, 0.03, codec_s={"int8": 3e-9})).run(6000)
+    trials = [change.step for change in ranks.changes if change.rung.codec is BF16]
+    waits = [later - before for before, later in itertools.pairwise(trials)]
+    assert len(trials) >= 4
+    assert waits[-1] >= 800
+    assert all(later > before or later >= 800 for before, later in itertools.pairwise(waits))
+
+
+def test_more_micro_batches_come_before_what_has_to_be_allowed() -> None:
+    asked = Asked("int8", ladder(["int4"], max_accumulate=4))
+    assert asked.window(2.0) == "int8 over 4"  # 2.1 s of .3 + 1.8
+    assert [asked.window(2.0) for _ in range(6)] == [None] * 6
+
+
+# ---- what the link does ----
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "is_first", "codec_is_slow"),
+    [(0.01, True, False), (0.05, True, True), (0.05, False, False), (0.1, False, True)],
+)
+def test_processor_time_tells_the_codec_from_the_wire(
+    cpu_s: float, is_first: bool, codec_is_slow: bool
+) -> None:
+    load, rates = [Bucket(1_000_000)], Rates()
+    before = rates.learn(BF16, load, 0.2, 0.0, 0.0, True).rate
+    assert before == pytest.approx(1e7)
+    link = rates.learn(INT8, load, 0.2, cpu_s, 0.0, is_first)  # the wire alone would take .1
+    if codec_is_slow:
+        assert link.rate >= before
+        assert link.codec_s["int8"] == pytest.approx(2e-7)
+    else:
+        assert link.rate == pytest.approx(before * 8.0625 / 16)
+        assert link.codec_s["int8"] < 1e-8
+
+
+def test_latency_is_no_rate() -> None:
+    assert Rates().learn(BF16, [Bucket(1000)], 0.1, 0.0, 0.08, True).rate == pytest.approx(1e5)
+
+
+# ---- the agreement ----
+
+
+def test_only_one_rank_decides_and_a_window_has_steps_of_one_codec(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Law, float]] = []
+    decide = Law.decide
+
+    def spied(self: Law, step: int, ranks: Sequence[Seen], *rest: Any) -> law.Change | None:
+        asked.append((self, ranks[0].steps))
+        return decide(self, step, ranks, *rest)
+
+    monkeypatch.setattr(Law, "decide", spied)
+    ranks = Ranks(Site(GBIT / 10, 0.3)).run(60)
+    assert {id(one) for one, _ in asked} == {id(ranks.ranks[0]._law)}
+    first, following = law.FIRST_WINDOW, law.WINDOW
+    assert [change.step for change in ranks.changes] == [first + 1 + following + law.DELAY]
+    assert [steps for _, steps in asked] == [
+        first + 1, following, first, following, following, following
+    ]  # fmt: skip
 
 
 # ---- critical phases ----

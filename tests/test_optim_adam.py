@@ -24,6 +24,7 @@ from ranks import run_ranks
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
 from ringcomm.torch.optim import SGD, OneBitAdam
+from ringcomm.torch.optim.adam import units_of
 from ringcomm.torch.optim.freezing import FreezePoint, Renewals
 from ringcomm.torch.optim.sums import norm, total
 
@@ -87,15 +88,15 @@ def test_elements_without_a_variance_stay_where_they_are() -> None:
 # ---- the default form ----
 
 
-@pytest.mark.parametrize("preconditioned", [True, False])
+@pytest.mark.parametrize("units", ["bounded", "update", "momentum"])
 @pytest.mark.parametrize("refresh", [None, "exponential"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_update_is_that_of_its_formula(n: int, refresh: Any, preconditioned: bool) -> None:
+def test_the_update_is_that_of_its_formula(n: int, refresh: Any, units: Any) -> None:
     """Over freeze and renewals, with elements that have no variance."""
     steps, freeze = 30, 6
     outcomes = train(
         lambda params, comm: OneBitAdam(
-            params, **TORCH, freeze=freeze, refresh=refresh, preconditioned=preconditioned,
+            params, **TORCH, freeze=freeze, refresh=refresh, units=units,
             dense="none", comm=comm, threshold=0,
         ),
         SHAPES, n, steps, dead=5, after=lambda optimizer: optimizer.renewals,
@@ -105,7 +106,7 @@ def test_the_update_is_that_of_its_formula(n: int, refresh: Any, preconditioned:
     assert outcomes[0][1] == len(due)
     start = np.concatenate(start_values(SHAPES)[::-1])  # as they travel
     expected = FrozenAdam(start, HYPER, freeze, Blocks(len(start), n), n, due,
-                          preconditioned=preconditioned)  # fmt: skip
+                          units=units)  # fmt: skip
     for step, ours in enumerate(outcomes[0][0], 1):
         expected.step([np.concatenate(one[::-1]) for one in gradients(SHAPES, step, n, dead=5)])
         assert_close([np.concatenate(ours[::-1])], [expected.p], CLOSE)
@@ -116,7 +117,9 @@ def test_the_dense_stage_is_adamw(n: int) -> None:
     """On the mean gradient."""
     steps = 12
     outcomes = train(
-        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm),
+        lambda params, comm: OneBitAdam(
+            params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0
+        ),
         SHAPES, n, steps,
     )  # fmt: skip
     params = parameters(SHAPES)
@@ -149,8 +152,8 @@ def test_no_momentum_is_lost_over_renewals() -> None:
                 applied += state["exp_avg"].numpy().reshape(-1)
         (name,) = optimizer.feedback
         left = optimizer.feedback[name].state_dict(comm)
-        root = np.sqrt(state["exp_avg_sq"].numpy().reshape(-1)) + 1e-8
-        rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * root
+        units = units_of(optimizer.spans[0], "bounded").numpy()
+        rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * units
         assert np.abs(rest).max() > 1e-4
         return float(np.abs(given - applied - rest).max())
 
@@ -216,6 +219,7 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
         ({"freeze": 0}, "Invalid freeze value: 0"),
         ({"freeze": "later"}, "Invalid freeze value: 'later'"),
         ({"freeze": 0.2}, "total_steps"),
+        ({"units": "nats"}, "Invalid units value: 'nats'"),
         ({"refresh": "always"}, "Invalid refresh value: 'always'"),
     ],
 )
@@ -251,7 +255,7 @@ def test_parameters_behind_the_freeze() -> None:
 
 
 FORMS: list[dict[str, Any]] = [
-    {}, {"preconditioned": False}, {"refresh": None}, {"deepspeed_compat": True},
+    {}, {"units": "momentum"}, {"refresh": None}, {"deepspeed_compat": True},
 ]  # fmt: skip
 
 
@@ -326,8 +330,8 @@ def test_residuals_of_another_form_are_refused() -> None:
         params = parameters(SHAPES)
         optimizer = OneBitAdam(params, freeze=1, comm=comm, threshold=0)
         _go(params, optimizer, comm, 1, 4)
-        other = OneBitAdam(params, freeze=1, preconditioned=False, comm=comm, threshold=0)
-        with pytest.raises(ConfigError, match="preconditioned=True"):
+        other = OneBitAdam(params, freeze=1, units="update", comm=comm, threshold=0)
+        with pytest.raises(ConfigError, match="units='bounded'"):
             other.load_state_dict(optimizer.state_dict())
 
     run_ranks(2, body)
@@ -380,6 +384,19 @@ def test_overlap_changes_no_bit() -> None:
     assert run_ranks(2, lambda comm: body(comm, True)) == run_ranks(
         2, lambda comm: body(comm, False)
     )
+
+
+def test_a_model_of_small_parameters_is_told_that_nothing_is_at_one_bit() -> None:
+    """Though the first steps are dense anyway."""
+
+    def body(comm: Communicator) -> None:
+        params = parameters([(50,), (8, 8)])
+        optimizer = OneBitAdam(params, comm=comm)
+        give(params, gradient([(50,), (8, 8)], 1, comm.rank))
+        with pytest.warns(UserWarning, match="travel at bf16"):
+            optimizer.step()
+
+    run_ranks(1, body)
 
 
 def test_groups_schedulers_and_16_bits() -> None:

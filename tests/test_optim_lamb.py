@@ -73,7 +73,7 @@ def test_a_tensor_without_any_gradient(compat: bool) -> None:
     shapes = [(16, 16), (4, 4)]
     outcomes = train(
         lambda params, comm: OneBitLamb(
-            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6
+            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6, threshold=0
         ),
         shapes, 2, 8, dead=16,
     )  # fmt: skip

@@ -48,7 +48,10 @@ def anchors(job: Job, members: list[int], least: int = 0) -> None:
             assert seen.setdefault(one["number"], one["anchor"]) == one["anchor"]
 
 
-@pytest.mark.parametrize("way", [{}, {"fragments": 2, "delay": 1}], ids=["at once", "delayed"])
+WAYS = {"at once": {}, "delayed": {"fragments": 2, "delay": 1}, "sparse": {"outer": "sparse"}}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_a_peer_that_is_killed(torch_nursery: Nursery, way: dict[str, Any]) -> None:
     """The others repeat the round, at once, and go on; at the end they are alike."""
     with Job(torch_nursery, 3, LOOPBACK) as job:
@@ -97,6 +100,16 @@ def test_a_peer_that_is_started_again(torch_nursery: Nursery) -> None:
         assert number > 2
         anchors(job, [0, 1, 2], least=number + 1)
         ends_alike(job, 0, 1, 2)
+
+
+def test_min_peers(torch_nursery: Nursery) -> None:
+    """OuterStep joins the ranks itself, and closes what it has made."""
+    with Job(torch_nursery, 2, LOOPBACK) as job:
+        job.start(ranks.by_itself)
+        first, second = job.expect_all("end")
+        assert first["weights"] == second["weights"]
+        assert first["rounds"] == second["rounds"] == 3, (first, second)
+        job.finish(quietly=False)
 
 
 @pytest.mark.parametrize("how", ["ddp", "local ddp", "apart"])

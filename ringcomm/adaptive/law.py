@@ -248,19 +248,19 @@ class Law:
         self, step: int, to: Rung, excess: float, outlook: Outlook, seen: Seen
     ) -> Change | None:
         """The present rung's step is too long."""
+        is_gentler = to.codec.bits > self.rung.codec.bits
         self._gentler = 0
         self._harsher += 1
-        waited = self._was_gentler or step - self._since >= _DWELL
-        waited = waited and self._harsher >= _HARSHER_WINDOWS
-        if self._is_settled and not waited and excess <= _GROSS:
-            return None
         stayed = step - self._since
-        if self._was_gentler and stayed < 2 * self._dwell:
-            self._dwell = min(2 * self._dwell, _LONGEST_DWELL)
-        elif stayed >= 4 * _DWELL:
-            self._dwell = _DWELL
-        self._was_gentler = to.codec.bits > self.rung.codec.bits
-        self._is_settled = True
+        waited = self._was_gentler or stayed >= (self._dwell if is_gentler else _DWELL)
+        waited = waited and self._harsher >= _HARSHER_WINDOWS
+        is_gross = excess > _GROSS and not is_gentler
+        if self._is_settled and not waited and not is_gross:
+            return None
+        if self._was_gentler:
+            failed = stayed < 2 * _DWELL
+            self._dwell = min(2 * self._dwell, _LONGEST_DWELL) if failed else _DWELL
+        self._was_gentler, self._is_settled = is_gentler, True
         return self._change(step, to, _why(self.rung, to, outlook, seen))
 
     def _change(self, step: int, to: Rung, reason: str) -> Change:

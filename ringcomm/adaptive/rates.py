@@ -3,9 +3,9 @@
 A window tells how long the link was busy, and that may have been the wire or the processor that
 encodes. The processor time of the engine tells them apart: where it is a large part of that time,
 the codec is what was waited for, and nothing is seen of the wire. Its rate is then taken to be a
-little higher with every window, until a gentler codec is tried, whose window tells the truth. Where
-many ranks share a processor, its time says less; but a codec that has just been changed to, and
-takes clearly longer than the wire did a moment before, takes that time itself.
+little higher with every window, until the next gentler codec is tried, whose window tells the
+truth. Where many ranks share a processor, its time says less; but a codec that has just been
+changed to, and takes clearly longer than the wire did a moment before, takes that time itself.
 
 Invariants: codecs that do not quantise cost no time of their own: what they take is the wire's.
 """
@@ -22,6 +22,7 @@ _BOUND = 0.35  # of the busy time: the processor is what is waited for
 _SUSPECT = 0.15  # it may be, where ranks share it
 _CLEARLY = 1.25
 _PROBE = 1.05
+_REACH = 2.2  # times what is seen: the next gentler codec would do as well, and no other
 
 
 class Rates:
@@ -52,7 +53,8 @@ class Rates:
             took_over = is_first and cpu_s >= _SUSPECT * busy and rate * _CLEARLY < before
             if took_over or cpu_s >= _BOUND * busy:
                 self._codec_s[name] = own
-                rate = max(rate, before if is_first else before * _PROBE)
+                reach = max(before, rate * (_REACH if codec.bits > 4 else 2 * _REACH))
+                rate = max(rate, before if is_first else min(before * _PROBE, reach))
             else:
                 self._codec_s[name] = min(self._codec_s[name], own)
         self.link = Link(rate, min(latency_s, busy_s), dict(self._codec_s))

@@ -57,6 +57,18 @@ def rounds(
               joined=report.joined, number=outer.rounds)  # fmt: skip
 
 
+def by_itself(rank: Rank) -> None:
+    """Without a communicator of its own: OuterStep joins the others."""
+    torch.set_num_threads(1)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with OuterStep(model, optimizer, every=2, min_peers=2, grace_s=20.0) as outer:
+        train(model, optimizer, rank.number, range(6))
+    report = outer.report()
+    rank.emit("end", weights=digest(model), rounds=outer.rounds, left=report.left,
+              joined=report.joined, repeated=report.repeated)  # fmt: skip
+
+
 def beside_ddp(rank: Rank, how: str) -> None:
     """OuterStep on a model in DDP: over all ranks, or over those of pairs; or without DDP on the
     default group. Reports how attach ended, and what was warned of."""

@@ -1,15 +1,19 @@
 """OneBitAdam: Adam that sends its momentum at 1 bit, beside a variance that stands still.
 
     dense    g = mean g_i               m, v as Adam has them; AdamW's step
-    then     u_i = (b1 m + (1-b1) g_i) / (sqrt(v) + eps), 0 where v is 0        what travels
-             u   = mean u_i at 1 bit, with error feedback; 0 where v is 0
-             p  -= lr (u + wd p);       m = u (sqrt(v) + eps)
+    then     z_i = (b1 m + (1-b1) g_i) / q, 0 where v is 0                      what travels
+             z   = mean z_i at 1 bit, with error feedback; 0 where v is 0
+             u   = z q / r,  r = sqrt(v) + eps;    p -= lr (u + wd p);    m = z q
 
 1 bit under Adam itself fails, as Adam divides by what it learns of the signs. Beside a fixed v the
 update is linear in what travels, so what a step does not deliver a later one does. v is unbiased
-when it is frozen: else all later steps are too long by a constant factor. u has one size in all
-elements, so the scale of a block suits each of them; and where v is 0, as for a symbol that has not
-occurred, nothing moves, instead of a scale over 0.
+when it is frozen: else all later steps are too long by a constant factor. Where v is 0, as for a
+symbol that has not occurred, nothing moves, instead of a scale over 0.
+
+q says in which units the momentum travels. A block has one scale, which in units of gradients
+(q = 1) is by far too large for elements with small ones: they get noise of many times their update.
+In units of the update (q = r) it suits all, but what is then lost of the large ones costs more.
+Between the two, q = min(R, 5 r), R the root of the mean r^2 of the block, bounds that noise.
 
 What is lost is mostly lost by freezing, so v is renewed at growing intervals. Each rank keeps the
 mean square of its own gradients; a renewal averages these, w = mean w_i, in one exchange:
@@ -18,7 +22,7 @@ mean square of its own gradients; a renewal averages these, w = mean w_i, in one
 
 which is the mean square of the mean gradient, as its noise is 1/N of what it is on one rank. So
 each renewal has as long a memory as Adam's v, however rare it is. m stays as it is; the residuals,
-which are in the units of u, are multiplied by old over new (sqrt(v) + eps).
+which are in the units of z, are multiplied by old over new q.
 
 As published (deepspeed_compat): v biased, no mask, m itself travels, at one scale per tensor.
 """
@@ -34,35 +38,34 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from .checks import require
-from .freezing import Freeze, FreezePoint, Renewals, memory_of
+from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
 from .rule import Exchange, Rule
-from .span import Span
+from .span import BLOCK, Span
 from .sums import total
 from .wire import WireOptimizer
 
 Refresh = Literal["exponential"] | None
+Units = Literal["bounded", "update", "momentum"]
+_BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
 _USES = 4  # of an interval between renewals, until it doubles
-LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
 _MOST = 128  # steps between renewals, or the variance's memory where that is longer
 
 
 class OneBitAdam(WireOptimizer):
-    """AdamW, whose preconditioned momentum travels at 1 bit; see WireOptimizer for what is common.
+    """AdamW, whose preconditioned momentum travels at 1 bit; WireOptimizer has what is common.
 
     Args:
         lr, betas, eps, weight_decay: as of torch.optim.AdamW.
         freeze: until when gradients travel densely: the number of the last such step; a share of
             ``total_steps``; or "stable": until the learning rate does not rise, and the sum of the
-            variance has changed by less than 4 % in 1 / (1 - beta2) steps (with ``refresh`` in 100
-            at most), or five times as many have passed.
+            variance has changed by less than 4 % in 1 / (1 - beta2) steps, or five times as many
+            have passed. (With ``refresh`` in 100 at most, or twice as many.)
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it stays as it was.
         total_steps: of the training; a share needs it.
         compression: how the momentum travels.
         dense: how gradients travel before, and renewals.
-        preconditioned: send u. False: send m itself, in the units of gradients; u is made of its
-            mean. Where variances within a block of 256 elements differ by far, the scale of the
-            large ones then moves the small ones.
+        units: in which the momentum travels: "bounded", "update" or "momentum", which is q above.
         deepspeed_compat: the update as published and DeepSpeed's compression, each tensor by
             itself, with neither mask nor renewals: ``refresh`` and ``compression`` do not apply.
             For who must repeat such a run.
@@ -88,24 +91,25 @@ class OneBitAdam(WireOptimizer):
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
         dense: str = "bf16",
-        preconditioned: bool = True,
+        units: Units = "bounded",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
+        require("units value", repr(units), units in ("bounded", "update", "momentum"))
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        memory = memory_of(betas[1])
-        looks_back = memory if refresh is None or deepspeed_compat else min(memory, LOOKS_BACK)
-        point = FreezePoint(freeze, total_steps, looks_back)
+        point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
+        if refresh is not None and not deepspeed_compat:
+            point = renewed_point(freeze, total_steps, betas[1])
         self._adam: TwoStages
         if deepspeed_compat:
             self._adam = _Published(point, "onebit-deepspeed", dense)
         elif refresh is None:
-            self._adam = Frozen(point, compression or "none", dense, preconditioned)
+            self._adam = Frozen(point, compression or "none", dense, units)
         else:
-            self._adam = Renewed(point, compression or "none", dense, preconditioned, betas[1])
+            self._adam = Renewed(point, compression or "none", dense, units, betas[1])
         super().__init__(params, defaults, self._adam, comm, **settings)
 
     @property
@@ -144,6 +148,9 @@ class TwoStages(Rule):
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         return self._then if self._frozen else self._first
+
+    def usual(self, step: int) -> Sequence[Exchange]:
+        return self._then
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
@@ -220,21 +227,19 @@ class _Published(TwoStages):
 
 
 class Frozen(TwoStages):
-    """Unbiased, masked and preconditioned; the variance stays."""
+    """Unbiased and masked; the variance stays."""
 
     method = "OneBitAdam"
 
-    def __init__(
-        self, point: FreezePoint, compression: str, dense: str, preconditioned: bool
-    ) -> None:
+    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Units) -> None:
         super().__init__(point, compression, dense)
-        self._preconditioned = preconditioned
+        self._units: Units = units
         self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         super().outgoing(what, span, out)
         if what == "momentum":
-            mask(span, out.div_(_denominator(span)) if self._preconditioned else out)
+            mask(span, out.div_(units_of(span, self._units)))
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -249,13 +254,9 @@ class Frozen(TwoStages):
         return None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
-        moment, root, update = span.state["exp_avg"], _denominator(span), mean
-        if self._preconditioned:
-            torch.mul(mean, root, out=moment)
-        else:
-            moment.copy_(mean)
-            update = mask(span, mean.div_(root))
-        self.apply(span, update)
+        units = units_of(span, self._units)
+        torch.mul(mean, units, out=span.state["exp_avg"])
+        self.apply(span, mask(span, mean.mul_(units.div_(root_of(span)))))
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
         """Moves the parameters by u, and by their decay."""
@@ -288,18 +289,33 @@ class Frozen(TwoStages):
                 span.state["exp_avg_sq"].div_(second)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "ages": dict(self._ages),
-                "preconditioned": self._preconditioned}  # fmt: skip
+        return {**super().state_dict(), "ages": dict(self._ages), "units": self._units}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        require(f"the state is of preconditioned={state['preconditioned']}, and its residuals have "
-                "other units", None, state["preconditioned"] == self._preconditioned)  # fmt: skip
+        require(f"the state is of units={state['units']!r}, in which its residuals are; this "
+                f"optimizer has {self._units!r}", None, state["units"] == self._units)  # fmt: skip
         super().load_state_dict(state)
         self._ages = dict(state["ages"])
 
 
-def _denominator(span: Span) -> torch.Tensor:
+def root_of(span: Span) -> torch.Tensor:
+    """r: what Adam divides by."""
     return span.state["exp_avg_sq"].sqrt().add_(span.group["eps"])
+
+
+def units_of(span: Span, units: Units) -> torch.Tensor:
+    """q. The same on all ranks to the bit, as sums are made element by element."""
+    root = root_of(span)
+    if units == "update" or span.is_small:  # the small ones travel by no codec that has blocks
+        return root
+    if units == "momentum":
+        return torch.ones_like(root)
+    squares = (root * root).view(-1, BLOCK)
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    typical = squares.div_(BLOCK).sqrt_().expand(-1, BLOCK).reshape(-1)
+    return torch.minimum(typical, root.mul_(_BOUND))
 
 
 class Renewed(Frozen):
@@ -309,9 +325,9 @@ class Renewed(Frozen):
     local = frozenset({"own_sq"})
 
     def __init__(
-        self, point: FreezePoint, compression: str, dense: str, preconditioned: bool, beta2: float
+        self, point: FreezePoint, compression: str, dense: str, units: Units, beta2: float
     ) -> None:
-        super().__init__(point, compression, dense, preconditioned)
+        super().__init__(point, compression, dense, units)
         self.renewals = Renewals(_USES, max(_MOST, memory_of(beta2)))
         self._renewal = (*self._then, Exchange("variance", dense))
 
@@ -342,14 +358,12 @@ class Renewed(Frozen):
 
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """From the mean of the ranks' own squares. Returns the residuals' factors."""
-        before, share = _denominator(span), 1 / span.world_size
+        before, share = units_of(span, self._units), 1 / span.world_size
         square.div_(self._gains(span)[1])
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
-        if not self._preconditioned:
-            return {}
-        return {"momentum": mask(span, before.div_(_denominator(span)))}
+        return {"momentum": mask(span, before.div_(units_of(span, self._units)))}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         dropped = super().finish(spans)

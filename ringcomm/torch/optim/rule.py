@@ -64,6 +64,10 @@ class Rule:
         for a step."""
         raise NotImplementedError
 
+    def usual(self, step: int) -> Sequence[Exchange]:
+        """What travels in most steps from that one on, where a beginning is different."""
+        return self.exchanges(step)
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         """Writes this rank's contribution to the exchange of that name into ``out``, flat."""
         raise NotImplementedError

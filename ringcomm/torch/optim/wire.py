@@ -269,7 +269,7 @@ class WireOptimizer(torch.optim.Optimizer):
 
     def _tell_small(self) -> None:
         """Warns where the codec that was asked for has nothing to do."""
-        wanted = [parse(one.compression) for one in self._rule.exchanges(self.steps + 1)]
+        wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
             warnings.warn(
                 f"all parameters of this {type(self).__name__} are vectors, or below threshold="

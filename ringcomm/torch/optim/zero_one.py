@@ -144,6 +144,9 @@ class _ZeroOne(Rule):
             return self._movement if self._pace.is_due(step) else ()
         return self._renewal if self._renewals.is_due(step) else self._signs
 
+    def usual(self, step: int) -> Sequence[Exchange]:
+        return self._movement if self._is_local else self._signs
+
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what != "movement":
             out.copy_(span.gradient)

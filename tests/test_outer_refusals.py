@@ -1,0 +1,132 @@
+"""What OuterStep refuses, and what it is warned of."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from outer_training import net, train
+from ranks import World
+from torch import nn
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch import OuterStep, SilenceWarning
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    gc.collect()
+    with World(1) as world:
+        yield world.comms[0]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"every": 0}, "Invalid every: 0"),
+        ({"every": "never"}, "Invalid every: 'never'"),
+        ({"fragments": 0}, "Invalid fragments: 0"),
+        ({"every": 2, "fragments": 3}, "Invalid fragments: 3"),
+        ({"every": "end", "fragments": 2}, "Invalid fragments: 2"),
+        ({"delay": -1}, "Invalid delay: -1"),
+        ({"every": 4, "delay": 4}, "less than every / fragments = 4"),
+        ({"every": 4, "fragments": 2, "delay": 2}, "less than every / fragments = 2"),
+        ({"every": "end", "delay": 1}, "Invalid delay: 1"),
+        ({"codec": "int3"}, "codec='int3' is unknown"),
+        ({"codec": "onebit-deepspeed"}, "does not go with OuterStep"),
+        ({"feedback": "yes"}, "feedback='yes'"),
+        ({"outer": "adam"}, "give one of mean, sgd, nesterov, sparse"),
+        ({"merge": "keep"}, "give one of carry, lerp, replace"),
+        ({"scaler": 3}, "give a torch.amp.GradScaler"),
+        ({"min_peers": 1}, "give one of comm, peers and min_peers"),
+    ],
+    ids=str,
+)
+def test_bad_settings(comm: Communicator, given: dict[str, Any], text: str) -> None:
+    model = net()
+    with pytest.raises(ConfigError) as caught:
+        OuterStep(model, sgd(model), comm=comm, **given)
+    assert text in str(caught.value)
+
+
+def test_models_and_optimizers_that_do_not_fit(comm: Communicator) -> None:
+    model = net()
+    with pytest.raises(ConfigError, match="none of the model's trained parameters"):
+        OuterStep(model, sgd(net()), comm=comm)
+    with pytest.raises(ConfigError, match="give a torch"):
+        OuterStep(model.parameters(), sgd(model), comm=comm)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no parameter that is trained"):
+        OuterStep(net().requires_grad_(False), None, comm=comm)
+    outer = OuterStep(model, sgd(model), comm=comm)
+    with pytest.raises(ConfigError, match="not attached"):
+        outer.flush()
+    with outer:
+        with pytest.raises(ConfigError, match="attached already"):
+            outer.attach()
+        with pytest.raises(ConfigError, match="give optimizer=None"):
+            outer.tick()
+        with pytest.raises(ConfigError, match="Invalid tokens: -1"):
+            outer.count(-1)
+    outer.detach()  # harmless
+    with pytest.raises(ConfigError, match="attach it first"):
+        OuterStep(model, sgd(model), min_peers=1).load_state_dict(outer.state_dict())
+
+
+def warned(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, 0, range(steps))
+    return [str(w.message) for w in caught if w.category is SilenceWarning]
+
+
+def test_an_outer_step_that_counts_nothing_is_told(comm: Communicator) -> None:
+    """Another optimizer than the one that it was given steps."""
+    model = net()
+    with OuterStep(model, sgd(model), every=2, comm=comm):
+        texts = warned(model, sgd(model))
+    assert len(texts) == 1
+    assert "has counted no iteration" in texts[0]
+
+
+def test_one_that_counts_is_not(comm: Communicator) -> None:
+    model = net()
+    optimizer = sgd(model)
+    with OuterStep(model, optimizer, every=100, comm=comm):  # it has yet to exchange
+        assert warned(model, optimizer) == []
+    assert warned(model, sgd(model)) == []  # detached
+    with OuterStep(net(), None, comm=comm):
+        assert warned(model, optimizer) == []  # of another model
+
+
+def test_nothing_stays_behind(comm: Communicator) -> None:
+    model = net()
+    optimizer = sgd(model)
+    with pytest.raises(ZeroDivisionError), OuterStep(model, optimizer, every=2, comm=comm):
+        raise ZeroDivisionError
+    assert not optimizer._optimizer_step_post_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_compiled_model(comm: Communicator) -> None:
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = sgd(model)
+    with OuterStep(compiled, optimizer, every=2, comm=comm) as outer:  # type: ignore[arg-type]
+        train(compiled, optimizer, 0, range(4))  # type: ignore[arg-type]
+        assert outer.rounds == 2
+        assert set(outer.state_dict()["anchor"]) == {name for name, _ in model.named_parameters()}

@@ -1,0 +1,109 @@
+"""The sparse outer step, against its formula written out with torch, and its bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from outer_training import net, train, weights
+from ranks import run_ranks
+from torch import nn
+
+from ringcomm import Communicator
+from ringcomm.torch import OuterStep
+from ringcomm.torch.outer import Sparse
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+CHUNK = 4096
+
+
+def moved(rank: int, step: int, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(count, generator=generator)
+
+
+class Whole(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count))
+
+
+class Reference:
+    """e <- decay e + d; q = the k largest of each chunk of e, as bfloat16; e <- e - q."""
+
+    def __init__(self, count: int, k: int, decay: float) -> None:
+        self.e = torch.zeros(count)
+        self.k, self.decay = k, decay
+
+    def chosen(self, delta: torch.Tensor) -> torch.Tensor:
+        self.e = self.decay * self.e + delta
+        rows = self.e.view(-1, CHUNK)
+        index = rows.abs().topk(self.k, dim=1).indices
+        q = torch.zeros_like(rows).scatter(1, index, rows.gather(1, index)).bfloat16().float()
+        self.e = self.e - q.flatten()
+        return q.flatten()
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "senders"])
+@pytest.mark.parametrize(("decay", "gamma"), [(0.95, 1.0), (0.5, 0.65)])
+def test_it_is_the_formula(aggregate: str, decay: float, gamma: float) -> None:
+    n, count, density, rounds = 3, 2 * CHUNK, 1 / 64, 4
+
+    def rank(comm: Communicator) -> torch.Tensor:
+        model = Whole(count)
+        rule = Sparse(density, decay, gamma, aggregate)
+        outer = OuterStep(model, None, every=1, outer=rule, comm=comm)
+        with outer:
+            for step in range(rounds):
+                with torch.no_grad():
+                    model.weight += moved(comm.rank, step, count)
+                outer.tick()
+        return model.weight.detach()
+
+    anchor = torch.zeros(count)
+    references = [Reference(count, CHUNK // 64, decay) for _ in range(n)]
+    for step in range(rounds):
+        q = torch.stack([references[r].chosen(-moved(r, step, count)) for r in range(n)])
+        senders = (q != 0).sum(0).clamp(min=1) if aggregate == "senders" else n
+        anchor -= gamma * q.sum(0) / senders
+    for found in run_ranks(n, rank):
+        torch.testing.assert_close(found, anchor, rtol=1e-5, atol=1e-5)
+
+
+def test_of_all_elements_it_is_the_mean() -> None:
+    def run(outer: str | Sparse) -> torch.Tensor:
+        def rank(comm: Communicator) -> torch.Tensor:
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            with OuterStep(model, optimizer, every=2, outer=outer, codec=None, comm=comm):
+                train(model, optimizer, comm.rank, range(6))
+            return weights(model)
+
+        first, second = run_ranks(2, rank)
+        assert torch.equal(first, second)
+        found: torch.Tensor = first
+        return found
+
+    torch.testing.assert_close(run(Sparse(1.0, 1.0)), run("mean"), rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(("outer", "most"), [("sparse", 1 / 30), ("nesterov", 1 / 7)])
+def test_bytes_of_a_round(outer: str, most: float) -> None:
+    def rank(comm: Communicator) -> tuple[int, int]:
+        model = Whole(64 * CHUNK)
+        with OuterStep(model, None, every=1, outer=outer, comm=comm) as step:
+            before = comm.stats()["payload_bytes"]
+            with torch.no_grad():
+                model.weight += moved(comm.rank, 0, model.weight.numel())
+            step.tick()
+            sent = comm.stats()["payload_bytes"] - before
+        return sent, step.report().sent_bytes
+
+    for sent, told in run_ranks(2, rank):
+        assert 0.9 * told <= sent <= most * 4 * 64 * CHUNK
