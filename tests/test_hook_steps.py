@@ -16,6 +16,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+import torch._dynamo  # which an optimizer imports when it is first made: here, for all ranks
 import torch.distributed as dist
 from ddp_buckets import LARGE, THRESHOLD, Bucket, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes

@@ -117,7 +117,9 @@ def test_the_dense_stage_is_adamw(n: int) -> None:
     """On the mean gradient."""
     steps = 12
     outcomes = train(
-        lambda params, comm: OneBitAdam(params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0),
+        lambda params, comm: OneBitAdam(
+            params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0
+        ),
         SHAPES, n, steps,
     )  # fmt: skip
     params = parameters(SHAPES)

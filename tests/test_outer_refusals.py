@@ -83,6 +83,8 @@ def test_models_and_optimizers_that_do_not_fit(comm: Communicator) -> None:
         with pytest.raises(ConfigError, match="Invalid tokens: -1"):
             outer.count(-1)
     outer.detach()  # harmless
+    with pytest.raises(ConfigError, match="attach it first"):
+        OuterStep(model, sgd(model), min_peers=1).load_state_dict(outer.state_dict())
 
 
 def warned(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[str]:

@@ -19,9 +19,10 @@ from outer_training import backward, batch, net, train, weights
 from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import Communicator, MismatchError
+from ringcomm import Communicator, MismatchError, PeerLostError, RingcommError
 from ringcomm.torch import IdenticalDataWarning, OuterStep
 from ringcomm.torch.outer import Lerp
+from ringcomm.torch.outer.peers import EveryRound
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -154,6 +155,51 @@ def test_rounds_hide_behind_a_delay() -> None:
         return spent
 
     assert run_ranks(2, rank)[0] < 0.4
+
+
+# ---- rounds that fail ----
+
+
+class Unlucky:
+    """Peers of which the second round fails at its end, on all ranks, and is repeated."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm, self.members, self.ended = comm, tuple(range(comm.world_size)), 0
+
+    def begin_round(self, number: int, token: bytes = b"") -> EveryRound:
+        return EveryRound(self.members)
+
+    def end_round(self) -> None:
+        self.ended += 1
+        if self.ended == 2:
+            raise PeerLostError("as if a peer had been lost")
+
+    def lost(self, error: RingcommError) -> EveryRound:
+        assert isinstance(error, PeerLostError)
+        return EveryRound(self.members)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("way", [{}, {"outer": "sparse"}, {"codec": "int8", "feedback": True}],
+                         ids=str)  # fmt: skip
+def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> None:
+    def run(is_unlucky: bool) -> torch.Tensor:
+        def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
+            model = net(sizes=(5, 64, 3))
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            peers = {"peers": Unlucky(comm)} if is_unlucky else {"comm": comm}
+            given: dict[str, Any] = {"every": 3, "delay": delay, **way, **peers}
+            with OuterStep(model, optimizer, **given) as outer:
+                train(model, optimizer, comm.rank, range(13))
+            return weights(model), outer.report().repeated
+
+        found = run_ranks(3, rank)
+        assert [repeated for _, repeated in found] == [is_unlucky] * 3
+        assert torch.equal(found[0][0], found[1][0])
+        weights_: torch.Tensor = found[0][0]
+        return weights_
+
+    assert torch.equal(run(True), run(False))
 
 
 # ---- weights ----

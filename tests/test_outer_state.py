@@ -47,17 +47,26 @@ def reread(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
+def counted(
+    outer: OuterStep, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range
+) -> None:
+    """Trains on unequal numbers of tokens."""
+    for step in steps:
+        outer.count(100 + 17 * rank + 5 * (step % 3))
+        train(model, optimizer, rank, [step])
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("stop", [9, 12])
 def test_restart_in_mid_run_to_the_bit(way: dict[str, Any], stop: int) -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         model, optimizer, outer = made(comm, **way)
         with outer:
-            train(model, optimizer, comm.rank, range(stop))
+            counted(outer, comm.rank, model, optimizer, range(stop))
             saved = reread([
                 model.state_dict(), optimizer.state_dict(), outer.state_dict(exact=True),
             ])  # fmt: skip
-            train(model, optimizer, comm.rank, range(stop, 21))
+            counted(outer, comm.rank, model, optimizer, range(stop, 21))
         unbroken = weights(model)
         model, optimizer, outer = made(comm, **way)
         model.load_state_dict(saved[0])
@@ -65,7 +74,7 @@ def test_restart_in_mid_run_to_the_bit(way: dict[str, Any], stop: int) -> None:
         outer.load_state_dict(saved[2])
         with outer:
             assert outer.iteration == stop
-            train(model, optimizer, comm.rank, range(stop, 21))
+            counted(outer, comm.rank, model, optimizer, range(stop, 21))
         return unbroken, weights(model)
 
     for unbroken, again in run_ranks(3, rank):

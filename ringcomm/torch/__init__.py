@@ -19,6 +19,7 @@ from .hooks import HookState, allreduce_hook
 from .options import Options
 from .outer import IdenticalDataWarning, OuterStep
 from .silence import SilenceWarning
+from .stale import Stale1
 
 backend.register()
 meeting.register()
@@ -26,5 +27,5 @@ untraced.leave_alone("ringcomm")
 
 __all__ = [
     "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
-    "SilenceWarning", "allreduce_hook", "attach",
+    "SilenceWarning", "Stale1", "allreduce_hook", "attach",
 ]  # fmt: skip

@@ -11,6 +11,9 @@ DDP submits its last bucket when backward has nothing else left to do, so what c
 to communication, and what was in flight before is hidden behind computation. On a GPU the moments
 are those of the host, and a bucket is over when its result is on the way back there.
 
+Where a step's buckets travel during the next one (``deferred``), a step ends with its last
+submission, and what it lost is what it waited for those of the step before.
+
 Invariants: times are of time.perf_counter(). A step begins with the first bucket after the last one
 of the step before. Bytes are those of the buckets' own works, so nothing else that passes over the
 same communicator counts. Totals count all steps since the reset; of single steps the latest KEPT
@@ -19,11 +22,12 @@ remain.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypedDict
 
 from ..intervals import Interval, covered
@@ -140,8 +144,9 @@ class Moved:
 class _Step:
     """One backward with its exchange."""
 
-    def __init__(self, began: float) -> None:
-        self.began = began
+    def __init__(self, began: float, deferred: bool, stalled: float) -> None:
+        self.began, self.deferred, self.stalled = began, deferred, stalled
+        self.waited_for = float("inf")
         self.works: list[Interval] = []
         self.nbytes = self.open = self.submitted = 0
         self.last_submitted = 0.0
@@ -155,15 +160,18 @@ class _Step:
 
     def told(self) -> StepReport:
         """The step's figures; it must be over."""
-        ended = max(done for _, done in self.works)
-        exposed = max(0.0, ended - self.last_submitted)
+        arrived = max(done for _, done in self.works)
+        late = 0.0 if self.deferred else max(0.0, arrived - self.last_submitted)
+        ended, exposed = self.last_submitted + late, self.stalled + late
         return {
             "step_s": ended - self.began,
             "compute_s": ended - self.began - exposed,
             "backward_s": self.last_submitted - min(begun for begun, _ in self.works),
-            "hidden_s": covered(self.works, self.last_submitted),
+            "hidden_s": covered(
+                self.works, self.waited_for if self.deferred else self.last_submitted
+            ),
             "exposed_s": exposed,
-            "in_flight_s": covered(self.works, ended),
+            "in_flight_s": covered(self.works, arrived),
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
             "wire_bytes": self.moved.wire,
@@ -176,6 +184,7 @@ class Account:
 
     Attributes:
         carried: buckets submitted ever, whatever the resets.
+        deferred: of the coming steps, whether their buckets travel during the next one.
     """
 
     def __init__(self) -> None:
@@ -183,6 +192,7 @@ class Account:
         self._ended: float | None = None
         self._untold: deque[_Step] = deque(maxlen=KEPT)
         self.carried = 0
+        self.deferred = False
         self._codecs: deque[CodecStretch] = deque(maxlen=KEPT)
         self._zero()
 
@@ -192,6 +202,7 @@ class Account:
         self._moved = Moved()
         self._step: _Step | None = None
         self._steps: deque[_Step] = deque(maxlen=KEPT)
+        self._stalled = 0.0
 
     def reset(self) -> None:
         """Starts anew; the coming step counts from now on."""
@@ -213,6 +224,8 @@ class Account:
             if last:
                 step.last_submitted, step.complete = now, True
                 self._step = None
+                if step.deferred:
+                    self._ended = now
 
         def over(works: Iterable[WorkStats]) -> None:
             done, moved = time.perf_counter(), Moved()
@@ -226,16 +239,28 @@ class Account:
                 step.buckets.append((number, moved))
                 step.works.append((now, done))
                 step.open -= 1
-                if step.is_over:
+                if step.is_over and not step.deferred:
                     self._ended = done
 
         return over
 
     def _begin(self, now: float) -> _Step:
-        self._step = _Step(now if self._ended is None else self._ended)
+        began = now if self._ended is None else self._ended
+        self._step, self._stalled = _Step(began, self.deferred, self._stalled), 0.0
         self._steps.append(self._step)
         self._untold.append(self._step)
         return self._step
+
+    @contextlib.contextmanager
+    def stall(self) -> Iterator[None]:
+        """While training waits for the buckets of the latest step: the coming one loses that."""
+        began = time.perf_counter()
+        with self._lock:
+            if self._steps:
+                self._steps[-1].waited_for = began
+        yield
+        with self._lock:
+            self._stalled += time.perf_counter() - began
 
     def news(self) -> list[StepReport]:
         """The steps that are over and have not been told here before, in order, whatever the

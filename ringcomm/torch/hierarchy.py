@@ -30,6 +30,7 @@ from .grid import Grid
 from .hooks import HookState
 from .named_feedback import NamedFeedback
 from .shares import Shares
+from .stale import Stale1
 from .transport import GradientFuture, default_of
 from .trips import Courier, Trip
 
@@ -151,9 +152,9 @@ class HierarchicalState(HookState):
     ``close()`` leaves.
 
     Args:
-        compression, model, feedback, threshold, warmup_steps, scaler, force, policy: as of
-            HookState. What crosses between hosts is compressed; inside a host gradients are summed
-            in their dtype.
+        compression, model, feedback, threshold, warmup_steps, scaler, force, policy, pace: as
+            of HookState. What crosses between hosts is compressed; inside a host gradients are
+            summed in their dtype.
         comm: the communicator of all ranks; None: that of the default process group if its backend
             is "ringcomm", else ringcomm's default one.
         local_group: the process group of this host's ranks, of any backend that has reduce-scatter
@@ -183,13 +184,14 @@ class HierarchicalState(HookState):
         scaler: Any = None,
         force: bool = False,
         policy: CodecPolicy | None = None,
+        pace: Literal["every", "stale1"] | Stale1 = "every",
     ) -> None:
         self._way = HierarchicalTransport(
             Grid(default_of(dist.group.WORLD) if comm is None else comm, local_group)
         )
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,
-            warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy,
+            warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy, pace=pace,
             transport=self._way,
         )  # fmt: skip
 

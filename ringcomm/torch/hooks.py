@@ -40,9 +40,10 @@ from .auto import Auto
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .optimizers import AdamWatch
-from .pace import EveryStep, Pace
+from .optimizers import ONEBIT, AdamWatch
+from .pace import pace_of
 from .ranges import in_flight
+from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
 
@@ -67,8 +68,11 @@ class HookState:
             bf16: in the beginning they change fast, and what is kept of them is soon stale.
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
-        force: do not warn of onebit under a plain Adam.
+        force: do not warn of onebit or staleness under a plain Adam.
         policy: what chooses each step's codec, in place of ``compression``.
+        pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
+            has the mean of the step before, and a transfer may take a whole step; needs ``model``,
+            and a codec of 4 bits or more. See ``flush``.
         transport: the way of buckets to the other ranks; None: by ``comm``, from each to all.
 
     A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
@@ -99,6 +103,7 @@ class HookState:
         scaler: Any = None,
         force: bool = False,
         policy: CodecPolicy | None = None,
+        pace: Literal["every", "stale1"] | Stale1 = "every",
         transport: Transport | None = None,
     ) -> None:
         _require_whole("threshold", threshold, "bytes")
@@ -118,10 +123,12 @@ class HookState:
         self.transport = FlatTransport(comm) if transport is None else transport
         self.residuals = NamedFeedback(feedback, threshold, self.transport.kept_of)
         self.transport.bind(self.account, self.residuals)
-        self._pace: Pace = EveryStep(self.transport)
+        self._pace_setting = pace
+        self._pace = pace_of(pace, self.transport, self.account, self.residuals)
         self._policy = policy or _policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
+        self._pace.require(self._policy.codecs)
         self.residuals.serve(self.compression, needs_feedback(self._policy))
         self._running = False
         self._watch: AdamWatch | None = None
@@ -149,6 +156,7 @@ class HookState:
     @compression.setter
     def compression(self, compression: str | None) -> None:
         policy = _policy_of(compression, self.warmup_steps, None)
+        self._pace.require(policy.codecs)
         self.residuals.serve(policy.name, needs_feedback(policy))
         self._policy = policy
 
@@ -165,6 +173,8 @@ class HookState:
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
+        if scale != self.feedback.loss_scale:
+            self._pace.settle(self.steps)
         self.feedback.loss_scale = scale
 
     @property
@@ -176,6 +186,7 @@ class HookState:
         """Takes the parameters' names from the model, in DDP or not. Where the state was unpickled,
         it has none."""
         self.residuals.name_parameters(model)
+        self._pace.take_model(model)
 
     def feedback_of(self, parameter: torch.Tensor) -> ErrorFeedback | Literal[False]:
         """The parameter's ErrorFeedback; False where none is kept. Raises ConfigError for a
@@ -189,10 +200,10 @@ class HookState:
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
         is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
-        policy = self._policy.state_dict()
-        state: dict[str, Any] = {"steps": self.steps} if self.warmup_steps or policy else {}
-        if policy:
-            state["policy"] = policy
+        parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict()}
+        state: dict[str, Any] = {key: part for key, part in parts.items() if part}
+        if self.warmup_steps or state:
+            state["steps"] = self.steps
         if self.residuals.keeps:
             self.residuals.settle()
             saved = self.feedback.state_dict(self.comm, exact=exact)
@@ -210,7 +221,10 @@ class HookState:
         if not state:
             return
         steps = _steps_of(state)
-        residuals, policy = (_mapping_of(state, key) for key in ("feedback", "policy"))
+        self._pace.settle(self.steps)
+        residuals, policy, pace = (
+            _mapping_of(state, key) for key in ("feedback", "policy", "pace")
+        )
         if residuals is not None:
             if not self.residuals.can_keep:
                 raise ConfigError(
@@ -223,7 +237,24 @@ class HookState:
             self.feedback.load_state_dict(own, self.comm, strict=strict)
         if policy is not None:
             self._policy.load_state_dict(policy)
+        if pace is not None:
+            self._pace.load_state_dict(pace)
         self.steps = steps
+
+    def flush(self) -> bool:
+        """Hands out what a step of staleness holds back: waits for the gradient in flight, puts its
+        mean into ``parameter.grad`` in place of what is there, and says whether there was one.
+
+            if state.flush():               # all ranks, right after optimizer.step()
+                optimizer.step()
+
+        At the end of training, so that no gradient is lost, and before an evaluation or a
+        checkpoint of the model that is to have all of them. The next backward has nothing to hand
+        out, and its optimizer step gets zeros. ``state_dict`` needs no flush: it has what is in
+        flight. Raises the error of a transfer that failed."""
+        if self.scaler is not None:
+            self.loss_scale = self.scaler.get_scale()
+        return self._pace.flush()
 
     # ---- a step ----
 
@@ -246,10 +277,11 @@ class HookState:
         """Before the first bucket of a step: what is due once in it."""
         if self._running:
             return
+        self._pace.settle(self.steps)
         if self.error is not None:
             raise self.error
         silence.tidy()
-        self._pace.begin(self.steps)
+        self.transport.begin()
         finite = self.residuals.settle()
         for report in self.account.news():
             self._policy.note(report, finite)
@@ -267,8 +299,10 @@ class HookState:
     def _watch_adam(self) -> None:
         if self._watch is not None:
             self._watch.end_if_seen()
-        elif self.parameter_ids and not self.force and self._is_onebit():
-            self._watch = AdamWatch(self, self.parameter_ids)
+        elif self.parameter_ids and not self.force:
+            text = ONEBIT if self._is_onebit() else self._pace.under_adam
+            if text:
+                self._watch = AdamWatch(self, self.parameter_ids, text)
 
     def _is_onebit(self) -> bool:
         """Whether it is, or is going to be after a warm-up."""
@@ -328,6 +362,7 @@ class HookState:
         return {
             "policy": self._policy, "feedback": self.residuals.wanted, "threshold": self.threshold,
             "warmup_steps": self.warmup_steps, "force": self.force, "steps": self.steps,
+            "pace": self._pace_setting,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -342,6 +377,8 @@ class HookState:
         )  # fmt: skip
         silence.forget(self)  # a copy need carry nothing
         self.steps, self._policy = state["steps"], state["policy"]
+        self._pace_setting = state["pace"]
+        self._pace = pace_of(self._pace_setting, transport, self.account, self.residuals)
         self.residuals.wanted = state["feedback"]
         self.residuals.compression = self.compression
         self.residuals.needed = needs_feedback(self._policy)
@@ -362,9 +399,9 @@ def _require_whole(name: str, value: object, what: str) -> None:
 
 def _steps_of(state: object) -> int:
     """Of a state of a HookState. Raises ConfigError for anything else."""
-    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy"}:
+    if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy", "pace"}:
         raise ConfigError("this is no state of a HookState: it has other keys than 'steps', "
-                          "'feedback' and 'policy'")  # fmt: skip
+                          "'feedback', 'policy' and 'pace'")  # fmt: skip
     steps: int = state.get("steps", 0)
     _require_whole("the state's steps", steps, "a number of steps")
     return steps

@@ -64,6 +64,16 @@ class NamedFeedback:
         if self.keeps:
             self.reserve()
 
+    def named(self) -> dict[str, torch.Tensor]:
+        """The model's parameters by name; empty without a model."""
+        return {name: parameter for parameter, name in self._names.values()}
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """A parameter's name. Raises ConfigError for one that is not the model's."""
+        if id(parameter) not in self._names:
+            raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
+        return self._names[id(parameter)][1]
+
     def count_of(self, name: str) -> int | None:
         """Elements of the parameter of that name; None where there is none."""
         return next((p.numel() for p, known in self._names.values() if known == name), None)
@@ -120,10 +130,8 @@ class NamedFeedback:
         parameter that is not the model's."""
         if not self.keeps:
             return False
-        if id(parameter) not in self._names:
-            self._require_names()
-            raise ConfigError("DDP brings a parameter that is not among those of HookState's model")
-        return self.store[self._names[id(parameter)][1]]
+        self._require_names()
+        return self.store[self.name_of(parameter)]
 
     # ---- steps that are dropped ----
 

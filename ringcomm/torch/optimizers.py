@@ -19,6 +19,16 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _LET_PASS = ("onebit", "1bit", "zeroone")
+ONEBIT = (
+    "compression='onebit' under {name}: of signs, it learns that all gradients of a block are "
+    "equally large; use SGD with momentum, or int4, or HookState(..., force=True) to go on "
+    "without this warning"
+)
+STALE = (
+    "pace='stale1' under {name}: it suffers most of gradients that come a step late, and the "
+    "correction makes up for a part of that alone; compare the loss with that of pace='every', try "
+    "half the learning rate, or give HookState(..., force=True) to go on without this warning"
+)
 
 
 def is_plain_adam(kind: type) -> bool:
@@ -34,11 +44,12 @@ class AdamWatch:
     Args:
         owner: the watch ends with it at the latest.
         ids: of the parameters, by id().
+        text: what to say, with {name} for that of the optimizer's class.
     """
 
-    def __init__(self, owner: object, ids: Container[int]) -> None:
+    def __init__(self, owner: object, ids: Container[int], text: str) -> None:
         self._seen = False
-        self._ids = ids
+        self._ids, self._text = ids, text
         self._handle = register_optimizer_step_pre_hook(self._look)
         weakref.finalize(owner, self._handle.remove).atexit = False
 
@@ -52,12 +63,4 @@ class AdamWatch:
         if not self._seen and any(id(p) in self._ids for group in groups for p in group["params"]):
             self._seen = True
             if is_plain_adam(type(optimizer)):
-                warnings.warn(_text(type(optimizer).__name__), stacklevel=2)
-
-
-def _text(name: str) -> str:
-    return (
-        f"compression='onebit' under {name}: of signs, it learns that all gradients of a block are "
-        "equally large; use SGD with momentum, or int4, or HookState(..., force=True) to go on "
-        "without this warning"
-    )
+                warnings.warn(self._text.format(name=type(optimizer).__name__), stacklevel=2)

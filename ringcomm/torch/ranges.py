@@ -10,17 +10,15 @@ Invariant: where nobody profiles nothing here runs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 
 from .account import Account, Moved
+from .backward import after_backward
 from .table import bytes_text
 
-_engine: Any = torch.autograd.Variable._execution_engine
 _Future = torch.futures.Future[torch.Tensor]
 
 
@@ -39,19 +37,17 @@ def in_flight(
     with record_function(f"ringcomm:bucket {number} {codec}, {bytes_text(nbytes)}") as record:
         future: _Future = record._call_end_callbacks_on_future(launch())
     if last:
-        _behind_backward(lambda: _tell(account.latest_buckets(), rails()))
+        _when_all_is_over(lambda: _tell(account.latest_buckets(), rails()))
     return future
 
 
-def _behind_backward(call: Callable[[], None]) -> None:
-    """Calls when DDP, too, is through with this backward; never if there is none."""
+def _when_all_is_over(tell: Callable[[], None]) -> None:
+    """Behind what DDP queues after the last bucket."""
 
-    def again() -> None:  # behind what DDP queues after the last bucket
-        with contextlib.suppress(RuntimeError):
-            _engine.queue_callback(call)
+    def again() -> None:
+        after_backward(tell)
 
-    with contextlib.suppress(RuntimeError):
-        _engine.queue_callback(again)
+    after_backward(again)
 
 
 def _tell(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:

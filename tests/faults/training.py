@@ -3,6 +3,7 @@ object and checks the results; the gradients travel by ringcomm."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import ringcomm
-from ringcomm.torch import HierarchicalState, HookState, allreduce_hook
+from ringcomm.torch import HierarchicalState, HookState, Stale1, allreduce_hook
 
 WIDTH = 48
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -114,6 +115,64 @@ def means(rank: Rank, compression: str | None, dtype: str, mode: str, local: int
         buckets.append(state.report()["buckets"])
     rank.emit("means", worst=worst, equal=equal, buckets=buckets)
     _end()
+
+
+def stale(rank: Rank, mode: str, local: int = 0) -> None:
+    """Seven steps of SGD with one step of staleness, the first two dense, and a flush.
+
+    Reports how far what was handed out is from the mean, one step earlier, of what every rank
+    computes by itself at the weights that backward was done at; how far the sum of all is from
+    their sum; whether all ranks end with the same weights, and whether the model held its own
+    after each backward.
+    """
+    _start(rank)
+    alone, model = Net(), Net()
+    model.load_state_dict(alone.state_dict())
+    state = _state(None, local, model=model, pace=Stale1(dense_steps=2))
+    options = {} if mode in ("plain", "no_sync") else {mode: True}
+    ddp = _wrap(model, state, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4, momentum=0.9)
+    made, got, back = [], [], True
+    for step in range(7):
+        aside = mode != "find_unused_parameters" or (rank.number == 1 and step % 2 == 1)
+        own = _weights(model)
+        alone.zero_grad()
+        ddp.zero_grad()
+        for half in range(2 if mode == "no_sync" else 1):
+            x = _batch(rank, 100 * half + step, torch.float32)
+            with ddp.no_sync() if mode == "no_sync" and half == 0 else contextlib.nullcontext():
+                loss = ddp(x, aside).float().square().sum()
+                _take_weights(alone, model)  # those of this backward
+                loss.backward()
+            _backward(alone, x, aside)
+        back = back and torch.equal(own, _weights(model))
+        made.append(torch.stack(_everyones(_gradients(alone))).double().mean(0))
+        got.append(_gradients(ddp).double())
+        optimizer.step()
+    ddp.zero_grad()
+    assert state.flush()
+    got.append(_gradients(ddp).double())
+    optimizer.step()
+    own = _weights(model)
+    scale = torch.stack(made).abs().max()
+    late = [got[0] - made[0], got[1] - made[1], got[2]]
+    if mode != "find_unused_parameters":  # there parts of it come later still
+        late += [there - mean for there, mean in zip(got[3:], made[2:], strict=True)]
+    total = torch.stack(got).sum(0) - torch.stack(made).sum(0)
+    rank.emit("stale", late=float(torch.stack(late).abs().max() / scale), back=back,
+              total=float(total.abs().max() / scale),
+              equal=all(torch.equal(one, own) for one in _everyones(own)))  # fmt: skip
+    _end()
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@torch.no_grad()
+def _take_weights(target: nn.Module, source: nn.Module) -> None:
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.copy_(theirs)
 
 
 def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:

@@ -38,7 +38,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from .checks import require
-from .freezing import Freeze, FreezePoint, Renewals, memory_of
+from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
 from .rule import Exchange, Rule
 from .span import BLOCK, Span
 from .sums import total
@@ -48,7 +48,6 @@ Refresh = Literal["exponential"] | None
 Units = Literal["bounded", "update", "momentum"]
 _BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
 _USES = 4  # of an interval between renewals, until it doubles
-LOOKS_BACK = 100  # steps, for stability, where the variance is going to be renewed anyway
 _MOST = 128  # steps between renewals, or the variance's memory where that is longer
 
 
@@ -59,8 +58,8 @@ class OneBitAdam(WireOptimizer):
         lr, betas, eps, weight_decay: as of torch.optim.AdamW.
         freeze: until when gradients travel densely: the number of the last such step; a share of
             ``total_steps``; or "stable": until the learning rate does not rise, and the sum of the
-            variance has changed by less than 4 % in 1 / (1 - beta2) steps (with ``refresh`` in 100
-            at most), or five times as many have passed.
+            variance has changed by less than 4 % in 1 / (1 - beta2) steps, or five times as many
+            have passed. (With ``refresh`` in 100 at most, or twice as many.)
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it stays as it was.
         total_steps: of the training; a share needs it.
@@ -101,9 +100,9 @@ class OneBitAdam(WireOptimizer):
         require("units value", repr(units), units in ("bounded", "update", "momentum"))
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        memory = memory_of(betas[1])
-        looks_back = memory if refresh is None or deepspeed_compat else min(memory, LOOKS_BACK)
-        point = FreezePoint(freeze, total_steps, looks_back)
+        point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
+        if refresh is not None and not deepspeed_compat:
+            point = renewed_point(freeze, total_steps, betas[1])
         self._adam: TwoStages
         if deepspeed_compat:
             self._adam = _Published(point, "onebit-deepspeed", dense)

@@ -14,7 +14,7 @@ from .checks import require
 
 Freeze = int | float | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
-_MEMORIES = 5  # after which it is taken as it is
+_LOOKS_BACK = 100  # steps at most, where the variance is going to be renewed
 _LOOKS = 16  # how often it is looked at in the length of its memory
 
 
@@ -24,15 +24,18 @@ class FreezePoint:
     Args:
         freeze: the number of the step; a share of ``total_steps``; or "stable": when the sum of
             the variance has changed by less than 4 % in ``memory`` steps, and the learning rate
-            does not rise; after five memories in which it did not, in any case.
+            does not rise; after ``patience`` memories in which it did not, in any case.
         total_steps: of the whole training.
         memory: steps.
+        patience: memories.
 
     Attributes:
         step: the step; None: not known yet.
     """
 
-    def __init__(self, freeze: Freeze, total_steps: int | None, memory: int) -> None:
+    def __init__(
+        self, freeze: Freeze, total_steps: int | None, memory: int, patience: int = 5
+    ) -> None:
         share = isinstance(freeze, float)
         if isinstance(freeze, str):
             require("freeze value", repr(freeze), freeze == "stable")
@@ -40,7 +43,7 @@ class FreezePoint:
             require("freeze value", freeze, 0 < freeze < 1 if share else freeze >= 1)
             require(f"freeze={freeze} is a share, of what total_steps says", None,
                     not share or (total_steps is not None and total_steps >= 1))  # fmt: skip
-        self._memory = memory
+        self._memory, self._patience = memory, patience
         self._stride = max(1, memory // _LOOKS)
         self._seen: list[float] = []
         self._rate, self._steady = math.inf, 0
@@ -65,7 +68,7 @@ class FreezePoint:
         before = self._seen[-1 - back]
         del self._seen[: -1 - back]
         stable = size > 0 and min(size, before) >= _RATIO * max(size, before)
-        if not rises and (stable or self._steady > _MEMORIES * back):
+        if not rises and (stable or self._steady > self._patience * back):
             self.step = step
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,3 +131,8 @@ class Renewals:
 def memory_of(beta2: float) -> int:
     """Steps that a mean with this beta remembers."""
     return max(1, round(1 / (1 - beta2)))
+
+
+def renewed_point(freeze: Freeze, total_steps: int | None, beta2: float) -> FreezePoint:
+    """Where the variance is going to be renewed: then an early freeze costs little."""
+    return FreezePoint(freeze, total_steps, min(memory_of(beta2), _LOOKS_BACK), patience=2)

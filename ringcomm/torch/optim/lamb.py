@@ -25,9 +25,9 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from .adam import LOOKS_BACK, Renewed, TwoStages, average_in, require_adam
+from .adam import Renewed, TwoStages, average_in, require_adam
 from .checks import require
-from .freezing import Freeze, FreezePoint, memory_of
+from .freezing import Freeze, FreezePoint, memory_of, renewed_point
 from .span import Place, Span
 from .sums import norm
 from .wire import WireOptimizer
@@ -73,14 +73,12 @@ class OneBitLamb(WireOptimizer):
         require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
-        memory = memory_of(betas[1])
-        point = FreezePoint(
-            freeze, total_steps, memory if deepspeed_compat else min(memory, LOOKS_BACK)
-        )
         self._lamb: TwoStages
         if deepspeed_compat:
+            point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
             self._lamb = _Published(point, "onebit-deepspeed", dense)
         else:
+            point = renewed_point(freeze, total_steps, betas[1])
             self._lamb = _Lamb(point, compression or "none", dense, betas[1])
         super().__init__(params, defaults, self._lamb, comm, **settings)
 

@@ -261,9 +261,10 @@ class OuterStep:
         return state.told(self._core, self._wires, self.comm, exact=exact)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned, before or after ``attach``. All ranks must
-        load; nothing is sent. An exact state leaves the model's weights as they are: load this
-        rank's own, too. Any other one brings the model to the anchor.
+        """Goes on from what ``state_dict`` returned, before or (with min_peers only) after
+        ``attach``. All ranks must load; nothing is sent. An exact state leaves the model's weights
+        as they are: load this rank's own, too, after ``attach`` where that came first. Any other
+        one brings the model to the anchor.
 
         Raises ConfigError for the state of something else, of another model, rule or cut, or an
         exact one of another rank or world size."""
@@ -276,6 +277,9 @@ class OuterStep:
         """The communicator in use."""
         if self._peers is not None:
             return self._peers.comm
+        if self._members is not None:
+            raise ConfigError("OuterStep with min_peers joins the other ranks in attach(): attach "
+                              "it first")  # fmt: skip
         if self._comm is None:
             self._comm = default_of(dist.group.WORLD if dist.is_available() else None)
         return self._comm

@@ -1,0 +1,355 @@
+"""One step of staleness: which gradient is handed out when, what is in flight over a checkpoint,
+what is refused, and the weights that backward is done at. (With DDP: test_stale_ranks.py.)"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch._dynamo  # which an optimizer imports when it is first made: here, for all ranks
+from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from ranks import run_ranks
+from torch import nn
+
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch import HookState, Stale1
+from ringcomm.torch.account import Account
+from ringcomm.torch.prediction import WeightPrediction
+from ringcomm.work import WorkStats
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+Gradients = dict[str, torch.Tensor]
+
+
+def stale(comm: Communicator, model: nn.Module, codec: str = "none", dense: int = 2) -> HookState:
+    pace = Stale1(dense_steps=dense)
+    return HookState(codec, comm, model=model, threshold=THRESHOLD, pace=pace)
+
+
+def backward(
+    state: HookState, model: nn.Module, step: int, buckets: int = 2, unused: tuple[str, ...] = ()
+) -> Gradients:
+    """A step whose gradients are those of ``gradients_of``, made by autograd."""
+    gradients = gradients_of(model, state.comm.rank, step)
+    for name, parameter in trained(model):
+        parameter.grad = None
+        if name in unused:
+            gradients[name].zero_()
+        else:
+            (parameter * gradients[name]).sum().backward()
+    got = reduce(state, model, gradients, buckets)
+    return {name: one.clone() for name, one in got.items()}
+
+
+def flushed(state: HookState, model: nn.Module) -> Gradients:
+    for _, parameter in trained(model):
+        parameter.grad = None
+    assert state.flush()
+    found = [(name, p) for name, p in trained(model) if p.grad is not None or not p.numel()]
+    return {name: p.clone() if p.grad is None else p.grad.clone() for name, p in found}
+
+
+def same(one: Gradients, other: Gradients) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name].reshape(-1), other[name].reshape(-1)), name
+
+
+def zeros(model: nn.Module) -> Gradients:
+    return {name: torch.zeros_like(p) for name, p in trained(model)}
+
+
+# ---- what is handed out ----
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4"])
+def test_each_gradient_is_handed_out_once_and_in_order(codec: str) -> None:
+    """With the very bits of synchronous training, however DDP lays its buckets out."""
+    steps, dense = 7, 2
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        plain = HookState(codec, comm, model=model, threshold=THRESHOLD)
+        exact = [backward(plain, model, step) for step in range(steps)]
+        state = stale(comm, model, codec, dense)
+        layouts = [2, 1, 2, 2, 3, 1, 2] if codec != "bf16" else [2] * steps
+        got = [backward(state, model, step, layouts[step]) for step in range(steps)]
+        got.append(flushed(state, model))
+        same(got[dense], zeros(model))
+        del got[dense]
+        for mine, theirs in zip(got, exact, strict=True):
+            same(mine, theirs)
+        assert not state.flush()
+        same(backward(state, model, steps), zeros(model))
+        assert state.flush()
+
+    run_ranks(2, body)
+
+
+def test_a_parameter_that_no_rank_uses_gets_its_gradient_later() -> None:
+    """DDP drops what is handed out for it meanwhile."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state, plain = stale(comm, model, dense=0), HookState(None, comm)
+        exact = backward(plain, model, 0)["embed"]
+        backward(state, model, 0)
+        dropped = backward(state, model, 1, unused=("embed",))["embed"]
+        assert torch.equal(dropped, exact)
+        for step in (2, 3):
+            again = backward(state, model, step, unused=("embed",))["embed"]
+            assert torch.equal(again, exact)
+        assert torch.equal(backward(state, model, 4)["embed"], exact)
+        late = backward(state, model, 5)["embed"]
+        assert torch.equal(late, backward(plain, model, 4)["embed"])
+        state.flush()
+
+    run_ranks(2, body)
+
+
+def test_a_parameter_that_one_rank_uses_gets_its_gradient_once() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, dense=0)
+        backward(state, model, 0)
+        backward(state, model, 1, unused=("embed",) if comm.rank else ())
+        got = backward(state, model, 2)["embed"]
+        assert torch.equal(got, gradients_of(model, 0, 1)["embed"].reshape(got.shape) / 2)
+        state.flush()
+
+    run_ranks(2, body)
+
+
+def test_what_nobody_used_at_the_end_has_no_gradient() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, dense=0)
+        backward(state, model, 0, unused=("embed",))
+        got = flushed(state, model)
+        assert sorted(got) == sorted(set(dict(trained(model))) - {"embed"})
+
+    run_ranks(1, body)
+
+
+def test_the_loss_scale_is_that_of_the_step_that_gets_it() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, "int4", dense=0)
+        other = stale(comm, model, "int4", dense=0)
+        for one, scales in ((state, (1024.0, 512.0)), (other, (1024.0, 1024.0))):
+            for step, scale in enumerate(scales):
+                one.loss_scale = scale
+                got = backward(one, model, step)
+            if one is state:
+                halved = got
+        same({name: 2 * one for name, one in halved.items()}, got)
+        state.flush()
+        other.flush()
+
+    run_ranks(2, body)
+
+
+def test_a_step_that_is_dropped_leaves_the_residuals() -> None:
+    """It is known of one step later, before others have used them."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        states = [stale(comm, model, "int4", dense=0) for _ in range(2)]
+        got: list[list[Gradients]] = [[], []]
+        for dropped, state in enumerate(states):
+            for step in range(4):
+                if step != 2:
+                    got[dropped].append(backward(state, model, step))
+                elif dropped:
+                    gradients = gradients_of(model, comm.rank, step)
+                    gradients["head"].view(-1)[0] = float("inf")
+                    reduce(state, model, gradients, 2)
+            got[dropped].append(flushed(state, model))
+        for name in LARGE:
+            assert torch.equal(got[0][-1][name], got[1][-1][name])
+
+    run_ranks(2, body)
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_a_restart_goes_on_to_the_bit(codec: str) -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = stale(comm, model, codec, dense=1)
+        for step in range(4):
+            backward(state, model, step, unused=("embed",) if step == 3 else ())
+        saved = pickle.loads(pickle.dumps(state.state_dict(exact=codec == "int4")))
+        assert saved["steps"] == 4
+        again = stale(comm, model, codec, dense=1)
+        again.load_state_dict(saved)
+        for step in range(4, 6):
+            same(backward(again, model, step), backward(state, model, step))
+        same(flushed(again, model), flushed(state, model))
+        with pytest.raises(ConfigError, match="holds gradients in flight of pace='stale1'"):
+            HookState(codec, comm, model=model, threshold=THRESHOLD).load_state_dict(saved)
+        with pytest.raises(ConfigError, match="of another model"):
+            stale(comm, nn.Linear(100, 90)).load_state_dict({"pace": saved["pace"]})
+
+    run_ranks(2, body)
+
+
+# ---- what is refused, and what is warned of ----
+
+
+def test_what_does_not_go_with_it() -> None:
+    model = Net()
+    for codec in ("onebit", "topk:0.01"):
+        with pytest.raises(ConfigError, match=r"pace='stale1' with compression=.*give int4"):
+            HookState(codec, model=model, pace="stale1")  # type: ignore[arg-type]
+    state = HookState("int4", model=model, pace="stale1")
+    with pytest.raises(ConfigError, match="less than 4 bits"):
+        state.compression = "onebit"
+    assert state.compression == "int4"
+    with pytest.raises(ConfigError, match=r"give HookState\(\.\.\., model=model\)"):
+        HookState("bf16", pace="stale1")
+    with pytest.raises(ConfigError, match=r"pace='stale2': give .*did you mean"):
+        HookState("bf16", model=model, pace="stale2")  # type: ignore[arg-type]
+    for bad in (-1, True, 0.5):
+        with pytest.raises(ConfigError, match="dense_steps="):
+            Stale1(dense_steps=bad)  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(state))
+    assert again.compression == "int4"
+
+
+@pytest.mark.parametrize(("kind", "force", "times"),
+                         [("AdamW", False, 1), ("AdamW", True, 0), ("SGD", False, 0)])  # fmt: skip
+def test_adam_is_warned_of(kind: str, force: bool, times: int) -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = HookState(None, comm, model=model, pace="stale1", force=force)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                backward(state, model, step)
+                optimizer.step()
+        texts = [str(w.message) for w in caught if "stale1" in str(w.message)]
+        assert len(texts) == times
+        assert all("AdamW" in text and "pace='every'" in text for text in texts)
+
+    run_ranks(1, body)
+
+
+# ---- the correction ----
+
+
+class Watched(nn.Module):
+    """Tells which weights it is used with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 2))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.weight.detach().clone())
+        return x @ self.weight
+
+
+def move(model: Watched, by: float) -> None:
+    with torch.no_grad():
+        model.weight += by
+
+
+def test_backward_is_done_where_the_weights_are_going() -> None:
+    model, x = Watched(), torch.ones(1, 3)
+    correction = WeightPrediction()
+    correction.attach(model)
+    model(x).sum().backward()
+    correction.arm(True)
+    for by in (1.0, 2.0, 4.0):
+        model(x).sum().backward()
+        correction.end_backward()
+        move(model, by)
+    assert [float(seen[0, 0]) for seen in model.seen] == [0.0, 0.0, 2.0, 5.0]
+    assert float(model.weight[0, 0]) == 7.0
+    model(x)  # at 11, of which the rest sees nothing
+    assert float(model.state_dict()["weight"][0, 0]) == 7.0
+    model(x)
+    model.eval()(x)
+    model.train()
+    with torch.no_grad():
+        model(x)
+    assert [float(seen[0, 0]) for seen in model.seen[4:]] == [11.0, 7.0, 7.0, 7.0]
+
+
+def test_copies_of_the_model_predict_nothing() -> None:
+    model, x = Watched(), torch.ones(1, 3)
+    correction = WeightPrediction()
+    correction.attach(model)
+    correction.arm(True)
+    model(x)
+    move(model, 1.0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(x)
+        assert torch.equal(other.seen[-1], model.weight)
+    model.load_state_dict({"weight": torch.full((3, 2), 9.0)})
+    model(x)
+    assert float(model.seen[-1][0, 0]) == 9.0
+    del correction
+    move(model, 1.0)
+    model(x)
+    assert float(model.seen[-1][0, 0]) == 10.0
+
+
+def test_the_correction_goes_on_from_a_checkpoint() -> None:
+    model, x = Watched(), torch.ones(1, 3)
+    one, other = WeightPrediction(), WeightPrediction()
+    one.attach(model)
+    one.arm(True)
+    model(x)
+    move(model, 1.0)
+    again = Watched()
+    again.load_state_dict(model.state_dict())
+    other.attach(again)
+    other.load_state_dict(one.state_dict())
+    other.arm(True)
+    again(x)
+    model(x)
+    assert float(again.seen[-1][0, 0]) == float(model.seen[-1][0, 0]) == 2.0
+    with pytest.raises(ConfigError, match="another model"):
+        other.load_state_dict({"bias": torch.ones(1)})
+
+
+# ---- the account ----
+
+
+def test_an_account_of_steps_that_travel_during_the_next() -> None:
+    account = Account()
+    account.deferred = True
+    sent = [WorkStats(sent_bytes=10)]
+    overs: list[Any] = []
+    for _ in range(3):
+        with account.stall():
+            for over in overs:
+                over(sent)
+        overs = [account.submit(100, last=False), account.submit(100, last=True)]
+    assert len(account.report().steps) == 2
+    for over in overs:
+        over(sent)
+    first, second, third = account.report().steps
+    for step in (first, second, third):
+        assert step["step_s"] == pytest.approx(step["compute_s"] + step["exposed_s"])
+        assert step["wire_bytes"] == 20
+        assert step["hidden_s"] <= step["in_flight_s"]
+    assert first["exposed_s"] < 1.0
+    assert second["exposed_s"] > 0
+    assert [len(account.news()), len(account.news())] == [3, 0]

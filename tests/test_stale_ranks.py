@@ -1,0 +1,36 @@
+"""One step of staleness under DistributedDataParallel: gradients and weights beside those that each
+rank computes by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from faults import training
+from faults.job import Job, Nursery
+
+pytestmark = pytest.mark.torch
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "local"),
+    [("plain", 0), ("plain", 2), ("no_sync", 0), ("find_unused_parameters", 0),
+     ("gradient_as_bucket_view", 0)],
+)  # fmt: skip
+def test_the_means_come_a_step_late_and_all_come(
+    torch_nursery: Nursery, mode: str, local: int
+) -> None:
+    with Job(torch_nursery, 4 if local else 2, LOOPBACK) as job:
+        job.start(training.stale, mode=mode, local=local)
+        for event in job.expect_all("stale"):
+            assert event["equal"], "the ranks' weights differ"
+            assert event["late"] <= 2**-20, event
+            assert event["total"] <= 2**-20, event
+            assert event["back"], "the model does not hold its own weights between steps"
+        job.finish(quietly=False)
