@@ -30,7 +30,7 @@ from netlab import NetLabError
 
 RANK = Path(__file__).with_name("_outer_rank.py")
 GOAL = 0.97
-HEADS = ("Mbit/s", "way", "alone", "outer", "MB a round", "waited", "trained", "verdict")
+HEADS = ("Mbit/s", "way", "alone", "outer", "MB sent", "waited", "trained", "verdict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,12 @@ WAYS = (
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Medians over rounds: seconds of a round's iterations, and what OuterStep told at the end."""
+    """Of as many iterations as a parameter's round has: median seconds alone and with OuterStep,
+    and the bytes that a rank sent and the seconds that it waited in them."""
 
     alone: float
     outer: float
-    round_bytes: float
+    sent: float
     waited: float
 
     @property
@@ -76,15 +77,15 @@ def measure(way: Way, options: argparse.Namespace) -> Taken:
         raise RuntimeError(said[0] if said else ended.reason())
     (told,) = (json.loads(line) for line in ended.output.splitlines() if line[:9] == '{"alone":')
     alone, outer = (statistics.median(told[way]) for way in ("alone", "outer"))
-    rounds = told["rounds"]
-    return Taken(alone, outer, told["sent_bytes"] / rounds, told["waited_s"] / rounds)
+    turns = told["rounds"] / way.settings["fragments"]  # each fragment has rounds of its own
+    return Taken(alone, outer, told["sent_bytes"] / turns, told["waited_s"] / turns)
 
 
 def row(way: Way, one: Taken) -> tuple[str, ...]:
     """A line of the table."""
     return (
         f"{way.mbit:g}", way.name, f"{one.alone:.3f} s", f"{one.outer:.3f} s",
-        f"{one.round_bytes / 1e6:.2f}", f"{1e3 * one.waited:.0f} ms", f"{one.trained:.3f}",
+        f"{one.sent / 1e6:.2f}", f"{1e3 * one.waited:.0f} ms", f"{one.trained:.3f}",
         "met" if one.trained >= GOAL else "short",
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ import outer  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 
 pytestmark = pytest.mark.torch
-TAKEN = outer.Taken(alone=2.0, outer=2.05, round_bytes=28e6, waited=0.03)
+TAKEN = outer.Taken(alone=2.0, outer=2.05, sent=28e6, waited=0.03)
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(2.05, "met"), (2.07, "short")])
@@ -47,5 +47,5 @@ def test_a_short_run(beside: Done) -> None:
     assert beside.code in (0, 1), beside.output
     dense, sparse = (line.split() for line in beside.output.splitlines() if "met" in line.split()
                      or "short" in line.split())  # fmt: skip
-    assert float(dense[6]) == pytest.approx(1e6 * 4.25 / 8 / 1e6, rel=0.05)
+    assert float(dense[6]) == pytest.approx(1e6 * 4.25 / 8 / 1e6, rel=0.15)
     assert float(sparse[7]) < 0.1
