@@ -167,6 +167,28 @@ def test_a_bad_gradient_leaves_the_step_out_on_all_ranks() -> None:
     assert alike([model for pair in run_ranks(2, body) for model in pair])
 
 
+def test_a_parameter_that_is_thawed_between_backward_and_step() -> None:
+    """What has begun is dropped, and begins again with the new layout."""
+
+    def body(comm: Communicator) -> tuple[nn.Module, nn.Module]:
+        pair = models[comm.rank], others[comm.rank]
+        for model, overlap in zip(pair, (False, True), strict=True):
+            model[0].weight.requires_grad_(False)
+            optimizer = made(model, comm, overlap=overlap)
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                if step == 1:
+                    model[0].weight.requires_grad_(True)
+                optimizer.step()
+        return pair
+
+    models, others = copies(net(), 2), copies(net(), 2)
+    got = run_ranks(2, body)
+    assert alike([model for pair in got for model in pair])
+    assert not torch.equal(got[0][0][0].weight, net()[0].weight)  # type: ignore[index]
+
+
 def test_a_branch_that_one_rank_does_not_use() -> None:
     """Its span begins at that rank's step; in the same order as elsewhere."""
 

@@ -396,6 +396,20 @@ def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
     run_ranks(3, body)
 
 
+def test_rates_may_differ_in_their_last_bits() -> None:
+    """As those that a schedule computes on hosts with other mathematical libraries."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        optimizer = Lion(model.parameters(), 0.1, comm=comm, threshold=THRESHOLD)
+        if comm.rank:
+            optimizer.param_groups[0]["lr"] *= 1 + 2**-52
+            optimizer.param_groups[0]["betas"] = (0.9 * (1 + 2**-52), 0.99)
+        go_on(model, optimizer, comm, range(2))
+
+    run_ranks(2, body)
+
+
 def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
     def body(comm: Communicator) -> None:
         model = Net()

@@ -20,14 +20,24 @@ from ringcomm import Communicator, ConfigError, RingcommError
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402, F401
-
+from ringcomm.torch import HookState  # noqa: E402
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
 from ringcomm.torch.sparse.bucket import lay_out  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 Made = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_torch_imports_late() -> None:
+    """An optimizer's first step imports torch._dynamo: for many seconds on a busy machine, which
+    are not to count against the ranks' limit."""
+    one = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([one])
+    one.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def model_of(seed: int, dtype: Any = torch.float32) -> Any:
@@ -330,6 +340,21 @@ def test_gradients_that_change_after_backward() -> None:
     with pytest.raises(ConfigError, match="overlap=False"):
         run_ranks(1, lambda comm: run(comm, True))
     assert abs(run_ranks(1, lambda comm: run(comm, False))[0] - 1e-3) < 1e-5
+
+
+def test_a_hook_for_the_same_model_is_refused() -> None:
+    """It would send the gradients a second time."""
+
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        state = HookState("int8", comm, model=model)
+        with SGD(model.parameters(), comm=comm, overlap=False) as optimizer:
+            loss_of(model, comm.rank, 0).backward()
+            with pytest.raises(ConfigError, match="HookState was made for parameters of this SGD"):
+                optimizer.step()
+        del state
+
+    run_ranks(2, run)
 
 
 def test_nobody_has_a_gradient() -> None:

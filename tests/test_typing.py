@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from ranks import World
@@ -165,9 +165,11 @@ def test_what_torch_has_takes_the_same_names() -> None:
     pytest.importorskip("torch")
     from ringcomm.torch import HierarchicalState, HookState, Options
 
-    for kind in (HierarchicalState, HookState, Options):
+    names, auto = ringcomm.Compression | None, Literal["auto"]
+    assert Options.__init__.__annotations__["compression"] in ("Compression | None", names)
+    for kind in (HierarchicalState, HookState):
         said = kind.__init__.__annotations__["compression"]
-        assert said in ("Compression | None", ringcomm.Compression | None), kind
+        assert said in ("Compression | Literal['auto'] | None", names | auto), kind
 
 
 def test_stats_have_the_keys_of_their_types() -> None:

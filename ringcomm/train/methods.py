@@ -6,6 +6,7 @@ in training. ``method_of`` chooses it by the options.
     Alone       nothing, in a world of one
     Gradients   DDP's buckets, by ringcomm's hook or DDP's own all-reduce     every step
     Momentum    the optimizer's state, by ringcomm.torch.optim                every step
+    Largest     the largest of gradients, by ringcomm.torch.sparse            every step
     Apart       the weights, by ringcomm.torch.OuterStep                      every so many steps
 
 Invariants: methods that say "collective" must be called by all ranks in the same order. What
@@ -116,10 +117,9 @@ class Gradients(Method):
             return plain_hook
         from ringcomm.torch import HookState, allreduce_hook
 
-        stale: dict[str, Any] = {"pace": "stale1"} if options.method == "stale" else {}
         self._hook = HookState(
             options.codec, comm, model=self.bare, warmup_steps=options.dense_steps,
-            force=options.force, **stale,
+            force=options.force, pace="stale1" if options.method == "stale" else "every",
         )  # fmt: skip
         hook: Callable[..., Any] = allreduce_hook
         return hook
@@ -147,6 +147,13 @@ class Gradients(Method):
         """The error that made backward fail: DDP turns all into RuntimeError."""
         error: RingcommError | None = getattr(getattr(self, "_hook", None), "error", None)
         return error
+
+    def finish(self) -> None:
+        """With staleness the last mean is still to be applied."""
+        flush = getattr(self._hook, "flush", None)
+        if flush is not None and flush():
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """That of ringcomm's hook."""
@@ -177,22 +184,49 @@ class Momentum(Method):
             self._comm.broadcast(buffer)
         return contextlib.nullcontext()
 
+    @property
+    def sent(self) -> int:
+        """Bytes by now."""
+        return int(self.optimizer.carried)
+
     def start_account(self) -> None:
         """Start from what it has sent by now."""
-        self._before = (self.optimizer.carried, self.optimizer.waited_s)
+        self._before = (self.sent, self.optimizer.waited_s)
 
     def traffic(self) -> Traffic:
         """What the optimizer has sent, and how long it has waited for."""
-        carried, waited_s = self._before
+        sent, waited_s = self._before
         payload = sum(p.nbytes for group in self.optimizer.param_groups for p in group["params"])
-        return _traffic(
-            payload, self.optimizer.carried - carried, self.optimizer.waited_s - waited_s
-        )
+        return _traffic(payload, self.sent - sent, self.optimizer.waited_s - waited_s)
 
     def optimizer_state(self) -> dict[str, Any]:
         """For a world of any size. Collective."""
         state: dict[str, Any] = self.optimizer.gather_state_dict()
         return state
+
+
+class Largest(Momentum):
+    """An optimizer on the CPU that exchanges the largest blocks of gradients."""
+
+    def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
+        """That of ringcomm.torch.sparse. Collective."""
+        self._comm = self.world.comm or Communicator.create(rank=0, world_size=1)
+        return optim.make_sparse_optimizer(groups, self.options, self._comm)
+
+    @property
+    def sent(self) -> int:
+        """Bytes by now."""
+        return int(self.optimizer.sent_bytes)
+
+    def no_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """The optimizer's own: it begins in backward."""
+        paused: contextlib.AbstractContextManager[None] = self.optimizer.no_sync()
+        return paused
+
+    def evaluated(self) -> contextlib.AbstractContextManager[None]:
+        """With all that is on its way."""
+        self.optimizer.flush()
+        return super().evaluated()
 
 
 class Apart(Method):
@@ -251,13 +285,14 @@ class Apart(Method):
 
 _METHODS: dict[str, type[Method]] = {
     "gradients": Gradients, "stale": Gradients, "momentum": Momentum, "outer": Apart,
+    "sparse": Largest,
 }  # fmt: skip
 
 
 def method_of(model: nn.Module, options: Options, world: World) -> Method:
     """The method of the options; a collective. Raises ConfigError as it does."""
     kind = _METHODS[options.method]
-    if world.size == 1 and kind is not Momentum:
+    if world.size == 1 and not issubclass(kind, Momentum):
         kind = Method
     return kind(model, options, world)
 

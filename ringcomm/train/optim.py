@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import ConfigError
 from .models import family
@@ -131,6 +132,20 @@ def make_wire_optimizer(
         "zero-one-adam": optim.ZeroOneAdam,
     }  # fmt: skip
     return kinds[name](groups, **common)
+
+
+def make_sparse_optimizer(
+    groups: Groups, options: Options, comm: Communicator
+) -> torch.optim.Optimizer:
+    """One of ringcomm.torch.sparse, at the peak rate. A collective."""
+    from ringcomm.torch import sparse
+
+    name, rate, _ = choices(options)
+    density = parse(options.codec).density
+    common: dict[str, Any] = {"density": density, "staleness": options.delay, "comm": comm}
+    if name == "sgd":
+        return sparse.SGD(groups, lr=rate, momentum=options.momentum, **common)
+    return sparse.Adam(groups, lr=rate, **common)
 
 
 def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:

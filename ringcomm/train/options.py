@@ -118,9 +118,16 @@ class Options:
         if self.method != "gradients" and (self.backend == "gloo" or not self.hook):
             raise ConfigError(f"--method {self.method} is ringcomm's; leave out --backend gloo and "
                               "--no-hook")  # fmt: skip
-        for name in ("every", "outer", "fragments", "delay"):
-            if self.method != "outer" and getattr(self, name) != getattr(Options, name):
+        about = {"every": ("outer",), "outer": ("outer",), "fragments": ("outer",),
+                 "delay": ("outer", "sparse")}  # fmt: skip
+        for name, methods in about.items():
+            if self.method not in methods and getattr(self, name) != getattr(Options, name):
                 raise ConfigError(f"--{name} is about outer steps; add --method outer")
+        if self.method == "sparse" and (self.delay > 1 or self.optimizer not in {
+            None, "sgd", "adamw"
+        }):  # fmt: skip
+            raise ConfigError("--method sparse goes with --optimizer sgd or adamw (as Adam), and "
+                              "--delay 0 or 1")  # fmt: skip
         own = {"lion", "lamb", "zero-one-adam"}
         if self.optimizer in own and self.method != "momentum":
             raise ConfigError(f"--optimizer {self.optimizer} sends its momentum; add --method "
@@ -133,8 +140,8 @@ class Options:
     def codec(self) -> Compression | Literal["auto"]:
         """The codec of what travels, or "auto": as suits the method unless chosen."""
         alone = self.backend == "gloo" and not self.hook
-        suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
-        chosen = self.compression or ("none" if alone else suits)
+        suits = {"momentum": "onebit", "outer": "int4", "sparse": "topk:0.015625"}
+        chosen = self.compression or ("none" if alone else suits.get(self.method, "bf16"))
         return cast("Compression | Literal['auto']", chosen)  # checked above
 
 
@@ -220,15 +227,17 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hook", action=argparse.BooleanOptionalAction,
                        help="gradients go by ringcomm's DDP hook, over either backend; without, "
                        "by DDP's own all-reduce over the backend (default: --hook)")
-    group.add_argument("--method", choices=("gradients", "stale", "momentum", "outer"),
+    group.add_argument("--method", choices=("gradients", "stale", "momentum", "outer", "sparse"),
                        help="what travels: gradients, in every step; the same one step late, while "
                        "the next step computes; the optimizer's momentum, at 1 bit (1-bit Adam for "
-                       "adamw); or, every so many steps, how far the weights have come (default: "
+                       "adamw); every so many steps how far the weights have come; or the largest "
+                       "blocks of gradients, with a sparse optimizer on the CPU (default: "
                        "gradients)")
     group.add_argument("--compression", metavar="CODEC",
                        help=f"codec on the wire: {names(_is_taken)}, or topk:DENSITY; auto: of "
                        "none, bf16 and int8 the gentlest that hides, as it is measured (default: "
-                       "bf16; momentum onebit; outer int4; with --backend gloo --no-hook none)")
+                       "bf16; momentum onebit; outer int4; sparse topk:0.015625; with --backend "
+                       "gloo --no-hook none)")
     group.add_argument("--every", type=_period, metavar="STEPS",
                        help="steps between two outer steps; end: one, at the end; speed:STEPS: so "
                        "many of the fastest rank, and of others what they make in that time "
@@ -239,7 +248,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        help="parts of the model that take outer steps at staggered times "
                        "(default: 1)")
     group.add_argument("--delay", type=_whole(0), metavar="STEPS",
-                       help="steps that go on while an outer step's part travels (default: 0)")
+                       help="steps that go on while an outer step's part travels; with --method "
+                       "sparse 1: the next step goes on with the weights before (default: 0)")
     group.add_argument("--dense-steps", type=_whole(0), metavar="N",
                        help="first steps in which codecs of few bits give way to bf16 "
                        "(default: 0)")

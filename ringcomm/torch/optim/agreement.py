@@ -54,7 +54,7 @@ def agree(
         loss_scale: the factor that is in the gradients of this rank.
         found_inf: whether a GradScaler has found values that are not finite.
         max_norm: see WireOptimizer.
-        alike: what must have the same repr() on all ranks.
+        alike: what must be the same on all ranks, but for last bits of numbers.
 
     Raises MismatchError on all ranks where it has not.
     """
@@ -91,7 +91,20 @@ def require_same(comm: Communicator, about: Sequence[object], what: str) -> None
 
 
 def _digest(about: object) -> int:
-    return zlib.crc32(repr(about).encode()) & 0xFFFFF
+    return zlib.crc32(repr(_rounded(about)).encode()) & 0xFFFFF
+
+
+def _rounded(value: object) -> object:
+    """With nine digits of each number: hosts' mathematical libraries differ in the last ones of
+    what a schedule computes."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    is_float = isinstance(value, float) or (
+        isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+    )
+    return f"{float(value):.9g}" if is_float else value  # type: ignore[arg-type]
 
 
 def _squares(places: Sequence[Place]) -> float:

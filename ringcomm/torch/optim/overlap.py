@@ -55,7 +55,9 @@ class Overlap(Generic[S, F]):
         self._handles: list[Any] = []
 
     def watch(self, spans: Sequence[S]) -> None:
-        """Watches the parameters of these spans from now on, and no others."""
+        """Watches the parameters of these spans from now on, and no others. What has begun is
+        dropped."""
+        self.drop()
         for handle in self._handles:
             handle.remove()
         self._spans = list(spans)

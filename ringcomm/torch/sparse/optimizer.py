@@ -14,6 +14,7 @@ model by what has arrived and is not shown yet; ``flush`` shows it.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -68,6 +69,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         steps: steps that were made.
         skipped: buckets that were left out.
         sent_bytes: payload that this rank has sent.
+        waited_s: seconds that steps have waited for exchanges and for the kernels behind them.
     """
 
     method: ClassVar[str] = ""
@@ -97,6 +99,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self.skipped = 0
         self.sent_bytes = 0
+        self.waited_s = 0.0
         self._overlap: Overlap[Bucket, Round] | None = Overlap(self._launch) if overlap else None
         self._buckets: list[Bucket] = []
         self._exchanges: list[SparseExchange] = []
@@ -190,7 +193,9 @@ class SparseOptimizer(torch.optim.Optimizer):
             return
         rounds, over = self._unseen
         self._unseen = None
+        began = time.perf_counter()
         over.result()
+        self.waited_s += time.perf_counter() - began
         for one in rounds:
             self._show(one)
 
