@@ -23,6 +23,7 @@ that have the same bytes make the same sums, in order of rank.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -261,12 +262,17 @@ class SparseExchange:
 
 
 class SparseRound:
-    """A round in flight, as ``SparseExchange.submit`` returns it."""
+    """A round in flight, as ``SparseExchange.submit`` returns it.
+
+    Attributes:
+        elapsed: seconds that its trips and their sums took, once it was waited for; 0.0 before.
+    """
 
     def __init__(self, exchange: SparseExchange, work: Work, timeout: float | None) -> None:
         self._exchange = exchange
         self._work = work
         self._timeout = timeout
+        self.elapsed = 0.0
         self._result: Entries | None = None
         self._error: RingcommError | None = None
 
@@ -286,7 +292,9 @@ class SparseRound:
         if self._result is None:
             try:
                 self._work.wait()
+                began = time.perf_counter()
                 result = self._exchange._way.end(self._timeout)
+                self.elapsed = self._work.elapsed + time.perf_counter() - began
             except RingcommError as error:
                 self._error = error
                 self._exchange._over(self, None)

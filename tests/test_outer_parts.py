@@ -24,6 +24,7 @@ from ringcomm.torch.outer import (
     BySpeed,
     Carry,
     Every,
+    Fitted,
     Lerp,
     Mean,
     Nesterov,
@@ -150,20 +151,54 @@ def test_each_fragment_has_a_round_every_so_many(every: int, fragments: int, rou
         assert all(b - a == every for a, b in itertools.pairwise(moments))
 
 
+def test_pace_that_fits_the_link() -> None:
+    pace = pace_of("auto", delay=2)
+    assert isinstance(pace, Fitted)
+    pace.cut(2)
+    assert pace.period == 10
+    pace.learn([10.0, 0.0], [1.0, 1.0], 0)  # not known of all: as it was
+    pace.learn([10.0, 20.0], [0.0, 0.0], 0)
+    for iteration in (5, 10):
+        assert pace.is_due(iteration)
+        pace.advance(iteration)
+    assert not pace.is_due(14)
+    assert pace.is_due(15)
+    # 0.5 s, of which .2 hide behind 2 iterations of .1 s: .3 s are 3 % of 100 iterations.
+    pace.learn([10.0, 20.0], [0.5, 0.1], 0)
+    pace.advance(15)  # the second fragment has its round as it was meant
+    assert pace.is_due(20)
+    pace.advance(20)
+    assert pace.period == 200
+    assert not pace.is_due(119)
+    assert pace.is_due(120)
+    pace.learn([10.0, 20.0], [0.52, 0.1], 0)  # noise
+    again = Fitted(delay=2)
+    again.cut(2)
+    again.load_state_dict(pace.state_dict())
+    assert again.period == 200
+    pace.advance(120)
+    pace.advance(220)
+    assert pace.period == 200
+    pace.learn([10.0, 20.0], [0.01, 0.01], 0)  # the link is fast again
+    pace.advance(320)
+    pace.advance(420)
+    assert pace.period == 10
+
+
 def test_pace_by_speed() -> None:
     pace = pace_of("speed:30")
     assert isinstance(pace, BySpeed)
     pace.cut(1)
-    pace.learn([10.0, 0.0], 0)  # not known of all: as it was
+    pace.learn([10.0, 0.0], [0.0, 0.0], 0)  # not known of all: as it was
     assert pace.own == 30
-    pace.learn([10.0, 4.0], 1)
+    pace.learn([10.0, 4.0], [0.0, 0.0], 1)
     assert pace.own == 12
     assert not pace.is_due(11)
     assert pace.is_due(12)
     pace.advance(12)
     assert not pace.is_due(23)
     assert pace.is_due(24)
-    pace.learn([1000.0, 1.0], 1)
+    pace.learn([1000.0, 1.0], [0.0, 0.0], 1)
     assert pace.own == 1
     assert pace.weight(12) == 12.0
     again = BySpeed(30)

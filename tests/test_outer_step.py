@@ -92,6 +92,23 @@ def test_all_ranks_end_with_the_same_bits(codec: str | None, n: int) -> None:
         assert report.sent_bytes > 0
 
 
+@pytest.mark.parametrize("outer", ["nesterov", "sparse"])
+def test_rounds_as_often_as_the_link_allows(outer: str) -> None:
+    """An iteration of no time: a transfer never hides, so rounds grow rarer, on all ranks alike."""
+
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        with OuterStep(model, optimizer, every="auto", outer=outer, comm=comm) as one:
+            train(model, optimizer, comm.rank, range(100))
+        return weights(model), one.report().rounds
+
+    found = run_ranks(2, rank)
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert 3 <= found[0][1] <= 11  # each 10, at most
+
+
 def test_int4_with_feedback_stays_near_the_exact_mean() -> None:
     def run(codec: str | None, feedback: bool | None) -> torch.Tensor:
         def rank(comm: Communicator) -> torch.Tensor:

@@ -239,7 +239,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "bf16; momentum onebit; outer int4; sparse topk:0.015625; with --backend "
                        "gloo --no-hook none)")
     group.add_argument("--every", type=_period, metavar="STEPS",
-                       help="steps between two outer steps; end: one, at the end; speed:STEPS: so "
+                       help="steps between two outer steps; end: one, at the end; auto: as few as "
+                       "the link allows; speed:STEPS: so "
                        "many of the fastest rank, and of others what they make in that time "
                        "(default: 30)")
     group.add_argument("--outer", choices=("mean", "sgd", "nesterov", "sparse"),
@@ -297,10 +298,12 @@ def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def _period(text: str) -> int | str:
-    if text == "end" or (text.startswith("speed:") and text[6:].isdecimal()):
+    if text in ("end", "auto") or (text.startswith("speed:") and text[6:].isdecimal()):
         return text
     if not text.isdecimal() or text == "0":
-        raise argparse.ArgumentTypeError(f"give a whole number, end or speed:STEPS, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"give a whole number, end, auto or speed:STEPS, not {text!r}"
+        )
     return int(text)
 
 

@@ -234,6 +234,11 @@ class Flight:
                 unit.follow(at_send)
 
     @property
+    def seconds(self) -> float:
+        """That the transfer took, once it was waited for."""
+        return max((sent.seconds for sent in self._sent), default=0.0)
+
+    @property
     def sent_bytes(self) -> int:
         """Payload that this rank has sent."""
         return sum(sent.sent_bytes for sent in self._sent)

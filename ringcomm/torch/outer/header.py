@@ -20,7 +20,7 @@ from ...communicator import Communicator
 from ...errors import MismatchError
 from ...work import Work
 
-_LAYOUT = struct.Struct("<4B4xqdd16s")
+_LAYOUT = struct.Struct("<4B4xqddd16s")
 _COUNTED, _ENDING, _UNSENT, _DROPPED = range(4)
 
 
@@ -36,6 +36,7 @@ class Header:
         iteration: how many it has made.
         weight: of its delta; 0.0: it brings none.
         speed: iterations per second, 0.0 where it is not known.
+        trip: seconds that its latest transfer took, 0.0 where there was none.
         data: a digest of its first batch; zeros where it is not known.
     """
 
@@ -46,6 +47,7 @@ class Header:
     iteration: int
     weight: float
     speed: float
+    trip: float = 0.0
     data: bytes = bytes(16)
 
     def gathered(self, comm: Communicator, timeout: float | None) -> Work:
@@ -53,7 +55,7 @@ class Header:
         packed = np.frombuffer(
             _LAYOUT.pack(
                 self.counts_tokens, self.is_ending, self.has_unsent, self.is_dropped,
-                self.iteration, self.weight, self.speed, self.data,
+                self.iteration, self.weight, self.speed, self.trip, self.data,
             ),
             np.uint8,
         )  # fmt: skip
@@ -61,10 +63,10 @@ class Header:
 
 
 def _read(row: bytes) -> Header:
-    *flags, iteration, weight, speed, data = _LAYOUT.unpack(row)
+    *flags, iteration, weight, speed, trip, data = _LAYOUT.unpack(row)
     return Header(
         bool(flags[_ENDING]), bool(flags[_UNSENT]), bool(flags[_DROPPED]), bool(flags[_COUNTED]),
-        iteration, weight, speed, data,
+        iteration, weight, speed, trip, data,
     )  # fmt: skip
 
 
@@ -99,6 +101,11 @@ class Headers:
     def speeds(self) -> list[float]:
         """Of all ranks."""
         return [row.speed for row in self.rows]
+
+    @property
+    def trips(self) -> list[float]:
+        """Of all ranks."""
+        return [row.trip for row in self.rows]
 
     @property
     def total(self) -> float:

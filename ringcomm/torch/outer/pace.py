@@ -5,6 +5,7 @@
     AtEnd()                     never: only a flush exchanges, once
     BySpeed(30)                 the fastest rank after 30 iterations, the others after as many as
                                 they make in the same time
+    Fitted()                    as seldom as it takes for rounds to cost next to nothing
 
 Invariants: a pace counts its own rounds, not those that a flush adds, so that a flush does not
 shift what follows. Speeds come from the headers of a round, which all ranks have alike.
@@ -12,11 +13,15 @@ shift what follows. Speeds come from the headers of a round, which all ranks hav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ...adaptive.forecast import inner_steps
 from ...errors import ConfigError, did_you_mean
 from .settings import require_whole
+
+_log = logging.getLogger("ringcomm")
 
 
 class Pace(Protocol):
@@ -39,9 +44,9 @@ class Pace(Protocol):
         """A round was entered after so many iterations."""
         ...
 
-    def learn(self, speeds: Sequence[float], place: int) -> None:
-        """The speeds of a round's ranks in iterations per second, 0.0 where it is not known, and
-        which of them is this rank's."""
+    def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
+        """Of a round's ranks: their speeds in iterations per second, and the seconds that their
+        latest round's transfer took, 0.0 where that is not known; and which is this rank's."""
         ...
 
     def weight(self, iterations: int) -> float:
@@ -91,7 +96,7 @@ class Every:
         if self._rounds == self._fragments:
             self._begin, self._rounds = self._begin + self._every, 0
 
-    def learn(self, speeds: Sequence[float], place: int) -> None:
+    def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
         """It does not matter."""
 
     def weight(self, iterations: int) -> float:
@@ -108,6 +113,67 @@ class Every:
 
     def __repr__(self) -> str:
         return f"Every({self._every})"
+
+
+class Fitted(Every):
+    """The fewest iterations between two rounds of a fragment with which rounds cost at most a share
+    of the time, by what ranks have measured: the speed of the slowest, the longest transfer.
+
+    All ranks see the same headers, so all change alike, and between two rounds of all fragments
+    only. Outer rates stay: gamma / (1 - mu) does not depend on the number of iterations.
+
+    Args:
+        share: of the time, that rounds may cost.
+        least, most: bounds of the iterations; it begins with ``least``.
+        delay: of OuterStep, behind which a transfer hides.
+    """
+
+    def __init__(
+        self, share: float = 0.03, least: int = 10, most: int = 500, delay: int = 0
+    ) -> None:
+        super().__init__(require_whole("least", least, 1))
+        if not 0 < share < 1 or require_whole("most", most, least) < least:
+            raise ConfigError(f"Invalid share: {share}; give a number between 0 and 1")
+        self._share, self._least, self._most, self._delay = share, least, most, delay
+        self._wanted, self._why = self._every, ""
+
+    def cut(self, fragments: int) -> None:
+        """At least an iteration for each fragment, and more than the delay."""
+        self._least = max(self._least, fragments * (self._delay + 1))
+        self._every = self._wanted = self._least
+        super().cut(fragments)
+
+    def advance(self, iteration: int) -> None:
+        """See Pace."""
+        super().advance(iteration)
+        if self._rounds == 0 and self._wanted != self._every:
+            _log.info("outer step: every %d iterations from %d on: %s", self._wanted, iteration,
+                      self._why)  # fmt: skip
+            self._every = self._wanted
+
+    def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
+        """See Pace."""
+        if not all(speed > 0 for speed in speeds) or not any(trips):
+            return
+        step_s, trip = 1 / min(speeds), max(trips)
+        each = inner_steps(step_s, trip, 1.0, overlap=self._delay, share=self._share)
+        wanted = min(self._most, max(self._least, each * self._fragments))
+        if not 0.8 < wanted / self._wanted < 1.25:  # noise moves nothing
+            self._wanted = wanted
+            self._why = (f"a transfer takes {1e3 * trip:.0f} ms, an iteration "
+                         f"{1e3 * step_s:.0f} ms")  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Pace."""
+        return {**super().state_dict(), "every": self._every, "wanted": self._wanted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Pace."""
+        super().load_state_dict(state)
+        self._every, self._wanted = int(state["every"]), int(state["wanted"])
+
+    def __repr__(self) -> str:
+        return f"Fitted({self._share}, {self._least}, {self._most}, {self._delay})"
 
 
 class AtEnd:
@@ -128,7 +194,7 @@ class AtEnd:
     def advance(self, iteration: int) -> None:
         """It does not matter."""
 
-    def learn(self, speeds: Sequence[float], place: int) -> None:
+    def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
         """It does not matter."""
 
     def weight(self, iterations: int) -> float:
@@ -183,7 +249,7 @@ class BySpeed:
         """See Pace."""
         self._begin = max(self._begin + max(1.0, self._own / self._fragments), iteration - 1.0)
 
-    def learn(self, speeds: Sequence[float], place: int) -> None:
+    def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
         """See Pace."""
         if all(speed > 0 for speed in speeds):
             self._own = max(1, round(self._most * speeds[place] / max(speeds)))
@@ -205,18 +271,21 @@ class BySpeed:
 
 
 _SPEED = "speed:"
+_NAMES = ["end", "auto", "speed:30"]
 
 
-def pace_of(every: object) -> Pace:
-    """The pace that OuterStep's ``every`` names or is: a number of iterations, "end", "speed:30".
-    Raises ConfigError for anything else."""
+def pace_of(every: object, delay: int = 0) -> Pace:
+    """The pace that OuterStep's ``every`` names or is: a number of iterations, "end", "speed:30",
+    "auto". Raises ConfigError for anything else."""
     if every == "end":
         return AtEnd()
+    if every == "auto":
+        return Fitted(delay=delay)
     if isinstance(every, str) and every.startswith(_SPEED) and every[len(_SPEED) :].isdigit():
         return BySpeed(int(every[len(_SPEED) :]))
     if isinstance(every, int):
         return Every(every)
     if isinstance(every, type) or not callable(getattr(every, "is_due", None)):
-        raise ConfigError(f'Invalid every: {every!r}; give a number of iterations, "end", or '
-                          f'"speed:30"{did_you_mean(every, ["end", "speed:30"])}')  # fmt: skip
+        raise ConfigError(f'Invalid every: {every!r}; give a number of iterations, "end", '
+                          f'"auto" or "speed:30"{did_you_mean(every, _NAMES)}')  # fmt: skip
     return every  # type: ignore[return-value]

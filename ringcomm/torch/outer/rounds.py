@@ -74,6 +74,7 @@ class Rounds:
         self._digest, self._on_away = digest, on_away
         self._peers: Peers | None = None
         self._entered = 0
+        self._trip = 0.0
         self._is_checked = False
 
     @property
@@ -243,7 +244,8 @@ class Rounds:
         return Header(
             is_ending=is_ending, is_dropped=flight.is_dropped, counts_tokens=self.counts_tokens,
             has_unsent=any(one.iterations for one in self.fragments),
-            iteration=self.iteration, weight=weight, speed=self.watch.speed(), data=self._digest(),
+            iteration=self.iteration, weight=weight, speed=self.watch.speed(), trip=self._trip,
+            data=self._digest(),
         )  # fmt: skip
 
     def _post(self) -> None:
@@ -284,7 +286,8 @@ class Rounds:
         if headers is None:
             return
         self.reference = flight.reference
-        self.pace.learn(headers.speeds, self.comm.rank)
+        self.pace.learn(headers.speeds, headers.trips, self.comm.rank)
+        self._trip = flight.seconds
         if not self._is_checked:
             self._is_checked = True
             _warn_of(headers.same_data(), self.peers.members)

@@ -38,6 +38,11 @@ class Chosen:
             self._mean = found.to(self._like.device, self._like.dtype)
         return self._mean
 
+    @property
+    def seconds(self) -> float:
+        """See Sent."""
+        return self._round.elapsed
+
     def undo(self) -> None:
         """See Sent."""
         if self._before is not None:

@@ -66,7 +66,7 @@ class OuterStep:
             ``outer.tick()`` is called after each iteration.
         every: iterations between two rounds of a parameter; "end": one round, at the end;
             "speed:30": 30 for the fastest rank, and for the others as many as they make in that
-            time.
+            time; "auto": the fewest with which rounds cost at most 3 % of the time, as measured.
         outer: how the anchor follows the mean of the deltas: "mean", "sgd", "nesterov", "sparse",
             or one of Mean(), Sgd(gamma), Nesterov(gamma, mu), Sparse(density, ...). None: nesterov
             with gamma .7 and mu .5; with every="end" mean.
@@ -119,7 +119,7 @@ class OuterStep:
         self._model = model
         optimizers = optimizers_of(optimizer)
         self._ticks = ticks_of(optimizers, scaler)
-        pace = pace_of(every)
+        pace = pace_of(every, require_whole("delay", delay, 0))
         pace.cut(require_whole("fragments", fragments, 1))
         _require_delay(delay, pace, fragments)
         if outer is None:
@@ -365,8 +365,7 @@ def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> 
                               "parameters: is it of another model, or of a copy?")  # fmt: skip
 
 
-def _require_delay(delay: object, pace: Pace, fragments: int) -> None:
-    delay = require_whole("delay", delay, 0)
+def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
     if delay and pace.period is None:
         raise ConfigError(f'Invalid delay: {delay}; with every="end" nothing goes on meanwhile')
     if pace.period is not None and delay * fragments >= pace.period:

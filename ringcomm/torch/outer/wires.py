@@ -37,6 +37,11 @@ class Sent(Protocol):
         """Payload that this rank has sent."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """From submission to completion, once it was waited for."""
+        ...
+
 
 class Wire(Protocol):
     """How one block's deltas travel.
@@ -77,6 +82,11 @@ class Reduced:
     def sent_bytes(self) -> int:
         """See Sent."""
         return self._work.stats().sent_bytes
+
+    @property
+    def seconds(self) -> float:
+        """See Sent."""
+        return self._work.elapsed
 
 
 class DenseWire:
