@@ -17,6 +17,7 @@ BLOCKS = {
     "accelerate": "accelerator = Accelerator(",
     "transformers": "TrainingArguments(",
     "feedback": "for gradient in gradients():",
+    "methods": "OuterStep(large",
     "gpu": "with ringcomm.cuda.stream(side):",
 }
 

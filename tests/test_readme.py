@@ -69,6 +69,14 @@ def test_hooks(torch_nursery: Nursery, name: str, ranks: int, error: float) -> N
         assert 0 < event["error"] < error
 
 
+@needs_torch
+@pytest.mark.torch
+def test_methods(torch_nursery: Nursery) -> None:
+    first, second = run(torch_nursery, "methods", "trained")
+    assert first["weights"] == second["weights"]
+    assert first["untrained"] not in first["weights"]
+
+
 def test_gpu(gpu: Any) -> None:
     ringcomm.init()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
@@ -74,6 +75,32 @@ def hierarchical(rank: Rank) -> None:
     rank.emit("gradients", **_gradients(rank, model, ddp))
     _end()
     os._exit(0)  # the state's communicators are nobody's here
+
+
+def methods(rank: Rank) -> None:
+    """The three ways over slow links, a model each."""
+    _run("backend")
+    model, small, large = _model(), _model(), _model()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    adamw = torch.optim.AdamW(large.parameters(), 0.01)
+    names = _run("methods", ddp=ddp, model=model, small=small, large=large, adamw=adamw)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    with names["outer"] as outer:
+        for step in range(3):
+            for net, optimizer in ((ddp, sgd), (small, names["optimizer"]), (large, adamw)):
+                optimizer.zero_grad()
+                torch.manual_seed(10 * step + rank.number)
+                net(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+    assert outer.iteration == 3
+    rank.emit("trained", weights=[_digest(one) for one in (model, small, large)],
+              untrained=_digest(_model()))  # fmt: skip
+    _end()
+
+
+def _digest(model: nn.Module) -> str:
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def _model() -> nn.Module:
