@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def test_wrong_options(argv: list[str]) -> None:
     "--drop", "0", "--compute", "20", "--settle", "25", "--steps", "3",
 )  # fmt: skip
 def test_a_short_run(beside: Done) -> None:
-    """The wire is so slow that no load of the machine makes up for a codec's bytes."""
+    """The wire is so slow that compression pays under any load; by how much depends on that."""
     assert beside.code in (0, 1), beside.output
     (line,) = (line for line in beside.output.splitlines() if line.split()[:1] == ["20"])
-    assert "int8" in line.split(), beside.output
-    assert "#   auto: int8 from step" in beside.output
+    assert {"bf16", "int8"} & set(line.split()), beside.output
+    assert re.search("#   auto: (bf16|int8) from step", beside.output), beside.output

@@ -53,7 +53,7 @@ def test_the_docstring_of_an_allreduce_names_each() -> None:
 
 def test_the_trainers_help_names_what_it_takes() -> None:
     shown = re.sub(r"\s+", " ", _parser().format_help())
-    listed = re.search(r"codec of gradients on the wire: (.*?)\(default", shown)
+    listed = re.search(r"codec on the wire: (.*?)\(default", shown)
     assert listed is not None
     assert named(listed[1]) == {codec.name for codec in CODECS.values() if not codec.composed}
 

@@ -1,4 +1,4 @@
-/* test_sparse_optimizer.c - optimizer steps of a few units: the bits of plain loops with every
+/* test_optimizer.c - optimizer steps of a few units: the bits of plain loops with every
  * kernel set, and nothing else is touched.
  */
 #include <math.h>

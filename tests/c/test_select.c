@@ -1,10 +1,9 @@
-/* test_sparse_select.c - what is sent of a tensor: exactly the largest units of each chunk, by
+/* test_select.c - what is sent of a tensor: exactly the largest units of each chunk, by
  * every kernel set alike, and the rest stays.
  */
 #include <math.h>
 
 #include "../../csrc/sparse/format.h"
-#include "../../csrc/sparse/largest.h"
 #include "check.h"
 #include "sparse_values.h"
 
@@ -101,27 +100,6 @@ static void chooses_the_largest(void)
                 select_once(&sparse_formats[f], counts[i]);
 }
 
-/* Whatever was looked for before. */
-static void does_not_depend_on_the_guess(void)
-{
-    enum { N = 3000 };
-    static const uint32_t guesses[] = {1, 2, 0x3f800000, 0x7f7fffff, 0x7fffffff};
-    float values[N + LARGEST_SPARE], *x = sparse_fill(N);
-    uint16_t want[N], got[N];
-    x[5] = INFINITY;
-    x[6] = NAN;
-    for (size_t k = 1; k <= N; k = k * 2 + 1) {
-        largest l = {kernels_find(NULL), values, 0x3f800000};
-        largest_find(&l, want, x, N, k);
-        for (size_t g = 0; g < CHECK_COUNT(guesses); g++) {
-            l.guess = guesses[g];
-            largest_find(&l, got, x, N, k);
-            CHECK(memcmp(want, got, k * sizeof *got) == 0);
-        }
-    }
-    free(x);
-}
-
 static void says_what_is_not_finite(void)
 {
     const rc_sparse_format f = {4096, 1, 4, RC_BF16};
@@ -136,36 +114,11 @@ static void says_what_is_not_finite(void)
     }
 }
 
-static void refuses_what_is_no_format(void)
-{
-    static const rc_sparse_format wrong[] = {
-        {4096, 2, 4, RC_F32},    {8, 1, 4, RC_F32},    {4096, 1, 0, RC_F32},
-        {131072, 1, 4, RC_F32},  {24, 16, 1, RC_F32},  {4096, 1, 4097, RC_F32},
-        {4096, 16, 257, RC_F32}, {4096, 1, 4, RC_F64},
-    };
-    float x = 1, left;
-    uint8_t wire[64];
-    int poisoned;
-    for (size_t i = 0; i < CHECK_COUNT(wrong); i++) {
-        CHECK_EQ(rc_sparse_bytes(&wrong[i], 1), 0);
-        CHECK_EQ(rc_sparse_record_bytes(&wrong[i]), 0);
-        CHECK_EQ(rc_sparse_select(&wrong[i], NULL, wire, &left, NULL, &x, 1.0F, 1, &poisoned),
-                 RC_INVALID_ARGUMENT);
-    }
-    CHECK_EQ(
-        rc_sparse_select(&sparse_formats[0], "none", wire, &left, NULL, &x, 1.0F, 1, &poisoned),
-        RC_INVALID_ARGUMENT);
-    CHECK_EQ(rc_sparse_select(&sparse_formats[0], NULL, wire, &left, NULL, &x, NAN, 1, &poisoned),
-             RC_INVALID_ARGUMENT);
-}
-
 int main(void)
 {
     const check_test tests[] = {
         {"exactly the largest of each chunk, with every kernel set", chooses_the_largest},
-        {"the guess changes the way, not the result", does_not_depend_on_the_guess},
         {"what is not finite is told", says_what_is_not_finite},
-        {"what is no format is refused", refuses_what_is_no_format},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
