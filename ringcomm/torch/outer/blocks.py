@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ConfigError
+from .merges import Merge
 
 Named = tuple[str, torch.Tensor]
 
@@ -47,10 +48,6 @@ class Block:
         self._is_rounded = any(tensor.dtype != self.dtype for _, tensor in self.tensors)
         self.anchor = self.local()
 
-    def empty(self) -> torch.Tensor:
-        """A flat tensor of zeros."""
-        return torch.zeros(self.count, dtype=self.dtype, device=self.device)
-
     def parts(self, flat: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Views of a flat tensor, as the model's tensors are named and shaped."""
         return [
@@ -58,13 +55,29 @@ class Block:
             for (name, tensor), start in zip(self.tensors, self._starts, strict=True)
         ]
 
-    def local(self) -> torch.Tensor:
-        """What the tensors hold, as a new flat tensor."""
-        flat = self.empty()
+    def local(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What the tensors hold, flat, with zeros between them: a new tensor, or ``out``."""
+        flat = torch.empty(self.count, dtype=self.dtype, device=self.device) if out is None else out
         with torch.no_grad():
+            for end, start in zip(self._ends(), [*self._starts[1:], self.count], strict=True):
+                flat[end:start] = 0
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 part.copy_(tensor)
         return flat
+
+    def _ends(self) -> list[int]:
+        sizes = (tensor.numel() for _, tensor in self.tensors)
+        return [start + size for start, size in zip(self._starts, sizes, strict=True)]
+
+    def merge(self, merge: Merge, at_send: torch.Tensor) -> None:
+        """Brings the tensors to the anchor, with what they have gained since ``at_send``, a flat
+        tensor, as the merge has it."""
+        with torch.no_grad():
+            for (_, then), (_, base), (_, tensor) in zip(
+                self.parts(at_send), self.parts(self.anchor), self.tensors, strict=True
+            ):
+                own = tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
+                tensor.copy_(merge(own, then, base))
 
     def set_local(self, flat: torch.Tensor) -> None:
         """Writes a flat tensor into the model's."""
@@ -72,11 +85,11 @@ class Block:
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 tensor.copy_(part)
 
-    def delta(self, local: torch.Tensor) -> torch.Tensor:
-        """The anchor less the local weights, as a new tensor. Where the two are equal it is zero,
-        also where they are infinite."""
+    def delta(self, local: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The anchor less the local weights, in a new tensor or ``out``. Where the two are equal it
+        is zero, also where they are infinite."""
         base = self._held()
-        delta = base - local
+        delta = torch.sub(base, local, out=out)
         if not bool(torch.isfinite(delta.sum())):
             delta.masked_fill_(base == local, 0)
         return delta
@@ -89,6 +102,23 @@ class Block:
         for (_, part), (_, tensor) in zip(self.parts(held), self.tensors, strict=True):
             part.copy_(part.to(tensor.dtype))
         return held
+
+
+class Scratch:
+    """Memory for what lives as long as a flight, which one flight hands on to the next: to fetch
+    fresh memory takes longer than what is done in it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def take(self, use: str, block: Block) -> torch.Tensor:
+        """As much as the block has; what is in it is void."""
+        key = (use, block.dtype, block.device)
+        kept = self._kept.get(key)
+        if kept is None or len(kept) < block.count:
+            kept = torch.empty(block.count, dtype=block.dtype, device=block.device)
+            self._kept[key] = kept
+        return kept[: block.count]
 
 
 def _device_of(tensors: Sequence[Named]) -> torch.device:

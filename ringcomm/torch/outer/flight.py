@@ -20,7 +20,7 @@ import torch
 from ...communicator import Communicator
 from ...errors import RingcommError
 from ...work import Work
-from .blocks import Block
+from .blocks import Block, Scratch
 from .header import Header, Headers, scale
 from .merges import Merge
 from .rules import Memory, Rule
@@ -55,7 +55,7 @@ class Unit:
         if at_send is None:
             self.block.set_local(self.block.anchor)
             return
-        self.block.set_local(self.merge(self.block.local(), at_send, self.block.anchor))
+        self.block.merge(self.merge, at_send)
 
 
 @dataclasses.dataclass
@@ -99,14 +99,21 @@ class Flight:
         due: the iteration after which the result is to be applied.
         is_delayed: the rank trains on until then.
         keeps: the round may have to be repeated.
+        scratch: of the flight before, which is over.
     """
 
-    def __init__(self, fragment: Fragment, due: int, *, is_delayed: bool, keeps: bool) -> None:
+    def __init__(
+        self, fragment: Fragment, due: int, scratch: Scratch, *, is_delayed: bool, keeps: bool
+    ) -> None:
         self.fragment, self.due = fragment, due
-        locals_ = [unit.block.local() for unit in fragment.units]
+        blocks = [unit.block for unit in fragment.units]
+        locals_ = [
+            block.local(scratch.take(f"local {at}", block)) for at, block in enumerate(blocks)
+        ]
         self.at_send = locals_ if is_delayed else None
         self._deltas = [
-            unit.block.delta(local) for unit, local in zip(fragment.units, locals_, strict=True)
+            block.delta(local, scratch.take(f"delta {at}", block))
+            for at, (block, local) in enumerate(zip(blocks, locals_, strict=True))
         ]
         self.is_dropped = not all(_is_finite(delta) for delta in self._deltas)
         if self.is_dropped:
@@ -245,4 +252,6 @@ class Flight:
 
 
 def _is_finite(delta: torch.Tensor) -> bool:
-    return bool(torch.isfinite(delta).all())
+    """An element that is not finite shows in the sum, which is one pass of memory; a sum may also
+    overflow."""
+    return bool(torch.isfinite(delta.sum())) or bool(torch.isfinite(delta).all())

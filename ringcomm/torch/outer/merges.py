@@ -8,7 +8,7 @@ A rank goes on while its delta travels. What it has trained since then is not in
 
 With a delay of 0 there is no progress, a merge is not asked, and local <- anchor.
 
-Invariants: flat tensors; a merge writes to ``local`` and returns it.
+Invariants: tensors of one shape; a merge writes to ``local`` and returns it.
 """
 
 from __future__ import annotations

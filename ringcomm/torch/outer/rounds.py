@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from ...communicator import Communicator
 from ...errors import RingcommError
+from .blocks import Scratch
 from .data_check import IdenticalDataWarning
 from .flight import Flight, Fragment, Outcome
 from .header import Header, Headers
@@ -75,6 +76,7 @@ class Rounds:
         self._peers: Peers | None = None
         self._entered = 0
         self._trip = 0.0
+        self._scratch = Scratch()
         self._is_checked = False
 
     @property
@@ -223,7 +225,7 @@ class Rounds:
         """Sends this rank's part of the round that was entered."""
         due = self.iteration + self._delay
         self.flight = Flight(
-            self._fragment, due, is_delayed=self._delay > 0 and not is_ending,
+            self._fragment, due, self._scratch, is_delayed=self._delay > 0 and not is_ending,
             keeps=not isinstance(self.peers, FixedPeers),
         )  # fmt: skip
         self._header = self._header_of(self.flight, is_ending)
