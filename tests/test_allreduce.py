@@ -462,3 +462,27 @@ def test_ranks_that_differ_are_told_by_the_data(world: int, algorithm: str) -> N
 
         with World(world, config=config) as ranks:
             ranks.run(body)
+
+
+def test_a_host_waits_for_its_own_frames_to_leave() -> None:
+    """Rank 0's part waits behind other traffic, when its peer's is there already: what it hands to
+    its host's ranks must be the sum over hosts all the same."""
+
+    def body(comm: Communicator) -> int:
+        wrong = 0
+        for _ in range(5):
+            big, works = np.zeros(1 << 20), []
+            if comm.rank == 0:
+                works = [comm.send(big, 2, tag=tag, async_op=True) for tag in range(4)]
+            if comm.rank == 2:
+                works = [comm.recv(big.copy(), 0, tag=tag, async_op=True) for tag in range(4)]
+            for _ in range(10):
+                small = np.full(5, comm.rank + 1, np.int64)
+                comm.allreduce(small)
+                wrong += not (small == 10).all()
+            for work in works:
+                work.wait()
+        return wrong
+
+    with World(4, config=Config(timeout=30.0), memory=2) as ranks:
+        assert ranks.run(body, timeout=60) == [0, 0, 0, 0]
