@@ -286,7 +286,7 @@ static void sent(lane *l, out_frame *frame)
     if (w != NULL && !l->mute)
         work_note_sent(w, l->rail, &frame->header);
     work_env_release(&c->env, frame);
-    if (w != NULL && w->is_shared && w->sends_left == 0) /* its result may go into memory now */
+    if (w != NULL && w->is_shared) /* a join that waited for this may have been the last */
         engine_pump_later(c->engine, &c->member);
     if (w != NULL)
         comm_go_on(c, w);

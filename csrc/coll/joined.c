@@ -27,6 +27,7 @@ rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     codec_join(&w->codec, out, encoded, join_wires(&w->join, segment), p->world_size,
                work_src(w, chunk, segment), n);
     join_drop(&w->join, segment, w->env->buffers);
+    w->receives_left -= (uint64_t)p->world_size - 1;
     if (encoded)
         codec_store(&w->codec, dst, out, n);
     work_final(w, chunk, segment);

@@ -242,19 +242,12 @@ static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_err
     return RC_OK;
 }
 
-/* 1 if links have made the result of this rank's chunk. Its segments count as received before they
- * are joined: a join into src, which is dst here, waits until src has left for the other hosts. */
-static int is_through_links(const rc_work *w)
-{
-    return w->shared.opened && w->receives_left == 1 && w->sends_left == 0;
-}
-
 /* One lap of what the first work can do. */
 static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
 {
     rc_work *w = s->head;
     uint64_t resulted = mine(s, REGION_RESULTED), collected = mine(s, REGION_COLLECTED);
-    int is_result = s->hosts > 1 && is_through_links(w);
+    int is_result = s->hosts > 1 && w->shared.opened && w->receives_left == 1;
     if (is_result && resulted < end_of(w) && is_free(s, REGION_COLLECTED, resulted, awaited)) {
         result_lap(s, w, resulted);
         *moved = 1;

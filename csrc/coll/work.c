@@ -541,7 +541,7 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     if (w->quantised != NULL)
         return quantised_end(w, h, buffer);
     plan_action action = plan_action_at(&w->plan, h->chunk, h->step);
-    w->receives_left -= action != PLAN_MERGE; /* which counts in its turn */
+    w->receives_left -= action != PLAN_MERGE && action != PLAN_JOIN; /* which count in their turn */
     switch (action) {
     case PLAN_MERGE: return merge_take(w, h, buffer);
     case PLAN_JOIN: return joined_take(w, h, buffer);
