@@ -43,6 +43,7 @@ from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .optimizers import ONEBIT, AdamWatch
 from .pace import pace_of
 from .ranges import in_flight
+from .settings import require_whole
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
@@ -106,22 +107,20 @@ class HookState:
         pace: Literal["every", "stale1"] | Stale1 = "every",
         transport: Transport | None = None,
     ) -> None:
-        _require_whole("threshold", threshold, "bytes")
-        _require_whole("warmup_steps", warmup_steps, "a number of steps")
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
         if policy is not None and compression is not None:
             raise ConfigError(f"compression={compression!r} and policy=: give one of them")
-        self.threshold = threshold
-        self.warmup_steps = warmup_steps
+        self.threshold = require_whole("threshold", threshold, 0)
+        self.warmup_steps = require_whole("warmup_steps", warmup_steps, 0)
         self.scaler = scaler
         self.force = force
         self.steps = 0
         self.account = Account()
         self.transport = FlatTransport(comm) if transport is None else transport
-        self.residuals = NamedFeedback(feedback, threshold, self.transport.kept_of)
+        self.residuals = NamedFeedback(feedback, self.threshold, self.transport.kept_of)
         self.transport.bind(self.account, self.residuals)
         self._pace_setting = pace
         self._pace = pace_of(pace, self.transport, self.account, self.residuals)
@@ -392,19 +391,12 @@ def _policy_of(
     return policy_of(compression, warmup_steps)
 
 
-def _require_whole(name: str, value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}={value!r}: give {what}, 0 or more")
-
-
 def _steps_of(state: object) -> int:
     """Of a state of a HookState. Raises ConfigError for anything else."""
     if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy", "pace"}:
         raise ConfigError("this is no state of a HookState: it has other keys than 'steps', "
                           "'feedback', 'policy' and 'pace'")  # fmt: skip
-    steps: int = state.get("steps", 0)
-    _require_whole("the state's steps", steps, "a number of steps")
-    return steps
+    return require_whole("number of steps in the state", state.get("steps", 0), 0)
 
 
 def _mapping_of(state: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:

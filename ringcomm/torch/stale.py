@@ -36,6 +36,7 @@ from .backward import after_backward
 from .buckets import Bucket
 from .named_feedback import NamedFeedback
 from .prediction import Correction, WeightPrediction
+from .settings import require_whole
 from .transport import GradientFuture, Transport
 
 LEAST_BITS = 4
@@ -62,9 +63,7 @@ class Stale1:
     correction: bool = True
 
     def __post_init__(self) -> None:
-        steps = self.dense_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise ConfigError(f"dense_steps={steps!r}: give a number of steps, 0 or more")
+        require_whole("dense_steps", self.dense_steps, 0)
 
 
 @dataclasses.dataclass

@@ -37,7 +37,7 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from .checks import require
+from ..settings import require
 from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
 from .rule import Exchange, Rule
 from .span import BLOCK, Span

@@ -1,5 +1,5 @@
-"""What an optimizer refuses: arguments in the words of torch.optim, tensors that it cannot take,
-and others that exchange the same gradients."""
+"""What an optimizer refuses: codecs and tensors that it cannot take, and others that exchange the
+same gradients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from ... import codecs
 from ...errors import ConfigError, TensorError
 from .. import silence
 from ..wrapped import wrappers_of
-
-
-def require(what: str, value: object, holds: bool) -> None:
-    """Raises ConfigError, a ValueError, in torch.optim's words unless it holds."""
-    if not holds:
-        raise ConfigError(what if value is None else f"Invalid {what}: {value}")
 
 
 def codec_name(compression: str | None, what: str = "compression=") -> str:

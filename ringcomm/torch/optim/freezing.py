@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from .checks import require
+from ..settings import require
 
 Freeze = int | float | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory

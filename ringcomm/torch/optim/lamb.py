@@ -25,8 +25,8 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
+from ..settings import require
 from .adam import Renewed, TwoStages, average_in, require_adam
-from .checks import require
 from .freezing import Freeze, FreezePoint, memory_of, renewed_point
 from .span import Place, Span
 from .sums import norm

@@ -24,7 +24,8 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from .checks import codec_name, require
+from ..settings import require
+from .checks import codec_name
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer

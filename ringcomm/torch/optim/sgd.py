@@ -16,7 +16,7 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from .checks import require
+from ..settings import require
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer

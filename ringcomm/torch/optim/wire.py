@@ -31,10 +31,11 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
 from ...feedback import FeedbackStore
+from ..settings import require, require_whole
 from ..transport import default_of
 from . import saved
 from .agreement import agree, require_same
-from .checks import codec_name, refuse_others, require, require_dense
+from .checks import codec_name, refuse_others, require_dense
 from .flight import Flight
 from .overlap import Overlap
 from .rule import Rule
@@ -96,7 +97,6 @@ class WireOptimizer(torch.optim.Optimizer):
         overlap: bool = False,
     ) -> None:
         require("max_norm", max_norm, max_norm is None or max_norm > 0)
-        require("threshold", threshold, threshold >= 0)
         for exchange in rule.exchanges(1):
             codec_name(exchange.compression)
         if overlap and max_norm is not None:
@@ -107,7 +107,7 @@ class WireOptimizer(torch.optim.Optimizer):
         self._comm = default_of(dist.group.WORLD) if comm is None else comm
         self._rule = rule
         self._max_norm = max_norm
-        self._threshold = threshold
+        self._threshold = require_whole("threshold", threshold, 0)
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[Span] = []
         self._silent = 0

@@ -27,8 +27,8 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
+from ..settings import require
 from .adam import mask, require_adam
-from .checks import require
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from ...errors import ConfigError, did_you_mean
-from .settings import require_number
+from ..settings import require_number
 
 
 class Merge(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ...adaptive.forecast import inner_steps
 from ...errors import ConfigError, did_you_mean
-from .settings import require_whole
+from ..settings import require_whole
 
 _log = logging.getLogger("ringcomm")
 

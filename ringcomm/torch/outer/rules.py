@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 
 from ...errors import ConfigError, did_you_mean
-from .settings import require_number
+from ..settings import require_number
 
 GAIN = 1.4
 Memory = dict[str, torch.Tensor]

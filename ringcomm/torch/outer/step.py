@@ -37,6 +37,7 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...membership import Membership
 from .. import silence
+from ..settings import require_whole
 from ..transport import default_of
 from . import state
 from .apart import require_apart, require_whole_model
@@ -50,7 +51,6 @@ from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
 from .rules import Mean, Rule, Sparse, rule_of
-from .settings import require_whole
 from .sparse_wires import SparseWires
 from .swap import swapped
 from .ticks import NoTicks, optimizers_of, ticks_of

@@ -29,9 +29,10 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...exact import is_exact
 from ...sparse import SparseExchange
-from ..optim.checks import refuse_others, require, require_dense
+from ..optim.checks import refuse_others, require_dense
 from ..optim.overlap import Overlap
 from ..optim.span import Numbered
+from ..settings import require
 from ..transport import default_of
 from .bucket import BLOCK, Bucket, lay_out
 from .pipeline import Pipeline, Round

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
-from ..optim.checks import require
+from ..settings import require
 from .optimizer import SparseOptimizer, States
 from .pipeline import Round
 

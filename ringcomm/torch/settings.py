@@ -1,6 +1,7 @@
-"""Checks of hyperparameters, worded as torch.optim words them.
+"""Checks of settings, worded as torch.optim words them.
 
-Invariants: what is refused is a ConfigError, which is a ValueError too, and says what to give.
+Invariants: what is refused is a ConfigError, which is a ValueError too. Numbers may be Python's or
+numpy's; truth values are none.
 """
 
 from __future__ import annotations
@@ -8,22 +9,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...errors import ConfigError
+from ..calls import is_integer, is_number
+from ..errors import ConfigError
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no truth value."""
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return plain and math.isfinite(value)
+def require(what: str, value: object, holds: bool) -> None:
+    """Raises ConfigError unless it holds; value None: ``what`` is the whole text."""
+    if not holds:
+        raise ConfigError(what if value is None else f"Invalid {what}: {value}")
 
 
 def require_number(
     name: str, value: Any, least: float, most: float, *, open_least: bool = False,
     open_most: bool = False,
 ) -> float:  # fmt: skip
-    """The value, if it is a number between the bounds, of which open ones are excluded."""
+    """The value, if it is a finite number between the bounds, of which open ones are excluded."""
     low, high = ("(" if open_least else "["), (")" if open_most else "]")
-    fits = is_number(value) and least <= value <= most
+    fits = is_number(value) and math.isfinite(value) and least <= value <= most
     if not fits or (open_least and value == least) or (open_most and value == most):
         raise ConfigError(f"Invalid {name}: {value!r}; give a number in {low}{least:g}, "
                           f"{most:g}{high}")  # fmt: skip
@@ -32,6 +34,6 @@ def require_number(
 
 def require_whole(name: str, value: Any, least: int) -> int:
     """The value, if it is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_integer(value) or value < least:
         raise ConfigError(f"Invalid {name}: {value!r}; give an integer of at least {least}")
-    return value
+    return int(value)
