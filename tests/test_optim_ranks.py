@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm.torch
 from ringcomm import ConfigError
+from ringcomm.torch import attach, sparse
 from ringcomm.torch.optim import SGD, Lion
 
 pytestmark = pytest.mark.torch
@@ -53,6 +54,10 @@ def beside_ddp(rank: int) -> None:
     wrapped.require_backward_grad_sync = False
     optimizer.step()
     assert other.require_backward_grad_sync
+    with sparse.SGD(other.parameters(), 0.1, overlap=False) as ours:
+        assert attach(other, ours) is ours
+        set_gradients(other.module, rank, 0)
+        ours.step()
 
 
 def test_in_a_process_group() -> None:

@@ -84,8 +84,9 @@ def test_means_that_are_not_finite_change_nothing() -> None:
         optimizer.step()
         return model, optimizer.skipped
 
-    with pytest.warns(UserWarning, match="not finite"):
+    with pytest.warns(UserWarning, match="not finite") as told:
         got = run_ranks(2, body)
+    assert {one.filename for one in told} == {__file__}
     for model, skipped in got:
         assert skipped == 1
         assert torch.equal(model.head, Net().head)

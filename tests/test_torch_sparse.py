@@ -186,7 +186,7 @@ def test_parameters_of_16_bits_follow_a_master_copy(make: Made) -> None:
                 one.backward(torch.ones_like(one))
                 optimizer.step()
                 optimizer.zero_grad()
-            return one.detach().clone(), torch.from_numpy(optimizer._buckets[0].master.copy())
+            return one.detach().clone(), torch.from_numpy(optimizer._spans[0].master.copy())
 
     shown, master = run_ranks(2, run)[0]
     torch.testing.assert_close(master[:100], torch.full((100,), 0.98), rtol=0, atol=1e-4)
@@ -284,8 +284,9 @@ def test_what_is_not_finite_leaves_out_the_bucket_on_all_ranks() -> None:
             assert optimizer.skipped == 1
             assert one.isfinite().all()
 
-    with pytest.warns(UserWarning, match="not finite"):
+    with pytest.warns(UserWarning, match="not finite") as told:
         run_ranks(2, run)
+    assert {one.filename for one in told} == {__file__}
 
 
 def test_weights_that_somebody_else_writes_are_taken() -> None:

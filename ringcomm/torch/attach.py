@@ -10,7 +10,7 @@ import torch
 from ..codecs import Compression
 from ..errors import ConfigError
 from .hooks import HookState, allreduce_hook
-from .optim import WireOptimizer
+from .optim.exchanging import ExchangingOptimizer
 from .wrapped import bare_optimizer, stop_exchange, wrappers_of
 
 
@@ -20,19 +20,19 @@ def attach(
     *,
     compression: Compression | None = None,
     **settings: Any,
-) -> HookState | WireOptimizer:
+) -> HookState | ExchangingOptimizer[Any, Any]:
     """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
     has wrapped the model and before the first step.
 
     Args:
         model: as it is, or in DDP, whose module is then found by its parameters.
-        optimizer: one of ringcomm.torch.optim, or a framework's wrapper of it: DDP's own exchange
-            is stopped for good, as the optimizer has its own. Any other optimizer, or None: DDP
-            gets ringcomm's hook.
+        optimizer: one of ringcomm.torch.optim or ringcomm.torch.sparse, or a framework's wrapper
+            of it: DDP's own exchange is stopped for good, as the optimizer has its own. Any other
+            optimizer, or None: DDP gets ringcomm's hook.
         compression, settings: of HookState.
 
     Returns:
-        The state of the hook; or the optimizer of ringcomm.torch.optim.
+        The state of the hook; or that optimizer of ringcomm's.
 
     Raises ConfigError where no DDP has the model, or its DDP has a hook already; and for settings
     beside an optimizer that has its own.
@@ -40,7 +40,7 @@ def attach(
     ids = {id(parameter) for parameter in model.parameters()}
     wrappers = wrappers_of(ids)
     bare = bare_optimizer(optimizer)
-    if isinstance(bare, WireOptimizer):
+    if isinstance(bare, ExchangingOptimizer):
         if compression is not None or settings:
             raise ConfigError(f"{type(bare).__name__} sends by settings of its own; give them "
                               "where it is made, not to attach()")  # fmt: skip

@@ -37,7 +37,7 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
         kept = sorted({name for one in state.get("state", {}).values() for name in one})
         held = f" (with {', '.join(kept)})" if kept else ""
         raise ConfigError(
-            f"this is a state of another optimizer{held}, and none of ringcomm.torch.optim.{method}"
+            f"this is a state of another optimizer{held}, and none of ringcomm's {method}"
         )
     if own.get("method") != method:
         raise ConfigError(f"the state is of {own.get('method')}, and this optimizer is {method}")

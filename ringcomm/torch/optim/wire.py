@@ -18,44 +18,32 @@ are submitted in one order on all ranks. Hyperparameters never travel.
 from __future__ import annotations
 
 import collections
-import contextlib
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from ...codecs import parse
 from ...communicator import Communicator
-from ...errors import ConfigError, RingcommError
+from ...errors import ConfigError
 from ...exact import is_exact
 from ...feedback import FeedbackStore
 from ..settings import require, require_whole
-from ..transport import default_of
 from . import saved
-from .agreement import agree, require_same
-from .checks import codec_name, refuse_others, require_dense
+from .agreement import agree
+from .checks import codec_name
+from .exchanging import ExchangingOptimizer, warn_caller
 from .flight import Flight
-from .overlap import Overlap
 from .rule import Rule
 from .span import Numbered, Span, lay_out
 
 _IN_FLIGHT = 4  # spans
-_PATIENCE = 3  # steps without a gradient
 
 
-class WireOptimizer(torch.optim.Optimizer):
+class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     """What the optimizers of this package have in common.
 
-    Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
-    BatchNorm, are left alone.) So is ``step``. The model is not in DistributedDataParallel.
-
     Args:
-        params, defaults: as of torch.optim.Optimizer.
+        params, defaults, comm, overlap: as of ExchangingOptimizer.
         rule: what travels, and what is done with it.
-        comm: the communicator; None: that of the default process group if its backend is
-            "ringcomm", else ringcomm's default one.
         max_norm: clips the gradients, before anything travels, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
             is never less than the norm of the mean gradient, which nobody knows by then. (The norm
@@ -64,7 +52,6 @@ class WireOptimizer(torch.optim.Optimizer):
             between backward and step works as well; it clips each rank's gradient by its own norm.
         threshold: bytes of a parameter below which it is small. Small ones, and those of one
             dimension, travel together, at bf16 where others do at int8 or less.
-        overlap: begin in backward. Gradients must not change between backward and step then.
 
     Parameters of 16 bits have a float32 master copy, which is what steps.
 
@@ -75,15 +62,11 @@ class WireOptimizer(torch.optim.Optimizer):
     scale may differ between ranks, which changes nothing, as what travels is unscaled.
 
     Attributes:
-        steps: steps that were made.
-        skipped: steps that were not, as a gradient was not finite.
+        skipped: steps that were not made, as a gradient was not finite.
         carried: bytes that this rank has sent, over links or through shared memory, but for the
             agreements.
-        waited_s: seconds that steps have waited for the means.
         feedback: the residuals, by exchange and span.
     """
-
-    _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
 
     def __init__(
         self,
@@ -104,44 +87,19 @@ class WireOptimizer(torch.optim.Optimizer):
                 "max_norm= needs all gradients before the first of them is sent, and overlap=True "
                 "does not wait for them; give one of the two"
             )
-        self._comm = default_of(dist.group.WORLD) if comm is None else comm
         self._rule = rule
         self._max_norm = max_norm
         self._threshold = require_whole("threshold", threshold, 0)
-        self._overlap = Overlap(self._launch) if overlap else None
-        self._spans: list[Span] = []
-        self._silent = 0
-        self._checked = False
-        self.steps = 0
-        self.skipped = 0
         self.carried = 0
-        self.waited_s = 0.0
         self.feedback = FeedbackStore()
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, comm, overlap)
         if overlap:
             self._extend()
-
-    @property
-    def comm(self) -> Communicator:
-        """The communicator in use."""
-        return self._comm
 
     @property
     def spans(self) -> Sequence[Span]:
         """What travels together; empty before the first step."""
         return tuple(self._spans)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim's; a collective, as it brings rank 0's parameters."""
-        super().add_param_group(param_group)
-        parameters = self.param_groups[-1]["params"]
-        for parameter in parameters:
-            require_dense(parameter, "a parameter")
-        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
-        require_same(self._comm, about, "parameters")
-        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
-            work.wait()
-        self._checked = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch.optim's. What a backward has begun to send is dropped; on all ranks, then."""
@@ -149,32 +107,9 @@ class WireOptimizer(torch.optim.Optimizer):
             self._overlap.drop()
         super().zero_grad(set_to_none)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For backwards that only accumulate. Without overlap they need no context."""
-        return contextlib.nullcontext() if self._overlap is None else self._overlap.paused()
-
     # ---- a step ----
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Averages over all ranks and steps. A collective. Returns what the closure did.
-
-        Raises:
-            ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
-                parameters; or they have changed since ``overlap`` began to send them.
-            MismatchError: the ranks are at different steps, or have different hyperparameters.
-            RingcommError: in three steps this rank has had no gradient; or a collective failed.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            self._step()
-        return loss
-
     def _step(self) -> None:
-        self._extend()
-        self._refuse_others()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if found_inf is not None and self._overlap is not None:
             self._overlap.drop()
@@ -191,7 +126,7 @@ class WireOptimizer(torch.optim.Optimizer):
         if not verdict.finite:
             for flight in begun or ():
                 flight.drop()
-            self._skip(warn=found_inf is None)
+            self._skip("the step is left out", warn=found_inf is None)
             return
         self.steps += 1
         if begun is None:
@@ -223,18 +158,9 @@ class WireOptimizer(torch.optim.Optimizer):
             if not any(flight.span.present):  # begun in backward, as nobody knew
                 flight.drop()
             elif not flight.land():
-                self._skip(warn=True)
+                self._skip("the step is left out")
             self.carried += flight.carried
             self.waited_s += flight.waited_s
-
-    def _skip(self, warn: bool) -> None:
-        self.skipped += 1
-        if self.skipped == 1 and warn:
-            warnings.warn(
-                "a gradient is not finite: the step is left out on all ranks (the optimizer's "
-                "attribute skipped counts them)",
-                stacklevel=5,
-            )
 
     def _forget(self, exchanges: Collection[str]) -> None:
         for name in list(self.feedback):
@@ -243,18 +169,10 @@ class WireOptimizer(torch.optim.Optimizer):
 
     # ---- layout and checks ----
 
-    def _extend(self) -> None:
-        """Lays out parameters that are new, or newly trained."""
-        known = {place.index for span in self._spans for place in span.places}
-        new = [
-            one for one in self._numbered()
-            if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
-        ]  # fmt: skip
-        if new:
-            require_same(self._comm, [one.index for one in new], "parameters that are trained")
-            rule = self._rule
-            self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
-            self._tell_small()
+    def _add(self, new: Sequence[Numbered]) -> None:
+        rule = self._rule
+        self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
+        self._tell_small()
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -271,16 +189,11 @@ class WireOptimizer(torch.optim.Optimizer):
         """Warns where the codec that was asked for has nothing to do."""
         wanted = [parse(one.compression) for one in self._rule.usual(self.steps + 1)]
         if any(codec.quantises for codec in wanted) and all(one.is_small for one in self._spans):
-            warnings.warn(
+            warn_caller(
                 f"all parameters of this {type(self).__name__} are vectors, or below threshold="
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
-                "compression='bf16'",
-                stacklevel=6,
+                "compression='bf16'"
             )
-
-    def _numbered(self) -> list[Numbered]:
-        every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
-        return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
 
     def _alike(self) -> object:
         """What all ranks must have the same of before a step."""
@@ -290,34 +203,18 @@ class WireOptimizer(torch.optim.Optimizer):
         ]
         return {"steps": self.steps, "groups": groups}
 
-    def _refuse_others(self) -> None:
-        if not self._checked and self._comm.world_size > 1:
-            ids = {id(one.parameter) for one in self._numbered()}
-            refuse_others(ids, type(self).__name__)
-        self._checked = True
-
-    def _require_active(self, has_any: bool) -> None:
-        """Raises RingcommError where this rank has long had nothing to send."""
-        self._silent = 0 if has_any else self._silent + 1
-        if self._silent == _PATIENCE:
-            raise RingcommError(
-                f"in {_PATIENCE} steps this {type(self).__name__} has had no gradient of any of "
-                f"its parameters on rank {self._comm.rank}: are they those of the model that is "
-                "trained? Make the optimizer when the model is final, and on its device"
-            )
-
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
         """torch.optim's form, with the residuals of this rank. Nothing is sent. Each rank that
         saves and loads its own, in a world of the same size, goes on to the bit. Where another
         rank's is loaded, residuals start from zero, with a warning: see ``gather_state_dict``."""
-        return self._saved(self.feedback.state_dict(self._comm, exact=True))
+        return self._told(self.feedback.state_dict(self._comm, exact=True))
 
     def gather_state_dict(self) -> dict[str, Any]:
         """The same, for a world of any size: what all ranks have not delivered. A collective; all
         ranks get the same."""
-        state = self._saved(self.feedback.state_dict(self._comm))
+        state = self._told(self.feedback.state_dict(self._comm))
         for span in self._spans:
             for name in sorted(self._rule.local):
                 mean = self._comm.allreduce(span.state[name].clone(), "avg")
@@ -325,22 +222,20 @@ class WireOptimizer(torch.optim.Optimizer):
                     state["state"][place.index][name] = span.view(mean, place)
         return state
 
-    def _saved(self, feedback: dict[str, Any]) -> dict[str, Any]:
-        state = super().state_dict()
-        state["state"] = {index: dict(one) for index, one in state["state"].items()}
-        state[saved.KEY] = {
-            "format": saved.FORMAT, "method": self._rule.method, "steps": self.steps,
-            "skipped": self.skipped, "spans": saved.spans_told(self._spans),
-            "rule": self._rule.state_dict(), "feedback": feedback,
-        }  # fmt: skip
-        return state
+    def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
+        return self._saved(
+            spans=saved.spans_told(self._spans), rule=self._rule.state_dict(), feedback=feedback
+        )
+
+    def _method(self) -> str:
+        return self._rule.method
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent.
 
         Raises ConfigError for a state of another method, or of another model.
         """
-        own = saved.require_method(state_dict, self._rule.method)
+        own = saved.require_method(state_dict, self._method())
         feedback = self._read_feedback(own["feedback"])
         if self._overlap is not None:
             self._overlap.drop()
@@ -348,12 +243,11 @@ class WireOptimizer(torch.optim.Optimizer):
             own["spans"], self._numbered(), self._rule.states, state_dict["state"],
             self._rule.layout,
         )  # fmt: skip
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self._load_common(state_dict, own)
         self._use(spans)
         if self._overlap is not None:
             self._extend()
         self._rule.load_state_dict(own["rule"])
-        self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
         self.feedback = feedback
 
     def _read_feedback(self, told: Mapping[str, Any]) -> FeedbackStore:
@@ -361,12 +255,11 @@ class WireOptimizer(torch.optim.Optimizer):
         place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
         if is_exact(told) and dict(told["exact"]) != place:
             there = told["exact"]
-            warnings.warn(
+            warn_caller(
                 f"the state has residuals of rank {there.get('rank')} of "
                 f"{there.get('world_size')}, and this is rank {place['rank']} of "
                 f"{place['world_size']}: they start from zero. optimizer.gather_state_dict() makes "
-                "states for all ranks and worlds",
-                stacklevel=3,
+                "states for all ranks and worlds"
             )
             return store
         store.load_state_dict(told, self._comm, strict=False)

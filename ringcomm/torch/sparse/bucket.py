@@ -21,11 +21,14 @@ import numpy as np
 import torch
 
 from ...chunks import Entries, Floats, put
+from ...sparse import SparseExchange
 from ..optim.span import Numbered, Place
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
 _SHOWN = (torch.float32, torch.bfloat16)
+
+States = dict[str, np.ndarray[Any, Any]]
 
 
 class Bucket:
@@ -38,7 +41,12 @@ class Bucket:
         count: elements, with what fills the last blocks of parameters.
         gradient: this rank's, flat.
         master: the weights.
+        exchange: how its gradient travels; of the optimizer that has laid it out.
+        states: what that optimizer keeps of it besides, by name.
     """
+
+    exchange: SparseExchange
+    states: States
 
     def __init__(self, held: Sequence[Numbered]) -> None:
         places, at = [], 0

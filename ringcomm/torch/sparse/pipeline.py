@@ -19,7 +19,7 @@ from typing import Any
 
 from ...chunks import Entries
 from ...errors import ConfigError
-from ...sparse import SparseExchange, SparseRound
+from ...sparse import SparseRound
 from .bucket import Bucket
 
 _IN_FLIGHT = 2  # rounds behind which the next one is awaited
@@ -32,17 +32,14 @@ class Round:
 
     Attributes:
         bucket: whose gradient travels.
-        exchange: how.
         group: the hyperparameters, as they were when it began.
         number: of the step, from 1.
         entries: the sums, once they are there; then the new weights. Poisoned where a gradient was
             not finite, and nothing has been changed then.
     """
 
-    def __init__(
-        self, bucket: Bucket, exchange: SparseExchange, group: dict[str, Any], number: int
-    ) -> None:
-        self.bucket, self.exchange, self.group, self.number = bucket, exchange, group, number
+    def __init__(self, bucket: Bucket, group: dict[str, Any], number: int) -> None:
+        self.bucket, self.group, self.number = bucket, group, number
         self.entries: Entries | None = None
         self.taken = threading.Event()  # the gradient is needed no more
         self.sent: SparseRound | None = None
@@ -80,7 +77,7 @@ class Pipeline:
     def _begin(self, one: Round) -> None:
         try:
             if self._error is None:
-                one.sent = one.exchange.submit(one.bucket.gradient)
+                one.sent = one.bucket.exchange.submit(one.bucket.gradient)
                 self._flying.append(one)
                 if len(self._flying) > _IN_FLIGHT:
                     self._land()

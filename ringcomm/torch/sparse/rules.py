@@ -16,7 +16,8 @@ import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
 from ..settings import require
-from .optimizer import SparseOptimizer, States
+from .bucket import States
+from .optimizer import SparseOptimizer
 from .pipeline import Round
 
 
@@ -46,10 +47,10 @@ class SGD(SparseOptimizer):
         """See SparseOptimizer."""
         return {"momentum": np.zeros(count, np.float32), "last": np.zeros(blocks, np.uint32)}
 
-    def apply(self, one: Round, states: States, kernel_set: str) -> None:
+    def apply(self, one: Round, kernel_set: str) -> None:
         """See SparseOptimizer."""
         assert one.entries is not None
-        group = one.group
+        group, states = one.group, one.bucket.states
         step = SgdStep(float(group["lr"]), group["momentum"], group["weight_decay"],
                        group["nesterov"], one.number)  # fmt: skip
         sgd(one.entries, kernel_set, step, one.bucket.master, states["momentum"], states["last"])
@@ -84,10 +85,10 @@ class Adam(SparseOptimizer):
         """See SparseOptimizer."""
         return {name: np.zeros(count, np.float32) for name in ("exp_avg", "exp_avg_sq")}
 
-    def apply(self, one: Round, states: States, kernel_set: str) -> None:
+    def apply(self, one: Round, kernel_set: str) -> None:
         """See SparseOptimizer."""
         assert one.entries is not None
-        group = one.group
+        group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
         step = AdamStep(float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
                         group["decoupled_weight_decay"], one.number)  # fmt: skip

@@ -1,0 +1,199 @@
+"""ExchangingOptimizer: an optimizer whose step contains the exchange between the ranks.
+
+    WireOptimizer      averages its own state, a span at a time               wire.py
+    SparseOptimizer    sends the largest blocks of gradients by buckets       torch/sparse
+
+What travels together, a Span or a Bucket, is laid out here and begun by Overlap; what then happens
+to it is the subclass's.
+
+Invariants: all ranks have the same parameters when the optimizer is made, and lay out the same
+ones in the same order. Nothing else exchanges the gradients of these parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic
+
+import torch
+import torch.distributed as dist
+
+from ...communicator import Communicator
+from ...errors import RingcommError
+from ..transport import default_of
+from . import saved
+from .agreement import require_same
+from .checks import refuse_others, require_dense
+from .overlap import F, Overlap, S
+from .span import Numbered
+
+_PATIENCE = 3  # steps without a gradient
+
+
+class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
+    """What optimizers that exchange by themselves have in common.
+
+    Making one is a collective: all ranks start from rank 0's parameters. (Buffers, as those of
+    BatchNorm, are left alone.) So is ``step``. The model is not in DistributedDataParallel, or
+    ``attach`` has stopped its exchange.
+
+    Args:
+        params, defaults: as of torch.optim.Optimizer.
+        comm: the communicator; None: that of the default process group if its backend is
+            "ringcomm", else ringcomm's default one.
+        overlap: begin in backward. Gradients must not change between backward and step then.
+
+    Attributes:
+        steps: steps that were made.
+        skipped: what was left out of steps, as a gradient was not finite.
+        waited_s: seconds that steps have waited for exchanges.
+    """
+
+    _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool
+    ) -> None:
+        self._comm = default_of(dist.group.WORLD) if comm is None else comm
+        self._overlap = Overlap(self._launch) if overlap else None
+        self._spans: list[S] = []
+        self._silent = 0
+        self._checked = False
+        self.steps = 0
+        self.skipped = 0
+        self.waited_s = 0.0
+        super().__init__(params, defaults)
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator in use."""
+        return self._comm
+
+    # ---- what is the subclass's ----
+
+    def _method(self) -> str:
+        """The method's name in saved states."""
+        raise NotImplementedError
+
+    def _add(self, new: Sequence[Numbered]) -> None:
+        """Lays out parameters in further ``_spans``."""
+        raise NotImplementedError
+
+    def _launch(self, span: S) -> F:
+        """Begins the exchange of a span."""
+        raise NotImplementedError
+
+    def _step(self) -> None:
+        """The exchange and the update, behind the checks of ``step``."""
+        raise NotImplementedError
+
+    # ---- for the caller ----
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim's; a collective, as it brings rank 0's parameters."""
+        super().add_param_group(param_group)
+        parameters = self.param_groups[-1]["params"]
+        for parameter in parameters:
+            require_dense(parameter, "a parameter")
+        about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
+        require_same(self._comm, about, "parameters")
+        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+            work.wait()
+        self._checked = False
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """For backwards that only accumulate. Without overlap they need no context."""
+        return contextlib.nullcontext() if self._overlap is None else self._overlap.paused()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchanges with all ranks, and steps. A collective. Returns what the closure did.
+
+        Raises:
+            ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
+                parameters; or they have changed since ``overlap`` began to send them; or a
+                GradScaler is used that ``overlap`` does not go with.
+            MismatchError: the ranks train different parameters; where they agree on steps
+                (WireOptimizer), are at different ones, or have different hyperparameters.
+            RingcommError: in three steps this rank has had no gradient; or a collective failed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._extend()
+            self._refuse_others()
+            self._step()
+        return loss
+
+    # ---- layout and checks ----
+
+    def _extend(self) -> None:
+        """Lays out parameters that are new, or newly trained."""
+        known = {place.index for span in self._spans for place in span.places}
+        new = [
+            one for one in self._numbered()
+            if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
+        ]  # fmt: skip
+        if new:
+            require_same(self._comm, [one.index for one in new], "parameters that are trained")
+            self._add(new)
+
+    def _numbered(self) -> list[Numbered]:
+        every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
+        return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
+
+    def _refuse_others(self) -> None:
+        if not self._checked and self._comm.world_size > 1:
+            refuse_others({id(one.parameter) for one in self._numbered()}, type(self).__name__)
+        self._checked = True
+
+    def _require_active(self, has_gradient: bool) -> None:
+        """Raises RingcommError where this rank has long had nothing to send."""
+        self._silent = 0 if has_gradient else self._silent + 1
+        if self._silent >= _PATIENCE:
+            raise RingcommError(
+                f"in {_PATIENCE} steps this {type(self).__name__} has had no gradient of any of "
+                f"its parameters on rank {self._comm.rank}: are they those of the model that is "
+                "trained? Make the optimizer when the model is final, and on its device"
+            )
+
+    def _skip(self, what: str, warn: bool = True) -> None:
+        """Counts what was left out, and warns of the first one."""
+        self.skipped += 1
+        if self.skipped == 1 and warn:
+            warn_caller(f"a gradient is not finite: {what} on all ranks (the optimizer's attribute "
+                        "skipped counts them)")  # fmt: skip
+
+    # ---- states ----
+
+    def _saved(self, **own: Any) -> dict[str, Any]:
+        """torch.optim's form, and beside it what all have and ``own``."""
+        state = super().state_dict()
+        state["state"] = {index: dict(one) for index, one in state["state"].items()}
+        state[saved.KEY] = {
+            "format": saved.FORMAT, "method": self._method(), "steps": self.steps,
+            "skipped": self.skipped, **own,
+        }  # fmt: skip
+        return state
+
+    def _load_common(self, state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Takes hyperparameters and counts from a state; own: what ``saved.require_method`` has
+        found in it."""
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
+
+
+def warn_caller(text: str) -> None:
+    """Warns of the line outside of ringcomm and torch that has led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_inside(frame.f_globals["__name__"]):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in ("ringcomm", "torch")
