@@ -4,6 +4,8 @@ other tests (beside.py)."""
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -129,3 +131,14 @@ def test_every_c_file_has_its_test() -> None:
     sources = {path.stem for path in (ROOT / "csrc").rglob("*.c")} - sets
     tested = {path.stem.removeprefix("test_") for path in C_TESTS.glob("test_*.c")}
     assert sources <= tested, f"without a test: {sorted(sources - tested)}"
+
+
+@pytest.mark.parametrize("name", ["sparse/optimizer.c", "base/crc32c.c", "kernels/avx2.c"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels/avx2.c is for x86-64")
+def test_compilers_keep_prefetches(name: str) -> None:
+    """gcc leaves out the calls of a function that does nothing else."""
+    compiler = os.environ.get("CC", "gcc")
+    source = str(ROOT / "csrc" / name)
+    built = run([compiler, "-std=gnu11", "-O3", "-fno-math-errno", "-S", "-o", "-", source])
+    assert built.returncode == 0, built.stdout
+    assert re.search(r"^\s+prefetch", built.stdout, re.MULTILINE)

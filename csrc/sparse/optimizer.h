@@ -4,7 +4,8 @@
  * weights and states come from memory, and no prefetcher sees where the next one is.
  *
  * Design. One cursor goes through the units and asks for their lines; another, AHEAD units behind
- * it, does the arithmetic. A block of 16 floats is a line of each of the arrays.
+ * it, does the arithmetic. A block of 16 floats is a line of each of the arrays that begins at one,
+ * else it lies in two.
  *
  * Pure.
  */
