@@ -100,11 +100,15 @@ def step(elements: int, rounds: int, threads: int) -> list[Row]:
     """1 % of the blocks beside all of them."""
     import torch
 
+    from ringcomm.torch.sparse.bucket import in_lines
+
     torch.set_num_threads(threads)
     entries = received(elements)
     kernels = [name for name, supported in kernel_sets() if supported][-1]
-    master, first, second = (np.full(elements, 1e-3, np.float32) for _ in range(3))
-    last = np.zeros(elements // BLOCK, np.uint32)
+    master, first, second = (in_lines(elements) for _ in range(3))
+    for array in (master, first, second):
+        array[:] = 1e-3
+    last = in_lines(elements // BLOCK, np.uint32)
     dense = torch.full((elements,), 1e-3, requires_grad=True)
     dense.grad = torch.full((elements,), 1e-3)
     rows = []

@@ -7,9 +7,10 @@
 Every parameter begins at a block of 16 elements, a cache line. Parameters of 32 or bfloat16 bits in
 host memory are views of ``shown``; others are copied from it.
 
-Invariants: ``master`` and the optimizer's states are numpy's, which asks for huge pages: a step of
-scattered lines takes three times as long without them. A parameter that somebody else writes to, as
-one who loads a checkpoint, is noticed by its version before the next step.
+Invariants: ``master`` and the optimizer's states begin at a cache line, and are numpy's, which asks
+for huge pages: a step of scattered lines takes three times as long without them. A parameter that
+somebody else writes to, as one who loads a checkpoint, is noticed by its version before the next
+step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ BUCKET_BYTES = 25 << 20
 _SHOWN = (torch.float32, torch.bfloat16)
 
 States = dict[str, np.ndarray[Any, Any]]
+
+
+def in_lines(count: int, dtype: type[Any] = np.float32) -> np.ndarray[Any, Any]:
+    """Zeros of four bytes each, which begin at a cache line, so that each block is one line."""
+    room = np.zeros(count + BLOCK, dtype)
+    skipped = -room.ctypes.data % (BLOCK * room.itemsize) // room.itemsize
+    return room[skipped : skipped + count]
 
 
 class Bucket:
@@ -61,7 +69,7 @@ class Bucket:
         first = held[0].parameter
         self._aliased = first.device.type == "cpu" and first.dtype in _SHOWN
         self.gradient = torch.zeros(at)
-        self.master: Floats = np.zeros(at, np.float32)
+        self.master: Floats = in_lines(at)
         self._shown = torch.zeros(at, dtype=first.dtype if self._aliased else torch.float32)
         self._versions = [-1] * len(places)
         for place in self.places:

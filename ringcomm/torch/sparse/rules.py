@@ -16,7 +16,7 @@ import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
 from ..settings import require
-from .bucket import States
+from .bucket import States, in_lines
 from .optimizer import SparseOptimizer
 from .pipeline import Round
 
@@ -45,7 +45,7 @@ class SGD(SparseOptimizer):
 
     def states(self, count: int, blocks: int) -> States:
         """See SparseOptimizer."""
-        return {"momentum": np.zeros(count, np.float32), "last": np.zeros(blocks, np.uint32)}
+        return {"momentum": in_lines(count), "last": in_lines(blocks, np.uint32)}
 
     def apply(self, one: Round, kernel_set: str) -> None:
         """See SparseOptimizer."""
@@ -83,7 +83,7 @@ class Adam(SparseOptimizer):
 
     def states(self, count: int, _blocks: int) -> States:
         """See SparseOptimizer."""
-        return {name: np.zeros(count, np.float32) for name in ("exp_avg", "exp_avg_sq")}
+        return {name: in_lines(count) for name in ("exp_avg", "exp_avg_sq")}
 
     def apply(self, one: Round, kernel_set: str) -> None:
         """See SparseOptimizer."""
