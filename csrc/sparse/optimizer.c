@@ -4,7 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { AHEAD = 32 }; /* units whose lines are on their way */
+enum {
+    AHEAD = 32, /* units whose lines are on their way */
+    AGES = 512, /* steps since a unit was touched for which its decay is kept */
+};
 
 /* Where a walk through the units of a tensor is. */
 typedef struct cursor {
@@ -47,6 +50,7 @@ typedef struct visiting {
     kernel_sgd sgd;
     kernel_adam adam;
     uint32_t number;
+    float *decays; /* by age, AGES of them; below 0: not known yet */
 } visiting;
 
 typedef void unit_fn(const visiting *v, uint64_t unit, float *values, size_t n);
@@ -98,12 +102,22 @@ double sparse_power(double x, uint32_t n)
     return power;
 }
 
+/* What remains of a momentum after so many steps. */
+static float decay_of(const visiting *v, uint32_t age)
+{
+    if (age >= AGES)
+        return (float)sparse_power((double)v->sgd.momentum, age);
+    if (v->decays[age] < 0.0f)
+        v->decays[age] = (float)sparse_power((double)v->sgd.momentum, age);
+    return v->decays[age];
+}
+
 static void sgd_unit(const visiting *v, uint64_t unit, float *gradient, size_t n)
 {
     float decay = 0.0f, *momentum = NULL;
     if (v->last != NULL) {
         momentum = floats_at(v, 1, unit);
-        decay = (float)sparse_power((double)v->sgd.momentum, v->number - v->last[unit]);
+        decay = decay_of(v, v->number - v->last[unit]);
         v->last[unit] = v->number;
     }
     v->kernels->sparse.sgd(&v->sgd, decay, floats_at(v, 0, unit), momentum, gradient, n);
@@ -135,6 +149,9 @@ void sparse_sgd_step(const rc_sparse_format *format, const kernel_set *kernels,
                      const rc_sparse_entries *entries, const rc_sparse_sgd_step *step,
                      float *weights, uint64_t count, float *buffer, uint32_t *last)
 {
+    float decays[AGES];
+    for (size_t i = 0; i < AGES; i++)
+        decays[i] = -1.0f;
     visiting v = {.format = format,
                   .kernels = kernels,
                   .count = count,
@@ -142,7 +159,8 @@ void sparse_sgd_step(const rc_sparse_format *format, const kernel_set *kernels,
                   .width = sizeof(float),
                   .last = last,
                   .sgd = {step->lr, step->momentum, step->weight_decay, step->nesterov},
-                  .number = step->number};
+                  .number = step->number,
+                  .decays = decays};
     visit(&v, entries, sgd_unit);
 }
 

@@ -105,7 +105,8 @@ static void steps_are_those_of_plain_loops(const char *set, uint32_t block, int 
     start(&got);
     want = got;
     for (uint32_t number = 1; number <= STEPS; number++) {
-        rc_sparse_sgd_step sgd = {0.1F, 0.9F, kind == 1 ? 0.01F : 0.0F, kind == 2, number};
+        uint32_t far = 97 * number; /* so that some units were touched long ago */
+        rc_sparse_sgd_step sgd = {0.1F, 0.9F, kind == 1 ? 0.01F : 0.0F, kind == 2, far};
         rc_sparse_adam_step adam = {0.01, 0.9, 0.999, 1e-8, 0.1, kind == 4, number};
         draw_units(&w);
         if (kind < 3) {
