@@ -38,6 +38,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
+from .checks import require_adam
 from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
 from .rule import Exchange, Rule
 from .span import BLOCK, Span
@@ -121,15 +122,6 @@ class OneBitAdam(WireOptimizer):
     def renewals(self) -> int:
         """See above."""
         return self._adam.renewals.count if isinstance(self._adam, Renewed) else 0
-
-
-def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """Raises ConfigError for hyperparameters that torch.optim.Adam refuses, in its words."""
-    require("learning rate", lr, lr >= 0.0)
-    require("epsilon value", eps, eps >= 0.0)
-    for index, beta in enumerate(betas):
-        require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
-    require("weight_decay value", weight_decay, weight_decay >= 0.0)
 
 
 # ---- two stages ----

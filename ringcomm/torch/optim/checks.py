@@ -1,5 +1,5 @@
-"""What an optimizer refuses: codecs and tensors that it cannot take, and others that exchange the
-same gradients."""
+"""What an optimizer refuses: hyperparameters, codecs and tensors that it cannot take, and others
+that exchange the same gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,22 @@ import torch
 from ... import codecs
 from ...errors import ConfigError, TensorError
 from .. import silence
+from ..settings import require
 from ..wrapped import wrappers_of
+
+
+def require_betas(betas: tuple[float, float]) -> None:
+    """Raises ConfigError for decays that torch.optim.Adam refuses, in its words."""
+    for index, beta in enumerate(betas):
+        require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
+
+
+def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """The same for all of its hyperparameters."""
+    require("learning rate", lr, lr >= 0.0)
+    require("epsilon value", eps, eps >= 0.0)
+    require_betas(betas)
+    require("weight_decay value", weight_decay, weight_decay >= 0.0)
 
 
 def codec_name(compression: str | None, what: str = "compression=") -> str:

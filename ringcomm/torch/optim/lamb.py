@@ -26,7 +26,8 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .adam import Renewed, TwoStages, average_in, require_adam
+from .adam import Renewed, TwoStages, average_in
+from .checks import require_adam
 from .freezing import Freeze, FreezePoint, memory_of, renewed_point
 from .span import Place, Span
 from .sums import norm

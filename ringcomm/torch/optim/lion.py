@@ -25,7 +25,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .checks import codec_name
+from .checks import codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
@@ -61,8 +61,7 @@ class Lion(WireOptimizer):
         **settings: Any,
     ) -> None:
         require("learning rate", lr, lr >= 0.0)
-        for index, beta in enumerate(betas):
-            require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
+        require_betas(betas)
         require("weight_decay value", weight_decay, weight_decay >= 0.0)
         require(f"outcome, give one of {_OUTCOMES}", outcome, outcome in _OUTCOMES)
         require("momentum_sync", momentum_sync, momentum_sync >= 0)

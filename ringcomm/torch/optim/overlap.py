@@ -1,4 +1,5 @@
-"""Overlap: a span's exchange begins in backward, as soon as all its gradients are there.
+"""Overlap: a span's exchange begins in backward, as soon as all its gradients are there. A span is
+what travels together: a Span, or a Bucket of torch.sparse.
 
 Invariants: spans begin in the order of the layout, so in the same one on all ranks, whatever order
 backward has; what has not begun when the step is made begins then. A gradient that changes after
@@ -18,7 +19,7 @@ from .span import Place
 
 
 class Launched(Protocol):
-    """What has begun (Flight)."""
+    """What has begun (Flight, Round)."""
 
     def drop(self) -> None:
         """Gives it up."""
@@ -26,7 +27,7 @@ class Launched(Protocol):
 
 
 class Watched(Protocol):
-    """Parameters that travel together (Span)."""
+    """Parameters that travel together (Span, Bucket)."""
 
     @property
     def places(self) -> Sequence[Place]:
@@ -97,7 +98,7 @@ class Overlap(Generic[S, F]):
             raise ConfigError(
                 "gradients have changed since overlap=True began to send them in backward, as by "
                 "clip_grad_norm_ or GradScaler.unscale_. Make the optimizer with overlap=False; "
-                "it clips by max_norm= then"
+                "those of ringcomm.torch.optim clip by max_norm= then"
             )
         flights = self._flights
         self._reset()

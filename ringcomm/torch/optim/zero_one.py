@@ -28,7 +28,8 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .adam import mask, require_adam
+from .adam import mask
+from .checks import require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span

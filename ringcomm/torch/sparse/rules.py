@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
+from ..optim.checks import require_adam
 from ..settings import require
 from .bucket import States, in_lines
 from .optimizer import SparseOptimizer
@@ -72,11 +73,7 @@ class Adam(SparseOptimizer):
         eps: float = 1e-8, weight_decay: float = 0.0, decoupled_weight_decay: bool = False,
         **more: Any,
     ) -> None:  # fmt: skip
-        require("learning rate", lr, lr >= 0)
-        require("epsilon value", eps, eps >= 0)
-        for index, beta in enumerate(betas):
-            require(f"beta parameter at index {index}", beta, 0 <= beta < 1)
-        require("weight_decay value", weight_decay, weight_decay >= 0)
+        require_adam(lr, betas, eps, weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
         super().__init__(params, defaults, **more)
