@@ -85,14 +85,17 @@ class Block:
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 tensor.copy_(part)
 
-    def delta(self, local: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The anchor less the local weights, in a new tensor or ``out``. Where the two are equal it
-        is zero, also where they are infinite."""
+    def delta(
+        self, local: torch.Tensor, out: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, bool]:
+        """The anchor less the local weights, in a new tensor or ``out``; and whether all of it is
+        finite. Where the two are equal it is zero, also where they are infinite."""
         base = self._held()
         delta = torch.sub(base, local, out=out)
-        if not bool(torch.isfinite(delta.sum())):
-            delta.masked_fill_(base == local, 0)
-        return delta
+        if bool(torch.isfinite(delta.sum())):  # one pass of memory; a sum may also overflow
+            return delta, True
+        delta.masked_fill_(base == local, 0)
+        return delta, bool(torch.isfinite(delta).all())
 
     def _held(self) -> torch.Tensor:
         """The anchor as the model's dtypes hold it."""

@@ -111,11 +111,12 @@ class Flight:
             block.local(scratch.take(f"local {at}", block)) for at, block in enumerate(blocks)
         ]
         self.at_send = locals_ if is_delayed else None
-        self._deltas = [
+        found = [
             block.delta(local, scratch.take(f"delta {at}", block))
             for at, (block, local) in enumerate(zip(blocks, locals_, strict=True))
         ]
-        self.is_dropped = not all(_is_finite(delta) for delta in self._deltas)
+        self._deltas = [delta for delta, _ in found]
+        self.is_dropped = not all(is_finite for _, is_finite in found)
         if self.is_dropped:
             for delta in self._deltas:
                 delta.zero_()
@@ -167,10 +168,7 @@ class Flight:
             sent = delta.clone() if self._keeps else delta
             if unit.wire.is_weighted:
                 scale(sent, self._header.weight / reference)
-            sent_now = unit.wire.submit(
-                self._comm, sent, self._timeout, may_undo=self._keeps
-            )
-            self._sent.append(sent_now)
+            self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
 
     @property
     def reference(self) -> float:
@@ -250,8 +248,3 @@ class Flight:
         """Payload that this rank has sent."""
         return sum(sent.sent_bytes for sent in self._sent)
 
-
-def _is_finite(delta: torch.Tensor) -> bool:
-    """An element that is not finite shows in the sum, which is one pass of memory; a sum may also
-    overflow."""
-    return bool(torch.isfinite(delta.sum())) or bool(torch.isfinite(delta).all())

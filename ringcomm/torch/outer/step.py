@@ -52,7 +52,6 @@ from .rounds import Rounds
 from .rules import Mean, Rule, Sparse, rule_of
 from .settings import require_whole
 from .sparse_wires import SparseWires
-from .swap import swapped
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, DenseWires, LargestWire, Wires
 
@@ -240,11 +239,16 @@ class OuterStep:
         """
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
+        blocks = [unit.block for fragment in self._core.fragments for unit in fragment.units]
+        own = [block.local() for block in blocks]
         self._is_swapped = True
         try:
-            with swapped(self._core.fragments):
-                yield
+            for block in blocks:
+                block.set_local(block.anchor)
+            yield
         finally:
+            for block, local in zip(blocks, own, strict=True):
+                block.set_local(local)
             self._is_swapped = False
 
     # ---- checkpoints ----
