@@ -283,10 +283,12 @@ def test_a_block_where_values_are_infinite_and_equal() -> None:
     tensor = torch.tensor([-math.inf, 1.0, math.inf])
     block = Block([("mask", tensor)])
     delta, is_finite = block.delta(block.local())
-    assert is_finite and torch.equal(delta, torch.zeros(3))
+    assert is_finite
+    assert torch.equal(delta, torch.zeros(3))
     tensor[1] = math.nan
     delta, is_finite = block.delta(block.local())
-    assert not is_finite and not torch.isfinite(delta).all()
+    assert not is_finite
+    assert not torch.isfinite(delta).all()
 
 
 def test_channels_last_and_views_are_flattened_in_order() -> None:

@@ -113,6 +113,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._spare: dict[tuple[str, torch.dtype, torch.device, int], torch.Tensor] = {}
 
     def take(self, use: str, block: Block) -> torch.Tensor:
         """As much as the block has; what is in it is void."""
@@ -122,6 +123,17 @@ class Scratch:
             kept = torch.empty(block.count, dtype=block.dtype, device=block.device)
             self._kept[key] = kept
         return kept[: block.count]
+
+    def like(self, use: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory of a tensor's size, which may come into use in its place: ``keep`` it then."""
+        key = (use, tensor.dtype, tensor.device, len(tensor))
+        if key not in self._spare:
+            self._spare[key] = torch.empty_like(tensor)
+        return self._spare[key]
+
+    def keep(self, use: str, tensor: torch.Tensor) -> None:
+        """A tensor that is in use no more, instead of what ``like`` gave."""
+        self._spare[use, tensor.dtype, tensor.device, len(tensor)] = tensor
 
 
 def _device_of(tensors: Sequence[Named]) -> torch.device:

@@ -135,6 +135,8 @@ class OuterStep:
         self._comm, self._peers = comm, peers
         self._members = None if min_peers is None else (min_peers, grace_s)
         self._made: Membership | None = None
+        self._own: Communicator | None = None
+        self._delay = delay
         about = repr((
             [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
               for u in fragment.units] for fragment in cut_up],
@@ -163,6 +165,10 @@ class OuterStep:
         peers = self._peers or FixedPeers(self.comm)
         hellos = self._core.start(peers)
         require_apart(self._model, [row.place for row in hellos.rows])
+        if self._delay and isinstance(peers, FixedPeers):
+            self._own = peers.comm.split(0)
+            assert self._own is not None
+            self._core.use(FixedPeers(self._own))
         if dist.is_available() and dist.is_initialized():
             silence.forget(dist.group.WORLD)
         silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
@@ -197,6 +203,11 @@ class OuterStep:
         if self._made is not None:
             self._made.close()
             self._peers = self._made = None
+        if self._core.flight is None:
+            self._core.stop()
+            if self._own is not None:
+                self._own.close()
+                self._own = None
         self._is_attached = False
 
     def __enter__(self) -> OuterStep:
@@ -208,7 +219,8 @@ class OuterStep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flushes and detaches; on an exception it only lets go of the optimizer."""
+        """Flushes and detaches; on an exception it only lets go of the optimizer, and lets a round
+        on its way go on."""
         try:
             if kind is None and self._is_attached:
                 self.flush()
@@ -262,7 +274,7 @@ class OuterStep:
         same size. Together with this rank's model and optimizer states training goes on from it to
         the bit."""
         self._core.settle()
-        return state.told(self._core, self._wires, self.comm, exact=exact)
+        return state.told(self._core, self._wires, self._wires_comm, exact=exact)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned, before or (with min_peers only) after
@@ -272,13 +284,13 @@ class OuterStep:
 
         Raises ConfigError for the state of something else, of another model, rule or cut, or an
         exact one of another rank or world size."""
-        state.load(self._core, self._wires, self.comm, saved)
+        state.load(self._core, self._wires, self._wires_comm, saved)
 
     # ---- what it tells ----
 
     @property
     def comm(self) -> Communicator:
-        """The communicator in use."""
+        """The communicator that it was given, or of the latest round's members."""
         if self._peers is not None:
             return self._peers.comm
         if self._members is not None:
@@ -287,6 +299,10 @@ class OuterStep:
         if self._comm is None:
             self._comm = default_of(dist.group.WORLD if dist.is_available() else None)
         return self._comm
+
+    @property
+    def _wires_comm(self) -> Communicator:
+        return self.comm if self._own is None else self._own
 
     @property
     def iteration(self) -> int:
