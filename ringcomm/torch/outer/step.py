@@ -73,17 +73,19 @@ class OuterStep:
             sparse rule sends travels as it does, in bf16.
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
-        delay: iterations that go on while a part travels; below every / fragments.
+        delay: iterations that go on while a part travels, which another thread sees to; below every /
+            fragments.
         merge: what then becomes of the local weights: "carry", "lerp", "replace", or Lerp(alpha).
         scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
             count as well then.
         comm: the communicator; None: that of the default process group if its backend is
-            "ringcomm", else ringcomm's default one.
+            "ringcomm", else ringcomm's default one. Rounds with a delay go by one of their own.
         min_peers: go on without ranks that are lost or late, with so many at least, and with those
             that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
         grace_s: seconds that a round waits for late ranks once min_peers are there.
         peers: who takes part in a round, instead of ``comm`` and min_peers: a
-            ringcomm.membership.Membership, as one with rejoin=True.
+            ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator is
+            for nothing else while OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
     Attributes:

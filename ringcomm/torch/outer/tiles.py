@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-_ELEMENTS = 1 << 15  # of a thread, from which on torch takes several
+_ELEMENTS = 1 << 17  # of a thread
 
 
 def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
