@@ -73,8 +73,8 @@ class OuterStep:
             sparse rule sends travels as it does, in bf16.
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
-        delay: iterations that go on while a part travels, which another thread sees to; below every /
-            fragments.
+        delay: iterations that go on while a part travels, which another thread sees to; below
+            every / fragments.
         merge: what then becomes of the local weights: "carry", "lerp", "replace", or Lerp(alpha).
         scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
             count as well then.
@@ -84,8 +84,8 @@ class OuterStep:
             that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
         grace_s: seconds that a round waits for late ranks once min_peers are there.
         peers: who takes part in a round, instead of ``comm`` and min_peers: a
-            ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator is
-            for nothing else while OuterStep is attached.
+            ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator
+            is for nothing else while OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
     Attributes:
