@@ -26,6 +26,7 @@ from ringcomm.codecs import parse
 
 RANK = Path(__file__).with_name("_steps_rank.py")
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "eth0"}
+ALONE = "compute alone"  # the way that others are held against
 GOODPUT = 1448 / 1514  # of a port's rate, in payload of TCP
 UNTIMED = 3  # steps: DDP makes its buckets anew after the first, PowerSGD begins after the second
 
@@ -103,9 +104,26 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def efficiency(way: Mapping[str, Any], compute_s: float) -> float:
-    """The share of the time that a way of a row leaves for compute."""
-    return float(way["per"] * compute_s / way["step_s"])
+def efficiency(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """The share of the time that a way of a row leaves for compute: what the compute alone took in
+    the same round over what the way took; the median of the rounds."""
+    return statistics.median(efficiencies(ways, name))
+
+
+def efficiencies(ways: Mapping[str, Mapping[str, Any]], name: str) -> list[float]:
+    """Of each round."""
+    way, alone = ways[name], ways[ALONE]
+    return [way["per"] * compute_s / step_s
+            for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)]  # fmt: skip
+
+
+def exchange_s(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """Seconds that a way's step takes beyond compute, in the same way."""
+    way, alone = ways[name], ways[ALONE]
+    return statistics.median(
+        step_s - way["per"] * compute_s
+        for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)
+    )
 
 
 def payload_bytes(codec: str, parameters: int, hosts: int) -> float:
