@@ -3,9 +3,10 @@
 Per size, every variant (a library with a compression) is verified, then timed in rounds: one round
 of each variant after the other, so that a disturbance of the machine meets all of them. A round is
 a barrier, one untimed call that uses up what the links' token buckets saved during the barrier,
-and then back-to-back calls, each timed (What.apart: each after a barrier). A round during which a machine's host took processor time
-away (_steal.py) is made again, all variants of it, until the size has taken PATIENCE times its
-budget; of each round the take that lost least counts.
+and then back-to-back calls, each timed (What.apart: each after a barrier of its own). A round
+during which a machine's host took processor time away (_steal.py) is made again, all variants of
+it, until the size has taken PATIENCE times its budget; of each round the take that lost least
+counts.
 
 Invariants: every choice that depends on a clock is rank 0's, or follows from what all ranks saw,
 handed round before it is used, so all ranks make the same calls. Input is written anew before each

@@ -24,8 +24,8 @@ OPS = ("sum", "avg", "min", "max", "prod")
 
 @dataclasses.dataclass(frozen=True)
 class What:
-    """What is measured. ``compression`` is "none" or a codec's name; ``apart``: each call by itself,
-    until the last rank is done, not the rate of calls back to back (a root can run ahead)."""
+    """What is measured. ``compression`` is "none" or a codec's name; ``apart``: each call by
+    itself, until the last rank is done, for calls back to back let a root run ahead."""
 
     collective: str
     op: str

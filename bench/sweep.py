@@ -112,7 +112,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="other libraries to measure in the same job")
     add("--subject", choices=tuple(PEERS), default="ringcomm",
         help="the library that the others are compared with")
-    add("--apart", action="store_true", help="each call after a barrier, timed from the first rank's "
+    add("--apart", action="store_true", help="each call after a barrier, from the first rank's "
         "start to the last rank's end: for ranks that share a machine and its clock")
     add("--warmup", type=int, metavar="N", help="untimed calls; by time unless given")
     add("--iters", type=int, metavar="N", help="timed calls; by --budget unless given")

@@ -4,18 +4,23 @@
                         "servers": [3], "piece": 65536}'
 
 Without servers the workers all-reduce. With servers, each of which owns an equal shard, a worker
-pushes its gradient to them piece by piece and pulls the sums: every receive is posted before the
-step's first send, and a server answers a piece as soon as it has it from all workers, so both
-directions of its port are busy together. Rank 0 prints one line of JSON at the end.
+pushes its gradient to them piece by piece and pulls the sums, with a thread for each server. A
+receive is posted before its send, a server answers a piece as soon as it has it from all workers,
+so both directions of its port are busy together, and a worker has few pieces under way to a server,
+so none runs ahead of the others and they do not overflow the server's port. Rank 0 prints one line
+of JSON at the end.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +41,21 @@ def cut(begin: int, end: int, piece: int) -> list[slice]:
 def shards(elements: int, servers: int, piece: int) -> list[list[slice]]:
     """Of each server, the pieces of its shard."""
     edges = [elements * index // servers for index in range(servers + 1)]
-    return [cut(begin, end, piece) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+    return [cut(begin, end, piece) for begin, end in itertools.pairwise(edges)]
 
 
 def push_and_pull(
-    comm: ringcomm.Communicator, gradient: np.ndarray, out: np.ndarray, servers: Sequence[int],
-    pieces: Sequence[Sequence[slice]], window: int,
+    comm: ringcomm.Communicator, gradient: np.ndarray, out: np.ndarray, server: int,
+    pieces: Sequence[slice], window: int,
 ) -> None:
-    """A worker's step. Workers begin with different servers, so that none is asked by all at once.
-    """
-    first = comm.rank % len(servers)
-    order = [(first + turn) % len(servers) for turn in range(len(servers))]
-    answers = [[comm.recv(out[part], servers[server], async_op=True) for part in pieces[server]]
-               for server in order]
+    """What a worker has to do with one server in a step."""
+    answers = [comm.recv(out[part], server, async_op=True) for part in pieces]
     sent = []
-    for turn in range(max(map(len, pieces))):
-        for server, coming in zip(order, answers, strict=True):
-            if turn >= window and turn - window < len(coming):
-                coming[turn - window].wait()
-            if turn < len(coming):
-                part = gradient[pieces[server][turn]]
-                sent.append(comm.send(part, servers[server], async_op=True))
-    for work in [*sent, *(work for coming in answers for work in coming)]:
+    for turn, part in enumerate(pieces):
+        if turn >= window:
+            answers[turn - window].wait()
+        sent.append(comm.send(gradient[part], server, async_op=True))
+    for work in [*sent, *answers[-window:]]:
         work.wait()
 
 
@@ -90,7 +88,9 @@ def step_of(
         return lambda: comm.allreduce(gradient, out=out)
     pieces = shards(asked["elements"], len(servers), asked["piece"])
     if comm.rank in workers:
-        return lambda: push_and_pull(comm, gradient, out, servers, pieces, asked["window"])
+        with_one = functools.partial(push_and_pull, comm, gradient, out, window=asked["window"])
+        threads = ThreadPoolExecutor(len(servers))
+        return lambda: list(threads.map(with_one, servers, pieces))
     own = pieces[servers.index(comm.rank)]
     room = np.zeros((len(workers), own[-1].stop - own[0].start), np.float32)
     return lambda: serve(comm, room, workers, own)
@@ -130,9 +130,10 @@ def main() -> None:
     mine = [wrong, *(b - a for a, b in zip(before, after, strict=True)), *times[UNTIMED:]]
     everyone = comm.allgather(np.array(mine, np.float64)).reshape(comm.world_size, -1)
     if comm.rank == 0:
-        print(json.dumps({"wrong": int(everyone[:, 0].sum()),
-                          "sent": everyone[:, 1].tolist(), "received": everyone[:, 2].tolist(),
-                          "times": everyone[asked["workers"], 3:].max(axis=0).tolist()}), flush=True)
+        told = {"wrong": int(everyone[:, 0].sum()), "sent": everyone[:, 1].tolist(),
+                "received": everyone[:, 2].tolist(),
+                "times": everyone[asked["workers"], 3:].max(axis=0).tolist()}  # fmt: skip
+        print(json.dumps(told), flush=True)
     ringcomm.shutdown()
 
 
