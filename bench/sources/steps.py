@@ -26,6 +26,7 @@ from ringcomm.codecs import parse
 
 RANK = Path(__file__).with_name("_steps_rank.py")
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "eth0"}
+ALONE = "compute alone"  # the way that others are held against
 GOODPUT = 1448 / 1514  # of a port's rate, in payload of TCP
 UNTIMED = 3  # steps: DDP makes its buckets anew after the first, PowerSGD begins after the second
 
@@ -42,7 +43,8 @@ class Job:
         ways: settings by name.
         rounds: of all ways, in order, each so many steps.
         settle: steps of a way's first run that do not count.
-        forward: its part of compute_s.
+
+    A way may have steps, settle and untimed (of its later runs) of its own.
     """
 
     layers: Sequence[Sequence[int]]
@@ -51,16 +53,16 @@ class Job:
     rounds: int
     steps: int
     settle: int = UNTIMED
-    forward: float = 1 / 3
 
     def asked(self) -> dict[str, Any]:
         """As the rank program takes it."""
         runs = [
-            {"way": way, "steps": self.steps, "untimed": self.settle if number == 0 else 1}
-            for number in range(self.rounds) for way in self.ways
+            {"way": name, "steps": way.get("steps", self.steps),
+             "untimed": way.get("untimed", 1) if number else way.get("settle", self.settle)}
+            for number in range(self.rounds) for name, way in self.ways.items()
         ]  # fmt: skip
         return {"layers": [list(shape) for shape in self.layers], "compute_s": self.compute_s,
-                "forward": self.forward, "ways": {**self.ways}, "runs": runs}  # fmt: skip
+                "ways": {**self.ways}, "runs": runs}  # fmt: skip
 
 
 def square(parameters: float, layers: int) -> list[list[int]]:
@@ -102,9 +104,26 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def efficiency(way: Mapping[str, Any], compute_s: float) -> float:
-    """The share of the time that a way of a row leaves for compute."""
-    return float(way["per"] * compute_s / way["step_s"])
+def efficiency(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """The share of the time that a way of a row leaves for compute: what the compute alone took in
+    the same round over what the way took; the median of the rounds."""
+    return statistics.median(efficiencies(ways, name))
+
+
+def efficiencies(ways: Mapping[str, Mapping[str, Any]], name: str) -> list[float]:
+    """Of each round."""
+    way, alone = ways[name], ways[ALONE]
+    return [way["per"] * compute_s / step_s
+            for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)]  # fmt: skip
+
+
+def exchange_s(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """Seconds that a way's step takes beyond compute, in the same way."""
+    way, alone = ways[name], ways[ALONE]
+    return statistics.median(
+        step_s - way["per"] * compute_s
+        for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)
+    )
 
 
 def payload_bytes(codec: str, parameters: int, hosts: int) -> float:
