@@ -36,9 +36,9 @@ REAL = (
 )
 EMULATED = (
     "the links, shaped to 1000 Mbit/s. All hosts share this machine's cores, where libraries that "
-    "poll while they wait suffer as soon as there are more ranks than cores. There is no GPU and so "
-    "no NCCL: gloo and MPI stand in its place, and the documents' factors are over NCCL of 2017 and "
-    "2018."
+    "poll while they wait suffer as soon as there are more ranks than cores. There is no GPU and "
+    "so no NCCL: gloo and MPI stand in its place, and the documents' factors are over NCCL of 2017 "
+    "and 2018."
 )
 NEEDS_ROOT = True
 WITHOUT_ROOT = (
