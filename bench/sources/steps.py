@@ -16,11 +16,13 @@ import json
 import math
 import statistics
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Ended, Site
+from _job import Job as Started
+from _site import Ended, Site, finish
 
 from ringcomm.codecs import parse
 
@@ -83,10 +85,32 @@ def runs_of(ended: Ended) -> list[dict[str, Any]]:
 
 def run(site: Site, job: Job, timeout: float) -> dict[str, list[dict[str, Any]]]:
     """The runs of each way. Raises RuntimeError with what a job that fails said."""
+    asked = job.asked()
+    started = site.start(command(asked), ENVIRONMENT)
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(started, len(asked["runs"]), over))
+    watcher.start()
+    try:
+        ended = finish(started, timeout)
+    finally:
+        over.set()
+        watcher.join()
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in job.ways}
-    for one in runs_of(site.run(command(job.asked()), ENVIRONMENT, timeout)):
+    for one in runs_of(ended):
         runs[one["way"]].append(one)
     return runs
+
+
+def _watch(job: Started, total: int, over: threading.Event) -> None:
+    """Says of each run when it has ended."""
+    told = 0
+    while not over.wait(0.5):
+        lines = [line for line in job.output(0).splitlines(True) if line[-1] == "\n"]
+        done = [json.loads(line) for line in lines if line.startswith('{"way"')]
+        for number, one in enumerate(done[told:], told + 1):
+            said = f"{one['way']}, {1e3 * one['step_s']:.0f} ms a step"
+            print(f"#   run {number} of {total}: {said}", flush=True)
+        told = len(done)
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
