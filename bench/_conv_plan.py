@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from _conv_methods import METHODS, Method
-from _conv_rows import Row, Rows
 from _conv_stats import loss_of
+from _rows import Row, Rows
 
 HARNESS = 1  # of what all runs have in common: data, model, schedule; a new one runs all anew
 RANKS = 4

@@ -10,10 +10,8 @@ and left out of this start, and the others go on. When run_all returns, no worke
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-import platform
 import queue
 import socket
 import subprocess
@@ -22,11 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import _conv_worker
 from _conv_plan import RANKS, Run
-from _conv_rows import Row
+from _rows import Row
 
 HERE = Path(__file__).resolve().parent
 
@@ -115,31 +112,6 @@ def crew(processes: bool, niceness: int = 0) -> Iterator[Crew]:
         yield made
     finally:
         made.close()
-
-
-def about() -> dict[str, Any]:
-    """What a row says of the machine and the software."""
-    import torch
-
-    return {
-        "git": _git(), "torch": torch.__version__, "python": platform.python_version(),
-        "cpu": _cpu(), "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
-    }  # fmt: skip
-
-
-def _git() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-        cwd=HERE, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def run_all(

@@ -15,7 +15,7 @@ from _conv_claims import CLAIMS, HALF, Claim
 from _conv_exact import Exact
 from _conv_methods import METHODS
 from _conv_plan import SETTINGS, Plan
-from _conv_rows import Row
+from _rows import Row
 
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
 METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",

@@ -52,11 +52,9 @@ def lines_of(site: Site, program: str, asked: Mapping[str, Any], env: Mapping[st
              limit: float) -> list[dict[str, Any]]:  # fmt: skip
     """What rank 0 of a job prints. Raises RuntimeError with what a job that fails said."""
     ended = site.run([sys.executable, str(HERE / program), json.dumps(asked)], env, limit)
-    found = [json.loads(line) for line in ended.output.splitlines() if line[:1] == "{"]
     if ended.code:
         print(ended.output)  # for the step's log
-        raise RuntimeError(ended.reason())
-    return found
+    return ended.records()
 
 
 def name_of(mbits: list[float], world: int) -> str:

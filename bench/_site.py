@@ -8,18 +8,22 @@ When run() returns, no process of its job is left.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import secrets
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from _job import Job, exit_name
 from netlab import NetLab, why_unavailable
 
 _DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_ERROR = re.compile(r"^(?:\[rank\d+\]: )?\S*Error: .*", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,18 @@ class Ended:
         said = [line for line in lines if line.startswith("sweep: ")] or lines[-1:]
         name = exit_name(self.code)
         return f"{said[-1].removeprefix('sweep: ')[:160]} ({name})" if said else name
+
+    def records(self) -> list[dict[str, Any]]:
+        """The JSON objects that the ranks wrote, one on a line.
+
+        Raises:
+            RuntimeError: the job failed; the text is a rank's first line on an error of Python's,
+                else reason().
+        """
+        if self.code:
+            error = _ERROR.search(self.output)
+            raise RuntimeError(error[0] if error else self.reason())
+        return [json.loads(line) for line in self.output.splitlines() if line[:1] == "{"]
 
 
 class Site:

@@ -135,10 +135,7 @@ def measure(scene: Scene, rounds: int, budget: float) -> list[Taken]:
     with Site(scene.hosts, scene.hosts, [scene.mbit]) as site:
         print(f"# {site.describe()}", flush=True)
         ended = site.run([sys.executable, str(RANK), json.dumps(asked)], {}, 900)
-    if ended.code:
-        raise RuntimeError(ended.reason())
-    told = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
-    return [Taken(scene.hosts, scene.mbit, **one) for one in told]
+    return [Taken(scene.hosts, scene.mbit, **one) for one in ended.records()]
 
 
 def row(one: Taken, plain: Taken | None, goal: float | None) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ import _conv_report
 import _conv_text
 from _conv_methods import METHODS, Method
 from _conv_plan import SETTINGS, Plan, Run, quick_runs
-from _conv_rows import Row, Rows
+from _rows import Row, Rows, about
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "convergence.jsonl"
@@ -80,7 +80,7 @@ class Progress:
 
     def __init__(self, rows: Rows, plan: Plan | None, total: int = 0) -> None:
         self.rows, self._plan, self._total = rows, plan, total
-        self._about = _conv_pool.about()
+        self._about = about()
         self.failures = 0
 
     def done(self, run: Run, result: Row) -> None:

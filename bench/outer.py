@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Site, finish
+from _site import Site
 from netlab import NetLabError
 
 RANK = Path(__file__).with_name("_outer_rank.py")
@@ -71,11 +70,7 @@ def measure(way: Way, options: argparse.Namespace) -> Taken:
     with Site(options.hosts, options.hosts, [way.mbit]) as site:
         print(f"# {site.describe()}", flush=True)
         command = [sys.executable, str(RANK), json.dumps(asked)]
-        ended = finish(site.start(command, {}), options.timeout)
-    if ended.code:
-        said = re.findall(r"^(?:\[rank\d+\]: )?\S*Error: .*", ended.output, re.MULTILINE)
-        raise RuntimeError(said[0] if said else ended.reason())
-    (told,) = (json.loads(line) for line in ended.output.splitlines() if line[:9] == '{"alone":')
+        (told,) = site.run(command, {}, options.timeout).records()
     alone, outer = (statistics.median(told[way]) for way in ("alone", "outer"))
     turns = told["rounds"] / way.settings["fragments"]  # each fragment has rounds of its own
     return Taken(alone, outer, told["sent_bytes"] / turns, told["waited_s"] / turns)

@@ -97,9 +97,7 @@ def measure(codec: str, floor: float, width: int, options: argparse.Namespace) -
     with Site(options.hosts, options.hosts, [options.rate]) as site:
         print(f"# {codec}: {site.describe()}; {os.cpu_count()} cores for all", flush=True)
         ended = site.run([sys.executable, str(RANK), json.dumps(asked)], {}, options.timeout)
-    if ended.code:
-        raise RuntimeError(ended.reason())
-    return [Taken(**json.loads(line)) for line in ended.output.splitlines() if line[:1] == "{"]
+    return [Taken(**one) for one in ended.records()]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -26,8 +26,8 @@ import _conv_stats as stats  # noqa: E402
 import _conv_worker as worker  # noqa: E402
 import convergence  # noqa: E402
 from _conv_methods import METHODS  # noqa: E402
-from _conv_rows import Rows  # noqa: E402
 from _conv_text import Batches, text  # noqa: E402
+from _rows import Rows  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NONE = Path("none")

@@ -191,6 +191,16 @@ def test_a_failed_job_tells_why() -> None:
     assert Ended(137, "").reason() == "SIGKILL"
 
 
+def test_records_of_a_job() -> None:
+    assert Ended(0, '# a remark\n{"at": 1}\n{"at": 2}\n').records() == [{"at": 1}, {"at": 2}]
+    why = "ringcomm.errors.TimeoutError: rank 1 is late"
+    raised = f"Traceback (most recent call last):\n[rank0]: {why}\nKeyError: 1\nbye\n"
+    with pytest.raises(RuntimeError, match=rf"^\[rank0\]: {why}$"):
+        Ended(1, raised).records()
+    with pytest.raises(RuntimeError, match=r"^bye \(exit code 2\)$"):
+        Ended(2, '{"at": 1}\nbye\n').records()
+
+
 @pytest.mark.parametrize("wrong", [
     ["--libraries", "nccl"], ["--where", "moon"], ["--rounds", "0"], ["--hosts", "1"],
     ["--nics", "fast"], ["--sizes", "x"], ["--rows", "roof", "--all"], ["--quick"],

@@ -1,0 +1,94 @@
+"""Rows of results: a line of JSON for each finished measurement, appended as it ends.
+
+    rows = Rows(path)
+    rows.find(key)             the row of a measurement, or None
+    rows.append(row)           at once, so that an interrupted start loses nothing that is finished
+    about()                    what a row says of the machine and the software
+
+Invariants: a file is only ever appended to; a line that was cut off is passed over. A key is made
+of all that defines the measurement, so what has changed has another key, and its old rows are left
+aside.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """All rows of a file, by key; the last one of a key counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows: dict[str, Row] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                row = _read(line)
+                if row is not None:
+                    self._rows[row["key"]] = row
+
+    def find(self, key: str) -> Row | None:
+        """The row of that key."""
+        return self._rows.get(key)
+
+    def append(self, row: Row) -> None:
+        """Keeps a row, and writes it to the file."""
+        self._rows[row["key"]] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        ends_open = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("\n" * (ends_open and self.path.stat().st_size > 0))
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _read(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "key" in row else None
+
+
+def about() -> dict[str, Any]:
+    """What a row says of the machine and the software."""
+    return {
+        "git": _git(), "torch": _version("torch"), "python": platform.python_version(),
+        "cpu": _cpu(), "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
+    }  # fmt: skip
+
+
+def _git() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

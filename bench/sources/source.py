@@ -1,0 +1,109 @@
+"""What a module of this package has: it reproduces what one document claims, and goes further.
+
+    DOCUMENT        which document, and what it claims, in one or two sentences
+    REAL, EMULATED  what of the figures is real (sockets, bytes, arithmetic), and what is emulated
+    NEEDS_ROOT      whether measure() does; WITHOUT_ROOT says what can be run without
+    HARNESS         a number; one more wherever older measurements count no longer
+    points(quick)   what is to be measured, in order of value
+    measure(point)  measures it; raises RuntimeError with one sentence
+    claims(found)   each claim with the document's figure, ours, the bound and the verdict
+    table(found)    a table, its first row the heads
+    draw(found, figure)     the same as a picture, with matplotlib
+
+The last three are functions of rows alone, any of which may be missing.
+
+Invariant: a row counts only under the key of its point, which is made of all that defines the
+measurement; so a changed point or harness is measured anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from _rows import Row, Rows
+
+Found = Mapping[str, Row]
+"""The rows of a source's points, by the point's name."""
+
+_ORDER = ("scaling", "slow", "onebit", "overlap", "topologies", "collectives", "hybrid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One measurement. All that defines it, repetitions included, is in its settings (JSON)."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    def key(self, source: str, harness: int) -> str:
+        """What its row is found by."""
+        told = json.dumps([source, harness, self.name, self.settings], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One line of the summary.
+
+    Attributes:
+        what: is compared, as "one port alone, fp32".
+        document: the document's figure in words, or "-".
+        ours: the same, "" where it was not measured.
+        bound: what ours has to reach.
+        met: whether it does; None: not measured.
+        ratio: ours over the document's, above 1 where ours is better, for the picture; None: none.
+    """
+
+    what: str
+    document: str
+    ours: str
+    bound: str
+    met: bool | None
+    ratio: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return "not measured" if self.met is None else "met" if self.met else "short"
+
+
+class Source(Protocol):
+    """Such a module; see above."""
+
+    DOCUMENT: str
+    REAL: str
+    EMULATED: str
+    NEEDS_ROOT: bool
+    WITHOUT_ROOT: str
+    HARNESS: int
+
+    def points(self, quick: bool) -> Sequence[Point]: ...
+    def measure(self, point: Point) -> Mapping[str, Any]: ...
+    def claims(self, found: Found) -> Sequence[Claim]: ...
+    def table(self, found: Found) -> list[Sequence[str]]: ...
+    def draw(self, found: Found, figure: Any) -> None: ...
+
+
+def names() -> list[str]:
+    """Of all sources, in the order of the summary."""
+    folder = Path(__file__).parent
+    return [name for name in _ORDER if (folder / f"{name}.py").exists()]
+
+
+def load(name: str) -> Source:
+    """The module."""
+    return cast(Source, importlib.import_module(f"{__package__}.{name}"))
+
+
+def found(rows: Rows, name: str, quick: bool) -> dict[str, Row]:
+    """The rows of its points that are there."""
+    source = load(name)
+    rows_of = {point.name: rows.find(point.key(name, source.HARNESS))
+               for point in source.points(quick)}  # fmt: skip
+    return {point: row for point, row in rows_of.items() if row is not None}
