@@ -41,7 +41,7 @@ HARNESS = 1
 
 RANK = Path(__file__).with_name("_hybrid_rank.py")
 TOLERANCE = 1e-3
-HOSTS, MBIT, MICRO = 4, 100.0, 16
+HOSTS, MBIT, MICRO = 4, 100.0, 8
 PARAMETERS = 3e6  # nearly, of either emulated model
 SAMPLES = {"gpt": 32, "resnet": 128}  # of a step of all ranks
 FACTORS = (0.25, 4.0, 1.0, 0.5, 0.1)  # sequential beside the second, where all can be hidden
