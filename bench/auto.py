@@ -20,21 +20,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 import re
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from _job import Job
 from _site import Site, finish
 from netlab import NetLabError
+from sources import steps
 
-RANK = Path(__file__).with_name("_auto_rank.py")
 FIXED = ("none", "bf16", "int8")
 NEAR, NONE_HIDES, FOLLOWS = 1.05, 1.02, 60
 LAYERS = 16
@@ -88,24 +85,29 @@ def followed_after(
 
 def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """By fixed codec, over all its runs."""
-    steps: dict[str, list[float]] = {codec: [] for codec in FIXED}
+    taken: dict[str, list[float]] = {codec: [] for codec in FIXED}
     for one in runs:
-        if one["codec"] in steps:
-            steps[one["codec"]] += one["steps"][UNTIMED:]
-    return {codec: statistics.median(taken) for codec, taken in steps.items()}
+        if one["way"] in taken:
+            taken[one["way"]] += one["steps"][UNTIMED:]
+    return {codec: statistics.median(seconds) for codec, seconds in taken.items()}
 
 
-def _asked(options: argparse.Namespace, runs: Sequence[tuple[str, int]]) -> list[str]:
-    width = round(math.sqrt(options.parameters / LAYERS))
-    asked = {"runs": runs, "compute_s": options.compute / 1e3, "layers": LAYERS, "width": width,
-             "bucket_mb": options.bucket_mb}  # fmt: skip
-    return [sys.executable, str(RANK), json.dumps(asked)]
+def _command(options: argparse.Namespace, runs: Sequence[tuple[str, int]]) -> list[str]:
+    ways = {
+        codec: {"kind": "gradients", "codec": codec, "bucket_mb": options.bucket_mb,
+                "tell": codec == "auto"} for codec, _ in runs
+    }  # fmt: skip
+    return steps.command({
+        "layers": steps.square(options.parameters, LAYERS), "compute_s": options.compute / 1e3,
+        "ways": ways,
+        "runs": [{"way": codec, "steps": UNTIMED + count, "untimed": 0} for codec, count in runs],
+    })  # fmt: skip
 
 
 def _told(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs of a job. Raises RuntimeError with what it said."""
     ended = finish(job, options.timeout)
-    runs = [one for one in ended.records() if "codec" in one]
+    runs = steps.runs_of(ended)
     for line in re.findall(r"auto: .*", ended.output):
         print(f"#   {line}", flush=True)
     return runs
@@ -117,8 +119,8 @@ def at_rate(mbit: float, options: argparse.Namespace) -> Taken:
     runs = [*fixed, ("auto", options.settle + options.steps), *fixed]
     with Site(options.hosts, options.hosts, [mbit]) as site:
         print(f"# {site.describe()}", flush=True)
-        told = _told(site.start(_asked(options, runs), {}), options)
-    (auto,) = (one for one in told if one["codec"] == "auto")
+        told = _told(site.start(_command(options, runs), {}), options)
+    (auto,) = (one for one in told if one["way"] == "auto")
     settled = auto["steps"][-options.steps :]
     return Taken(mbit, medians(told), statistics.median(settled), auto["codecs"][-1]["codec"])
 
@@ -128,13 +130,13 @@ def drop(mbit: float, options: argparse.Namespace) -> tuple[int | None, dict[str
     before = options.settle
     runs = [("auto", before + FOLLOWS + options.steps), *((c, options.steps) for c in FIXED)]
     with Site(options.hosts, options.hosts, [mbit]) as site:
-        job = site.start(_asked(options, runs), {})
+        job = site.start(_command(options, runs), {})
         _wait_for_step(job, before, options.timeout)
         for host in range(options.hosts):
             site.slow(host, 0, mbit / 10)
         at = _latest_step(job)
         told = _told(job, options)
-    (auto,) = (one for one in told if one["codec"] == "auto")
+    (auto,) = (one for one in told if one["way"] == "auto")
     fixed = medians(told)
     used = ", ".join(f"{one['codec']} from {one['first']}" for one in auto["codecs"])
     print(f"# {mbit:g} to {mbit / 10:g} Mbit/s before step {at + 1}: {used}")

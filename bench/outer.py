@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from _site import Site
 from netlab import NetLabError
+from sources import steps
 
-RANK = Path(__file__).with_name("_outer_rank.py")
+LAYERS, UNTIMED = 16, 1
 GOAL = 0.97
 HEADS = ("Mbit/s", "way", "alone", "outer", "MB sent", "waited", "trained", "verdict")
 
@@ -65,15 +64,24 @@ class Taken:
 
 def measure(way: Way, options: argparse.Namespace) -> Taken:
     """One line of the table."""
-    asked = {"settings": {"every": options.every, **way.settings}, "rounds": options.rounds,
-             "parameters": int(options.parameters), "compute_s": options.compute / 1e3}  # fmt: skip
+    settings = {"every": options.every, **way.settings}
+    ways = {"alone": {"kind": "alone", "per": options.every},
+            "outer": {"kind": "apart", "per": options.every, "settings": settings}}  # fmt: skip
+    turns = UNTIMED + options.rounds
+    asked = {"layers": steps.square(options.parameters, LAYERS),
+             "compute_s": options.compute / 1e3, "ways": ways,
+             "runs": [{"way": one, "steps": 1, "untimed": 0}
+                      for _ in range(turns) for one in ways]}  # fmt: skip
     with Site(options.hosts, options.hosts, [way.mbit]) as site:
         print(f"# {site.describe()}", flush=True)
-        command = [sys.executable, str(RANK), json.dumps(asked)]
-        (told,) = site.run(command, {}, options.timeout).records()
-    alone, outer = (statistics.median(told[way]) for way in ("alone", "outer"))
-    turns = told["rounds"] / way.settings["fragments"]  # each fragment has rounds of its own
-    return Taken(alone, outer, told["sent_bytes"] / turns, told["waited_s"] / turns)
+        told = steps.runs_of(site.run(steps.command(asked), {}, options.timeout))
+    alone, outer = (
+        statistics.median([one["steps"][0] for one in told if one["way"] == name][UNTIMED:])
+        for name in ways
+    )
+    last = told[-1]
+    rounds = last["outer_rounds"] / way.settings["fragments"]  # each fragment has its own
+    return Taken(alone, outer, last["sent_bytes"] / rounds, last["outer_waited_s"] / rounds)
 
 
 def row(way: Way, one: Taken) -> tuple[str, ...]:

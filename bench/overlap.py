@@ -19,22 +19,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from _site import Site
 from netlab import NetLabError
+from sources import steps
 
 from ringcomm.codecs import parse, refuse_composed
 from ringcomm.errors import ConfigError
 
-RANK = Path(__file__).with_name("_overlap_rank.py")
 GOAL = 1.10
-LAYERS = 16
+LAYERS, UNTIMED = 16, 2
 HEADS = ("codec", "compute", "", "floor", "step", "/ max", "goal", "verdict", "DDP's bound",
          "/ bound", "hidden", "exposed", "wire / formula", "CPU s of all ranks")  # fmt: skip
 
@@ -54,14 +51,9 @@ class Taken:
     cpu_s: float
 
 
-def payload_bytes(codec: str, parameters: int, hosts: int) -> float:
-    """What a rank must send for a step: 2 (N-1)/N of the encoded gradients."""
-    return parameters * parse(codec).bits / 8 * 2 * (hosts - 1) / hosts
-
-
 def floor_s(codec: str, parameters: int, hosts: int, mbit: float) -> float:
     """Seconds that those bytes take on a link of that rate, if it carried nothing else."""
-    return payload_bytes(codec, parameters, hosts) * 8 / (mbit * 1e6)
+    return steps.payload_bytes(codec, parameters, hosts) * 8 / (mbit * 1e6)
 
 
 def ddp_bound_s(compute_s: float, floor: float, forward: float) -> float:
@@ -87,17 +79,23 @@ def row(
     )  # fmt: skip
 
 
-def measure(codec: str, floor: float, width: int, options: argparse.Namespace) -> list[Taken]:
+def measure(codec: str, floor: float, options: argparse.Namespace) -> list[Taken]:
     """Runs a codec's job. Raises NetLabError, or RuntimeError with what the job said."""
+    way = {"kind": "gradients", "codec": codec, "bucket_mb": options.bucket_mb}
+    ways = {f"{factor}": {**way, "compute_s": factor * floor} for factor in options.factors}
     asked = {
-        "codec": codec, "compute_s": [factor * floor for factor in options.factors],
-        "steps": options.steps, "layers": LAYERS, "width": width, "bucket_mb": options.bucket_mb,
-        "forward": options.forward,
+        "layers": steps.square(options.parameters, LAYERS), "compute_s": 0.0,
+        "forward": options.forward, "ways": ways,
+        "runs": [{"way": name, "steps": options.steps, "untimed": UNTIMED} for name in ways],
     }  # fmt: skip
     with Site(options.hosts, options.hosts, [options.rate]) as site:
         print(f"# {codec}: {site.describe()}; {os.cpu_count()} cores for all", flush=True)
-        ended = site.run([sys.executable, str(RANK), json.dumps(asked)], {}, options.timeout)
-    return [Taken(**one) for one in ended.records()]
+        told = steps.runs_of(site.run(steps.command(asked), {}, options.timeout))
+    names = [field.name for field in dataclasses.fields(Taken) if field.name != "compute_s"]
+    return [
+        Taken(ways[one["way"]]["compute_s"], **{name: one[name] for name in names})
+        for one in told
+    ]  # fmt: skip
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -139,16 +137,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = _parse(argv)
-    width = round(math.sqrt(options.parameters / LAYERS))
-    parameters = LAYERS * width * width
+    parameters = sum(rows * columns for rows, columns in steps.square(options.parameters, LAYERS))
     finite = True
     print(f"# {parameters:,} parameters; compute is emulated: layers sleep")
     print(_line(HEADS))
     try:
         for codec in options.codecs:
             floor = floor_s(codec, parameters, options.hosts, options.rate)
-            formula = payload_bytes(codec, parameters, options.hosts)
-            for one in measure(codec, floor, width, options):
+            formula = steps.payload_bytes(codec, parameters, options.hosts)
+            for one in measure(codec, floor, options):
                 print(_line(row(codec, one, floor, formula, options)), flush=True)
                 finite = finite and one.finite
     except (NetLabError, RuntimeError) as error:

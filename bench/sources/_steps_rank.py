@@ -1,6 +1,6 @@
 """One rank of steps.py: training steps whose compute is emulated, by several ways in turn, timed.
 
-    _steps_rank.py '{"layers": [[395, 395]], "compute_s": 0.2, "forward": 0.333,
+    _steps_rank.py '{"layers": [[395, 395]], "compute_s": 0.2,
                      "ways": {"int8": {"kind": "gradients", "codec": "int8", "bucket_mb": 1}},
                      "runs": [{"way": "int8", "steps": 10, "untimed": 3}]}'
 
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm.torch import HookState, OuterStep, allreduce_hook, optim
-from ringcomm.train.emulate import EmulatedDevice
+from ringcomm.train.emulate import FORWARD_SHARE, EmulatedDevice
 
 ONE_BUCKET_MB = 1e6
 POWERSGD_RANK = 4
@@ -82,7 +82,10 @@ class Alone:
         self._through: nn.Module = self.model
         self._noise = 1e-3 * torch.randn(layers[0], generator=torch.Generator().manual_seed(1))
         self.connect()
-        EmulatedDevice(self.model, settings.get("compute_s", asked["compute_s"]), asked["forward"])
+        EmulatedDevice(
+            self.model, settings.get("compute_s", asked["compute_s"]),
+            asked.get("forward", FORWARD_SHARE),
+        )  # fmt: skip
 
     def connect(self) -> None:
         """Before the device is emulated."""
@@ -240,8 +243,17 @@ def _torch_hook(ddp: DistributedDataParallel, group: Any, hook: str | None) -> N
             group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif hook is not None:
-        ddp.register_comm_hook(group, getattr(default_hooks, f"{hook}_compress_hook"))
+    elif hook == "fp16":
+        ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif hook == "bf16":
+        ddp.register_comm_hook(group, _bf16_hook)
+
+
+def _bf16_hook(group, bucket):  # type: ignore[no-untyped-def]
+    """torch's bf16_compress_hook but for its check, which refuses gloo on a CPU; gloo can do it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks._compress_hook(torch.bfloat16, group, bucket)
 
 
 def port_bytes() -> int:

@@ -42,7 +42,8 @@ class Job:
         ways: settings by name.
         rounds: of all ways, in order, each so many steps.
         settle: steps of a way's first run that do not count.
-        forward: its part of compute_s.
+
+    A way may have steps, settle and untimed (of its later runs) of its own.
     """
 
     layers: Sequence[Sequence[int]]
@@ -51,16 +52,16 @@ class Job:
     rounds: int
     steps: int
     settle: int = UNTIMED
-    forward: float = 1 / 3
 
     def asked(self) -> dict[str, Any]:
         """As the rank program takes it."""
         runs = [
-            {"way": way, "steps": self.steps, "untimed": self.settle if number == 0 else 1}
-            for number in range(self.rounds) for way in self.ways
+            {"way": name, "steps": way.get("steps", self.steps),
+             "untimed": way.get("untimed", 1) if number else way.get("settle", self.settle)}
+            for number in range(self.rounds) for name, way in self.ways.items()
         ]  # fmt: skip
         return {"layers": [list(shape) for shape in self.layers], "compute_s": self.compute_s,
-                "forward": self.forward, "ways": {**self.ways}, "runs": runs}  # fmt: skip
+                "ways": {**self.ways}, "runs": runs}  # fmt: skip
 
 
 def square(parameters: float, layers: int) -> list[list[int]]:

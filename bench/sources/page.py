@@ -1,0 +1,115 @@
+"""docs/RESULTS.md and its pictures, made of the sources' rows.
+
+What stands between two marks is made anew each time; all else in the page is written by hand:
+
+    <!-- scaling: made by bench/results.py --write -->
+    ...
+    <!-- end of scaling -->
+
+Invariant: the same rows make the same page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import _columns
+
+from .source import Found, Source
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "RESULTS.md"
+PICTURE = "plots/results.png"
+HEADS = ("source", "claim", "the document's", "ringcomm's", "bound", "verdict")
+
+Everything = Mapping[str, tuple[Source, Found]]
+
+
+def filled(text: str, name: str, body: str) -> str:
+    """The page with that body between the marks of that name; at its end, if it has none."""
+    first, last = f"<!-- {name}: made by bench/results.py --write -->", f"<!-- end of {name} -->"
+    block = f"{first}\n{body.strip()}\n{last}"
+    marked = re.compile(re.escape(first) + ".*?" + re.escape(last), re.DOTALL)
+    if marked.search(text):
+        return marked.sub(lambda _: block, text)
+    return f"{text.rstrip()}\n\n## {name}\n\n{block}\n"
+
+
+def summary(everything: Everything) -> str:
+    """All claims in one table."""
+    lines = [
+        (f"[{name}](#{name})", one.what, one.document, one.ours or "-", one.bound, one.verdict)
+        for name, (source, rows) in everything.items() for one in source.claims(rows)
+    ]  # fmt: skip
+    return "\n".join(_columns.markdown([HEADS, *lines]))
+
+
+def section(name: str, source: Source, rows: Found) -> str:
+    """A source's part of the page."""
+    parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
+             f"`python bench/results.py {name}`" + _taken(rows)]  # fmt: skip
+    table = source.table(rows)
+    if len(table) > 1:
+        parts.append("\n".join(_columns.markdown(table)))
+    if rows:
+        parts.append(f"![{name}](plots/{name}.png)")
+    return "\n\n".join(parts)
+
+
+def _taken(rows: Found) -> str:
+    if not rows:
+        return ": not measured yet."
+    last = max(rows.values(), key=lambda row: str(row["date"]))
+    return f"; {last['date']}, {last['cpu']}, torch {last['torch']}."
+
+
+def write(everything: Everything, chosen: Sequence[str]) -> None:
+    """The summary, and the sections and pictures of the chosen sources."""
+    text = PAGE.read_text(encoding="utf-8")
+    text = filled(text, "summary", summary(everything))
+    for name in chosen:
+        source, rows = everything[name]
+        text = filled(text, name, section(name, source, rows))
+        if rows:
+            draw(source, rows, DOCS / "plots" / f"{name}.png")
+    PAGE.write_text(text, encoding="utf-8")
+    draw_summary(everything, DOCS / PICTURE)
+
+
+def draw(source: Source, rows: Found, path: Path) -> None:
+    """A source's picture."""
+    figure = _figure(9, 4.5)
+    source.draw(rows, figure)
+    figure.savefig(path, dpi=120)
+
+
+def draw_summary(everything: Everything, path: Path) -> None:
+    """How far ringcomm goes beyond each document: a bar for each claim that has a ratio."""
+    bars = [(name, one) for name, (source, rows) in everything.items()
+            for one in source.claims(rows) if one.ratio is not None]  # fmt: skip
+    figure = _figure(9, max(2.0, 0.36 * len(bars) + 1.2))
+    axes = figure.add_subplot()
+    for place, (_, one) in enumerate(reversed(bars)):
+        ratio = one.ratio or 1.0
+        axes.barh(place, ratio - 1, left=1, color="tab:blue" if ratio >= 1 else "tab:red")
+        axes.annotate(f"{one.ours} (document: {one.document})", (max(ratio, 1), place),
+                      xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
+    axes.set_yticks(range(len(bars)), labels, fontsize=8)
+    axes.set_xscale("log")
+    axes.margins(x=0.25)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("times better than the document says (1: the same)")
+    figure.savefig(path, dpi=120)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
