@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 def stellatrain(place: Place, *, density: float = 1 / 64) -> Recipe:
     """The largest blocks of each gradient, and an Adam on the CPU that touches these alone."""
-    import ringcomm.torch.sparse
     from _conv_methods import BETAS, DECAY, Recipe
+
+    import ringcomm.torch.sparse
 
     optimizer = ringcomm.torch.sparse.Adam(
         place.model.parameters(), lr=place.lr, betas=BETAS, weight_decay=DECAY, comm=place.comm,

@@ -166,7 +166,8 @@ def cut(made: list[Shape], samples: int, micro: int, compute_s: float, mbit: flo
                  for part in (made[:at], made[at:])]  # fmt: skip
         exposed = [max(0.0, way - slot * 2 / 3) for way, slot in zip(wires, slots, strict=True)]
         behind = max(exposed[0], exposed[1] - slots[0] * 2 / 3)
-        return (micro + 1) * max(slots) + behind + made[at - 1].bytes_behind * samples / micro * wire
+        between = made[at - 1].bytes_behind * samples / micro * wire
+        return (micro + 1) * max(slots) + behind + between
 
     return min(range(1, len(made)), key=step_s)
 

@@ -4,11 +4,12 @@
     _hybrid_rank.py '{"do": "time", ...}'     steps with emulated compute, by several ways in turn
 
 Ranks are a DeviceMesh of stages x replicas over backend "ringcomm". A stage's replicas share their
-gradients by DDP with ringcomm's hook, while the last micro-batch's backward computes, or by an
-all-reduce of the backend behind the schedule. Torch's GPipe cannot have DDP: the reducer takes the
-parameters of a schedule's first backwards for new ones, over gloo as well. In the first step of a
-pipeline over DDP the first micro-batch's gradients are averaged too early, to the same mean in
-another order; so a step is made for nothing before the training.
+gradients by DDP with ringcomm's hook, while the last micro-batch's backward computes (1F1B), or by
+an all-reduce of the backend behind the schedule (GPipe).
+
+Stages are told their shapes. Where torch's pipeline finds them out itself, it passes a sample
+through DDP outside no_sync, and DDP then averages the first micro-batch's gradients, too (to the
+same mean in another order), or fails an assertion of its reducer, over gloo as over ringcomm.
 
 Invariants: all ways see the same micro-batches in the same order. Rank 0 prints a line of JSON for
 each run.
@@ -37,7 +38,7 @@ from ringcomm.train.emulate import EmulatedDevice
 
 STAGES = 2
 CPU = torch.device("cpu")
-UNTIMED = 2  # steps: the pipeline learns its shapes, and DDP makes its buckets anew
+UNTIMED = 2  # steps: DDP makes its buckets anew after the first
 MOMENTUM = 0.9
 
 
@@ -47,12 +48,14 @@ class Staged:
     Args:
         layers: all of the model; those before ``at`` are the first stage.
         schedule: "1f1b" with DDP and ringcomm's hook, or "gpipe" with an all-reduce behind it.
+        sample: inputs of one micro-batch.
         loss: of the last stage's output.
     """
 
     def __init__(
         self, mesh: DeviceMesh, layers: Sequence[nn.Module], at: int, schedule: str, micro: int,
-        loss: Callable[[Tensor, Tensor], Tensor], *, scale: bool = True, bucket_mb: float = 25.0,
+        sample: Tensor, loss: Callable[[Tensor, Tensor], Tensor], *, scale: bool = True,
+        bucket_mb: float = 25.0,
     ) -> None:  # fmt: skip
         self.number = mesh.get_local_rank("stage")
         self.replica = mesh.get_local_rank("replica")
@@ -68,7 +71,15 @@ class Staged:
             ddp.register_comm_hook(state, allreduce_hook)
             through = ddp
         self._is_shared = through is not self.model
-        stage = PipelineStage(through, self.number, STAGES, CPU, group=mesh.get_group("stage"))
+        with torch.no_grad():
+            between = nn.Sequential(*layers[:at])(sample)
+            ends = [sample, between, nn.Sequential(*layers[at:])(between)]
+        for activations in ends[1:]:
+            activations.requires_grad_()
+        stage = PipelineStage(
+            through, self.number, STAGES, CPU, input_args=ends[self.number],
+            output_args=ends[self.number + 1], group=mesh.get_group("stage"),
+        )  # fmt: skip
         kind = Schedule1F1B if schedule == "1f1b" else ScheduleGPipe
         self._schedule = kind(stage, micro, loss_fn=loss, scale_grads=scale)
 
@@ -100,9 +111,9 @@ def train(asked: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
     """Trains on this rank, and leaves the stage's weights in the folder."""
     layers = pieces(asked["kind"], asked["depth"], asked["width"], asked["seed"])
     at = len(layers) // 2
-    staged = Staged(mesh, layers, at, asked["schedule"], asked["micro"], loss_of)
+    sample, _ = batch(asked["kind"], asked["samples"] // asked["micro"], seed=0)
+    staged = Staged(mesh, layers, at, asked["schedule"], asked["micro"], sample, loss_of)
     optimizer = sgd(staged.model, asked)
-    staged.step(*batch(asked["kind"], asked["samples"], seed=0))
     began = time.perf_counter()
     for number in range(asked["steps"]):
         optimizer.zero_grad(set_to_none=False)
@@ -223,12 +234,12 @@ class Hybrid:
     def __init__(self, asked: dict[str, Any], compute_s: float, samples: int) -> None:
         made, micro = shapes(asked["kind"]), asked["micro"]
         layers = _emulated(made, dist.get_rank() * len(made))
+        self._inputs = torch.zeros(samples, 1)
         self._staged = Staged(
-            make_mesh(), layers, asked["at"], "1f1b", micro, lambda out, _: out.sum(), scale=False,
-            bucket_mb=asked["bucket_mb"],
+            make_mesh(), layers, asked["at"], "1f1b", micro, self._inputs[: samples // micro],
+            lambda out, _: out.sum(), scale=False, bucket_mb=asked["bucket_mb"],
         )  # fmt: skip
         self.model = self._staged.model
-        self._inputs = torch.zeros(samples, 1)
         for _ in range(UNTIMED):
             self.step()
         share = sum(_cost(layer) for layer in self.model) / sum(piece.cost for piece in made)
@@ -262,17 +273,18 @@ def measure(asked: dict[str, Any]) -> None:
     for _ in range(asked["rounds"]):
         for name, way in ways.items():
             dist.barrier()
-            sent, began = port_bytes(), time.perf_counter()
+            before, began = port_bytes(), time.perf_counter()
             for _ in range(asked["steps"]):
                 way.step()
             finite = all(bool(one.grad.isfinite().all()) for one in way.model.parameters())
             dist.barrier()
             took = (time.perf_counter() - began) / asked["steps"]
-            most = torch.tensor([port_bytes() - sent], dtype=torch.float64)
+            most = torch.tensor([port_bytes() - before], dtype=torch.float64)
             dist.all_reduce(most, dist.ReduceOp.MAX)
             if dist.get_rank() == 0:
-                print(json.dumps({"way": name, "step_s": took, "finite": finite,
-                                  "port_bytes": float(most) / asked["steps"]}), flush=True)  # fmt: skip
+                sent = float(most) / asked["steps"]
+                told = {"way": name, "step_s": took, "finite": finite, "port_bytes": sent}
+                print(json.dumps(told), flush=True)
 
 
 def main() -> None:

@@ -7,8 +7,8 @@
     kind        settings
     alone       nothing is exchanged
     gradients   DDP: bucket_mb (null: one bucket, which travels after backward), accumulate, and
-                codec of ringcomm's hook, or what auto is to allow; or over "gloo" by hook null, "fp16", "bf16", "powersgd"
-                (of a rank)
+                codec of ringcomm's hook, with "auto" what it is to allow; or over "gloo" by hook
+                null, "fp16", "bf16" or "powersgd", of a rank
     momentum    optimizer of ringcomm.torch.optim, settings of it
     apart       settings of OuterStep
     sparse      settings of ringcomm.torch.sparse.Adam

@@ -59,8 +59,10 @@ def points(quick: bool) -> Sequence[Point]:
     found = []
     for kind in ("resnet", "gpt"):
         for schedule in ("1f1b", "gpipe"):
-            settings = {"kind": kind, "schedule": schedule, "micro": 4, "samples": 8, "seed": 1,
-                        "steps": 2 if quick else 6, **REAL_TRAINING[kind]}  # fmt: skip
+            settings: dict[str, Any] = {
+                "kind": kind, "schedule": schedule, "micro": 4, "samples": 8, "seed": 1,
+                "steps": 2 if quick else 6, **REAL_TRAINING[kind],
+            }  # fmt: skip
             if quick and kind == "resnet":
                 settings["depth"] = 20
             found.append(Point(f"weights {kind} {schedule}", settings))

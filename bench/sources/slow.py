@@ -18,6 +18,7 @@ that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. The hook tha
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -150,10 +151,11 @@ def _counted(run: Mapping[str, Any]) -> dict[str, int]:
 def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
     import _conv_pool
     import convergence
+    from _conv_methods import METHODS as TRAINED
     from _conv_plan import Plan, Run
     from _rows import Row, Rows
 
-    method = convergence.METHODS[asked["method"]]
+    method = TRAINED[asked["method"]]
     if method.missing():
         raise RuntimeError(f"{method.missing()} is not there")
     rows = Rows(ROWS)
@@ -168,19 +170,19 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
         run = Run("T1", method.name, method.lrs[len(method.lrs) // 2], 1, "quick", asked["steps"])
         found: dict[int, Row] = {}
         _conv_pool.run_all(
-            lambda: [] if found or broken else [run], lambda one, row: found.update({one.seed: row}),
-            failed, lambda _: Path("none"), jobs=1,
+            lambda: [] if found or broken else [run],
+            lambda one, row: found.update({one.seed: row}), failed, lambda _: Path("none"), jobs=1,
         )  # fmt: skip
     else:
 
         def due() -> list[Run]:
-            names = [convergence.METHODS[method.tuned_as]] if method.tuned_as else []
+            names = [TRAINED[method.tuned_as]] if method.tuned_as else []
             runs = [run for one in names for run in plan.runs(one) if run.role == "tune"]
             runs += [run for run in plan.runs(method) if run.role in ("tune", "final")]
             return [run for run in runs if run.setting == "T1" and rows.find(run.key) is None]
 
         _conv_pool.run_all(due, progress.done, failed, lambda _: Path("none"),
-                           jobs=convergence.os.cpu_count() or 1)  # fmt: skip
+                           jobs=os.cpu_count() or 1)  # fmt: skip
         found = plan.finals("T1", method.name)
     if broken or not found:
         raise RuntimeError("; ".join(broken) or f"{method.name} has no run")
@@ -266,8 +268,9 @@ def claims(found: Found) -> list[Claim]:
             f"time to {TARGET} nats, the fastest method beside {than}", document, said,
             f">= {bound:g}x", None if top is None else top[0] >= bound, ratio,
         ))  # fmt: skip
-    stella = max(((ratio, name) for name in METHODS if name.startswith(STELLA)
-                  and (ratio := faster(found, name, FP32, TARGET)) is not None), default=None)  # fmt: skip
+    paths = [(ratio, name) for name in METHODS if name.startswith(STELLA)
+             and (ratio := faster(found, name, FP32, TARGET)) is not None]  # fmt: skip
+    stella = max(paths, default=None)
     made.append(Claim(
         f"time to {TARGET} nats, StellaTrain's path beside {FP32}", "up to 104x",
         "" if stella is None else f"{_times_text(stella[0])} ({stella[1]})" if stella[0]
@@ -297,7 +300,8 @@ def table(found: Found) -> list[Sequence[str]]:
             f"{timed['iteration_s'] / TIME:.2f}",
             f"{timed['port_bytes'] / timed['per'] / 1e6 * 100:.1f}",
         ]  # fmt: skip
-        reached = [] if curves is None else [steps_to(one, TARGET) for one in curves["curves"].values()]
+        runs = [] if curves is None else curves["curves"].values()
+        reached = [steps_to(one, TARGET) for one in runs]
         there = sorted(one for one in reached if one is not None)
         said += [f"{len(there)} of {len(reached)}" if reached else "-",
                  f"{statistics.median(there):.0f}" if there else "-"]  # fmt: skip
@@ -318,7 +322,7 @@ def draw(found: Found, figure: Any) -> None:
         timed, curves = found.get(f"time {way}"), found.get(f"steps {train_of(found, name)}")
         if timed is None or curves is None:
             continue
-        runs = [one for one in curves["curves"].values() if all(loss is not None for _, loss in one)]
+        runs = [run for run in curves["curves"].values() if None not in dict(run).values()]
         if not runs:
             continue
         hours = [step * timed["iteration_s"] / TIME / 3600 for step, _ in runs[0]]
