@@ -99,7 +99,8 @@ def draw_summary(everything: Everything, path: Path) -> None:
                       xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
-    axes.set_xscale("log")
+    if bars:
+        axes.set_xscale("log")
     axes.margins(x=0.25)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("times better than the document says (1: the same)")

@@ -8,11 +8,16 @@ less than 100 MB can take on 10 Gbit/s. So the ratio is kept, not the millisecon
 
 Buckets with overlap: 0.5 MB of 10, as who tunes them would have it. DDP sends a bucket when all its
 gradients are there, so the last one, that of the first layers, always follows after backward; the
-less is in it, the less is exposed, until each bucket's own handling shows.
+less is in it, the less is exposed, until each bucket's own handling shows. That alone bounds bf16
+over both ports by 99.4 %, and over one port by 98.9 %.
+
+Efficiency is what compute takes alone over what a step takes, both measured, round by round, as the
+article's is.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,10 +53,9 @@ _PLAIN = {"kind": "gradients", "bucket_mb": None}
 _HIDDEN = {"kind": "gradients", "bucket_mb": BUCKET_MB}
 _OUTER = {"kind": "apart", "per": 30, "steps": 1, "untimed": 0, "settle": 1,
           "settings": {"every": 30, "codec": "int4", "fragments": 4, "delay": 5}}  # fmt: skip
-_ALONE = {"kind": "alone"}
 WAYS: Mapping[str, Mapping[str, steps.Way]] = {
     "one port": {
-        "compute alone": _ALONE,
+        steps.ALONE: {"kind": "alone"},
         "fp32": {**_PLAIN, "codec": "none"},
         "bf16": {**_PLAIN, "codec": "bf16"},
         "bf16, 2 batches": {**_PLAIN, "codec": "bf16", "per": 2},
@@ -65,14 +69,14 @@ WAYS: Mapping[str, Mapping[str, steps.Way]] = {
         "outer steps, int4": _OUTER,
     },
     "two ports": {
-        "compute alone": _ALONE,
+        steps.ALONE: {"kind": "alone"},
         "fp32": {**_PLAIN, "codec": "none"},
         "bf16, 2 batches": {**_PLAIN, "codec": "bf16", "per": 2},
         "fp32, overlap": {**_HIDDEN, "codec": "none"},
         "bf16, overlap": {**_HIDDEN, "codec": "bf16"},
     },
     "unequal ports": {
-        "compute alone": _ALONE,
+        steps.ALONE: {"kind": "alone"},
         "fp32": {**_PLAIN, "codec": "none"},
         "bf16, overlap": {**_HIDDEN, "codec": "bf16"},
     },
@@ -118,8 +122,7 @@ def efficiency(found: Found, ports: str, way: str) -> float | None:
     """In percent."""
     if ports not in found:
         return None
-    row = found[ports]
-    return 100 * steps.efficiency(row["ways"][way], row["compute_s"])
+    return 100 * steps.efficiency(found[ports]["ways"], way)
 
 
 def share_of_sum(found: Found) -> float | None:
@@ -127,10 +130,9 @@ def share_of_sum(found: Found) -> float | None:
     if "unequal ports" not in found:
         return None
     row = found["unequal ports"]
-    nics = row["settings"]["nics"]
-    exchange_s = row["ways"]["fp32"]["step_s"] - row["compute_s"]
-    hosts = row["settings"]["hosts"]
-    return steps.wire_s("none", row["parameters"], hosts, sum(nics)) / exchange_s
+    asked = row["settings"]
+    least_s = steps.wire_s("none", row["parameters"], asked["hosts"], sum(asked["nics"]))
+    return least_s / steps.exchange_s(row["ways"], "fp32")
 
 
 def claims(found: Found) -> list[Claim]:
@@ -176,10 +178,12 @@ def table(found: Found) -> list[Sequence[str]]:
     ]
     for ports, row in found.items():
         for way, one in row["ways"].items():
-            every = [100 * one["per"] * row["compute_s"] / step_s for step_s in one["rounds"]]
+            every = [100 * part for part in steps.efficiencies(row["ways"], way)]
+            if way == steps.ALONE:  # beside what was asked for
+                every = [100 * row["compute_s"] / step_s for step_s in one["rounds"]]
             lines.append((
                 ports, way, article.get((ports, way), "-"),
-                f"{efficiency(found, ports, way):.1f} %", f"{min(every):.1f} to {max(every):.1f}",
+                f"{statistics.median(every):.1f} %", f"{min(every):.1f} to {max(every):.1f}",
                 f"{one['port_bytes'] / 1e6:.2f}", f"{1e3 * one['step_s']:.0f}",
             ))  # fmt: skip
     return lines

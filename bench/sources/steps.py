@@ -16,16 +16,19 @@ import json
 import math
 import statistics
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Ended, Site
+from _job import Job as Started
+from _site import Ended, Site, finish
 
 from ringcomm.codecs import parse
 
 RANK = Path(__file__).with_name("_steps_rank.py")
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "eth0"}
+ALONE = "compute alone"  # the way that others are held against
 GOODPUT = 1448 / 1514  # of a port's rate, in payload of TCP
 UNTIMED = 3  # steps: DDP makes its buckets anew after the first, PowerSGD begins after the second
 
@@ -82,10 +85,32 @@ def runs_of(ended: Ended) -> list[dict[str, Any]]:
 
 def run(site: Site, job: Job, timeout: float) -> dict[str, list[dict[str, Any]]]:
     """The runs of each way. Raises RuntimeError with what a job that fails said."""
+    asked = job.asked()
+    started = site.start(command(asked), ENVIRONMENT)
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(started, len(asked["runs"]), over))
+    watcher.start()
+    try:
+        ended = finish(started, timeout)
+    finally:
+        over.set()
+        watcher.join()
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in job.ways}
-    for one in runs_of(site.run(command(job.asked()), ENVIRONMENT, timeout)):
+    for one in runs_of(ended):
         runs[one["way"]].append(one)
     return runs
+
+
+def _watch(job: Started, total: int, over: threading.Event) -> None:
+    """Says of each run when it has ended."""
+    told = 0
+    while not over.wait(0.5):
+        lines = [line for line in job.output(0).splitlines(True) if line[-1] == "\n"]
+        done = [json.loads(line) for line in lines if line.startswith('{"way"')]
+        for number, one in enumerate(done[told:], told + 1):
+            said = f"{one['way']}, {1e3 * one['step_s']:.0f} ms a step"
+            print(f"#   run {number} of {total}: {said}", flush=True)
+        told = len(done)
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,9 +128,26 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def efficiency(way: Mapping[str, Any], compute_s: float) -> float:
-    """The share of the time that a way of a row leaves for compute."""
-    return float(way["per"] * compute_s / way["step_s"])
+def efficiency(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """The share of the time that a way of a row leaves for compute: what the compute alone took in
+    the same round over what the way took; the median of the rounds."""
+    return statistics.median(efficiencies(ways, name))
+
+
+def efficiencies(ways: Mapping[str, Mapping[str, Any]], name: str) -> list[float]:
+    """Of each round."""
+    way, alone = ways[name], ways[ALONE]
+    return [way["per"] * compute_s / step_s
+            for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)]  # fmt: skip
+
+
+def exchange_s(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    """Seconds that a way's step takes beyond compute, in the same way."""
+    way, alone = ways[name], ways[ALONE]
+    return statistics.median(
+        step_s - way["per"] * compute_s
+        for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)
+    )
 
 
 def payload_bytes(codec: str, parameters: int, hosts: int) -> float:

@@ -51,9 +51,8 @@ class Stale1:
     Args:
         dense_steps: so many first steps are synchronous. About a twentieth of all is right.
         correction: backward takes place at the weights that are expected when its gradient is
-            applied. It takes the memory of the weights once more. On a small GPT it leaves .14 to
-            .42 of what staleness costs SGD with momentum, Muon and AdamW; it is of no use to Lion,
-            and at high rates harms it.
+            applied. It takes the memory of the weights once more. It is of no use to Lion, and at
+            high rates harms it.
 
     Raises ConfigError for a negative number of steps.
     """

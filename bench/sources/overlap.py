@@ -1,0 +1,207 @@
+"""overlap: what a ring and overlap with backward are worth (article 004), and how a rank's cost
+grows with the hosts.
+
+The article's model has 300 million parameters; its exchange takes 400 ms, however many GPUs there
+are. It does not say for how long a GPU computes; here it is twice as long as the exchange at its
+limit, so that backward, two thirds of that, is longer than the exchange. Ports and gradient have a
+tenth of the size. With overlap buckets hold a thirtieth of the gradient, and the last one follows
+after backward: that bounds 8 hosts by 98.6 % of linear.
+
+Beyond 8 hosts the times are those of the cost model by which the library chooses its algorithm
+(csrc/plan/choose.c; its prices are in ringcomm.tools.costs), with the port's goodput for the price
+of a byte. Measured exchanges are held against it where there are any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from _site import Site
+
+from ringcomm.tools import costs
+
+from . import steps
+from .source import Claim, Found, Point
+
+DOCUMENT = (
+    "Baidu's ring all-reduce: a language model of 300 million parameters; the exchange costs each "
+    "GPU as much however many there are (2.4 GB, 400 ms), and less where it overlaps with backward."
+)
+REAL = (
+    "TCP sockets between network namespaces, DDP, every byte, a process for each of 1 to 8 hosts."
+)
+EMULATED = (
+    "compute (layers sleep, twice as long as the exchange at its limit) and links (1000 Mbit/s), "
+    "at a tenth of the model; above 8 hosts the cost model alone."
+)
+NEEDS_ROOT = True
+WITHOUT_ROOT = "bench/sweep.py under torchrun times all-reduces on the loopback"
+HARNESS = 1
+
+MBIT, PARAMETERS, LAYERS = 1000.0, 30e6, 30
+COMPUTE_PER_EXCHANGE, FORWARD = 2.0, 1 / 3
+MEASURED = (8, 1, 2, 4, 3, 5, 6, 7)
+BEYOND = (16, 32, 64, 128, 256, 512, 1024)
+ALGORITHMS = ("ring", "direct", "one_shot", "doubling", "halving")
+SHOWS = 0.05  # of a ring's time: what another algorithm must save, as in plan_choose()
+LINEAR, MODEL_WITHIN = 0.95, 0.10
+AFTER, DURING = "after backward", "during backward"
+
+
+def points(quick: bool) -> list[Point]:
+    """One for each number of hosts."""
+    size = {"parameters": PARAMETERS, "rounds": 3, "steps": 1, "settle": 2}
+    if quick:
+        size = {"parameters": 3e5, "rounds": 1, "steps": 1, "settle": 2}
+    return [
+        Point(f"{hosts} host{'s' * (hosts > 1)}", {"hosts": hosts, "mbit": MBIT, "layers": LAYERS,
+              "compute": COMPUTE_PER_EXCHANGE, **size})
+        for hosts in ((2, 1) if quick else MEASURED)
+    ]  # fmt: skip
+
+
+def limit_s(parameters: int, mbit: float) -> float:
+    """What an exchange takes with ever more hosts, by the bytes alone: 2 S/B."""
+    return 2 * 4 * parameters * 8 / (mbit * 1e6 * steps.GOODPUT)
+
+
+def measure(point: Point) -> dict[str, Any]:
+    """Compute alone, and the exchange after and during backward, by turns."""
+    asked = point.settings
+    hosts, layers = asked["hosts"], steps.square(asked["parameters"], asked["layers"])
+    parameters = sum(rows * columns for rows, columns in layers)
+    compute_s = asked["compute"] * limit_s(parameters, asked["mbit"])
+    bucket_mb = 4 * parameters / len(layers) / 2**20
+    hook = {"kind": "gradients", "codec": "none", "untimed": 0}
+    ways = {
+        steps.ALONE: {"kind": "alone", "untimed": 0},
+        AFTER: {**hook, "bucket_mb": None},
+        DURING: {**hook, "bucket_mb": 0.9 * bucket_mb},
+    }
+    job = steps.Job(layers, compute_s, ways, asked["rounds"], asked["steps"], asked["settle"])
+    with Site(hosts, hosts, [asked["mbit"]]) as site:
+        print(f"# {site.describe()}", flush=True)
+        told = steps.run(site, job, 900)
+    return {"compute_s": compute_s, "parameters": parameters,
+            "ways": {way: steps.summary(runs) for way, runs in told.items()}}  # fmt: skip
+
+
+# ---- the model ----
+
+
+def predicted_s(hosts: int, parameters: int, mbit: float) -> tuple[float, str]:
+    """The exchange of one tensor by the cost model, and the algorithm that is chosen by it."""
+    if hosts == 1:
+        return 0.0, "-"
+    prices = dataclasses.replace(costs.MODEL, byte=8 / (mbit * 1e6 * steps.GOODPUT))
+    times = {}
+    for algorithm in ALGORITHMS:
+        hops, messages, sent = costs.counts(algorithm, hosts, 4 * parameters)
+        times[algorithm] = hops * prices.hop + messages * prices.message + sent * prices.byte
+    best = min(times, key=lambda name: times[name])
+    if times["ring"] - times[best] < SHOWS * times["ring"]:
+        best = "ring"
+    return times[best], best
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One number of hosts; measured figures are None where there are none.
+
+    Attributes:
+        after, during: samples a second over linear.
+        exchange, model: seconds over limit_s().
+    """
+
+    hosts: int
+    after: float | None
+    during: float | None
+    exchange: float | None
+    model: float
+    algorithm: str
+
+    @property
+    def off(self) -> float | None:
+        """How far the model is from what was measured, as a part of that."""
+        return None if not self.exchange else self.model / self.exchange - 1
+
+
+def lines(found: Found) -> list[Line]:
+    """Measured numbers of hosts, and those beyond."""
+    made = []
+    for row in sorted(found.values(), key=lambda row: int(row["settings"]["hosts"])):
+        hosts, mbit = row["settings"]["hosts"], row["settings"]["mbit"]
+        limit = limit_s(row["parameters"], mbit)
+        model, algorithm = predicted_s(hosts, row["parameters"], mbit)
+        exchange = steps.exchange_s(row["ways"], AFTER) / limit if hosts > 1 else None
+        made.append(Line(hosts, steps.efficiency(row["ways"], AFTER),
+                         steps.efficiency(row["ways"], DURING), exchange, model / limit, algorithm))
+    for hosts in BEYOND:
+        parameters = int(PARAMETERS)
+        model, algorithm = predicted_s(hosts, parameters, MBIT)
+        made.append(Line(hosts, None, None, None, model / limit_s(parameters, MBIT), algorithm))
+    return made
+
+
+# ---- what the rows say ----
+
+
+def claims(found: Found) -> list[Claim]:
+    """Of the largest number of hosts that was measured, and of the model."""
+    measured = [line for line in lines(found) if line.exchange is not None]
+    last = measured[-1] if measured else None
+    off = max((abs(line.off or 0.0) for line in measured), default=None)
+    grown = max((line.exchange or 0.0 for line in measured), default=None)
+    faster = last.during / last.after if last and last.during and last.after else None
+    return [
+        Claim(f"{last.hosts if last else 8} hosts, overlap: samples/s over linear",
+              "near 1 (a plot)", f"{last.during:.3f}" if last else "", f">= {LINEAR:g}",
+              last.during >= LINEAR if last and last.during else None),
+        Claim("the same over no overlap", "may lose less than 400 ms",
+              f"{faster:.2f} times" if faster else "", "> 1", faster > 1 if faster else None,
+              faster),
+        Claim("exchange of 2 to 8 hosts over its limit for any number", "1 (flat)",
+              f"at most {grown:.2f}" if grown else "", "<= 1", grown <= 1 if grown else None),
+        Claim("cost model beside measured exchanges", "-",
+              f"off by at most {100 * off:.1f} %" if off is not None else "",
+              f"<= {100 * MODEL_WITHIN:g} %", off <= MODEL_WITHIN if off is not None else None),
+    ]  # fmt: skip
+
+
+def table(found: Found) -> list[Sequence[str]]:
+    """A line for each number of hosts; beyond those that were measured, the model's."""
+    def number(value: float | None, digits: int = 3) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    heads = ("hosts", "samples/s over linear, exchange after backward", "during backward",
+             "exchange over 2 S/B", "cost model", "model's error", "model's algorithm")
+    made: list[Sequence[str]] = [heads]
+    for line in lines(found):
+        off = "-" if line.off is None else f"{100 * line.off:+.1f} %"
+        made.append((str(line.hosts), number(line.after), number(line.during),
+                     number(line.exchange), number(line.model), off, line.algorithm))
+    return made
+
+
+def draw(found: Found, figure: Any) -> None:
+    """Samples a second over hosts, and a rank's cost over hosts."""
+    left, right = figure.subplots(1, 2)
+    every = lines(found)
+    measured = [line for line in every if line.after is not None]
+    hosts = [line.hosts for line in measured]
+    left.plot(hosts, hosts, color="gray", linestyle=":", label="linear")
+    for name, style in (("during", "o-"), ("after", "s-")):
+        left.plot(hosts, [line.hosts * getattr(line, name) for line in measured], style,
+                  label=f"exchange {name} backward")  # fmt: skip
+    left.set(xlabel="hosts", ylabel="samples a second, of one host's")
+    left.legend()
+    several = [line for line in every if line.hosts > 1]
+    right.plot([line.hosts for line in several], [line.model for line in several],
+               label="cost model")  # fmt: skip
+    seen = [line for line in several if line.exchange is not None]
+    right.plot([line.hosts for line in seen], [line.exchange for line in seen], "o",
+               label="measured")  # fmt: skip
+    right.set(xscale="log", ylim=(0, 1.2), xlabel="hosts", ylabel="exchange of a rank, over 2 S/B")
+    right.legend()

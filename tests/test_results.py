@@ -1,0 +1,347 @@
+"""bench/results.py: rows that are resumed, what stands in the page, each source's figures, and tiny
+runs of its commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from beside import Done
+
+pytest.importorskip("numpy")
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import results  # noqa: E402
+from _rows import Rows, about  # noqa: E402
+from netlab import why_unavailable  # noqa: E402
+from sources import onebit, overlap, page, scaling, steps  # noqa: E402
+from sources.source import Claim, Found, Point, found, load, names  # noqa: E402
+
+ALONE = steps.ALONE
+
+
+# ---- the command ----
+
+
+class Fake(SimpleNamespace):
+    """A source of two points, whose second one is interrupted at first."""
+
+    DOCUMENT, REAL, EMULATED = "A document.", "all.", "nothing."
+    NEEDS_ROOT, WITHOUT_ROOT, HARNESS = False, "something else", 1
+    fails: BaseException | None = KeyboardInterrupt()
+
+    def points(self, quick: bool) -> list[Point]:
+        return [Point("first", {"quick": quick}), Point("second", {"quick": quick})]
+
+    def measure(self, point: Point) -> Mapping[str, Any]:
+        if point.name == "second" and self.fails is not None:
+            raise self.fails
+        return {"figure": len(point.name)}
+
+    def claims(self, found: Found) -> list[Claim]:
+        ours = found["second"]["figure"] if "second" in found else None
+        return [Claim("letters", "5", "" if ours is None else str(ours), ">= 6",
+                      None if ours is None else ours >= 6, 1.2 if ours else None)]  # fmt: skip
+
+    def table(self, found: Found) -> list[tuple[str, ...]]:
+        return [("name", "figure"), *((name, str(row["figure"])) for name, row in found.items())]
+
+    def draw(self, found: Found, figure: Any) -> None:
+        figure.add_subplot().bar(list(found), [row["figure"] for row in found.values()])
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    source = Fake()
+    for module in (results, sys.modules["sources.source"]):
+        monkeypatch.setattr(module, "load", lambda _: source)
+        monkeypatch.setattr(module, "names", lambda: ["fake"])
+    return source
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    assert results.main(["fake", "--rows", str(file)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert [row["name"] for row in Rows(file)] == ["first"]
+    fake.fails = None
+    assert results.main(["fake", "--rows", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "[1/2] first: is there" in shown
+    assert "[2/2] second: 0 s" in shown
+    assert "met" in shown
+    row = next(row for row in Rows(file) if row["name"] == "second")
+    assert row["figure"] == 6
+    assert set(about()) < set(row)
+
+
+def test_a_failure_is_told_and_the_others_go_on(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.fails = RuntimeError("a rank died")
+    assert results.main(["fake", "--rows", str(tmp_path / "rows.jsonl")]) == 2
+    told = capsys.readouterr()
+    assert "fake, second: a rank died" in told.err
+    assert "not measured" in told.out
+
+
+def test_without_root(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Fake, "NEEDS_ROOT", True)
+    monkeypatch.setattr(results, "why_unavailable", lambda: "netlab needs root.")
+    assert results.main(["fake"]) == 2
+    told = capsys.readouterr().err
+    assert "needs root" in told
+    assert "something else" in told
+
+
+def test_the_list_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert results.main([]) == 0
+    shown = capsys.readouterr().out
+    for name in names():
+        assert f"\n{name} " in f"\n{shown}"
+        assert load(name).DOCUMENT in shown
+
+
+def test_a_key_is_of_all_that_defines_a_point() -> None:
+    point = Point("a", {"x": 1, "y": [2]})
+    assert point.key("s", 1) == Point("a", {"y": [2], "x": 1}).key("s", 1)
+    others = [Point("b", point.settings).key("s", 1), Point("a", {"x": 2, "y": [2]}).key("s", 1),
+              point.key("t", 1), point.key("s", 2)]  # fmt: skip
+    assert point.key("s", 1) not in others
+
+
+def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    point = scaling.points(True)[0]
+    rows.append({"key": point.key("scaling", scaling.HARNESS), "name": point.name})
+    assert list(found(rows, "scaling", True)) == [point.name]
+    assert found(rows, "scaling", False) == {}
+
+
+# ---- the page ----
+
+
+def test_the_page_is_filled_between_its_marks() -> None:
+    text = page.filled("# Results\n\nBy hand.\n", "a", "one")
+    text = page.filled(text, "b", "two")
+    again = page.filled(text, "a", "three \\1")
+    assert "By hand." in again
+    assert "three \\1" in again
+    assert "one" not in again
+    assert again.index("three") < again.index("two")
+    assert page.filled(again, "a", "three \\1") == again
+
+
+def test_what_write_makes(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "rows.jsonl"
+    fake.fails = None
+    results.main(["fake", "--rows", str(file)])
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "RESULTS.md").write_text("# Results\n")
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "RESULTS.md")
+    assert results.main(["--write", "--rows", str(file)]) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "| [fake](#fake) | letters | 5 | 6 | >= 6 | met |" in text
+    assert "| second | 6 |" in text
+    assert (tmp_path / "plots" / "fake.png").stat().st_size > 1000
+    assert (tmp_path / "plots" / "results.png").stat().st_size > 1000
+
+
+# ---- steps ----
+
+
+def test_a_job_as_the_ranks_take_it() -> None:
+    ways = {"a": {"kind": "alone"}, "b": {"kind": "apart", "steps": 1, "untimed": 0, "settle": 2}}
+    asked = steps.Job([[2, 3]], 0.1, ways, rounds=2, steps=4, settle=5).asked()
+    assert asked["runs"] == [
+        {"way": "a", "steps": 4, "untimed": 5}, {"way": "b", "steps": 1, "untimed": 2},
+        {"way": "a", "steps": 4, "untimed": 1}, {"way": "b", "steps": 1, "untimed": 0},
+    ]  # fmt: skip
+
+
+def taken(*rounds: float, per: int = 1, **more: Any) -> dict[str, Any]:
+    """A way of a row."""
+    ordered = sorted(rounds)
+    return {"rounds": list(rounds), "per": per, "step_s": ordered[len(ordered) // 2],
+            "port_bytes": 1e6, "cpu_s": 0.1, "waited_s": 0.0, **more}  # fmt: skip
+
+
+def test_efficiency_is_paired_round_by_round() -> None:
+    ways = {ALONE: taken(1.0, 2.0, 1.0), "fp32": taken(1.25, 2.5, 4.0),
+            "two batches": taken(2.5, 5.0, 2.5, per=2)}  # fmt: skip
+    assert steps.efficiency(ways, "fp32") == pytest.approx(0.8)
+    assert steps.efficiency(ways, "two batches") == pytest.approx(0.8)
+    assert steps.exchange_s(ways, "fp32") == pytest.approx(0.5)
+
+
+def test_a_summary_refuses_what_is_not_finite() -> None:
+    one = {"way": "fp32", "per": 1, "step_s": 1.0, "port_bytes": 1, "cpu_s": 1, "waited_s": 0}
+    assert steps.summary([{**one, "finite": True}])["step_s"] == 1.0
+    with pytest.raises(RuntimeError, match="fp32: a gradient is not finite"):
+        steps.summary([{**one, "finite": False}])
+
+
+# ---- figures of rows ----
+
+
+def row_of(source: str, name: str, **figures: Any) -> dict[str, Any]:
+    """A row of a full point, made up."""
+    point = next(point for point in load(source).points(False) if point.name == name)
+    return {"name": name, "settings": dict(point.settings), "date": "2026-01-01", "cpu": "a CPU",
+            "torch": "2", **figures}  # fmt: skip
+
+
+def scaling_rows(slow: float = 0.106) -> dict[str, Any]:
+    """As the article has it; the second way of no concern here takes as long as compute."""
+    steps_of = {"fp32": 0.234 + slow, "bf16": 0.234 + slow / 2,
+                "bf16, 2 batches": 0.468 + slow / 2}  # fmt: skip
+    rows = {}
+    for ports, ways in scaling.WAYS.items():
+        shrunk = {"two ports": 0.5, "unequal ports": 1 / 1.1}.get(ports, 1.0)
+        rows[ports] = row_of("scaling", ports, compute_s=0.234, parameters=2_486_450, ways={
+            way: taken(*[shrunk * (steps_of.get(way, 0.234) - 0.234 * way_["per"]) +
+                         0.234 * way_["per"] if way in steps_of else 0.236 * way_["per"]] * 3,
+                       per=way_["per"])
+            for way, way_ in {name: {"per": 1, **one} for name, one in ways.items()}.items()
+        })  # fmt: skip
+        rows[ports]["ways"][ALONE] = taken(0.234, 0.234, 0.234)
+    return rows
+
+
+def test_scaling_as_the_article_has_it() -> None:
+    rows = scaling_rows()
+    made = scaling.claims(rows)
+    assert [claim.ours for claim in made[:4]] == ["68.8 %", "81.5 %", "89.8 %", "94.6 %"]
+    assert all(claim.met for claim in made[:6])
+    assert made[4].ratio == pytest.approx(5.5 / 0.847, rel=0.01)
+    least_s = steps.wire_s("none", 2_486_450, 4, 1100)
+    assert made[6].ours == f"{100 * least_s / (0.106 / 1.1):.1f} %"
+
+
+def test_scaling_that_falls_short() -> None:
+    made = scaling.claims(scaling_rows(slow=0.2))
+    assert [claim.verdict for claim in made[:4]] == ["short"] * 4
+    assert made[6].verdict == "short"
+
+
+def overlap_rows() -> dict[str, Any]:
+    rows = {}
+    for point in overlap.points(False):
+        hosts, parameters = point.settings["hosts"], 30_000_000
+        compute_s = 2 * overlap.limit_s(parameters, 1000)
+        exchange_s = 1.05 * overlap.predicted_s(hosts, parameters, 1000)[0]
+        rows[point.name] = row_of("overlap", point.name, parameters=parameters, ways={
+            ALONE: taken(compute_s), overlap.AFTER: taken(compute_s + exchange_s),
+            overlap.DURING: taken(1.02 * compute_s),
+        })  # fmt: skip
+    return rows
+
+
+def test_overlap_and_the_cost_model() -> None:
+    made = overlap.claims(overlap_rows())
+    assert [claim.verdict for claim in made] == ["met"] * 4
+    assert made[3].ours == "off by at most 4.8 %"
+    lines = overlap.lines(overlap_rows())
+    assert [line.hosts for line in lines] == [*range(1, 9), *overlap.BEYOND]
+    assert lines[1].model == pytest.approx(0.5, rel=0.01)
+    assert lines[-1].model == pytest.approx(1.0, rel=0.06)
+
+
+def onebit_rows() -> dict[str, Any]:
+    ways = {ALONE: taken(0.344), onebit.FP32: taken(9.4, sent=47e6),
+            onebit.BF16: taken(4.9, sent=23.5e6), onebit.BF16_HIDDEN: taken(4.7, sent=23.5e6),
+            onebit.INT8_HIDDEN: taken(2.6, sent=11.9e6), onebit.DENSE: taken(4.8, sent=23.5e6),
+            onebit.DENSE8: taken(2.6, sent=11.9e6),
+            onebit.ADAM: taken(0.4, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6),
+            onebit.LAMB: taken(0.5, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6)}  # fmt: skip
+    return {point.name: row_of("onebit", point.name, ways=ways) for point in onebit.points(False)}
+
+
+def test_onebit_end_to_end() -> None:
+    rows = onebit_rows()
+    share = onebit.renewals(2000, 10_000) / 8000
+    sent = 0.2 * 23.5 + 0.8 * ((1 - share) * 1.6 + share * 25)
+    row = rows["BERT, 8 hosts, papers"]
+    assert onebit.over(row, onebit.FP32, onebit.ADAM, "sent", onebit.DENSE) == pytest.approx(
+        47 / sent
+    )
+    made = onebit.claims(rows)
+    assert made[0].ours == f"{47 / sent:.1f} times"
+    assert made[3].ours == "12.2 times"
+    assert [claim.verdict for claim in made] == ["met"] * 8
+
+
+@pytest.mark.parametrize(
+    ("total", "made"), [(2000, 0), (2001, 1), (2004, 4), (2005, 4), (2006, 5), (2012, 8)]
+)
+def test_renewals_are_made_ever_more_rarely(total: int, made: int) -> None:
+    assert onebit.renewals(2000, total) == made
+
+
+def test_steps_that_renew_count_apart() -> None:
+    run = {"way": "x", "per": 1, "finite": True, "step_s": 2.0, "port_bytes": 0, "cpu_s": 0,
+           "waited_s": 0, "steps": [3.0, 1.0, 3.2, 1.2], "sent": [10, 2, 10, 2]}  # fmt: skip
+    made = onebit.summary([run])
+    assert (made["step_s"], made["sent"]) == (1.1, 2)
+    assert (made["renewing_s"], made["renewing_sent"]) == (3.1, 10)
+    hook = onebit.summary([{**run, "wire_bytes": 8.0}])
+    assert (hook["step_s"], hook["sent"]) == (2.1, 8.0)
+
+
+MADE_UP = {"scaling": scaling_rows, "overlap": overlap_rows, "onebit": onebit_rows}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_tables_and_pictures_of_any_rows(name: str, count: int, tmp_path: Path) -> None:
+    """All, some or no rows are there."""
+    pytest.importorskip("matplotlib")
+    source = load(name)
+    rows = dict(list(MADE_UP[name]().items())[:count])
+    table = source.table(rows)
+    assert len({len(line) for line in table}) == 1
+    if count == 0:
+        assert all(claim.verdict == "not measured" for claim in source.claims(rows))
+    page.draw(source, rows, tmp_path / "one.png")
+    page.draw_summary({name: (source, rows)}, tmp_path / "all.png")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+    assert name in page.section(name, source, rows)
+
+
+# ---- tiny runs ----
+
+
+def tiny(*words: str) -> Any:
+    return pytest.param(words[0], marks=pytest.mark.beside(
+        sys.executable, str(BENCH / "results.py"), *words, "--quick", "--rows", "{folder}/rows"
+    ))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.parametrize(
+    "name", [tiny("scaling", "--only", "unequal"), tiny("overlap", "--only", "2"), tiny("onebit")]
+)
+def test_a_tiny_run(name: str, beside: Done) -> None:
+    """Its rows and its table; its times are for a quiet machine."""
+    pytest.importorskip("torch")
+    assert beside.code in (0, 1), beside.output
+    (row,) = Rows(beside.folder / "rows")
+    assert list(found(Rows(beside.folder / "rows"), name, True)) == [row["name"]]
+    assert row["ways"][ALONE]["step_s"] > 0
+    assert "claim" in beside.output
