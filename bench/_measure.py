@@ -3,9 +3,10 @@
 Per size, every variant (a library with a compression) is verified, then timed in rounds: one round
 of each variant after the other, so that a disturbance of the machine meets all of them. A round is
 a barrier, one untimed call that uses up what the links' token buckets saved during the barrier,
-and then back-to-back calls, each timed. A round during which a machine's host took processor time
-away (_steal.py) is made again, all variants of it, until the size has taken PATIENCE times its
-budget; of each round the take that lost least counts.
+and then back-to-back calls, each timed (What.apart: each after a barrier of its own). A round
+during which a machine's host took processor time away (_steal.py) is made again, all variants of
+it, until the size has taken PATIENCE times its budget; of each round the take that lost least
+counts.
 
 Invariants: every choice that depends on a clock is rank 0's, or follows from what all ranks saw,
 handed round before it is used, so all ranks make the same calls. Input is written anew before each
@@ -73,9 +74,9 @@ class Row:
 
 @dataclasses.dataclass
 class _Timing:
-    """What one rank saw of one variant."""
+    """What one rank saw of one variant; spans: when each call began and ended."""
 
-    seconds: list[float] = dataclasses.field(default_factory=list)
+    spans: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     cpu_s: float = 0.0
     wire: float = 0.0
     payload: float = 0.0
@@ -84,12 +85,14 @@ class _Timing:
 
 @dataclasses.dataclass(frozen=True)
 class _Runner:
-    """A variant made ready: its call, how many are planned, and the guess of one's seconds."""
+    """A variant made ready: its call, how many are planned, the guess of one's seconds, and whether
+    each is timed by itself."""
 
     peer: Peer
     call: Call
     plan: int
     guess: float
+    apart: bool
 
 
 def busbw_factor(collective: str, world: int) -> float:
@@ -133,7 +136,7 @@ def measure_size(
         wrong.append(_verify(what, call, inputs, control))
         guess = _warm_up(variant.peer, call, control, warmup, budget)
         plan = calls or min(MAX_CALLS, max(MIN_CALLS, int(budget / guess)))
-        runners.append(_Runner(variant.peer, call, plan, guess))
+        runners.append(_Runner(variant.peer, call, plan, guess, what.apart))
     most = max(runner.plan for runner in runners)
     rounds = min(most, max(MIN_ROUNDS, math.ceil(most / CALLS_PER_ROUND)))
     until = time.monotonic() + PATIENCE * budget * len(variants)
@@ -156,13 +159,13 @@ def _take(
     for runner in runners:
         share = (turn + 1) * runner.plan // rounds - turn * runner.plan // rounds
         runner.call.fill(inputs)
-        taken.append(_time_round(runner.peer, runner.call, share, runner.guess < LONG_CALL_S))
+        taken.append(_time_round(runner, share))
     return taken
 
 
 def _joined(rounds: Sequence[_Timing]) -> _Timing:
     return _Timing(
-        seconds=[one for timing in rounds for one in timing.seconds],
+        spans=[one for timing in rounds for one in timing.spans],
         cpu_s=sum(timing.cpu_s for timing in rounds),
         wire=sum(timing.wire for timing in rounds),
         payload=sum(timing.payload for timing in rounds),
@@ -243,37 +246,53 @@ def _warm_up(
     return guess
 
 
-def _time_round(peer: Peer, call: Call, calls: int, lead_in: bool) -> _Timing:
+def _time_round(runner: _Runner, calls: int) -> _Timing:
     timing = _Timing()
     if not calls:
         return timing
+    peer, call = runner.peer, runner.call
     peer.barrier()
-    if lead_in:
+    if runner.guess < LONG_CALL_S:
         call.run()
     sent, lost = peer.sent(), stolen()
     cpu = time.process_time()
-    stamps = [time.perf_counter()]
+    ended = time.perf_counter()
     for _ in range(calls):
+        began = _start_apart(peer) if runner.apart else ended
         call.run()
-        stamps.append(time.perf_counter())
+        ended = time.perf_counter()
+        timing.spans.append((began, ended))
     timing.cpu_s = time.process_time() - cpu
     now = peer.sent()
     if sent is not None and now is not None:
         timing.wire = now[0] - sent[0]
         timing.payload = now[1] - sent[1]
     timing.stolen_s = stolen() - lost
-    timing.seconds = np.diff(stamps).tolist()
     return timing
+
+
+def _start_apart(peer: Peer) -> float:
+    peer.barrier()
+    return time.perf_counter()
+
+
+def _seconds(spans: np.ndarray, apart: bool) -> np.ndarray:
+    """Of each call, from the spans of all ranks, shape (ranks, calls, 2): the mean over the ranks;
+    apart: from the first rank's start to the last rank's end, as all read one machine's clock."""
+    began, ended = spans[:, :, 0], spans[:, :, 1]
+    if apart:
+        return np.asarray(ended.max(axis=0) - began.min(axis=0))
+    return np.asarray((ended - began).mean(axis=0))
 
 
 def _row(variant: Variant, count: int, timing: _Timing, wrong: int) -> Row:
     peer, what = variant.peer, variant.what
     size = count * ITEM_BYTES[what.dtype]
     everyone = peer.gather(np.array([timing.stolen_s, timing.cpu_s, timing.wire, timing.payload,
-                                     *timing.seconds]))
+                                     *np.ravel(timing.spans)]))
     lost = float(everyone[:, 0].max())
     cpu, wire, payload = everyone[:, 1:4].sum(axis=0)
-    calls = everyone[:, 4:].mean(axis=0)
+    calls = _seconds(everyone[:, 4:].reshape(peer.world, -1, 2), what.apart)
     seconds = float(np.median(calls))
     known = peer.sent() is not None
     if not known:

@@ -24,12 +24,14 @@ OPS = ("sum", "avg", "min", "max", "prod")
 
 @dataclasses.dataclass(frozen=True)
 class What:
-    """What is measured. ``compression`` is "none" or a codec's name."""
+    """What is measured. ``compression`` is "none" or a codec's name; ``apart``: each call by
+    itself, until the last rank is done, for calls back to back let a root run ahead."""
 
     collective: str
     op: str
     dtype: str
     compression: str = "none"
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

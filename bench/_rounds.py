@@ -36,6 +36,7 @@ class Plan:
         floor: seconds of bare streams in each round; 0: no floor.
         timeout: seconds of a job.
         deadline: time.monotonic() after which none is started.
+        collective, apart: as of sweep.py.
     """
 
     sizes: Sequence[int]
@@ -45,6 +46,8 @@ class Plan:
     floor: float = 1.0
     timeout: float = 300.0
     deadline: float = float("inf")
+    collective: str = "allreduce"
+    apart: bool = False
 
 
 @dataclasses.dataclass
@@ -114,6 +117,7 @@ def _take(
     ended = contender.run(site, python, [
         "--sizes", ",".join(map(str, plan.sizes)), "--compression", ",".join(wires),
         "--budget", str(plan.budget), "--floor", "0", "--json", str(target),
+        "--collective", plan.collective, *(["--apart"] if plan.apart else []),
     ], plan.timeout)
     if isinstance(ended, str):
         return ended

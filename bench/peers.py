@@ -29,7 +29,7 @@ from typing import Any
 import _all
 import _report
 import _standings
-from _contenders import CONTENDERS, WHEELS
+from _contenders import CONTENDERS, ENVS, WHEELS
 from _physical import Physical
 from _rounds import Plan, Record, Say, find, run_rounds
 from _scenes import GROUPS, SCENES, Scene
@@ -39,7 +39,6 @@ from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 
 SITES = ("loopback", "netlab")
-_ENVS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ringcomm-peers")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -69,8 +68,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="LIST", help=f"of {','.join(CONTENDERS)}; all unless given")
     add("--compression", type=_list_of(None), default="none", metavar="LIST",
         help="wire formats, a row each, of the libraries that have any; none unless given")
-    add("--envs", type=Path, default=_ENVS, metavar="FOLDER",
-        help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {_ENVS} unless given")
+    add("--envs", type=Path, default=ENVS, metavar="FOLDER",
+        help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {ENVS} unless given")
     add("--install", action="store_true", help="make the missing ones with pip (oneccl: 2 GB)")
     add("--timeout", type=float, default=300, metavar="S", help="of each job; 300 unless given")
     for name in ("csv", "json", "plot"):

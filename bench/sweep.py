@@ -112,6 +112,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="other libraries to measure in the same job")
     add("--subject", choices=tuple(PEERS), default="ringcomm",
         help="the library that the others are compared with")
+    add("--apart", action="store_true", help="each call after a barrier, from the first rank's "
+        "start to the last rank's end: for ranks that share a machine and its clock")
     add("--warmup", type=int, metavar="N", help="untimed calls; by time unless given")
     add("--iters", type=int, metavar="N", help="timed calls; by --budget unless given")
     add("--budget", type=float, default=1.0, metavar="S",
@@ -170,7 +172,7 @@ def join(options: argparse.Namespace) -> tuple[Peer, list[Peer], list[str]]:
 
 def what_of(options: argparse.Namespace, compression: str = "none") -> What:
     """What the options ask to measure."""
-    return What(options.collective, options.op, options.dtype, compression)
+    return What(options.collective, options.op, options.dtype, compression, options.apart)
 
 
 def rails_of(subject: Peer) -> list[tuple[str, str]]:

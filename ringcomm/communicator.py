@@ -449,7 +449,11 @@ class Communicator(Collectives):
         """Lets go of finished works that nobody has waited for, and so of their tensors: with each
         call of the oldest, which mostly are over first, and now and then of all."""
         in_flight = self._in_flight
-        for work in list(islice(in_flight.values(), _OLDEST)):
+        try:
+            oldest = list(islice(in_flight.values(), _OLDEST))
+        except RuntimeError:  # another thread's call came in between, and looks itself
+            return
+        for work in oldest:
             if not work.done():
                 break
         if len(in_flight) > self._collect_at:

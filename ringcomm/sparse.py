@@ -145,17 +145,21 @@ class SparseExchange:
 
     def use(self, comm: Communicator) -> None:
         """Goes on with another communicator, as one of the ranks that remain. The residual stays;
-        of an owner what it had left of its range goes into it, so that it is sent again.
+        of an owner what it had left of its range goes into it, so that it is sent again. To the
+        same rank of as many ranks nothing changes.
 
         Raises ConfigError while a round is in flight.
         """
         self._require_idle()
+        before, self.comm = self.comm, comm
+        self._undoable = None
         start, owner = self._way.left()
+        self._way = self._way_of(comm)
+        if (before.rank, before.world_size) == (comm.rank, comm.world_size):
+            self._way.load_exact(self._residual, owner, start)
+            return
         whole = comm.world_size if self.aggregate == "mean" else 1
         self._residual[start : start + len(owner)] += owner * np.float32(whole)
-        self.comm = comm
-        self._undoable = None
-        self._way = self._way_of(comm)
 
     def _way_of(self, comm: Communicator) -> _Gather | _Owner:
         most = 1 if self._exchange == "owner" else _MOST_GATHERED

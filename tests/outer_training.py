@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+
+from ringcomm.torch import OuterStep
 
 _seeding = threading.Lock()  # ranks are threads, and torch has one generator
 
@@ -41,3 +43,41 @@ def train(
 
 def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# ---- what is learnt: a small network from a noisy one ----
+
+LESSONS = 72  # steps
+
+
+def lesson(seed: int, rank: int, step: int, count: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100_000 * seed + 1000 * rank + step)
+    x = torch.randn(count, 6, generator=generator)
+    y = torch.tanh(x[:, :1] - x[:, 1:2]) + 0.5 * x[:, 2:3]
+    return x, y + 0.1 * torch.randn(count, 1, generator=generator)
+
+
+def pupil(seed: int) -> nn.Module:
+    return net(seed, sizes=(6, 16, 1))
+
+
+def learn(
+    outer: OuterStep, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, rank: int,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> list[float]:  # fmt: skip
+    """The loss of the anchor, over samples that nobody trains on, after each round."""
+    x, y = lesson(999, 0, 0, count=512)
+    curve: list[float] = []
+    with outer:
+        while outer.iteration < LESSONS:
+            before_step(outer.iteration)
+            optimizer.zero_grad()
+            mine, wanted = lesson(seed, rank, outer.iteration)
+            ((model(mine) - wanted) ** 2).mean().backward()
+            optimizer.step()
+            if outer.rounds > len(curve):
+                with outer.anchor(), torch.no_grad():
+                    curve.append(float(((model(x) - y) ** 2).mean()))
+    with torch.no_grad():
+        curve.append(float(((model(x) - y) ** 2).mean()))
+    return curve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import signal
 import time
@@ -12,9 +13,15 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import torch
 from faults import outer as ranks
 from faults.job import Job, Nursery
+from outer_training import LESSONS, learn, pupil
 from patience import PATIENCE, PROMPT
+from ranks import run_ranks
+
+from ringcomm import Communicator
+from ringcomm.torch import OuterStep
 
 pytestmark = pytest.mark.torch
 
@@ -110,6 +117,47 @@ def test_min_peers(torch_nursery: Nursery) -> None:
         assert first["weights"] == second["weights"]
         assert first["rounds"] == second["rounds"] == 3, (first, second)
         job.finish(quietly=False)
+
+
+LEARNING = {"every": 6, "fragments": 2, "delay": 2}
+
+
+@functools.cache
+def undisturbed() -> list[list[float]]:
+    """The curves of six seeds whose three ranks stay."""
+
+    def rank(comm: Communicator, seed: int) -> list[float]:
+        model = pupil(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+        outer = OuterStep(model, optimizer, comm=comm, **LEARNING)
+        return learn(outer, model, optimizer, seed, comm.rank)
+
+    return [run_ranks(3, functools.partial(rank, seed=seed))[0] for seed in range(6)]
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_a_lost_peer_leaves_the_loss_in_the_band_of_the_seeds(
+    torch_nursery: Nursery, fault: signal.Signals
+) -> None:
+    """It is lost half way, with a round on its way; the others learn on without its data."""
+    curves = undisturbed()
+    seed = sorted(range(len(curves)), key=lambda one: curves[one][-1])[len(curves) // 2]
+    half, grace_s = LESSONS // 2 + 1, 1.0 if fault == signal.SIGSTOP else 30.0
+    with Job(torch_nursery, 3, LOOPBACK) as job:
+        for rank in range(3):
+            job.start(ranks.lessons, ranks=[rank], seed=seed, hold=half if rank == 2 else -1,
+                      grace_s=grace_s, settings=LEARNING)  # fmt: skip
+        job.expect(2, "holds")
+        job.signal(2, fault)
+        ends = [job.expect(rank, "learnt") for rank in (0, 1)]
+    assert ends[0]["curve"] == ends[1]["curve"]
+    assert ends[0]["left"] == [2]
+    band = [(min(at), max(at)) for at in zip(*curves, strict=True)]
+    print(f"{fault.name}: {ends[0]['curve'][-1]:.4f} in {band[-1][0]:.4f} to {band[-1][1]:.4f}; "
+          f"undisturbed {curves[seed][-1]:.4f}")  # fmt: skip
+    for loss, (least, most) in zip(ends[0]["curve"], band, strict=True):
+        assert least <= loss <= most
+    assert band[len(band) // 3][0] > band[-1][1], "a third of the training ends in the band, too"
 
 
 @pytest.mark.parametrize("how", ["ddp", "local ddp", "apart"])

@@ -17,6 +17,7 @@ from torch import nn
 from ringcomm import Communicator
 from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Sparse
+from ringcomm.torch.outer.sparse_wires import SparseWire
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -107,3 +108,24 @@ def test_bytes_of_a_round(outer: str, most: float) -> None:
 
     for sent, told in run_ranks(2, rank):
         assert 0.9 * told <= sent <= most * 4 * 64 * CHUNK
+
+
+def test_what_an_owner_has_left_goes_on_with_those_that_remain() -> None:
+    """Whichever range it owned: nothing of it is dropped with the ranks that are gone."""
+    n, count = 6, 8 * CHUNK
+
+    def rank(comm: Communicator) -> None:
+        wire = SparseWire(Sparse(1 / 64, 1.0), count)
+        for step in range(2):
+            wire.submit(comm, moved(comm.rank, step, count), None).wait()
+        exchange = wire.exchange_on(comm)
+        assert exchange.exchange == "owner"
+        start, owner = exchange._way.left()
+        wanted = exchange.residual.copy()
+        fewer = comm.split(0 if comm.rank else None)
+        if fewer is not None:
+            wanted[start : start + len(owner)] += owner * fewer.world_size
+            assert (wire.exchange_on(fewer).residual == wanted).all()
+            fewer.close()
+
+    run_ranks(n, rank)

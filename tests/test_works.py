@@ -7,10 +7,12 @@ yet (csrc/net/link.h): the bound must hold nobody up who could go on.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -422,3 +424,34 @@ def test_one_work_waited_for_by_many_threads() -> None:
         assert got == [2.0] * 4
 
     run_ranks(2, body)
+
+
+def test_a_call_while_another_thread_looks_for_what_is_over() -> None:
+    """A call comes in before every instruction of the look, as another thread's can."""
+    with World(2) as world:
+        here, there = world.comms
+        got, works = np.zeros(1, np.float32), []
+
+        def call() -> None:
+            works.append(here.recv(got, 1, async_op=True))
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_name != "_collect":
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                call()
+            return trace
+
+        before = sys.gettrace()
+        call()
+        sys.settrace(trace)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+        assert len(works) > 10
+        for _ in works:
+            there.send(np.ones(1, np.float32), 0)
+        for work in works:
+            work.wait()

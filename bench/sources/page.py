@@ -101,7 +101,7 @@ def draw_summary(everything: Everything, path: Path) -> None:
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
     if bars:
         axes.set_xscale("log")
-    axes.margins(x=0.25)
+    axes.margins(x=0.6)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("times better than the document says (1: the same)")
     figure.savefig(path, dpi=120)

@@ -158,6 +158,7 @@ def claims(found: Found) -> list[Claim]:
 
 
 def _lost(percent: float) -> float:
+    """To communication: what the picture compares, as efficiency itself ends at 100."""
     return max(100 - percent, 0.1)
 
 

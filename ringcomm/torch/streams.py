@@ -1,13 +1,13 @@
 """Streams of a GPU, for threads that wait or call back.
 
-Invariant: nothing here has the host wait for the GPU, save ``Fetched.value`` for what is long over
-when it is asked.
+Invariant: nothing here has the host wait for the GPU, save ``to_its_end``, and ``Fetched.value``
+for what is long over when it is asked.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,26 @@ def on_stream(stream: Any) -> Iterator[None]:
         yield
         return
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
+def side_streams(devices: Iterable[torch.device]) -> list[Any]:
+    """For each GPU a stream for another thread, behind what this thread's current one has to do."""
+    streams = []
+    for device in devices:
+        if device.type == "cuda":
+            streams.append(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            streams[-1].wait_stream(torch.cuda.current_stream(device))
+    return streams
+
+
+@contextlib.contextmanager
+def to_its_end(streams: Iterable[Any]) -> Iterator[None]:
+    """Makes them this thread's current streams, and waits for what they were given."""
+    with contextlib.ExitStack() as entered:
+        for stream in streams:
+            entered.enter_context(on_stream(stream))
+            entered.callback(stream.synchronize)
         yield
 
 

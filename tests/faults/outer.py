@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from faults.rank import Rank
-from outer_training import net, train, weights
+from outer_training import learn, net, pupil, train, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -97,3 +97,21 @@ def beside_ddp(rank: Rank, how: str) -> None:
             outer.detach()
     rank.emit("warned", texts=[str(w.message) for w in caught], weights=digest(model))
     dist.destroy_process_group()
+
+
+def lessons(rank: Rank, seed: int, hold: int, grace_s: float, settings: dict[str, Any]) -> None:
+    """Learns, and reports how. Before step ``hold`` this rank waits until it is told to go on."""
+    torch.set_num_threads(1)
+    model = pupil(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+
+    def before_step(step: int) -> None:
+        if step == hold:
+            rank.emit("holds")
+            rank.wait_for_go()
+
+    config = ringcomm.Config.from_env(timeout=60.0)
+    with Membership(grace_s=grace_s, config=config) as membership:
+        outer = OuterStep(model, optimizer, peers=membership, **settings)
+        curve = learn(outer, model, optimizer, seed, rank.number, before_step)
+    rank.emit("learnt", curve=curve, left=outer.report().left)

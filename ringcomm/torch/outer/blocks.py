@@ -85,14 +85,17 @@ class Block:
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 tensor.copy_(part)
 
-    def delta(self, local: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The anchor less the local weights, in a new tensor or ``out``. Where the two are equal it
-        is zero, also where they are infinite."""
+    def delta(
+        self, local: torch.Tensor, out: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, bool]:
+        """The anchor less the local weights, in a new tensor or ``out``; and whether all of it is
+        finite. Where the two are equal it is zero, also where they are infinite."""
         base = self._held()
         delta = torch.sub(base, local, out=out)
-        if not bool(torch.isfinite(delta.sum())):
-            delta.masked_fill_(base == local, 0)
-        return delta
+        if bool(torch.isfinite(delta.sum())):  # one pass of memory; a sum may also overflow
+            return delta, True
+        delta.masked_fill_(base == local, 0)
+        return delta, bool(torch.isfinite(delta).all())
 
     def _held(self) -> torch.Tensor:
         """The anchor as the model's dtypes hold it."""
@@ -110,6 +113,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._spare: dict[tuple[str, torch.dtype, torch.device, int], torch.Tensor] = {}
 
     def take(self, use: str, block: Block) -> torch.Tensor:
         """As much as the block has; what is in it is void."""
@@ -119,6 +123,17 @@ class Scratch:
             kept = torch.empty(block.count, dtype=block.dtype, device=block.device)
             self._kept[key] = kept
         return kept[: block.count]
+
+    def like(self, use: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory of a tensor's size, which may come into use in its place: ``keep`` it then."""
+        key = (use, tensor.dtype, tensor.device, len(tensor))
+        if key not in self._spare:
+            self._spare[key] = torch.empty_like(tensor)
+        return self._spare[key]
+
+    def keep(self, use: str, tensor: torch.Tensor) -> None:
+        """A tensor that is in use no more, instead of what ``like`` gave."""
+        self._spare[use, tensor.dtype, tensor.device, len(tensor)] = tensor
 
 
 def _device_of(tensors: Sequence[Named]) -> torch.device:

@@ -4,10 +4,16 @@
     Unit        a block with its outer rule, that rule's memory, its wire and its merge
     Flight      the deltas of a fragment, their header, and the works that carry them
 
+    training thread    copy weights | trains on ..................... | take, merge
+    another thread                  | delta, send, receive, outer rule |
+
 Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
 deltas only when it has seen the headers: if all flush and nobody has anything left, nothing
 follows. So does one that does not know yet which weight counts as one. The deltas are kept until
 the round is over where it may have to be repeated.
+
+``travel`` touches neither the model's tensors nor what is in use of anchor and memory, so that it
+may run beside the training. All else belongs to the training thread.
 """
 
 from __future__ import annotations
@@ -24,7 +30,16 @@ from .blocks import Block, Scratch
 from .header import Header, Headers, scale
 from .merges import Merge
 from .rules import Memory, Rule
+from .tiles import tiles
 from .wires import Sent, Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """A unit's anchor and its rule's memory after a round that is not applied yet."""
+
+    anchor: torch.Tensor
+    memory: Memory
 
 
 @dataclasses.dataclass
@@ -41,14 +56,27 @@ class Unit:
     def __post_init__(self) -> None:
         self.memory = self.rule.memory(self.block.anchor)
 
-    def land(self, mean: torch.Tensor, at_send: torch.Tensor | None) -> None:
-        """Moves the anchor by a mean delta, and the local weights after it.
-
-        Args:
-            at_send: what the local weights were when the delta left; None: what they still are.
-        """
+    def step(self, mean: torch.Tensor) -> None:
+        """Moves the anchor by a mean delta."""
         self.rule.step(self.block.anchor, mean, self.memory)
-        self.follow(at_send)
+
+    def ahead(self, mean: torch.Tensor, scratch: Scratch, at: int) -> Ahead:
+        """What ``step`` would make of anchor and memory, beside those that are in use."""
+        own = {"": self.block.anchor, **self.memory}
+        after = {slot: scratch.like(f"{slot} {at}", tensor) for slot, tensor in own.items()}
+        for *pieces, moves in tiles(*own.values(), *after.values(), mean):
+            then = dict(zip(own, pieces[len(own) :], strict=True))
+            for piece, tensor in zip(pieces, then.values(), strict=False):
+                tensor.copy_(piece)
+            self.rule.step(then.pop(""), moves.clone(), then)
+        return Ahead(after.pop(""), after)
+
+    def take(self, ahead: Ahead, scratch: Scratch, at: int) -> None:
+        """Makes that the anchor and the memory."""
+        scratch.keep(f" {at}", self.block.anchor)
+        for slot, tensor in self.memory.items():
+            scratch.keep(f"{slot} {at}", tensor)
+        self.block.anchor, self.memory = ahead.anchor, ahead.memory
 
     def follow(self, at_send: torch.Tensor | None) -> None:
         """Brings the local weights to the anchor."""
@@ -69,6 +97,11 @@ class Fragment:
     units: list[Unit]
     iterations: int = 0
     tokens: float = 0.0
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """That its tensors are on."""
+        return {unit.block.device for unit in self.units}
 
     @property
     def nbytes(self) -> int:
@@ -97,37 +130,37 @@ class Flight:
     Args:
         fragment: whose deltas.
         due: the iteration after which the result is to be applied.
+        header: what this rank tells; that its deltas do not count is found out later.
+        reference: the weight that counts as one; None: the mean of this round's.
+        scratch: of the flight before, which is over.
         is_delayed: the rank trains on until then.
         keeps: the round may have to be repeated.
-        scratch: of the flight before, which is over.
+
+    Attributes:
+        at_send: what the local weights were, if the rank trains on.
+        is_dropped: this rank's weights are not finite, and do not count.
+        is_over: its outcome is final.
     """
 
     def __init__(
-        self, fragment: Fragment, due: int, scratch: Scratch, *, is_delayed: bool, keeps: bool
-    ) -> None:
-        self.fragment, self.due = fragment, due
+        self, fragment: Fragment, due: int, header: Header, reference: float | None,
+        scratch: Scratch, *, is_delayed: bool, keeps: bool,
+    ) -> None:  # fmt: skip
+        self.fragment, self.due, self.is_delayed = fragment, due, is_delayed
+        self.header = header
+        self.is_dropped = self.is_over = False
+        self._reference, self._scratch, self._keeps = reference, scratch, keeps
         blocks = [unit.block for unit in fragment.units]
-        locals_ = [
+        self._locals = [
             block.local(scratch.take(f"local {at}", block)) for at, block in enumerate(blocks)
         ]
-        self.at_send = locals_ if is_delayed else None
-        self._deltas = [
-            block.delta(local, scratch.take(f"delta {at}", block))
-            for at, (block, local) in enumerate(zip(blocks, locals_, strict=True))
-        ]
-        self.is_dropped = not all(_is_finite(delta) for delta in self._deltas)
-        if self.is_dropped:
-            for delta in self._deltas:
-                delta.zero_()
-        self._keeps = keeps
-        self._reference: float | None = None
-        self._header: Header | None = None
+        self.at_send = self._locals if is_delayed else None
+        self._deltas: list[torch.Tensor] = []
         self._gathering: Work | None = None
         self._headers: Headers | None = None
         self._sent: list[Sent] = []
         self._outcome: Outcome | None = None
-        self._error: RingcommError | None = None
-        self._is_closed = False
+        self._ahead: list[Ahead] = []
 
     @classmethod
     def restored(
@@ -138,39 +171,43 @@ class Flight:
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send
         flight.is_dropped, flight._sent, flight._outcome = is_dropped, [], outcome
-        flight._is_closed = True
+        flight.is_over, flight._ahead = True, []
         return flight
 
-    def post(
-        self, comm: Communicator, header: Header, reference: float | None, timeout: float | None
-    ) -> None:
-        """Sends the header and, unless they have to wait for the others' headers, the deltas; or
-        both once more. A failure is raised by ``wait``.
+    # ---- beside the training ----
 
-        Args:
-            reference: the weight that counts as one; None: the mean of this round's.
+    def prepare(self) -> None:
+        """Takes the deltas. Of no effect the second time."""
+        if self._deltas:
+            return
+        for at, (unit, local) in enumerate(zip(self.fragment.units, self._locals, strict=True)):
+            out = self._scratch.take(f"delta {at}", unit.block)
+            delta, is_finite = unit.block.delta(local, out)
+            self._deltas.append(delta)
+            self.is_dropped |= not is_finite
+        if self.is_dropped:
+            self.header = dataclasses.replace(self.header, is_dropped=True, weight=0.0)
+            for delta in self._deltas:
+                delta.zero_()
+
+    def travel(self, comm: Communicator, timeout: float | None) -> None:
+        """Sends the header and, unless they have to wait for the others' headers, the deltas, or
+        both once more; and waits for what the round brings. Raises what a collective of it raises.
         """
         self._comm, self._timeout = comm, timeout
-        self._header, self._reference, self._headers, self._sent = header, reference, None, []
-        self._error = None
-        try:
-            self._gathering = header.gathered(comm, timeout)
-            if not header.is_ending and reference is not None:
-                self._send()
-        except RingcommError as error:
-            self._error = error
+        self._headers, self._sent = None, []
+        self._gathering = self.header.gathered(comm, timeout)
+        if not self.header.is_ending and self._reference is not None:
+            self._send()
+        self._outcome = self._wait()
 
     def _send(self) -> None:
-        assert self._header is not None
         reference = self.reference
         for unit, delta in zip(self.fragment.units, self._deltas, strict=True):
             sent = delta.clone() if self._keeps else delta
             if unit.wire.is_weighted:
-                scale(sent, self._header.weight / reference)
-            sent_now = unit.wire.submit(
-                self._comm, sent, self._timeout, may_undo=self._keeps
-            )
-            self._sent.append(sent_now)
+                scale(sent, self.header.weight / reference)
+            self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
 
     @property
     def reference(self) -> float:
@@ -184,28 +221,7 @@ class Flight:
             self._headers = Headers.of(self._gathering)
         return self._headers
 
-    @property
-    def is_over(self) -> bool:
-        """Its outcome is final."""
-        return self._is_closed
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the round has brought."""
-        assert self._outcome is not None
-        return self._outcome
-
-    def close(self) -> None:
-        """The round is over on all ranks; its deltas are not needed any more."""
-        self._is_closed, self._deltas = True, []
-
-    def wait(self) -> None:
-        """Waits for what the round brings. Raises what a collective of it raises."""
-        self._outcome = self._wait()
-
     def _wait(self) -> Outcome:
-        if self._error is not None:
-            raise self._error
         headers = self.headers()
         if headers.is_over:
             return Outcome([], False, headers)
@@ -220,6 +236,26 @@ class Flight:
                 scale(mean, factor)
         return Outcome(means, True, headers)
 
+    def close(self) -> None:
+        """The round is over on all ranks: its outcome is final, and its deltas are not needed any
+        more. Where the rank trains on, what follows for the anchor is made ready."""
+        if self.is_delayed and self.outcome.is_moving:
+            self._ahead = [
+                unit.ahead(mean, self._scratch, at)
+                for at, (unit, mean) in enumerate(
+                    zip(self.fragment.units, self.outcome.means, strict=True)
+                )
+            ]
+        self.is_over, self._deltas = True, []
+
+    # ---- in the training thread ----
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the round has brought."""
+        assert self._outcome is not None
+        return self._outcome
+
     def undo(self) -> None:
         """Takes back what wires have learnt from a round that failed."""
         for sent in self._sent:
@@ -231,14 +267,13 @@ class Flight:
 
     def land(self) -> None:
         """Applies the result, which must have come."""
-        outcome = self.outcome
         at_sends = self.at_send if self.at_send and not self.is_dropped else None
-        for number, unit in enumerate(self.fragment.units):
-            at_send = at_sends[number] if at_sends else None
-            if outcome.is_moving:
-                unit.land(outcome.means[number], at_send)
-            else:
-                unit.follow(at_send)
+        for at, unit in enumerate(self.fragment.units):
+            if self._ahead:
+                unit.take(self._ahead[at], self._scratch, at)
+            elif self.outcome.is_moving:
+                unit.step(self.outcome.means[at])
+            unit.follow(at_sends[at] if at_sends else None)
 
     @property
     def seconds(self) -> float:
@@ -250,8 +285,3 @@ class Flight:
         """Payload that this rank has sent."""
         return sum(sent.sent_bytes for sent in self._sent)
 
-
-def _is_finite(delta: torch.Tensor) -> bool:
-    """An element that is not finite shows in the sum, which is one pass of memory; a sum may also
-    overflow."""
-    return bool(torch.isfinite(delta.sum())) or bool(torch.isfinite(delta).all())

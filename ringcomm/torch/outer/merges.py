@@ -19,6 +19,7 @@ import torch
 
 from ...errors import ConfigError, did_you_mean
 from .settings import require_number
+from .tiles import tiles
 
 
 class Merge(Protocol):
@@ -38,7 +39,9 @@ class Carry:
         self, local: torch.Tensor, at_send: torch.Tensor, anchor: torch.Tensor
     ) -> torch.Tensor:
         """See the head of this file."""
-        return local.sub_(at_send).add_(anchor)
+        for own, then, base in tiles(local, at_send, anchor):
+            own.sub_(then).add_(base)
+        return local
 
     def __repr__(self) -> str:
         return "Carry()"
@@ -60,7 +63,9 @@ class Lerp:
         self, local: torch.Tensor, at_send: torch.Tensor, anchor: torch.Tensor
     ) -> torch.Tensor:
         """See the head of this file."""
-        return local.mul_(self.alpha).add_(anchor, alpha=1 - self.alpha)
+        for own, base in tiles(local, anchor):
+            own.mul_(self.alpha).add_(base, alpha=1 - self.alpha)
+        return local
 
     def __repr__(self) -> str:
         return f"Lerp(alpha={self.alpha:g})"

@@ -9,24 +9,35 @@ rank does not flush, as it counts iterations differently or trains longer, those
 in its rounds. When all flush, each fragment with anything left has one more round; a round in which
 nobody has anything left ends it.
 
+Between a send and its application a thread of this object's works at the round, while the caller's
+trains on: it takes the deltas, sends and receives, and makes ready what follows. Where nothing goes
+on meanwhile, with a delay of 0 and in a flush, the caller's thread does it.
+
 Invariants: one flight at a time. The number of a round says which fragment it is of, on all ranks.
-Ranks that were away, or are behind, are given the state and bring nothing to that round.
+Ranks that were away, or are behind, are given the state and bring nothing to that round. Only one
+thread at a time uses the peers and their communicator: the caller's uses them where no flight is
+on its way. What fails in the other thread is raised in the caller's; begun anew by that one, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from ...communicator import Communicator
 from ...errors import RingcommError
+from ..streams import side_streams, to_its_end
+from ..worker import Worker
 from .blocks import Scratch
 from .data_check import IdenticalDataWarning
 from .flight import Flight, Fragment, Outcome
@@ -78,6 +89,8 @@ class Rounds:
         self._trip = 0.0
         self._scratch = Scratch()
         self._is_checked = False
+        self._worker = Worker("ringcomm outer step")
+        self._job: Future[None] | None = None
 
     @property
     def peers(self) -> Peers:
@@ -103,6 +116,14 @@ class Rounds:
         self.has_state = True
         return hellos
 
+    def use(self, peers: Peers) -> None:
+        """From the next round on the same ranks meet by these."""
+        self._peers = peers
+
+    def stop(self) -> None:
+        """Ends the thread. No flight may be on its way."""
+        self._worker.close()
+
     def count(self, tokens: float) -> None:
         """This rank has trained on so many tokens."""
         self.counts_tokens = True
@@ -115,7 +136,7 @@ class Rounds:
         self.report.iterations += 1
         for fragment in self.fragments:
             fragment.iterations += 1
-        if self.flight is not None and self.iteration >= self.flight.due:
+        if self.flight is not None and (self.iteration >= self.flight.due or self._has_failed):
             self.land()
         if self.pace.is_due(self.iteration):
             self.land()
@@ -131,10 +152,9 @@ class Rounds:
             return
         self._complete()
         flight, self.flight = self.flight, None
-        outcome = flight.outcome
         flight.land()
         self.number += 1
-        self._note(flight, outcome.headers)
+        self._note(flight, flight.outcome.headers)
 
     def flush(self) -> None:
         """Ends what is on its way, and exchanges what is left, until all ranks flush."""
@@ -222,38 +242,59 @@ class Rounds:
         self._on_away()
 
     def _launch(self, *, is_ending: bool) -> None:
-        """Sends this rank's part of the round that was entered."""
-        due = self.iteration + self._delay
+        """Begins this rank's part of the round that was entered."""
+        fragment = self._fragment
         self.flight = Flight(
-            self._fragment, due, self._scratch, is_delayed=self._delay > 0 and not is_ending,
+            fragment, self.iteration + self._delay, self._header(is_ending), self.reference,
+            self._scratch, is_delayed=self._delay > 0 and not is_ending,
             keeps=not isinstance(self.peers, FixedPeers),
         )  # fmt: skip
-        self._header = self._header_of(self.flight, is_ending)
-        self._fragment.iterations, self._fragment.tokens = 0, 0.0
-        if self.flight.is_dropped:
-            warnings.warn(
-                "OuterStep: this rank's weights are not finite; they do not count in this round, "
-                "and it goes on from the anchor",
-                stacklevel=2,
-            )
-        self._post()
+        fragment.iterations, fragment.tokens = 0, 0.0
+        self._begin(self.flight)
 
-    def _header_of(self, flight: Flight, is_ending: bool) -> Header:
+    def _header(self, is_ending: bool) -> Header:
         fragment = self._fragment
         weight = fragment.tokens if self.counts_tokens else self.pace.weight(fragment.iterations)
-        if flight.is_dropped or not fragment.iterations:
-            weight = 0.0
         return Header(
-            is_ending=is_ending, is_dropped=flight.is_dropped, counts_tokens=self.counts_tokens,
-            has_unsent=any(one.iterations for one in self.fragments),
-            iteration=self.iteration, weight=weight, speed=self.watch.speed(), trip=self._trip,
-            data=self._digest(),
+            is_ending=is_ending, is_dropped=False, counts_tokens=self.counts_tokens,
+            has_unsent=any(one.iterations for one in self.fragments), iteration=self.iteration,
+            weight=weight if fragment.iterations else 0.0, speed=self.watch.speed(),
+            trip=self._trip, data=self._digest(),
         )  # fmt: skip
 
-    def _post(self) -> None:
-        assert self.flight is not None
+    def _begin(self, flight: Flight) -> None:
+        """If the rank trains on meanwhile, the other thread works at the round from here on."""
+        if flight.is_delayed:
+            streams = side_streams(flight.fragment.devices)
+            self._job = self._worker.submit(functools.partial(self._fly, flight, streams))
+
+    def _fly(self, flight: Flight, streams: Sequence[Any]) -> None:
+        """In the other thread."""
+        with torch.no_grad(), to_its_end(streams):
+            self._bring_to_its_end(flight)
+
+    def _bring_to_its_end(self, flight: Flight) -> None:
+        flight.prepare()
+        with contextlib.nullcontext() if flight.is_delayed else self._waiting():
+            flight.travel(self.comm, self._timeout)
+            self.peers.end_round()
+        flight.close()
+
+    def _join(self, flight: Flight) -> None:
+        """Returns when the flight is over. Raises what made it fail."""
+        if not flight.is_delayed:
+            self._bring_to_its_end(flight)
+            return
+        assert self._job is not None
         with self._waiting():
-            self.flight.post(self.comm, self._header, self.reference, self._timeout)
+            self._job.result()
+
+    @property
+    def _has_failed(self) -> bool:
+        """The flight has, for good: there is nobody to repeat it with."""
+        error = self._job.exception() if self._job is not None and self._job.done() else None
+        is_final = isinstance(self.peers, FixedPeers) or not isinstance(error, RingcommError)
+        return error is not None and is_final
 
     def _complete(self) -> None:
         """Waits for the flight; begins its round anew, from the same deltas, where a peer was lost.
@@ -261,27 +302,33 @@ class Rounds:
         while True:
             assert self.flight is not None
             try:
-                with self._waiting():
-                    if self.flight.is_over:
-                        return
-                    self.flight.wait()
-                    self.peers.end_round()
-                    self.flight.close()
+                if not self.flight.is_over:
+                    self._join(self.flight)
+                self._job = None
                 return
             except RingcommError as error:
-                failed, self.flight = self.flight, None
+                failed, self.flight, self._job = self.flight, None, None
                 failed.undo()
                 with self._waiting():
                     hellos = self._meet(self.peers.lost(error), is_starting=False)
                 self.flight = failed
+            except Exception:
+                self.flight = self._job = None
+                raise
             self.report.repeated += 1
             if hellos.own_need:  # the others have completed it: this rank brings nothing
-                self._launch(is_ending=self._header.is_ending)
+                self._launch(is_ending=failed.header.is_ending)
             else:
-                self._post()
+                self._begin(failed)
 
     def _note(self, flight: Flight, headers: Headers | None) -> None:
         """After a round: what follows from the headers."""
+        if flight.is_dropped:
+            warnings.warn(
+                "OuterStep: this rank's weights were not finite; they did not count in this round, "
+                "and it went on from the anchor",
+                stacklevel=2,
+            )
         self.report.rounds += 1
         self.report.sent_bytes += flight.sent_bytes
         self.report.payload_bytes += flight.fragment.nbytes

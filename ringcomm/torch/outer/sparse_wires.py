@@ -1,7 +1,7 @@
 """The wires of a sparse outer step: of each chunk of a decayed sum of deltas the largest elements.
 
 Invariants: as wires.py has them. What has not travelled yet is kept by a SparseExchange for each
-block, which is made anew, with the same residual, where the communicator is another one.
+block, which goes on with another communicator where the members are others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...communicator import Communicator
@@ -24,12 +23,9 @@ _KIND = "sparse"
 class Chosen:
     """A sparse exchange in flight."""
 
-    def __init__(
-        self, wire: SparseWire, one: SparseRound, like: torch.Tensor, before: dict[str, Any] | None
-    ) -> None:
-        self._wire, self._round, self._like, self._before = wire, one, like, before
+    def __init__(self, one: SparseRound, like: torch.Tensor) -> None:
+        self._round, self._like = one, like
         self._mean: torch.Tensor | None = None
-        self.sent_bytes = wire.sent_bytes
 
     def wait(self) -> torch.Tensor:
         """See Sent."""
@@ -39,14 +35,18 @@ class Chosen:
         return self._mean
 
     @property
+    def sent_bytes(self) -> int:
+        """See Sent."""
+        return self._round.sent_bytes
+
+    @property
     def seconds(self) -> float:
         """See Sent."""
         return self._round.elapsed
 
     def undo(self) -> None:
         """See Sent."""
-        if self._before is not None:
-            self._wire.restore(self._before)
+        self._round.undo()
 
 
 class SparseWire:
@@ -63,50 +63,25 @@ class SparseWire:
         self._rule, self._count = rule, count
         self._exchange: SparseExchange | None = None
 
-    @property
-    def sent_bytes(self) -> int:
-        """That a round sends."""
-        return self._exchange.sent_bytes if self._exchange is not None else 0
-
-    def submit(
-        self, comm: Communicator, delta: torch.Tensor, timeout: float | None, *, may_undo: bool
-    ) -> Sent:
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """See Wire."""
-        exchange = self.exchange_on(comm)
-        before = exchange.state_dict(exact=True) if may_undo else None
         host = delta.to("cpu", torch.float32)
-        return Chosen(self, exchange.submit(host, timeout=timeout), delta, before)
+        return Chosen(self.exchange_on(comm).submit(host, timeout=timeout), delta)
 
     def exchange_on(self, comm: Communicator) -> SparseExchange:
         """The exchange, over this communicator."""
-        before = self._exchange
-        if before is None or before.comm is not comm:
+        if self._exchange is None:
             self._exchange = SparseExchange(
                 comm, self._count, density=self._rule.density, decay=self._rule.decay,
                 aggregate=self._rule.aggregate,
             )  # fmt: skip
-            if before is not None:
-                self._exchange.load_state_dict(_of_any_world(before.state_dict(exact=True)))
-        assert self._exchange is not None
+        elif self._exchange.comm is not comm:
+            self._exchange.use(comm)
         return self._exchange
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state of the exchange."""
-        assert self._exchange is not None
-        self._exchange.load_state_dict(state)
 
     def forget(self) -> None:
         """Drops what has not travelled."""
         self._exchange = None
-
-
-def _of_any_world(exact: Mapping[str, Any]) -> dict[str, Any]:
-    """An exact state of another world as one that this rank goes on from, with what it has left."""
-    state = {name: value for name, value in exact.items() if name != "exact"}
-    start, owner = int(state["owner_start"]), np.asarray(state["owner"])
-    whole = np.zeros(int(state["count"]), np.float32)
-    whole[start : start + len(owner)] = owner
-    return {**state, "owner_start": 0, "owner": whole}
 
 
 class SparseWires:

@@ -52,7 +52,6 @@ from .rounds import Rounds
 from .rules import Mean, Rule, Sparse, rule_of
 from .settings import require_whole
 from .sparse_wires import SparseWires
-from .swap import swapped
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, DenseWires, LargestWire, Wires
 
@@ -74,17 +73,19 @@ class OuterStep:
             sparse rule sends travels as it does, in bf16.
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
-        delay: iterations that go on while a part travels; below every / fragments.
+        delay: iterations that go on while a part travels, which another thread sees to; below
+            every / fragments.
         merge: what then becomes of the local weights: "carry", "lerp", "replace", or Lerp(alpha).
         scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
             count as well then.
         comm: the communicator; None: that of the default process group if its backend is
-            "ringcomm", else ringcomm's default one.
+            "ringcomm", else ringcomm's default one. Rounds with a delay go by one of their own.
         min_peers: go on without ranks that are lost or late, with so many at least, and with those
             that come back. The ranks join each other in ``attach`` then, as ringcomm.init does.
         grace_s: seconds that a round waits for late ranks once min_peers are there.
         peers: who takes part in a round, instead of ``comm`` and min_peers: a
-            ringcomm.membership.Membership, as one with rejoin=True.
+            ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator
+            is for nothing else while OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
 
     Attributes:
@@ -136,6 +137,8 @@ class OuterStep:
         self._comm, self._peers = comm, peers
         self._members = None if min_peers is None else (min_peers, grace_s)
         self._made: Membership | None = None
+        self._own: Communicator | None = None
+        self._delay = delay
         about = repr((
             [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
               for u in fragment.units] for fragment in cut_up],
@@ -164,6 +167,10 @@ class OuterStep:
         peers = self._peers or FixedPeers(self.comm)
         hellos = self._core.start(peers)
         require_apart(self._model, [row.place for row in hellos.rows])
+        if self._delay and isinstance(peers, FixedPeers):
+            self._own = peers.comm.split(0)
+            assert self._own is not None
+            self._core.use(FixedPeers(self._own))
         if dist.is_available() and dist.is_initialized():
             silence.forget(dist.group.WORLD)
         silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
@@ -198,6 +205,11 @@ class OuterStep:
         if self._made is not None:
             self._made.close()
             self._peers = self._made = None
+        if self._core.flight is None:
+            self._core.stop()
+            if self._own is not None:
+                self._own.close()
+                self._own = None
         self._is_attached = False
 
     def __enter__(self) -> OuterStep:
@@ -209,7 +221,8 @@ class OuterStep:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flushes and detaches; on an exception it only lets go of the optimizer."""
+        """Flushes and detaches; on an exception it only lets go of the optimizer, and lets a round
+        on its way go on."""
         try:
             if kind is None and self._is_attached:
                 self.flush()
@@ -240,11 +253,16 @@ class OuterStep:
         """
         if self._is_swapped:
             raise ConfigError("outer.anchor() is entered already")
+        blocks = [unit.block for fragment in self._core.fragments for unit in fragment.units]
+        own = [block.local() for block in blocks]
         self._is_swapped = True
         try:
-            with swapped(self._core.fragments):
-                yield
+            for block in blocks:
+                block.set_local(block.anchor)
+            yield
         finally:
+            for block, local in zip(blocks, own, strict=True):
+                block.set_local(local)
             self._is_swapped = False
 
     # ---- checkpoints ----
@@ -258,7 +276,7 @@ class OuterStep:
         same size. Together with this rank's model and optimizer states training goes on from it to
         the bit."""
         self._core.settle()
-        return state.told(self._core, self._wires, self.comm, exact=exact)
+        return state.told(self._core, self._wires, self._wires_comm, exact=exact)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned, before or (with min_peers only) after
@@ -268,13 +286,13 @@ class OuterStep:
 
         Raises ConfigError for the state of something else, of another model, rule or cut, or an
         exact one of another rank or world size."""
-        state.load(self._core, self._wires, self.comm, saved)
+        state.load(self._core, self._wires, self._wires_comm, saved)
 
     # ---- what it tells ----
 
     @property
     def comm(self) -> Communicator:
-        """The communicator in use."""
+        """The communicator that it was given, or of the latest round's members."""
         if self._peers is not None:
             return self._peers.comm
         if self._members is not None:
@@ -283,6 +301,10 @@ class OuterStep:
         if self._comm is None:
             self._comm = default_of(dist.group.WORLD if dist.is_available() else None)
         return self._comm
+
+    @property
+    def _wires_comm(self) -> Communicator:
+        return self.comm if self._own is None else self._own
 
     @property
     def iteration(self) -> int:

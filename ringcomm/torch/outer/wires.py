@@ -52,11 +52,8 @@ class Wire(Protocol):
 
     is_weighted: bool
 
-    def submit(
-        self, comm: Communicator, delta: torch.Tensor, timeout: float | None, *, may_undo: bool
-    ) -> Sent:
-        """Sends a delta, whose memory is the wire's from then on; ``undo`` works if ``may_undo``.
-        """
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
+        """Sends a delta, whose memory is the wire's from then on."""
         ...
 
 
@@ -99,9 +96,7 @@ class DenseWire:
     ) -> None:
         self._compression, self._feedback = compression, feedback
 
-    def submit(
-        self, comm: Communicator, delta: torch.Tensor, timeout: float | None, *, may_undo: bool
-    ) -> Sent:
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """See Wire."""
         work = comm.allreduce(
             delta, "avg", compression=self._compression, feedback=self._feedback, async_op=True,
@@ -116,9 +111,7 @@ class LargestWire:
 
     is_weighted = False
 
-    def submit(
-        self, comm: Communicator, delta: torch.Tensor, timeout: float | None, *, may_undo: bool
-    ) -> Sent:
+    def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """See Wire."""
         return Reduced(comm.allreduce(delta, "min", async_op=True, timeout=timeout), delta, None)
 

@@ -12,14 +12,16 @@ all: entries then have the new weights, for whoever shows them.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from ...chunks import Entries
 from ...errors import ConfigError
 from ...sparse import SparseExchange, SparseRound
+from ..worker import Worker
 from .bucket import Bucket
 
 _IN_FLIGHT = 2  # rounds behind which the next one is awaited
@@ -61,21 +63,21 @@ class Pipeline:
 
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ringcomm-sparse")
+        self._worker = Worker("ringcomm sparse")
         self._flying: collections.deque[Round] = collections.deque()
         self._error: BaseException | None = None
 
     def add(self, one: Round) -> None:
         """Begins a round."""
-        self._thread.submit(self._begin, one)
+        self._worker.submit(functools.partial(self._begin, one))
 
     def finish(self) -> Future[None]:
         """Is done when all rounds that were added are over; with the first error of any."""
-        return self._thread.submit(self._finish)
+        return self._worker.submit(self._finish)
 
     def close(self) -> None:
         """Ends the thread, when what it is at is over."""
-        self._thread.shutdown(wait=True)
+        self._worker.close()
 
     def _begin(self, one: Round) -> None:
         try:

@@ -1,0 +1,151 @@
+"""bench/sources/collectives.py: what rows say, calls that are timed by themselves, a tiny run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from beside import Done
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import _measure  # noqa: E402
+import _rounds  # noqa: E402
+from _rows import Rows  # noqa: E402
+from _site import Ended  # noqa: E402
+from _standings import Measurement  # noqa: E402
+from netlab import why_unavailable  # noqa: E402
+from sources import collectives, page  # noqa: E402
+
+OTHERS = {"gloo": 6.0, "openmpi-tcp": 1.5, "mpich": 1.2}
+
+
+def standing(library: str, size: int, time_us: float, ratio: float) -> dict[str, Any]:
+    return {"library": library, "size": size, "time_us": time_us, "spread": 0.1, "rounds": 5,
+            "ratio": ratio, "ratio_range": [ratio, ratio]}  # fmt: skip
+
+
+def rows(**others: float) -> dict[str, Any]:
+    """ringcomm takes 100 us and more with the hosts, and the others so many times as long."""
+    made = {}
+    for point in collectives.points(False):
+        asked = point.settings
+        mine = 100.0 * (1 + asked["hosts"] / 100)
+        standings = [
+            standing(name, size, mine * ratio, ratio)
+            for size in asked["sizes"] for name in asked["libraries"]
+            for ratio in [{**OTHERS, **others}.get(name, 1.0)]
+        ]  # fmt: skip
+        made[point.name] = {"name": point.name, "settings": dict(asked), "date": "2026-01-01",
+                            "cpu": "a CPU", "torch": "2", "standings": standings}  # fmt: skip
+    return made
+
+
+def test_claims_are_met_and_missed() -> None:
+    made = collectives.claims(rows())
+    assert [claim.verdict for claim in made] == ["short", "met", "met", "met", "met", "met"]
+    assert made[1].ours == "1.06"
+    assert made[0].ratio == pytest.approx(6 / 16.6)
+    behind = collectives.claims(rows(mpich=0.9, gloo=17.0))
+    assert [claim.verdict for claim in behind] == ["met", "met", "short", "met", "met", "short"]
+    assert behind[5].ours.startswith("0.90")
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_tables_and_pictures_of_any_rows(count: int, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    some = dict(list(rows().items())[:count])
+    table = collectives.table(some)
+    assert len({len(line) for line in table}) == 1
+    if not count:
+        assert {claim.verdict for claim in collectives.claims(some)} == {"not measured"}
+    page.draw(collectives, some, tmp_path / "one.png")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+
+
+def test_a_library_that_failed_has_no_figures() -> None:
+    some = rows()
+    row = some["broadcast, 8 hosts"]
+    row["standings"] = [one for one in row["standings"] if one["library"] != "mpich"]
+    line = next(line for line in collectives.table(some) if line[1] == "8 hosts")
+    assert line[collectives.table(some)[0].index("mpich x")] == "-"
+
+
+def test_a_call_by_itself_lasts_until_the_last_rank_has_it() -> None:
+    """Two calls of two ranks; the root of the first returns at once."""
+    spans = np.array([[(0.0, 1.0), (10.0, 14.0)], [(0.5, 6.0), (9.0, 12.0)]])
+    np.testing.assert_allclose(_measure._seconds(spans, apart=True), [6.0, 5.0])
+    np.testing.assert_allclose(_measure._seconds(spans, apart=False), [3.25, 3.5])
+
+
+class _NoSite:
+    """Takes a Site's place, where nothing runs."""
+
+    name, world = "netlab", 2
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> _NoSite:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def describe(self) -> str:
+        return "a site"
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, library: str, wrong: int) -> dict[str, Any]:
+    def run(site: object, found: object, plan: _rounds.Plan, say: object) -> _rounds.Record:
+        assert (plan.collective, plan.apart) == ("broadcast", True)
+        one = Measurement("netlab", library, "none", 4096, 0, 10.0, 1.0, 0.1, wrong)
+        return _rounds.Record([one])
+
+    monkeypatch.setattr(collectives, "Site", _NoSite)
+    monkeypatch.setattr(collectives, "run_rounds", run)
+    return collectives.measure(collectives.points(True)[0])
+
+
+def test_what_is_kept_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = measured(monkeypatch, "ringcomm", 0)
+    assert row["standings"][0]["time_us"] == 10.0
+    with pytest.raises(RuntimeError, match="3 elements of ringcomm are wrong"):
+        measured(monkeypatch, "ringcomm", 3)
+    with pytest.raises(RuntimeError, match="ringcomm was not measured"):
+        measured(monkeypatch, "gloo", 0)
+
+
+def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Contender:
+        subject, wires, brand = "ringcomm", False, ""
+
+        def run(self, site: object, python: Path, options: list[str], timeout: float) -> Ended:
+            told.extend(options)
+            return Ended(1, "no")
+
+    monkeypatch.setitem(_rounds.CONTENDERS, "fake", Contender())
+    plan = _rounds.Plan([4096], rounds=1, floor=0.0, collective="broadcast", apart=True)
+    _rounds.run_rounds(_NoSite(), {"fake": tmp_path}, plan, lambda text: None)
+    assert told[told.index("--collective") + 1] == "broadcast"
+    assert "--apart" in told
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.beside(sys.executable, str(BENCH / "results.py"), "collectives", "--quick",
+                    "--only", "broadcast", "--rows", "{folder}/rows")  # fmt: skip
+def test_a_tiny_run(beside: Done) -> None:
+    """Its rows; its times are for a quiet machine."""
+    pytest.importorskip("torch")
+    assert beside.code in (0, 1), beside.output
+    (row,) = Rows(beside.folder / "rows")
+    assert {(one["library"], one["size"]) for one in row["standings"]} == {
+        (library, size) for library in ("ringcomm", "gloo") for size in (4096, 65536)}  # fmt: skip
+    assert all(one["time_us"] > 0 for one in row["standings"])

@@ -1,0 +1,127 @@
+"""bench/sources/topologies.py: the parameter server's sums, what rows say, and a tiny run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from beside import Done
+from ranks import run_ranks
+
+from ringcomm import Communicator
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+from _rows import Rows  # noqa: E402
+from netlab import why_unavailable  # noqa: E402
+from sources import _topology_rank as rank  # noqa: E402
+from sources import page, topologies  # noqa: E402
+from sources.topologies import WAYS  # noqa: E402
+
+
+@pytest.mark.parametrize("servers", [[3], [3, 4], [1, 3, 4]])
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_what_workers_pull_is_the_sum(servers: list[int], window: int) -> None:
+    """1,000 elements in pieces of 64, none of which divides into the shards."""
+    workers = [each for each in range(5) if each not in servers]
+    asked = {"elements": 1000, "piece": 64, "window": window, "workers": workers,
+             "servers": servers}  # fmt: skip
+
+    def body(comm: Communicator) -> np.ndarray:
+        gradient = np.arange(1000, dtype=np.float32) * (comm.rank + 1)
+        out = np.zeros_like(gradient)
+        step = rank.step_of(comm, asked, gradient, out)
+        step()
+        step()  # a second one after what the first has left
+        return out
+
+    made = run_ranks(5, body)
+    want = np.arange(1000) * sum(worker + 1 for worker in workers)
+    for worker in workers:
+        np.testing.assert_array_equal(made[worker], want)
+
+
+def test_shards_cover_everything_once() -> None:
+    pieces = rank.shards(1000, 3, 64)
+    covered = [element for shard in pieces for part in shard
+               for element in range(part.start, part.stop)]  # fmt: skip
+    assert covered == list(range(1000))
+    assert {len(shard) for shard in pieces} == {6}
+
+
+@pytest.mark.parametrize(("way", "shares"), [
+    ("one server", (4, 8)), ("two servers", (2, 4)), ("a server on every host", (1.5, 1.75)),
+    ("ring", (1.5, 1.75)), ("ring, 2 ranks per host", (1.75, 1.875)),
+    ("direct, 2 ranks per host", (3, 3.5)), ("hierarchical, 2 ranks per host", (1.5, 1.75)),
+])  # fmt: skip
+def test_what_the_formulas_say(way: str, shares: tuple[float, float]) -> None:
+    assert tuple(WAYS[way].share(hosts) for hosts in (4, 8)) == shares
+
+
+def test_who_is_what() -> None:
+    assert topologies.roles(WAYS["two servers"], 3) == (1, [0, 1, 2], [3, 4])
+    assert topologies.roles(WAYS["a server on every host"], 2) == (2, [0, 2], [1, 3])
+    assert topologies.roles(WAYS["ring, 2 ranks per host"], 2) == (2, [0, 1, 2, 3], [])
+
+
+def rows(slower: Callable[[str], float] = lambda way: 1.0) -> dict[str, Any]:
+    """Every port as its formula says with 1 % of headers, and steps as long as that takes."""
+    made = {}
+    for point in topologies.points(False):
+        hosts, way = point.settings["hosts"], WAYS[point.settings["way"]]
+        share = way.share(hosts)
+        ports = [1.01 * min(share, 1.0 if way.servers else share)] * hosts
+        ports += [1.01 * share] * way.servers
+        made[point.name] = {
+            "name": point.name, "settings": dict(point.settings), "date": "2026-01-01",
+            "cpu": "a CPU", "torch": "", "sent": ports, "received": ports,
+            "step_s": share * slower(point.settings["way"]),
+        }  # fmt: skip
+    return made
+
+
+def test_claims_are_met_and_missed() -> None:
+    made = topologies.claims(rows())
+    assert [claim.verdict for claim in made] == ["met"] * 7
+    assert (made[0].ours, made[2].ours, made[5].ours) == ("8.080", "1.768", "4.57")
+    late = topologies.claims(rows(lambda way: 1.2 if way == "one server" else 1.0))
+    assert [claim.verdict for claim in late] == ["met"] * 5 + ["short", "met"]
+    more = rows()
+    more["8 hosts: ring"]["received"][3] = 2.0
+    assert topologies.claims(more)[2].verdict == "short"
+
+
+def test_whose_port_is_the_busiest() -> None:
+    head, *lines = topologies.table(rows())
+    column = head.index("busiest port")
+    assert [line[column] for line in lines[:4]] == ["a server's", "a server's", "all alike",
+                                                    "all alike"]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_tables_and_pictures_of_any_rows(count: int, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    some = dict(list(rows().items())[:count])
+    assert len({len(line) for line in topologies.table(some)}) == 1
+    verdicts = {claim.verdict for claim in topologies.claims(some)}
+    assert count or verdicts == {"not measured"}
+    page.draw(topologies, some, tmp_path / "one.png")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.beside(sys.executable, str(BENCH / "results.py"), "topologies", "--quick", "--only",
+                    "server", "--rows", "{folder}/rows")  # fmt: skip
+def test_a_tiny_run(beside: Done) -> None:
+    """What the kernel counts at the ports; its times are for a quiet machine."""
+    assert beside.code in (0, 1), beside.output
+    taken = {row["settings"]["way"]: row for row in Rows(beside.folder / "rows")}
+    for way in ("one server", "two servers", "a server on every host"):
+        host, share = topologies.busiest(taken[way])
+        assert share == pytest.approx(WAYS[way].share(3), rel=0.2)
+        assert (host >= 3) == (way != "a server on every host")
