@@ -25,6 +25,7 @@ import torch
 from _conv_claims import FREEZES
 from _conv_lion import Lion
 from _conv_model import CharGPT
+from _conv_sparse import stellatrain
 from torch import nn
 
 from ringcomm import Communicator
@@ -290,9 +291,7 @@ _EVERY_STEP = (
 
 _BASELINES = (
     _hook("topk", "AdamW, top 1 % with feedback", compression="topk"),
-    Method(
-        "accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4,
-    ),
+    Method("accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4),
     Method("torch-fp16", "torch's fp16 hook, gloo", torch_fp16, world="process"),
     Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process"),
 )  # fmt: skip
@@ -327,9 +326,7 @@ _WIRE = (
 )  # fmt: skip
 
 _OUTER = (
-    dataclasses.replace(
-        _outer("outer", "OuterStep, H = 10, gamma .7, mu .5, float32", codec="none"),
-    ),
+    _outer("outer", "OuterStep, H = 10, gamma .7, mu .5, float32", codec="none"),
     dataclasses.replace(
         _outer("outer-int4", "the same, int4 with feedback", codec="int4"), settings=("T1", "T4")
     ),
@@ -376,15 +373,26 @@ _STALE = tuple(
 )  # fmt: skip
 
 _OTHER_OPTIMIZERS = (
-    Method(
-        "muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")
-    ),
+    Method("muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")),
     Method("sgd", "SGD with momentum, DDP, float32", hooked, {"inner": "sgd"}, SGD),
     Method("muon-int4", "Muon, int4 with feedback", hooked,
            {"inner": "muon", "compression": "int4"}, MUON),
 )  # fmt: skip
 
+_SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
+    Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain),
+    *(
+        Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name)
+        for name, about, build, options in (
+            ("stellatrain", "the same, 3 times the steps", stellatrain, {}),
+            ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30}),
+            ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
+             {"every": 30, "rule": ("Sparse", 1 / 64)}),
+        )
+    ),
+)  # fmt: skip
+
 METHODS = {
     method.name: method
-    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES)
+    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES, *_SLOW)
 }

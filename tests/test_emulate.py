@@ -95,6 +95,25 @@ def test_gradients_come_one_after_the_other_in_proportion(clock: Clock) -> None:
     assert came[0] - began == pytest.approx(backward)
 
 
+def test_several_forwards_in_flight(clock: Clock) -> None:
+    """Micro-batches of a pipeline: the device stands still between their backwards."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    EmulatedDevice(model, SECONDS)
+    outs = [model(torch.ones(1, 8)).sum() for _ in range(2)]
+    for out in outs:
+        clock.sleep(SECONDS)  # until its gradient comes
+        took, _ = clock.timed(lambda out=out: out.backward())
+        assert took == pytest.approx(2 * SECONDS / 3)
+
+
+def test_time_by_a_cost_of_ones_own(clock: Clock) -> None:
+    """A convolution's time is not in proportion to its parameters."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    EmulatedDevice(model, SECONDS, cost=lambda module: 3.0 if module is model[0] else 1.0)
+    assert clock.timed(lambda: model(torch.ones(1, 8)))[0] == pytest.approx(SECONDS / 3)
+    assert clock.timed(lambda: model[0](torch.ones(1, 8)))[0] == pytest.approx(SECONDS / 5)
+
+
 @pytest.mark.parametrize(("own", "took"), [(1 / 8, 1.0), (3 / 4, 1.0), (1.5, 1.5)])
 def test_a_slow_machine_catches_up_with_the_schedule(clock: Clock, own: float, took: float) -> None:
     """What it computes itself is part of the device's time, and adds only where it is more."""

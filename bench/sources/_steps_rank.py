@@ -7,9 +7,11 @@
     kind        settings
     alone       nothing is exchanged
     gradients   DDP: bucket_mb (null: one bucket, which travels after backward), accumulate, and
-                codec of ringcomm's hook; or over "gloo" by hook null, "fp16", "bf16", "powersgd"
+                codec of ringcomm's hook, with "auto" what it is to allow; or over "gloo" by hook
+                null, "fp16", "bf16" or "powersgd", of a rank
     momentum    optimizer of ringcomm.torch.optim, settings of it
     apart       settings of OuterStep
+    sparse      settings of ringcomm.torch.sparse.Adam
 
 All take "per", the iterations of a step; "compute_s" in place of the job's; "tell": rank 0 prints
 {"step": 17} after each. Rank 0 prints a line of JSON for each run: {"way": "int8", "steps": [...]}.
@@ -37,7 +39,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcomm.torch import HookState, OuterStep, allreduce_hook, optim
+from ringcomm.torch import HookState, OuterStep, allreduce_hook, optim, sparse
+from ringcomm.torch.auto import Auto
 from ringcomm.train.emulate import FORWARD_SHARE, EmulatedDevice
 
 ONE_BUCKET_MB = 1e6
@@ -133,12 +136,16 @@ class Gradients(Alone):
         self._through, self._ddp = ddp, ddp
         self._state: HookState | None = None
         if settings.get("over") == "gloo":
-            _torch_hook(ddp, group, settings.get("hook"))
+            _torch_hook(ddp, group, settings.get("hook"), settings.get("rank", POWERSGD_RANK))
         else:
-            self._state = HookState(
-                settings["codec"], self.comm, model=self.model,
-                force=settings["codec"] != "auto",
-            )  # fmt: skip
+            if "allow" in settings:
+                policy = Auto(self.model, allow=settings["allow"])
+                self._state = HookState(comm=self.comm, model=self.model, policy=policy)
+            else:
+                self._state = HookState(
+                    settings["codec"], self.comm, model=self.model,
+                    force=settings["codec"] != "auto",
+                )  # fmt: skip
             ddp.register_comm_hook(self._state, allreduce_hook)
 
     def step(self) -> None:
@@ -222,7 +229,32 @@ class Apart(Alone):
         self._outer.detach()
 
 
-KINDS = {"alone": Alone, "gradients": Gradients, "momentum": Momentum, "apart": Apart}
+class Sparse(Alone):
+    """StellaTrain's path: an optimizer on the CPU, of the blocks that are chosen."""
+
+    def connect(self) -> None:
+        self._optimizer = sparse.Adam(
+            self.model.parameters(), 1e-4, comm=self.comm, **self.settings["settings"]
+        )
+
+    def step(self) -> None:
+        super().step()
+        self._optimizer.step()
+
+    @property
+    def sent(self) -> float:
+        return float(self._optimizer.sent_bytes)
+
+    @property
+    def waited_s(self) -> float:
+        return float(self._optimizer.waited_s)
+
+    def close(self) -> None:
+        self._optimizer.close()
+
+
+KINDS = {"alone": Alone, "gradients": Gradients, "momentum": Momentum, "apart": Apart,
+         "sparse": Sparse}  # fmt: skip
 
 
 def gloo() -> Any:
@@ -235,12 +267,12 @@ def gloo() -> Any:
 _GLOO: list[Any] = []
 
 
-def _torch_hook(ddp: DistributedDataParallel, group: Any, hook: str | None) -> None:
+def _torch_hook(ddp: DistributedDataParallel, group: Any, hook: str | None, rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2
+            group, matrix_approximation_rank=rank, start_powerSGD_iter=2
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif hook == "fp16":

@@ -1,0 +1,225 @@
+"""HyPar-Flow: stages of a pipeline by send and receive, each of them data-parallel.
+
+Real training of a GPT and of a ResNet of hundreds of layers, cut into two stages with two replicas
+each, has the weights of single-process training: to the bit where that sums the same micro-batches
+in the same order, else within TOLERANCE of the way that the weights have come. Sums in another
+order differ by float32's half unit, 2**-24 = 6e-8 of their terms, and so do kernels for other batch
+sizes; TOLERANCE is 1e-3, as a step's difference goes through some hundreds of layers and through
+the steps behind it. A missing or doubled micro-batch or replica changes gradients by a quarter and
+more.
+
+Throughput is of models of 30 M parameters at a tenth of rate and size, whose layers sleep.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from _site import Site
+
+from .source import Claim, Found, Point
+from .steps import ENVIRONMENT, GOODPUT
+
+DOCUMENT = (
+    "HyPar-Flow (arXiv 1911.05146): pipeline stages with send and receive between them, replicas "
+    "with all-reduce; up to 3.1x over sequential training (ResNet-110) and up to 1.6x over "
+    "data-parallel Horovod (ResNet-1001, 30 M parameters)."
+)
+REAL = ("sockets, the bytes of gradients and activations, the sums; in the comparison of weights "
+        "the whole training, by torch.distributed.pipelining over backend ringcomm")  # fmt: skip
+EMULATED = ("links (netlab, a tenth of rate and size); in the comparison of times the layers' "
+            "compute, which sleeps")  # fmt: skip
+NEEDS_ROOT = True
+WITHOUT_ROOT = "the points named `weights` (over loopback)"
+HARNESS = 1
+
+RANK = Path(__file__).with_name("_hybrid_rank.py")
+TOLERANCE = 1e-3
+HOSTS, MBIT, MICRO = 4, 100.0, 8
+PARAMETERS = 3e6  # nearly, of either emulated model
+SAMPLES = {"gpt": 32, "resnet": 128}  # of a step of all ranks
+FACTORS = (0.25, 4.0, 1.0, 0.5, 0.1)  # sequential beside the second, where all can be hidden
+WAYS = ("gloo", "data parallel", "hybrid")
+OVER_SEQUENTIAL, OVER_DATA_PARALLEL = 3.1, 1.6
+NAMES = {"gpt": "GPT", "resnet": "ResNet"}
+REAL_TRAINING = {
+    "gpt": {"depth": 4, "width": 32, "lr": 0.1},
+    "resnet": {"depth": 206, "width": 4, "lr": 0.02},
+}
+
+
+def points(quick: bool) -> Sequence[Point]:
+    """Weights first, then times with less compute than the gradients' way takes, and more."""
+    found = []
+    for kind in ("resnet", "gpt"):
+        for schedule in ("1f1b", "gpipe"):
+            settings: dict[str, Any] = {
+                "kind": kind, "schedule": schedule, "micro": 4, "samples": 8, "seed": 1,
+                "steps": 2 if quick else 6, **REAL_TRAINING[kind],
+            }  # fmt: skip
+            if quick and kind == "resnet":
+                settings["depth"] = 20
+            found.append(Point(f"weights {kind} {schedule}", settings))
+    for factor in FACTORS[: 1 if quick else None]:
+        for kind in ("resnet", "gpt"):
+            ways = [*WAYS, *(["sequential"] if factor == max(FACTORS) else [])]
+            settings = {
+                "kind": kind, "factor": factor, "mbit": 10 * MBIT if quick else MBIT,
+                "samples": SAMPLES[kind], "micro": MICRO, "bucket_mb": 1.0, "ways": ways,
+                "rounds": 1 if quick else 3, "steps": 1 if quick or factor > 1 else 3,
+            }  # fmt: skip
+            found.append(Point(f"time {kind} {factor:g}", settings))
+    return found
+
+
+def measure(point: Point) -> Mapping[str, Any]:
+    """Either kind of point."""
+    if point.name.startswith("weights"):
+        return _weights(point.settings)
+    return _times(point.settings)
+
+
+# ---- weights ----
+
+
+def _weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="hybrid-") as folder, Site(0, HOSTS) as site:
+        asked = {"do": "train", "folder": folder, **settings}
+        told = site.run(_command(asked), {"GLOO_SOCKET_IFNAME": "lo"}, 600).records()
+    return told[0]
+
+
+def _command(asked: Mapping[str, Any]) -> list[str]:
+    return [sys.executable, str(RANK), json.dumps(asked)]
+
+
+# ---- times ----
+
+
+def compute_s(settings: Mapping[str, Any]) -> float:
+    """Of all samples of a step on one device, as long that a rank of data parallel computes
+    ``factor`` times what its gradients take on the wire."""
+    exchange = 4 * PARAMETERS * 2 * (HOSTS - 1) / HOSTS * 8e-6 / (settings["mbit"] * GOODPUT)
+    return HOSTS * float(settings["factor"]) * exchange
+
+
+def _times(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    from ._hybrid_model import cut, shapes
+
+    kind, total = settings["kind"], compute_s(settings)
+    made = shapes(kind)
+    at = cut(made, settings["samples"] // 2, settings["micro"], total / 2,
+             settings["mbit"] * GOODPUT)  # fmt: skip
+    asked = {"do": "time", "compute_s": total, "at": at, **settings}
+    with Site(HOSTS, HOSTS, [settings["mbit"]]) as site:
+        told = site.run(_command(asked), ENVIRONMENT, 900).records()
+    if not all(one["finite"] for one in told):
+        raise RuntimeError("a gradient is not finite")
+    ways: dict[str, Any] = {}
+    for way in settings["ways"]:
+        rounds = [one["step_s"] for one in told if one["way"] == way]
+        sent = statistics.median(one["port_bytes"] for one in told if one["way"] == way)
+        ways[way] = {"step_s": statistics.median(rounds), "rounds": rounds, "port_bytes": sent}
+    first = sum(piece.parameters for piece in made[:at])
+    costs = sum(piece.cost for piece in made[:at]) / sum(piece.cost for piece in made)
+    return {
+        "parameters": sum(piece.parameters for piece in made), "compute_s": total, "at": at,
+        "pieces": len(made), "first_parameters": first, "first_cost": costs,
+        "cut_bytes": made[at - 1].bytes_behind * settings["samples"] // 2, "ways": ways,
+    }  # fmt: skip
+
+
+# ---- what the rows say ----
+
+
+def _ratio(row: Mapping[str, Any], way: str) -> float:
+    """How much faster hybrid is."""
+    return float(row["ways"][way]["step_s"] / row["ways"]["hybrid"]["step_s"])
+
+
+def _best(found: Found, kind: str, way: str) -> tuple[float, str] | None:
+    """The largest such ratio, and the point it is at."""
+    rows = {name: row for name, row in found.items()
+            if name.startswith(f"time {kind}") and way in row["ways"]}  # fmt: skip
+    return max(((_ratio(row, way), name) for name, row in rows.items()), default=None)
+
+
+def claims(found: Found) -> Sequence[Claim]:
+    """Weights, then times."""
+    made = []
+    for kind, called in NAMES.items():
+        for schedule in ("1f1b", "gpipe"):
+            row = found.get(f"weights {kind} {schedule}")
+            said, met = "", None
+            if row is not None:
+                bits = "same bits" if row["same_bits"] else f"{row['apart_in_order']:.1e} apart"
+                said = f"{bits}; {row['apart']:.1e} beside whole batches"
+                met = bool(row["same_bits"] and row["replicas_same"] and row["apart"] <= TOLERANCE)
+            made.append(Claim(
+                f"{called} by {schedule}: weights beside one process", "sequential semantics",
+                said, f"same bits in the same order; {TOLERANCE:g} of the way in another", met,
+            ))  # fmt: skip
+        for way, document, bound in (
+            ("sequential", "up to 3.1x (ResNet-110)", OVER_SEQUENTIAL),
+            ("data parallel", "up to 1.6x (ResNet-1001)", OVER_DATA_PARALLEL),
+            ("gloo", "up to 1.6x (ResNet-1001)", OVER_DATA_PARALLEL),
+        ):
+            best = _best(found, kind, way)
+            against = {"gloo": "data parallel over gloo", "data parallel":
+                       "data parallel over ringcomm"}.get(way, way)  # fmt: skip
+            said = f"{best[0]:.2f}x, compute {best[1].split()[-1]} of the exchange" if best else ""
+            made.append(Claim(
+                f"{called}, 4 ranks as 2 x 2: throughput over {against}", document, said,
+                f"{bound}x", best and best[0] >= bound, best and best[0] / bound,
+            ))  # fmt: skip
+    return made
+
+
+def table(found: Found) -> list[Sequence[str]]:
+    """A line for each point."""
+    lines: list[Sequence[str]] = [
+        ("model", "compute / exchange", "sequential", "gloo", "data parallel", "hybrid",
+         "over gloo", "over data parallel", "sent, data parallel", "sent, hybrid", "cut at"),
+    ]  # fmt: skip
+    for name, row in found.items():
+        if not name.startswith("time"):
+            continue
+        _, kind, factor = name.split()
+        ways = row["ways"]
+        seconds = [f"{ways[way]['step_s']:.2f} s" if way in ways else "-"
+                   for way in ("sequential", *WAYS)]  # fmt: skip
+        sent = [f"{ways[way]['port_bytes'] / 1e6:.1f} MB" for way in ("data parallel", "hybrid")]
+        lines.append((
+            NAMES[kind], factor, *seconds, f"{_ratio(row, 'gloo'):.2f}x",
+            f"{_ratio(row, 'data parallel'):.2f}x", *sent,
+            f"{row['at']} of {row['pieces']}, {row['first_cost']:.0%} of compute, "
+            f"{row['first_parameters'] / row['parameters']:.0%} of parameters",
+        ))  # fmt: skip
+    return lines
+
+
+def draw(found: Found, figure: Any) -> None:
+    """Speed-up over data parallel by compute over exchange."""
+    axes = figure.subplots()
+    for kind, called in NAMES.items():
+        for way, style in (("data parallel", "-"), ("gloo", "--")):
+            dots = sorted(
+                (float(name.split()[-1]), _ratio(row, way)) for name, row in found.items()
+                if name.startswith(f"time {kind}") and way in row["ways"]
+            )  # fmt: skip
+            if dots:
+                over = "ringcomm" if way == "data parallel" else way
+                axes.plot(*zip(*dots, strict=True), style, marker="o",
+                          label=f"{called}, over data parallel by {over}")  # fmt: skip
+    axes.axhline(OVER_DATA_PARALLEL, color="gray", lw=0.8)
+    axes.text(axes.get_xlim()[0], OVER_DATA_PARALLEL, " HyPar-Flow, ResNet-1001", va="bottom")
+    axes.set_xlabel("compute of a rank over its exchange in data parallel")
+    axes.set_ylabel("throughput of 2 stages x 2 replicas, relative")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
