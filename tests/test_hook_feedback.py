@@ -74,7 +74,7 @@ def test_the_threshold_is_32_kib_by_default() -> None:
         "0.weight", "1.weight", "2.weight",
     ]  # fmt: skip
     for bad in (-1, 1.5, None, True):
-        with pytest.raises(ConfigError, match="threshold="):
+        with pytest.raises(ConfigError, match="threshold: "):
             HookState("int4", model=model, threshold=bad)  # type: ignore[arg-type]
 
 
