@@ -65,8 +65,9 @@ class Taken:
 def measure(way: Way, options: argparse.Namespace) -> Taken:
     """One line of the table."""
     settings = {"every": options.every, **way.settings}
-    ways = {"alone": {"kind": "alone", "per": options.every},
-            "outer": {"kind": "apart", "per": options.every, "settings": settings}}  # fmt: skip
+    way_of = {"per": options.every, "moves": True}
+    ways = {"alone": {"kind": "alone", **way_of},
+            "outer": {"kind": "apart", "settings": settings, **way_of}}  # fmt: skip
     turns = UNTIMED + options.rounds
     asked = {"layers": steps.square(options.parameters, LAYERS),
              "compute_s": options.compute / 1e3, "ways": ways,
@@ -81,7 +82,8 @@ def measure(way: Way, options: argparse.Namespace) -> Taken:
     )
     last = told[-1]
     rounds = last["outer_rounds"] / way.settings["fragments"]  # each fragment has its own
-    return Taken(alone, outer, last["sent_bytes"] / rounds, last["outer_waited_s"] / rounds)
+    waited = [one["waited_s"] for one in told if one["way"] == "outer"][UNTIMED:]
+    return Taken(alone, outer, last["sent_bytes"] / rounds, statistics.median(waited))
 
 
 def row(way: Way, one: Taken) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ class Alone:
         self.comm, self.settings, self.per = comm, settings, settings.get("per", 1)
         self._through: nn.Module = self.model
         self._noise = 1e-3 * torch.randn(layers[0], generator=torch.Generator().manual_seed(1))
+        self._moved = 0
         self.connect()
         EmulatedDevice(
             self.model, settings.get("compute_s", asked["compute_s"]),
@@ -94,8 +95,17 @@ class Alone:
         """Before the device is emulated."""
 
     def iterate(self) -> None:
-        """Forward and backward."""
+        """Forward and backward; with ``moves`` some weights are moved, as an optimizer would."""
         self._through(torch.ones(1)).sum().backward()
+        if self.settings.get("moves"):
+            self._move()
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        weight: Any = self.model[self._moved % len(self.model)].weight
+        if weight.shape == self._noise.shape:
+            weight.add_(self._noise)
+        self._moved += 1
 
     def step(self) -> None:
         """All iterations of a step."""
@@ -196,20 +206,14 @@ class Momentum(Alone):
 
 
 class Apart(Alone):
-    """Weights are exchanged now and then; an iteration moves some, as an optimizer would."""
+    """Weights are exchanged now and then."""
 
     def connect(self) -> None:
         self._outer = OuterStep(self.model, None, comm=self.comm, **self.settings["settings"])
         self._outer.attach()
-        self._number = 0
 
     def iterate(self) -> None:
         super().iterate()
-        with torch.no_grad():
-            weight = self.model[self._number % len(self.model)].weight
-            if weight.shape == self._noise.shape:  # type: ignore[union-attr]
-                weight.add_(self._noise)  # type: ignore[operator,union-attr]
-        self._number += 1
         self._outer.tick()
 
     @property
@@ -221,9 +225,7 @@ class Apart(Alone):
         return float(self._outer.report().waited_s)
 
     def account(self, steps: int) -> dict[str, Any]:
-        report = self._outer.report()
-        return {"sent_bytes": report.sent_bytes, "outer_waited_s": report.waited_s,
-                "outer_rounds": self._outer.rounds}  # fmt: skip
+        return {"sent_bytes": self._outer.report().sent_bytes, "outer_rounds": self._outer.rounds}
 
     def close(self) -> None:
         self._outer.detach()
