@@ -144,7 +144,7 @@ def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_tiny_run(beside: Done) -> None:
     """Its rows; its times are for a quiet machine."""
     pytest.importorskip("torch")
-    assert beside.code in (0, 1), beside.output
+    assert beside.code == 0, beside.output
     (row,) = Rows(beside.folder / "rows")
     assert {(one["library"], one["size"]) for one in row["standings"]} == {
         (library, size) for library in ("ringcomm", "gloo") for size in (4096, 65536)}  # fmt: skip

@@ -119,7 +119,7 @@ def test_tables_and_pictures_of_any_rows(count: int, tmp_path: Path) -> None:
                     "server", "--rows", "{folder}/rows")  # fmt: skip
 def test_a_tiny_run(beside: Done) -> None:
     """What the kernel counts at the ports; its times are for a quiet machine."""
-    assert beside.code in (0, 1), beside.output
+    assert beside.code == 0, beside.output
     taken = {row["settings"]["way"]: row for row in Rows(beside.folder / "rows")}
     for way in ("one server", "two servers", "a server on every host"):
         host, share = topologies.busiest(taken[way])
