@@ -73,7 +73,7 @@ def test_a_warm_up_is_a_number_of_steps() -> None:
     for bad in (-1, 0.5, True, None):
         with pytest.raises(ConfigError, match="warmup_steps: "):
             HookState("int8", warmup_steps=bad)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="steps: '3'"):
+    with pytest.raises(ConfigError, match="steps in the state: '3'"):
         HookState("int8").load_state_dict({"steps": "3"})
 
 

@@ -115,9 +115,9 @@ def test_a_picture() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_two_stages_with_replicas_train_as_one_process_does(schedule: str) -> None:
-    settings = {"kind": "gpt", "schedule": schedule, "micro": 4, "samples": 8, "seed": 1,
+def test_two_stages_with_replicas_train_as_one_process_does() -> None:
+    """By 1F1B; ``results.py hybrid`` does it by GPipe as well."""
+    settings = {"kind": "gpt", "schedule": "1f1b", "micro": 4, "samples": 8, "seed": 1,
                 "steps": 2, "depth": 2, "width": 16, "lr": 0.1}  # fmt: skip
     row = hybrid.measure(Point("weights gpt tiny", settings))
     assert row["same_bits"]
