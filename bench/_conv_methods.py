@@ -5,7 +5,7 @@
     Recipe    what a builder returns: what the training loop calls
 
 A builder reimplements nothing. Baselines are torch's optimizers under the hook, and what is known
-to be bad either misuses the API as a user could, or is in _conv_bad.py.
+to be bad misuses the API as a user could.
 
 Invariants: METHODS is in the order of value: an interrupted start has run the first ones. Margins
 and verdicts are not here (_conv_claims.py). A method whose API is not built is missing, no failure.
@@ -25,7 +25,6 @@ import torch
 from _conv_claims import FREEZES
 from _conv_lion import Lion
 from _conv_model import CharGPT
-from _conv_sparse import stellatrain
 from torch import nn
 
 from ringcomm import Communicator
@@ -223,6 +222,21 @@ _PLAIN: dict[str, Any] = {"compression": "none", "dense": "none"}
 
 def _wire(name: str, about: str, lrs: tuple[float, ...], **settings: Any) -> Method:
     return Method(name, about, wire, settings, lrs, (f"ringcomm.torch.optim.{settings['kind']}",))
+
+
+# ---- the largest blocks ----
+
+
+def stellatrain(place: Place, *, density: float = 1 / 64) -> Recipe:
+    """StellaTrain's path: the largest blocks of each gradient, clipped on each rank for itself, and
+    an Adam on the CPU that touches these alone."""
+    import ringcomm.torch.sparse
+
+    optimizer = ringcomm.torch.sparse.Adam(
+        place.model.parameters(), lr=place.lr, betas=BETAS, weight_decay=DECAY, comm=place.comm,
+        density=density, overlap=False,
+    )  # fmt: skip
+    return Recipe([optimizer], around=optimizer)
 
 
 # ---- outer steps ----

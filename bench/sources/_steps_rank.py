@@ -183,10 +183,13 @@ class Momentum(Alone):
     """An optimizer that exchanges its own state."""
 
     def connect(self) -> None:
-        kind = getattr(optim, self.settings["optimizer"])
-        self._optimizer = kind(
+        self._optimizer = self.kind()(
             self.model.parameters(), 1e-4, comm=self.comm, **self.settings["settings"]
         )
+
+    def kind(self) -> Any:
+        """The optimizer's class."""
+        return getattr(optim, self.settings["optimizer"])
 
     def step(self) -> None:
         super().step()
@@ -231,25 +234,18 @@ class Apart(Alone):
         self._outer.detach()
 
 
-class Sparse(Alone):
+class Sparse(Momentum):
     """StellaTrain's path: an optimizer on the CPU, of the blocks that are chosen."""
 
-    def connect(self) -> None:
-        self._optimizer = sparse.Adam(
-            self.model.parameters(), 1e-4, comm=self.comm, **self.settings["settings"]
-        )
-
-    def step(self) -> None:
-        super().step()
-        self._optimizer.step()
+    def kind(self) -> Any:
+        return sparse.Adam
 
     @property
     def sent(self) -> float:
         return float(self._optimizer.sent_bytes)
 
-    @property
-    def waited_s(self) -> float:
-        return float(self._optimizer.waited_s)
+    def account(self, steps: int) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._optimizer.close()
