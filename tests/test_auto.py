@@ -75,7 +75,7 @@ def test_a_window_goes_by_medians_and_is_a_row() -> None:
     window = Window()
     assert window.seen() == Seen()
     for busy in (1.0, 50.0, 2.0):
-        window.add(StepTook(3.0, 2.0, 1.0, busy, 8, (0.0, 2.0)))
+        window.add(StepTook(3.0, 2.0, 1.0, 0.5, busy, 8, (0.0, 2.0)))
     window.add_norm(4.0)
     window.add_norm(16.0)
     window.add_norm(float("nan"))
@@ -188,7 +188,7 @@ class Ranks:
             flights.append((submitted, free + site.latency_s))
         over, last = flights[-1][1], flights[-1][0]
         took = StepTook(
-            last, last - flights[0][0], over - last, covered(flights, over), 0, tuple(ready)
+            last, last - flights[0][0], over - last, 0, covered(flights, over), 0, tuple(ready)
         )
         return took, shaken(site.norm)
 
@@ -318,9 +318,14 @@ def test_nothing_is_decided_without_measurements_of_all() -> None:
 
 
 class Asked:
-    """A Law on a link of its own, asked after each window; backward takes .2 s of .3."""
+    """A Law on a link of its own, asked after each window; backward takes .2 s of .3.
 
-    def __init__(self, codec: str, rungs: Sequence[Rung] = ()) -> None:
+    Args:
+        slack_s: in which the link may go on behind backward.
+    """
+
+    def __init__(self, codec: str, rungs: Sequence[Rung] = (), slack_s: float = 0.0) -> None:
+        self.slack_s = slack_s
         self.law = Law(rungs or ladder(), Rung(CODECS[codec]), first_steps=0)
         self.load, self.ready_s = [Bucket(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
         self.step = 100
@@ -330,8 +335,10 @@ class Asked:
         self.step += law.WINDOW
         codec = self.law.rung.codec
         link = Link(encoded_bytes(self.load, codec) / busy_s)
-        exposed = exposed_s(self.load, codec, link, self.ready_s)
-        seen = Seen(law.WINDOW, 0.3 * self.law.rung.accumulate, 0.2, exposed, busy_s)
+        exposed = max(0.0, exposed_s(self.load, codec, link, self.ready_s) - self.slack_s)
+        seen = Seen(
+            law.WINDOW, 0.3 * self.law.rung.accumulate, 0.2, exposed, self.slack_s, busy_s
+        )
         change = self.law.decide(self.step, [seen, seen], self.load, self.ready_s)
         return None if change is None else str(change.rung)
 
@@ -377,6 +384,19 @@ def test_more_micro_batches_come_before_what_has_to_be_allowed() -> None:
     asked = Asked("int8", ladder(["int4"], max_accumulate=4))
     assert asked.window(2.0) == "int8 over 4"  # 2.1 s of .3 + 1.8
     assert [asked.window(2.0) for _ in range(6)] == [None] * 6
+
+
+def test_what_a_late_step_hides_is_not_exposed() -> None:
+    """The next forward hides .1 s more."""
+    at_once, late = Asked("bf16"), Asked("bf16", slack_s=0.1)
+    assert [at_once.window(0.28) for _ in range(3)] == ["int8", None, None]
+    assert [late.window(0.28) for _ in range(3)] == [None] * 3
+    assert [late.window(0.35) for _ in range(3)] == [None, None, "int8"]
+
+
+def test_more_micro_batches_hide_more_of_a_late_step() -> None:
+    late = Asked("int8", ladder(max_accumulate=4), slack_s=0.1)
+    assert late.window(0.8) == "int8 over 3"  # .9 s of compute, where one or two hide .3 or .6
 
 
 # ---- what the link does ----

@@ -25,7 +25,7 @@ from ringcomm.adaptive.forecast import Load
 from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Rung
 from ringcomm.adaptive.measure import Seen
 from ringcomm.codecs import parse
-from ringcomm.torch import Auto, HookState
+from ringcomm.torch import Auto, HookState, Stale1
 from ringcomm.torch.exchange import CommExchange, GridExchange
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -129,6 +129,21 @@ def test_one_rank_decides_by_what_all_have_measured(scripted: Told) -> None:
     assert ranks[2].spoilt == 1
     assert [bucket.large for bucket in load] == [48 * 31 + 4 * 4, 16 * 8 * 9 + 4800]
     assert sum(bucket.small for bucket in load) == 48 + 5000 + 1
+
+
+def test_late_steps_tell_what_the_next_one_hides(scripted: Told) -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        pace, policy = Stale1(dense_steps=FIRST, correction=False), Auto(model)
+        state = HookState(comm=comm, model=model, threshold=THRESHOLD, policy=policy, pace=pace)
+        for step in range(FIRST + DELAY + FIRST_WINDOW + 2):
+            reduce(state, model, gradients_of(model, comm.rank, step), buckets=2)
+
+    run_ranks(2, body)
+    (_, dense, _), (_, late, _) = scripted
+    assert [seen.slack_s for seen in dense] == [0, 0]
+    for seen in late:
+        assert 0 < seen.slack_s < seen.compute_s
 
 
 def test_nothing_is_lost_over_changes_of_the_codec(scripted: Told) -> None:

@@ -102,22 +102,28 @@ class Outlook:
     Attributes:
         load, link, ready_s: see ``forecast``.
         compute_s: of a micro-batch.
+        deferred: means are needed where the next step's first bucket is ready, not at once.
     """
 
     load: Load
     link: Link
     ready_s: Sequence[float]
     compute_s: float
+    deferred: bool = False
 
     @property
     def hide_s(self) -> float:
         """What backward hides."""
         return self.ready_s[-1]
 
+    def slack_s(self, rung: Rung) -> float:
+        """What hides behind the last bucket."""
+        return rung.accumulate * self.compute_s - self.hide_s if self.deferred else 0.0
+
     def step_s(self, rung: Rung) -> float:
         """Of a micro-batch: its compute, and its share of what is exposed."""
-        exposed = exposed_s(self.load, rung.codec, self.link, self.ready_s)
-        return self.compute_s + exposed / rung.accumulate
+        behind = exposed_s(self.load, rung.codec, self.link, self.ready_s)
+        return self.compute_s + max(0.0, behind - self.slack_s(rung)) / rung.accumulate
 
     def transfer_s(self, rung: Rung) -> float:
         """Of an exchange."""
@@ -187,7 +193,7 @@ class Law:
         stretch = slowest.hide_s / ready_s[-1] if ready_s[-1] > 0 else 1.0
         outlook = Outlook(
             load, dataclasses.replace(link, latency_s=latency_s), [at * stretch for at in ready_s],
-            slowest.compute_s / self.rung.accumulate,
+            slowest.compute_s / self.rung.accumulate, deferred=slowest.slack_s > 0,
         )  # fmt: skip
         return self._retreat(step) or self._choose(step, outlook, slowest)
 
@@ -291,11 +297,14 @@ def _why(now: Rung, to: Rung, outlook: Outlook, seen: Seen) -> str:
     """The measurement, for people."""
     wire = seen.wire_bytes or outlook.link.rate * seen.busy_s
     rate = 8e-9 * wire / seen.busy_s if seen.busy_s else 0.0
+    hides = "the next step" if outlook.deferred else "backward"
     now_ms, to_ms, hide_ms = (
         f"{1e3 * seconds:.3g} ms"
-        for seconds in (outlook.transfer_s(now), outlook.transfer_s(to), outlook.hide_s)
-    )
+        for seconds in (
+            outlook.transfer_s(now), outlook.transfer_s(to), outlook.hide_s + outlook.slack_s(now),
+        )
+    )  # fmt: skip
     return (
-        f"{now} needs {now_ms} on the wire at {rate:.3g} Gbit/s, backward hides {hide_ms}; "
+        f"{now} needs {now_ms} on the wire at {rate:.3g} Gbit/s, {hides} hides {hide_ms}; "
         f"{to} {to_ms}"
     )

@@ -45,6 +45,7 @@ class StepReport(TypedDict):
     hidden_s: float
     exposed_s: float
     in_flight_s: float
+    deferred: bool
     buckets: int
     payload_bytes: int
     wire_bytes: int
@@ -172,6 +173,7 @@ class _Step:
             ),
             "exposed_s": exposed,
             "in_flight_s": covered(self.works, arrived),
+            "deferred": self.deferred,
             "buckets": len(self.works),
             "payload_bytes": self.nbytes,
             "wire_bytes": self.moved.wire,

@@ -347,6 +347,7 @@ class HookState:
                 exposed_s   of it, from the last submission until the last bucket was over
                 hidden_s    of compute_s, in which buckets were in flight
                 in_flight_s hidden and exposed
+                deferred    whether its means are for the step after, as pace="stale1" has it
                 buckets, payload_bytes, wire_bytes, shared_bytes
 
             and codecs: of the whole run, a dictionary of codec, first and last for each stretch of
