@@ -8,12 +8,11 @@ A test that is about such a command names it, and is given how it ended:
         assert beside.code == 0, beside.output
 
 conftest.py puts these tests last and starts what the chosen ones name when the first test begins.
-A command that keeps all cores busy by itself is marked so (all_cores=True) and follows the others:
-what runs when no test is left to run beside it then leaves no core idle.
-The commands run one after the other, in the repository's root, in a process of their own (this file
-as a script), of low priority so that tests that measure time do not feel them; a command that two
-tests name runs once. "{folder}" in a command is a folder of its own, which the test finds as
-beside.folder.
+Commands run one after the other in each lane, and lanes at once: the C suites, marked lane="c",
+take as long as all others together. They run in the repository's root, in a process of their own
+(this file as a script), of low priority so that tests that measure time do not feel them; a command
+that two tests name runs once. "{folder}" in a command is a folder of its own, which the test finds
+as beside.folder.
 
 Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
 test is not chosen is not run.
@@ -31,7 +30,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -55,22 +54,24 @@ class Beside:
     """The commands of a session; a context manager, which ends them.
 
     Args:
-        commands: in the order in which they shall run.
+        lanes: commands of each, in the order in which they shall run.
         folder: where a folder for each is made.
         environment: theirs.
     """
 
     def __init__(
-        self, commands: Iterable[Sequence[str]], folder: Path, environment: Mapping[str, str]
-    ) -> None:
-        each = dict.fromkeys(map(tuple, commands))
-        self._folders = {command: folder / str(number) for number, command in enumerate(each)}
-        for own in self._folders.values():
-            (own / "folder").mkdir(parents=True)
-        jobs = [
-            (str(own), [word.replace("{folder}", f"{own}/folder") for word in command])
-            for command, own in self._folders.items()
-        ]
+        self, lanes: Iterable[Iterable[Sequence[str]]], folder: Path,
+        environment: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self._folders: dict[tuple[str, ...], Path] = {}
+        jobs: list[list[tuple[str, list[str]]]] = []
+        for lane in lanes:
+            jobs.append([])
+            for command in dict.fromkeys(map(tuple, lane)):
+                own = self._folders[command] = folder / str(len(self._folders))
+                (own / "folder").mkdir(parents=True)
+                words = [word.replace("{folder}", f"{own}/folder") for word in command]
+                jobs[-1].append((str(own), words))
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, cwd=ROOT, env=dict(environment),
             start_new_session=True,
@@ -105,21 +106,28 @@ class Beside:
 # ---- the process that runs them ----
 
 
-def run_all(jobs: Sequence[tuple[str, Sequence[str]]], lifeline: IO[bytes]) -> None:
-    """Runs the jobs, each a folder and a command, and waits for the end of the lifeline, at which
-    everything ends."""
+Job = tuple[str, Sequence[str]]  # a folder and a command
+
+
+def run_all(lanes: Sequence[Sequence[Job]], lifeline: IO[bytes]) -> None:
+    """Runs the jobs of all lanes until the lifeline ends, which it waits for."""
+    running = [run_lane(jobs) for jobs in lanes]
+    while not select.select([lifeline], [], [], 0.05)[0]:
+        for lane in running:
+            next(lane, None)
+
+
+def run_lane(jobs: Sequence[Job]) -> Iterator[None]:
+    """Runs the jobs; yields whenever there is nothing to do but wait."""
     for folder, command in jobs:
-        code = run_one(command, Path(folder) / "output", lifeline)
-        if code is None:
-            return
+        code = yield from run_one(command, Path(folder) / "output")
         told = Path(folder) / "told"
         told.write_text(str(code))
         told.rename(Path(folder) / "code")
-    lifeline.read()
 
 
-def run_one(command: Sequence[str], output: Path, lifeline: IO[bytes]) -> int | None:
-    """The command's exit code; None if it was not let go on to its end."""
+def run_one(command: Sequence[str], output: Path) -> Generator[None, None, int]:
+    """The command's exit code."""
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(
@@ -129,8 +137,7 @@ def run_one(command: Sequence[str], output: Path, lifeline: IO[bytes]) -> int | 
             file.write(f"{command[0]}: {error}\n".encode())
             return 127
     while process.poll() is None:
-        if select.select([lifeline], [], [], 0.05)[0]:
-            return None
+        yield
     return process.returncode
 
 

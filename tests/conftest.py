@@ -2,8 +2,7 @@
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
 reaches a test, but RINGCOMM_KERNEL_SET, and no tuned table of the user who runs them; tests that
-wait for what runs beside the others come last, and of these those whose command uses all cores by
-itself.
+wait for what runs beside the others come last, and of these those whose commands take longest.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 def _turn(item: pytest.Item) -> int:
     mark = item.get_closest_marker("beside")
-    return 0 if mark is None else 2 if mark.kwargs.get("all_cores") else 1
+    return 0 if mark is None else 2 if mark.kwargs.get("lane") else 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,11 +54,13 @@ def commands_beside(
 ) -> Iterator[Beside | None]:
     """Starts what the chosen tests name, when the first test begins; see beside.py."""
     marks = [item.get_closest_marker("beside") for item in request.session.items]
-    commands = [mark.args for mark in marks if mark is not None]
-    if not commands:
+    lanes: dict[str, list[tuple[str, ...]]] = {}
+    for mark in filter(None, marks):
+        lanes.setdefault(mark.kwargs.get("lane", ""), []).append(mark.args)
+    if not lanes:
         yield None
         return
-    with Beside(commands, tmp_path_factory.mktemp("beside"), clean_environment()) as running:
+    with Beside(lanes.values(), tmp_path_factory.mktemp("beside"), clean_environment()) as running:
         yield running
 
 

@@ -72,5 +72,7 @@ def test_a_short_run(beside: Done) -> None:
     """The wire is so slow that compression pays under any load; by how much depends on that."""
     assert beside.code in (0, 1), beside.output
     (line,) = (line for line in beside.output.splitlines() if line.split()[:1] == ["20"])
-    assert {"bf16", "int8"} & set(line.split()), beside.output
-    assert re.search("#   auto: (bf16|int8) from step", beside.output), beside.output
+    (taken,) = {"none", "bf16", "int8"} & set(line.split())
+    assert taken != "none", beside.output
+    if taken == "int8":  # it begins with bf16
+        assert re.search("#   auto: int8 from step", beside.output), beside.output

@@ -15,7 +15,7 @@ SLEEPS = "setsid sleep 60 & echo $! >{folder}/pid; mv {folder}/pid {folder}/star
 
 
 def start(folder: Path, *commands: Sequence[str]) -> beside.Beside:
-    return beside.Beside(commands, folder, os.environ)
+    return beside.Beside([commands], folder, os.environ)
 
 
 def test_how_commands_end(tmp_path: Path) -> None:
@@ -31,6 +31,15 @@ def test_how_commands_end(tmp_path: Path) -> None:
         assert running.result(["nice"]).output == f"{min(os.nice(0) + beside.NICE, 19)}\n"
         assert running.result(appends).code == 0
     assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_lanes_run_at_once(tmp_path: Path) -> None:
+    """Each waits for what the other one does."""
+    waits = "until [ -e {there} ]; do sleep 0.01; done"
+    first = ("sh", "-c", f"touch {tmp_path}/a; {waits.format(there=tmp_path / 'b')}")
+    second = ("sh", "-c", f"{waits.format(there=tmp_path / 'a')}; touch {tmp_path}/b")
+    with beside.Beside([[first], [second]], tmp_path / "own", os.environ) as running:
+        assert running.result(first).code == running.result(second).code == 0
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:

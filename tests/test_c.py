@@ -64,7 +64,7 @@ def suite(*words: str) -> pytest.MarkDecorator:
     """What make shall do there. It waits for who else builds there: .ci/run."""
     make = ["make", "--no-print-directory", "-C", str(C_TESTS), f"-j{min(os.cpu_count() or 1, 8)}"]
     slow = "TEST_TIMEOUT=600"  # on a busy machine, where all else goes first
-    return pytest.mark.beside("env", slow, "flock", str(C_TESTS), *make, *words, all_cores=True)
+    return pytest.mark.beside("env", slow, "flock", str(C_TESTS), *make, *words, lane="c")
 
 
 def require(*tools: str) -> None:

@@ -147,9 +147,9 @@ def shapes(kind: Kind) -> list[Shape]:
 def cut(made: list[Shape], samples: int, micro: int, compute_s: float, mbit: float) -> int:
     """How many pieces the first of two stages has: the cut with the shortest step by a formula.
 
-    A stage computes micro + 1 slots (one is the bubble) and exchanges its gradients among two
-    replicas while the last micro-batch's backward computes, which the second stage has a backward
-    earlier than the first.
+    A stage computes micro + 1 slots (one is the bubble) and waits for one micro-batch's activations
+    and their gradient, as all others travel while it computes. It exchanges its gradients among two
+    replicas behind its last backward, which the second stage ends one earlier than the first.
 
     Args:
         samples: of a replica's step.
@@ -164,10 +164,9 @@ def cut(made: list[Shape], samples: int, micro: int, compute_s: float, mbit: flo
                  for part in (made[:at], made[at:])]  # fmt: skip
         wires = [4 * wire * sum(piece.parameters for piece in part)
                  for part in (made[:at], made[at:])]  # fmt: skip
-        exposed = [max(0.0, way - slot * 2 / 3) for way, slot in zip(wires, slots, strict=True)]
-        behind = max(exposed[0], exposed[1] - slots[0] * 2 / 3)
         between = made[at - 1].bytes_behind * samples / micro * wire
-        return (micro + 1) * max(slots) + behind + between
+        behind = max(wires[0], wires[1] - slots[0] * 2 / 3 - between)
+        return (micro + 1) * max(slots) + 2 * between + behind
 
     return min(range(1, len(made)), key=step_s)
 

@@ -4,8 +4,10 @@
     _hybrid_rank.py '{"do": "time", ...}'     steps with emulated compute, by several ways in turn
 
 Ranks are a DeviceMesh of stages x replicas over backend "ringcomm". A stage's replicas share their
-gradients by DDP with ringcomm's hook, while the last micro-batch's backward computes (1F1B), or by
-an all-reduce of the backend behind the schedule (GPipe).
+gradients by DDP with ringcomm's hook (1F1B), or by one all-reduce behind the schedule (GPipe). With
+DDP the backward of the last micro-batch ends when the buckets are averaged, and only then does the
+gradient of its activations leave for the stage before: the stages' exchanges follow each other. So
+the times are those of GPipe.
 
 Stages are told their shapes. Where torch's pipeline finds them out itself, it passes a sample
 through DDP outside no_sync, and DDP then averages the first micro-batch's gradients, too (to the
@@ -55,22 +57,13 @@ class Staged:
     def __init__(
         self, mesh: DeviceMesh, layers: Sequence[nn.Module], at: int, schedule: str, micro: int,
         sample: Tensor, loss: Callable[[Tensor, Tensor], Tensor], *, scale: bool = True,
-        bucket_mb: float = 25.0,
     ) -> None:  # fmt: skip
         self.number = mesh.get_local_rank("stage")
         self.replica = mesh.get_local_rank("replica")
         self.model = nn.Sequential(*(layers[:at] if self.number == 0 else layers[at:]))
         self._replicas: Any = mesh.get_group("replica")
-        through: nn.Module = self.model
-        if schedule == "1f1b":
-            ddp = DistributedDataParallel(
-                self.model, process_group=self._replicas, bucket_cap_mb=bucket_mb,
-                gradient_as_bucket_view=True,
-            )  # fmt: skip
-            state = HookState("none", self._replicas.comm, model=self.model, force=True)
-            ddp.register_comm_hook(state, allreduce_hook)
-            through = ddp
-        self._is_shared = through is not self.model
+        self._is_shared = schedule == "1f1b"
+        through = _shared(self.model, self._replicas) if self._is_shared else self.model
         with torch.no_grad():
             between = nn.Sequential(*layers[:at])(sample)
             ends = [sample, between, nn.Sequential(*layers[at:])(between)]
@@ -91,11 +84,20 @@ class Staged:
             self._schedule.step(target=target)
         if not self._is_shared:
             gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
-            flat = torch.cat([one.flatten() for one in gradients])
-            dist.all_reduce(flat, dist.ReduceOp.AVG, group=self._replicas)
-            parts = flat.split([one.numel() for one in gradients])
-            for one, part in zip(gradients, parts, strict=True):
-                one.copy_(part.view_as(one))
+            self._replicas.comm.allreduce_many(gradients, op="avg")
+
+
+def _shared(
+    model: nn.Module, group: Any, bucket_mb: float = 25.0, over: str = "ringcomm"
+) -> nn.Module:
+    """The model in DDP, by ringcomm's hook or by gloo alone."""
+    ddp = DistributedDataParallel(
+        model, process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+    )
+    if over == "ringcomm":
+        state = HookState("none", group.comm, model=model, force=True)
+        ddp.register_comm_hook(state, allreduce_hook)
+    return ddp
 
 
 def make_mesh() -> DeviceMesh:
@@ -209,15 +211,7 @@ class Sharing:
         self._through: nn.Module = self.model
         if over:
             group = gloo() if over == "gloo" else dist.group.WORLD
-            ddp = DistributedDataParallel(
-                self.model, process_group=group, bucket_cap_mb=asked["bucket_mb"],
-                gradient_as_bucket_view=True,
-            )  # fmt: skip
-            if over == "ringcomm":
-                comm = group.comm  # type: ignore[union-attr]
-                state = HookState("none", comm, model=self.model, force=True)
-                ddp.register_comm_hook(state, allreduce_hook)
-            self._through = ddp
+            self._through = _shared(self.model, group, asked["bucket_mb"], over)
         self._inputs = torch.zeros(samples, 1)
         for _ in range(UNTIMED):
             self.step()
@@ -236,8 +230,8 @@ class Hybrid:
         layers = _emulated(made, dist.get_rank() * len(made))
         self._inputs = torch.zeros(samples, 1)
         self._staged = Staged(
-            make_mesh(), layers, asked["at"], "1f1b", micro, self._inputs[: samples // micro],
-            lambda out, _: out.sum(), scale=False, bucket_mb=asked["bucket_mb"],
+            make_mesh(), layers, asked["at"], asked["schedule"], micro,
+            self._inputs[: samples // micro], lambda out, _: out.sum(), scale=False,
         )  # fmt: skip
         self.model = self._staged.model
         for _ in range(UNTIMED):

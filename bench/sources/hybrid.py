@@ -71,8 +71,8 @@ def points(quick: bool) -> Sequence[Point]:
             ways = [*WAYS, *(["sequential"] if factor == max(FACTORS) else [])]
             settings = {
                 "kind": kind, "factor": factor, "mbit": 10 * MBIT if quick else MBIT,
-                "samples": SAMPLES[kind], "micro": MICRO, "bucket_mb": 1.0, "ways": ways,
-                "rounds": 1 if quick else 3, "steps": 1 if quick or factor > 1 else 3,
+                "schedule": "gpipe", "samples": SAMPLES[kind], "micro": MICRO, "bucket_mb": 1.0,
+                "ways": ways, "rounds": 1 if quick else 3, "steps": 1 if quick or factor > 1 else 3,
             }  # fmt: skip
             found.append(Point(f"time {kind} {factor:g}", settings))
     return found
