@@ -1,7 +1,16 @@
-"""Tables of text: aligned for a screen, and in markdown to paste; how sizes are named in them."""
+"""Tables of text: aligned for a screen, and in markdown; how sizes are named in them; and how a
+program puts them into a document that is written by hand.
+
+What stands between two marks is made anew each time:
+
+    <!-- scaling: made by bench/results.py --write -->
+    ...
+    <!-- end of scaling -->
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 
@@ -18,6 +27,16 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     """The same, its first row as heads."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def filled(text: str, name: str, body: str, program: str) -> str:
+    """The document with that body between the marks of that name; at its end, if it has none."""
+    first, last = f"<!-- {name}: made by {program} --write -->", f"<!-- end of {name} -->"
+    block = f"{first}\n{body.strip()}\n{last}"
+    marked = re.compile(re.escape(first) + ".*?" + re.escape(last), re.DOTALL)
+    if marked.search(text):
+        return marked.sub(lambda _: block, text)
+    return f"{text.rstrip()}\n\n## {name}\n\n{block}\n"
 
 
 def size_name(size: int) -> str:

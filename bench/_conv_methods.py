@@ -342,7 +342,8 @@ _WIRE = (
 _OUTER = (
     _outer("outer", "OuterStep, H = 10, gamma .7, mu .5, float32", codec="none"),
     dataclasses.replace(
-        _outer("outer-int4", "the same, int4 with feedback", codec="int4"), settings=("T1", "T4")
+        _outer("outer-int4", "OuterStep, H = 10, int4 with feedback", codec="int4"),
+        settings=("T1", "T4"),
     ),
     dataclasses.replace(
         _outer("outer-mean", "OuterStep, H = 10, mean", codec="none", rule=("Mean",)),
@@ -355,7 +356,8 @@ _OUTER = (
            rule=("Sparse", 1 / 64)),
     _outer("outer-delayed", "OuterStep, H = 10, int4, applied 4 later, carried", delay=4,
            merge="carry"),
-    _outer("outer-replace", "the same, the steps in between dropped", delay=4, merge="replace"),
+    _outer("outer-replace", "OuterStep, H = 10, int4, applied 4 later, replaced", delay=4,
+           merge="replace"),
     dataclasses.replace(
         _outer("outer-momentum-.9", "OuterStep, H = 10, gamma .7, mu .9, float32", codec="none",
                rule=("Nesterov", 0.7, 0.9)),
@@ -398,7 +400,8 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
     *(
         Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name)
         for name, about, build, options in (
-            ("stellatrain", "the same, 3 times the steps", stellatrain, {}),
+            ("stellatrain", "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
+             stellatrain, {}),
             ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30}),
             ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
              {"every": 30, "rule": ("Sparse", 1 / 64)}),

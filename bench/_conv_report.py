@@ -1,4 +1,5 @@
-"""What convergence.py says of its rows: the table in markdown, and the plot.
+"""What convergence.py says of its rows: the table in markdown, what docs/METHODS.md has of it, and
+the plot.
 
 Invariant: every figure comes from rows and claims; neither network nor torch is needed.
 """
@@ -20,7 +21,10 @@ from _rows import Row
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
 METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",
                 "real processes")  # fmt: skip
+DOCUMENT_HEADS = ("", "method", "beside", *HEADS[3:6], HEADS[7])
+TRAINING = {"T1": "", "T4": ", fine-tuning"}
 PARAMETERS = 471_936
+PAIRS = 8  # of a finished claim
 
 
 def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
@@ -130,6 +134,20 @@ def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
         lines += [f"### {group[0].upper()}{group[1:]}", "", *table, ""]
     lines += ["### Methods", "", *_columns.markdown([METHOD_HEADS, *methods(plan)])]
     return "\n".join(lines) + "\n"
+
+
+def document(plan: Plan) -> str:
+    """What has a verdict, or two pairs at least, in words."""
+    rows: list[Sequence[str]] = [DOCUMENT_HEADS]
+    for claim in CLAIMS:
+        _, _, loss, *shown, pairs, verdict = judge(claim, plan)
+        if loss == "-":
+            continue
+        names = [METHODS[name].about for name in (claim.method, claim.baseline)]
+        note = "" if int(pairs) >= PAIRS else f" ({pairs} pairs)"
+        rows.append((claim.row, names[0] + TRAINING[claim.setting], names[1], *shown,
+                     verdict + note))  # fmt: skip
+    return "\n".join([_progress(plan), "", *_columns.markdown(rows)])
 
 
 def _progress(plan: Plan) -> str:

@@ -4,6 +4,7 @@
     python bench/convergence.py --quick             within 12 minutes on two cores
     python bench/convergence.py --only int8,int4 --minutes 60 --jobs 2
     python bench/convergence.py --table > table.md; python bench/convergence.py --plot loss.png
+    python bench/convergence.py --write             the table and the plot of docs/METHODS.md
 
 Settings: T0, counter-examples whose outcome is known exactly (_conv_exact.py); T1, a GPT of 471,936
 parameters over the characters of the language reference, on 4 ranks with contiguous shards; T4, its
@@ -27,6 +28,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import _columns
 import _conv_exact
 import _conv_pool
 import _conv_report
@@ -37,6 +39,7 @@ from _rows import Row, Rows, about
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "convergence.jsonl"
+DOCS = HERE.parent / "docs"
 QUICK = ("adamw", "int8", "int4", "onebit-adamw", "onebit-adam", "lion", "lion-onebit", "outer",
          "outer-int4")  # fmt: skip
 QUICK_MINUTES = 11.0
@@ -58,6 +61,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, default=None, help=f"file of rows (default: {ROWS})")
     parser.add_argument("--table", action="store_true", help="print the table of the rows and end")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows and end")
+    parser.add_argument("--write", action="store_true",
+                        help="put table and plot into docs/METHODS.md and end")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="what is there and what is due; end")
     options = parser.parse_args(arguments)
     options.rows = options.rows or (ROWS.with_name("quick.jsonl") if options.quick else ROWS)
@@ -189,6 +194,16 @@ def ready(plan: Plan, folder: Path) -> list[Run]:
     return [*others[:0], start, *others]
 
 
+def write(plan: Plan) -> None:
+    """The part of docs/METHODS.md that rows make, and its plot."""
+    page = DOCS / "METHODS.md"
+    text = page.read_text(encoding="utf-8")
+    body = f"{_conv_report.document(plan)}\n\n![differences and losses](plots/convergence.png)"
+    filled = _columns.filled(text, "convergence", body, "bench/convergence.py")
+    page.write_text(filled, encoding="utf-8")
+    _conv_report.plot(plan, DOCS / "plots" / "convergence.png")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = parse(arguments)
@@ -198,11 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _conv_report.plot(plan, options.plot)
     if options.table:
         print(_conv_report.markdown(plan, []), end="")
+    if options.write:
+        write(plan)
     if options.list:
         for method in METHODS.values():
             state = method.missing() and f"not built yet ({method.missing()})"
             print(f"{method.name:22} {state or Progress(rows, Plan(rows, [method])).left()}")
-    if options.plot or options.table or options.list:
+    if options.plot or options.table or options.write or options.list:
         return 0
     return quick(options, rows) if options.quick else full(options, rows)
 

@@ -8,6 +8,7 @@ wait for what runs beside the others come last, and of these those whose command
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import os
 import shutil
@@ -46,6 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # the commands wait for each other
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # collections in tests shall not go through all that the tests have imported
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,12 +128,13 @@ def nothing_left() -> Iterator[None]:
     """Fails a test that leaves a socket open or an engine running."""
     before, engines = _open_fds(), set(_native._shared)
     yield
-    for _ in range(200):
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
         leaked = set(_open_fds().items()) - set(before.items())
         running = set(_native._shared) - engines
         if not leaked and not running:
             return
-        time.sleep(0.05)
+        time.sleep(0.002)
     pytest.fail(f"left open: {sorted(leaked)}; engines running: {len(running)}")
 
 

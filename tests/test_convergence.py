@@ -268,6 +268,33 @@ def test_the_table_is_made_of_rows_alone(tmp_path: Path) -> None:
     assert "| T1 | int8 | 0.01 | 1.601 | 0.000 | 6.000 | same bits |" in told
 
 
+def test_the_document_has_what_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words, and what has fewer pairs than it shall have says so."""
+    rows = Rows(tmp_path / "rows")
+    plan = _fill(rows, ("adamw", "int8"), lambda run: 1.6 + run.lr + 1e-3 * run.seed)
+    head, _, _, rule, *lines = report.document(plan).splitlines()
+    assert head.endswith(" runs; torch 2, Python 3, none.")
+    assert set(rule) == set("|-")
+    (line,) = (line for line in lines if "int8 |" in line)
+    assert line.startswith("| codecs | AdamW, int8 | AdamW, DDP, float32 |")
+    assert line.endswith("| 0.005 | no worse |")
+    monkeypatch.setattr(report, "PAIRS", 9)
+    assert "| no worse (8 pairs) |" in report.document(plan)
+
+
+def test_what_write_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "METHODS.md").write_text("# Methods\n", encoding="utf-8")
+    monkeypatch.setattr(convergence, "DOCS", tmp_path)
+    convergence.write(plans.Plan(Rows(tmp_path / "rows"), METHODS.values()))
+    told = (tmp_path / "METHODS.md").read_text(encoding="utf-8")
+    assert told.startswith("# Methods\n\n## convergence\n\n<!-- convergence: made by ")
+    assert (tmp_path / "plots" / "convergence.png").exists()
+
+
 def test_the_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = Rows(tmp_path / "rows")

@@ -18,6 +18,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import results  # noqa: E402
+from _columns import filled  # noqa: E402
 from _rows import Rows, about  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 from sources import onebit, overlap, page, scaling, steps  # noqa: E402
@@ -132,14 +133,14 @@ def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
 
 
 def test_the_page_is_filled_between_its_marks() -> None:
-    text = page.filled("# Results\n\nBy hand.\n", "a", "one")
-    text = page.filled(text, "b", "two")
-    again = page.filled(text, "a", "three \\1")
+    text = filled("# Results\n\nBy hand.\n", "a", "one", "program.py")
+    text = filled(text, "b", "two", "program.py")
+    again = filled(text, "a", "three \\1", "program.py")
     assert "By hand." in again
     assert "three \\1" in again
     assert "one" not in again
     assert again.index("three") < again.index("two")
-    assert page.filled(again, "a", "three \\1") == again
+    assert filled(again, "a", "three \\1", "program.py") == again
 
 
 def test_what_write_makes(

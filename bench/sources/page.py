@@ -1,17 +1,10 @@
 """docs/RESULTS.md and its pictures, made of the sources' rows.
 
-What stands between two marks is made anew each time; all else in the page is written by hand:
-
-    <!-- scaling: made by bench/results.py --write -->
-    ...
-    <!-- end of scaling -->
-
-Invariant: the same rows make the same page.
+Invariant: the same rows make the same page; what is written by hand stays (_columns.filled).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,19 +16,10 @@ from .source import Found, Source
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
+PROGRAM = "bench/results.py"
 HEADS = ("source", "claim", "the document's", "ringcomm's", "bound", "verdict")
 
 Everything = Mapping[str, tuple[Source, Found]]
-
-
-def filled(text: str, name: str, body: str) -> str:
-    """The page with that body between the marks of that name; at its end, if it has none."""
-    first, last = f"<!-- {name}: made by bench/results.py --write -->", f"<!-- end of {name} -->"
-    block = f"{first}\n{body.strip()}\n{last}"
-    marked = re.compile(re.escape(first) + ".*?" + re.escape(last), re.DOTALL)
-    if marked.search(text):
-        return marked.sub(lambda _: block, text)
-    return f"{text.rstrip()}\n\n## {name}\n\n{block}\n"
 
 
 def summary(everything: Everything) -> str:
@@ -69,10 +53,10 @@ def _taken(rows: Found) -> str:
 def write(everything: Everything, chosen: Sequence[str]) -> None:
     """The summary, and the sections and pictures of the chosen sources."""
     text = PAGE.read_text(encoding="utf-8")
-    text = filled(text, "summary", summary(everything))
+    text = _columns.filled(text, "summary", summary(everything), PROGRAM)
     for name in chosen:
         source, rows = everything[name]
-        text = filled(text, name, section(name, source, rows))
+        text = _columns.filled(text, name, section(name, source, rows), PROGRAM)
         if rows:
             draw(source, rows, DOCS / "plots" / f"{name}.png")
     PAGE.write_text(text, encoding="utf-8")
