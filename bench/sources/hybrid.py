@@ -32,9 +32,9 @@ DOCUMENT = (
     "data-parallel Horovod (ResNet-1001, 30 M parameters)."
 )
 REAL = ("sockets, the bytes of gradients and activations, the sums; in the comparison of weights "
-        "the whole training, by torch.distributed.pipelining over backend ringcomm")  # fmt: skip
+        "the whole training, by torch.distributed.pipelining over backend ringcomm.")  # fmt: skip
 EMULATED = ("links (netlab, a tenth of rate and size); in the comparison of times the layers' "
-            "compute, which sleeps")  # fmt: skip
+            "compute, which sleeps.")  # fmt: skip
 NEEDS_ROOT = True
 WITHOUT_ROOT = "the points named `weights` (over loopback)"
 HARNESS = 1
@@ -187,10 +187,8 @@ def table(found: Found) -> list[Sequence[str]]:
         ("model", "compute / exchange", "sequential", "gloo", "data parallel", "hybrid",
          "over gloo", "over data parallel", "sent, data parallel", "sent, hybrid", "cut at"),
     ]  # fmt: skip
-    for name, row in found.items():
-        if not name.startswith("time"):
-            continue
-        _, kind, factor = name.split()
+    timed = [(*name.split()[1:], row) for name, row in found.items() if name.startswith("time")]
+    for kind, factor, row in sorted(timed, key=lambda one: (one[0], float(one[1]))):
         ways = row["ways"]
         seconds = [f"{ways[way]['step_s']:.2f} s" if way in ways else "-"
                    for way in ("sequential", *WAYS)]  # fmt: skip

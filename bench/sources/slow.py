@@ -34,11 +34,11 @@ DOCUMENT = (
     "times less time to accuracy than PyTorch DDP, from sparse gradients and a CPU optimizer."
 )
 REAL = (
-    "Training to the target with the real codecs; sockets between network namespaces, DDP and its "
+    "training to the target with the real codecs; sockets between network namespaces, DDP and its "
     "hooks, and every byte of the timed steps."
 )
 EMULATED = (
-    "The model of the timed steps (124 M parameters at a hundredth, its 0.5 s of compute a tenth, "
+    "the model of the timed steps (124 M parameters at a hundredth, its 0.5 s of compute a tenth, "
     "slept) and the link (115 Mbit/s on average at a tenth, by a trace)."
 )
 NEEDS_ROOT = True
