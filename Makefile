@@ -19,10 +19,10 @@ help:
 	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
-	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (40 minutes)"
+	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
-	@echo "make peers     every performance row with its goal, beside all peers (25 minutes, root)"
+	@echo "make peers     every performance row with its goal, beside all peers (10 to 25 minutes, root)"
 	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
 	@echo "make clean     removes everything that was built, .venv too"
 

@@ -238,11 +238,8 @@ def check_blocks(bench: Bench, whole: bool) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from _gpu_topk import check_topks  # which needs this module
-
     bench = Bench(options.folder)
     whole = not (options.fake or options.quick)
     with np.errstate(all="ignore"):
         check_halves(bench, whole)
         check_blocks(bench, whole)
-        check_topks(bench, whole)

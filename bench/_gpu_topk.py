@@ -1,10 +1,11 @@
-"""Part of the step exact of gpu_check.py: the kernels of topk give the core's bits.
+"""Step of gpu_check.py: the kernels of topk give the core's bits.
 
 Thresholds, payloads, residuals, and what is unpacked; also of segments with more than their limit.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 
 import numpy as np
@@ -67,7 +68,8 @@ def check_topk(bench: Bench, src: Values, residual: Values, density: float, cap:
     return "" if found_flag == poisoned else f"poisoned is {found_flag}, not {poisoned}"
 
 
-def check_topks(bench: Bench, whole: bool) -> None:
+def run(options: argparse.Namespace) -> None:
+    bench, whole = Bench(options.folder), not (options.fake or options.quick)
     random = np.random.default_rng(11)
     why, cases = "", 0
     for n in (1, 1000, 65537, 1 << 20, 12_345_678) if whole else (1000, 65537):

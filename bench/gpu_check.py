@@ -38,6 +38,7 @@ from _gpu_steps import Step, run_step  # noqa: E402
 STEPS = (
     Step("probe", "_gpu_probe", 60),
     Step("exact", "_gpu_exact", 120),
+    Step("topk", "_gpu_topk", 40),
     Step("reduce", "_gpu_reduce", 60),
     Step("order", "_gpu_order", 90),
     Step("kernels", "_gpu_kernels", 40),
@@ -76,7 +77,7 @@ def prepare(folder: Path, steps: Sequence[str], fake: bool) -> dict[str, str]:
         )
     print(f"# {_gpu_build.make_core(folder)}")
     _gpu_build.make_metadata(folder)
-    if "exact" in steps:
+    if {"exact", "topk"} & set(steps):
         _gpu_build.make_reference(folder, "-O1" if fake else "-O3")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(folder)])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
