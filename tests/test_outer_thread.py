@@ -28,6 +28,7 @@ from ringcomm.torch.worker import Worker
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 DELAYED: dict[str, Any] = {"every": 4, "delay": 2}
+THREAD = "ringcomm outer step"
 
 
 class Held(Mean):
@@ -163,10 +164,14 @@ def test_an_exception_in_training_waits_for_nobody() -> None:
             return
         with pytest.raises(KeyboardInterrupt):
             interrupted(outer)
+        assert THREAD in {thread.name for thread in threading.enumerate()}
         comm.barrier()
         with pytest.raises(PeerLostError):
             outer.state_dict(exact=True)
-        outer._let_go()
+        until = time.monotonic() + PATIENCE
+        while THREAD in {thread.name for thread in threading.enumerate()}:
+            assert time.monotonic() < until, "the thread outlives its round"
+            time.sleep(0.01)
 
     with World(2, config=Config(timeout=10 * PATIENCE)) as world:
         world.run(rank)

@@ -120,9 +120,15 @@ class Rounds:
         """From the next round on the same ranks meet by these."""
         self._peers = peers
 
-    def stop(self) -> None:
-        """Ends the thread. No flight may be on its way."""
-        self._worker.close()
+    def stop(self, own: Communicator | None) -> None:
+        """Ends the thread, and closes the communicator that it works by. Both wait for a flight
+        that is on its way, and this call does not."""
+        is_flying = self.flight is not None
+        if is_flying and own is not None:
+            self._worker.submit(own.close)
+        self._worker.close(wait=not is_flying)
+        if not is_flying and own is not None:
+            own.close()
 
     def count(self, tokens: float) -> None:
         """This rank has trained on so many tokens."""

@@ -205,11 +205,8 @@ class OuterStep:
         if self._made is not None:
             self._made.close()
             self._peers = self._made = None
-        if self._core.flight is None:
-            self._core.stop()
-            if self._own is not None:
-                self._own.close()
-                self._own = None
+        self._core.stop(self._own)
+        self._own = None
         self._is_attached = False
 
     def __enter__(self) -> OuterStep:
