@@ -17,6 +17,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
 PROGRAM = "bench/results.py"
+BARS_SHARE = 0.4  # of the picture's width; the rest is for words
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 30, 50, 100)
 HEADS = ("source", "claim", "the document's", "ringcomm's", "bound", "verdict")
 
 Everything = Mapping[str, tuple[Source, Found]]
@@ -74,18 +76,22 @@ def draw_summary(everything: Everything, path: Path) -> None:
     """How far ringcomm goes beyond each document: a bar for each claim that has a ratio."""
     bars = [(name, one) for name, (source, rows) in everything.items()
             for one in source.claims(rows) if one.ratio is not None]  # fmt: skip
-    figure = _figure(9, max(2.0, 0.36 * len(bars) + 1.2))
+    figure = _figure(11, max(2.0, 0.36 * len(bars) + 1.2))
     axes = figure.add_subplot()
-    for place, (_, one) in enumerate(reversed(bars)):
-        ratio = one.ratio or 1.0
+    ratios = [one.ratio or 1.0 for _, one in bars]
+    for place, (ratio, (_, one)) in enumerate(zip(ratios[::-1], bars[::-1], strict=True)):
         axes.barh(place, ratio - 1, left=1, color="tab:blue" if ratio >= 1 else "tab:red")
         axes.annotate(f"{one.ours} (document: {one.document})", (max(ratio, 1), place),
                       xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
     if bars:
+        least, most = 0.95 * min(1.0, *ratios), max(1.1, *ratios) ** (1 / BARS_SHARE)
         axes.set_xscale("log")
-    axes.margins(x=0.6)
+        axes.set_xlim(least, most)
+        ticks = [tick for tick in TICKS if least <= tick <= most]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("times better than the document says (1: the same)")
     figure.savefig(path, dpi=120)
