@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -238,8 +239,11 @@ class Job:
         pid = self._processes[rank].pid
         ended = self._pump(lambda: self._nursery.exit_of(pid), within)
         if ended is None:
+            native = _native_stacks(pid)
             self._dump_stacks(pid)
-            raise AssertionError(f"rank {rank} still lives after {within} s\n{self.story()}")
+            raise AssertionError(
+                f"rank {rank} still lives after {within} s\n{self.story()}\n{native}"
+            )
         self._drain(rank)
         return ended
 
@@ -316,3 +320,13 @@ def nursery_of(*modules: str) -> Iterator[Nursery]:
         yield nursery
     finally:
         nursery.close()
+
+
+def _native_stacks(pid: int) -> str:
+    """Of a process's threads, for what Python does not see; empty where there is no gdb."""
+    if shutil.which("gdb") is None:
+        return ""
+    gdb = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt 30"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(gdb, capture_output=True, text=True, timeout=60).stdout
+    return "gdb took more than 60 s"
