@@ -24,7 +24,6 @@ METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step 
 DOCUMENT_HEADS = ("", "method", "beside", *HEADS[3:6], HEADS[7])
 TRAINING = {"T1": "", "T4": ", fine-tuning"}
 PARAMETERS = 471_936
-PAIRS = 8  # of a finished claim
 
 
 def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
@@ -144,7 +143,7 @@ def document(plan: Plan) -> str:
         if loss == "-":
             continue
         names = [METHODS[name].about for name in (claim.method, claim.baseline)]
-        note = "" if int(pairs) >= PAIRS else f" ({pairs} pairs)"
+        note = "" if int(pairs) == len(METHODS[claim.method].seeds) else f" ({pairs} pairs)"
         rows.append((claim.row, names[0] + TRAINING[claim.setting], names[1], *shown,
                      verdict + note))  # fmt: skip
     return "\n".join([_progress(plan), "", *_columns.markdown(rows)])

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 from beside import Beside, Done
 from faults.job import Nursery, clean_environment, nursery_of
+from patience import until
 
 from ringcomm import Config, _native
 
@@ -128,14 +128,12 @@ def nothing_left() -> Iterator[None]:
     """Fails a test that leaves a socket open or an engine running."""
     before, engines = _open_fds(), set(_native._shared)
     yield
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        leaked = set(_open_fds().items()) - set(before.items())
-        running = set(_native._shared) - engines
-        if not leaked and not running:
-            return
-        time.sleep(0.002)
-    pytest.fail(f"left open: {sorted(leaked)}; engines running: {len(running)}")
+
+    def left() -> tuple[set[tuple[str, str]], int]:
+        return set(_open_fds().items()) - set(before.items()), len(set(_native._shared) - engines)
+
+    if not until(lambda: not any(left()), 10):
+        pytest.fail("left open: {}; engines running: {}".format(*left()))
 
 
 # ---- a GPU that is none ----

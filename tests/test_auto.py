@@ -75,7 +75,7 @@ def test_a_window_goes_by_medians_and_is_a_row() -> None:
     window = Window()
     assert window.seen() == Seen()
     for busy in (1.0, 50.0, 2.0):
-        window.add(StepTook(3.0, 2.0, 1.0, 0.5, busy, 8, (0.0, 2.0)))
+        window.add(StepTook(3.0, 2.0, 1.0, False, busy, 8, (0.0, 2.0)))
     window.add_norm(4.0)
     window.add_norm(16.0)
     window.add_norm(float("nan"))
@@ -188,7 +188,7 @@ class Ranks:
             flights.append((submitted, free + site.latency_s))
         over, last = flights[-1][1], flights[-1][0]
         took = StepTook(
-            last, last - flights[0][0], over - last, 0, covered(flights, over), 0, tuple(ready)
+            last, last - flights[0][0], over - last, False, covered(flights, over), 0, tuple(ready)
         )
         return took, shaken(site.norm)
 
@@ -336,9 +336,8 @@ class Asked:
         codec = self.law.rung.codec
         link = Link(encoded_bytes(self.load, codec) / busy_s)
         exposed = max(0.0, exposed_s(self.load, codec, link, self.ready_s) - self.slack_s)
-        seen = Seen(
-            law.WINDOW, 0.3 * self.law.rung.accumulate, 0.2, exposed, self.slack_s, busy_s
-        )
+        compute = 0.3 * self.law.rung.accumulate
+        seen = Seen(law.WINDOW, compute, 0.2, exposed, float(self.slack_s > 0), busy_s)
         change = self.law.decide(self.step, [seen, seen], self.load, self.ready_s)
         return None if change is None else str(change.rung)
 

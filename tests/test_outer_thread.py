@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from outer_training import net, train, weights
-from patience import PATIENCE
+from patience import PATIENCE, until
 from ranks import World, run_ranks
 from torch import nn
 
@@ -152,6 +152,10 @@ def interrupted(outer: OuterStep) -> None:
         raise KeyboardInterrupt
 
 
+def is_there(name: str) -> bool:
+    return name in {thread.name for thread in threading.enumerate()}
+
+
 def test_an_exception_in_training_waits_for_nobody() -> None:
     """A round that has not ended goes on behind it, and tells whoever asks how it ends."""
 
@@ -164,14 +168,11 @@ def test_an_exception_in_training_waits_for_nobody() -> None:
             return
         with pytest.raises(KeyboardInterrupt):
             interrupted(outer)
-        assert THREAD in {thread.name for thread in threading.enumerate()}
+        assert is_there(THREAD)
         comm.barrier()
         with pytest.raises(PeerLostError):
             outer.state_dict(exact=True)
-        until = time.monotonic() + PATIENCE
-        while THREAD in {thread.name for thread in threading.enumerate()}:
-            assert time.monotonic() < until, "the thread outlives its round"
-            time.sleep(0.01)
+        assert until(lambda: not is_there(THREAD)), "the thread outlives its round"
 
     with World(2, config=Config(timeout=10 * PATIENCE)) as world:
         world.run(rank)

@@ -193,7 +193,7 @@ class Law:
         stretch = slowest.hide_s / ready_s[-1] if ready_s[-1] > 0 else 1.0
         outlook = Outlook(
             load, dataclasses.replace(link, latency_s=latency_s), [at * stretch for at in ready_s],
-            slowest.compute_s / self.rung.accumulate, deferred=slowest.slack_s > 0,
+            slowest.compute_s / self.rung.accumulate, deferred=slowest.deferred > 0,
         )  # fmt: skip
         return self._retreat(step) or self._choose(step, outlook, slowest)
 

@@ -28,8 +28,7 @@ class Seen:
         compute_s: of a step, all but what is exposed.
         hide_s: from its first bucket to its last.
         exposed_s: from there until it is over.
-        slack_s: from there until its means are needed, beside what is exposed; 0 where they are
-            needed at once.
+        deferred: its means were for the step after: 0 or 1, between them where steps differ.
         busy_s: in which a bucket was in flight.
         wire_bytes: sent over ports.
         cpu_s: that ringcomm's engine has computed, over the steps' mean.
@@ -42,7 +41,7 @@ class Seen:
     compute_s: float = 0.0
     hide_s: float = 0.0
     exposed_s: float = 0.0
-    slack_s: float = 0.0
+    deferred: float = 0.0
     busy_s: float = 0.0
     wire_bytes: float = 0.0
     cpu_s: float = 0.0
@@ -68,7 +67,7 @@ class StepTook:
     compute_s: float
     hide_s: float
     exposed_s: float
-    slack_s: float
+    deferred: bool
     busy_s: float
     wire_bytes: float
     ready_s: tuple[float, ...]
@@ -113,7 +112,7 @@ class Window:
         told = Seen(norm=norm, spoilt=self._spoilt, rate_rises=self._rises)
         if not took:
             return told
-        names = ("compute_s", "hide_s", "exposed_s", "slack_s", "busy_s", "wire_bytes")
+        names = ("compute_s", "hide_s", "exposed_s", "deferred", "busy_s", "wire_bytes")
         middle = {name: statistics.median(getattr(one, name) for one in took) for name in names}
         return dataclasses.replace(told, steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
 

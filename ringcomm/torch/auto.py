@@ -170,9 +170,8 @@ class Auto:
         looked, window = self._steps.popleft(), self._agreement.window
         self._load = tuple(looked.load)
         window.add_norm(looked.squared() if finite else float("nan"))
-        slack_s = report["compute_s"] - report["backward_s"] if report["deferred"] else 0.0
         window.add(StepTook(
-            report["compute_s"], report["backward_s"], report["exposed_s"], slack_s,
+            report["compute_s"], report["backward_s"], report["exposed_s"], report["deferred"],
             report["in_flight_s"], report["wire_bytes"], looked.ready_s(),
         ))  # fmt: skip
         if self._watch is not None and self._watch.has_risen():
