@@ -6,11 +6,11 @@
     python bench/convergence.py --table > table.md; python bench/convergence.py --plot loss.png
     python bench/convergence.py --write             the table and the plot of docs/METHODS.md
 
-Settings: T0, counter-examples whose outcome is known exactly (_conv_exact.py); T1, a GPT of 471,936
-parameters over the characters of the language reference, on 4 ranks with contiguous shards; T4, its
-weights trained on with the standard library's sources. Ranks are threads of a process, joined by
-sockets, and everything that passes between them is the library's own; one seed per method runs
-again with a process for each rank, to the same bits.
+Settings: T0, counter-examples whose outcome is known exactly (training/exact.py); T1, a GPT of
+471,936 parameters over the characters of the language reference, on 4 ranks with contiguous shards;
+T4, its weights trained on with the standard library's sources. Ranks are threads of a process,
+joined by sockets, and everything that passes between them is the library's own; one seed per method
+runs again with a process for each rank, to the same bits.
 
 Rows are added to bench/results/convergence.jsonl one by one, so that starts add up. Table and plot
 are made of them alone. Exit code: 0, 1 if a run failed or a counter-example came out wrong, 2 if
@@ -29,13 +29,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import _columns
-import _conv_exact
-import _conv_pool
-import _conv_report
-import _conv_text
-from _conv_methods import METHODS, Method
-from _conv_plan import SETTINGS, Plan, Run, quick_runs
 from _rows import Row, Rows, about
+from training import pool, report
+from training.exact import EXAMPLES, Exact
+from training.methods import METHODS, Method
+from training.plan import SETTINGS, Plan, Run, quick_runs
+from training.text import text as text_of
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "convergence.jsonl"
@@ -110,7 +109,7 @@ class Progress:
 
 def row_of(run: Run, result: Row, about: dict[str, object]) -> Row:
     """What is kept of a run."""
-    digest = _conv_text.text(SETTINGS[run.setting].text).digest
+    digest = text_of(SETTINGS[run.setting].text).digest
     method = METHODS[run.method]
     return {
         "key": run.key, "setting": run.setting, "method": run.method, "role": run.role,
@@ -127,10 +126,10 @@ def checkpoint_of(plan: Plan | None, folder: Path) -> Path:
     return folder / (f"checkpoint-{run.key}.pt" if run is not None else "none")
 
 
-def exact() -> list[_conv_exact.Exact]:
+def exact() -> list[Exact]:
     """T0, told as it goes."""
     found = []
-    for example in _conv_exact.EXAMPLES.values():
+    for example in EXAMPLES.values():
         one = example()
         found.append(one)
         print(f"T0 {one.what}: {one.good:.2g} with, {one.bad:.3g} without: "
@@ -148,7 +147,7 @@ def quick(options: argparse.Namespace, rows: Rows) -> int:
     progress = Progress(rows, None, len(runs))
     until = time.monotonic() + 60 * (options.minutes or QUICK_MINUTES)
     examples = exact()
-    _conv_pool.run_all(
+    pool.run_all(
         lambda: [run for run in runs if rows.find(run.key) is None], progress.done, progress.failed,
         lambda _: Path("none"), jobs=options.jobs, until=until, niceness=options.nice,
     )  # fmt: skip
@@ -175,7 +174,7 @@ def full(options: argparse.Namespace, rows: Rows) -> int:
         return ready(plan, folder)
 
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
-    _conv_pool.run_all(
+    pool.run_all(
         due, progress.done, progress.failed, lambda _: checkpoint_of(plan, folder),
         jobs=options.jobs, until=until, niceness=options.nice,
     )  # fmt: skip
@@ -198,10 +197,10 @@ def write(plan: Plan) -> None:
     """The part of docs/METHODS.md that rows make, and its plot."""
     page = DOCS / "METHODS.md"
     text = page.read_text(encoding="utf-8")
-    body = f"{_conv_report.document(plan)}\n\n![differences and losses](plots/convergence.png)"
+    body = f"{report.document(plan)}\n\n![differences and losses](plots/convergence.png)"
     filled = _columns.filled(text, "convergence", body, "bench/convergence.py")
     page.write_text(filled, encoding="utf-8")
-    _conv_report.plot(plan, DOCS / "plots" / "convergence.png")
+    report.plot(plan, DOCS / "plots" / "convergence.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,9 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = Rows(options.rows)
     plan = Plan(rows, METHODS.values())
     if options.plot:
-        _conv_report.plot(plan, options.plot)
+        report.plot(plan, options.plot)
     if options.table:
-        print(_conv_report.markdown(plan, []), end="")
+        print(report.markdown(plan, []), end="")
     if options.write:
         write(plan)
     if options.list:

@@ -31,21 +31,21 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-import _gpu_build  # noqa: E402
-from _gpu_report import Check, table, write_json  # noqa: E402
-from _gpu_steps import Step, run_step  # noqa: E402
+from gpu_checks import build  # noqa: E402
+from gpu_checks.report import Check, table, write_json  # noqa: E402
+from gpu_checks.steps import Step, run_step  # noqa: E402
 
 STEPS = (
-    Step("probe", "_gpu_probe", 60),
-    Step("exact", "_gpu_exact", 120),
-    Step("topk", "_gpu_topk", 40),
-    Step("reduce", "_gpu_reduce", 60),
-    Step("order", "_gpu_order", 90),
-    Step("kernels", "_gpu_kernels", 40),
-    Step("links", "_gpu_links", 150),
-    Step("train", "_gpu_train", 60),
-    Step("hierarchy", "_gpu_hierarchy", 150),
-    Step("nccl", "_gpu_nccl", 100),
+    Step("probe", "gpu_checks.probe", 60),
+    Step("exact", "gpu_checks.exact", 120),
+    Step("topk", "gpu_checks.topk", 40),
+    Step("reduce", "gpu_checks.reduce", 60),
+    Step("order", "gpu_checks.order", 90),
+    Step("kernels", "gpu_checks.kernels", 40),
+    Step("links", "gpu_checks.links", 150),
+    Step("train", "gpu_checks.train", 60),
+    Step("hierarchy", "gpu_checks.hierarchy", 150),
+    Step("nccl", "gpu_checks.nccl", 100),
 )
 
 
@@ -69,19 +69,19 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def prepare(folder: Path, steps: Sequence[str], fake: bool) -> dict[str, str]:
     """Builds; returns the environment of the steps. Raises BuildError."""
-    lacking = _gpu_build.missing()
+    lacking = build.missing()
     if lacking:
-        raise _gpu_build.BuildError(
+        raise build.BuildError(
             f"{sys.executable} lacks {', '.join(lacking)}: ringcomm needs numpy and cffi (offline: "
             "carry the wheels of cffi and pycparser, pip install --target FOLDER, PYTHONPATH)"
         )
-    print(f"# {_gpu_build.make_core(folder)}")
-    _gpu_build.make_metadata(folder)
+    print(f"# {build.make_core(folder)}")
+    build.make_metadata(folder)
     if {"exact", "topk"} & set(steps):
-        _gpu_build.make_reference(folder, "-O1" if fake else "-O3")
+        build.make_reference(folder, "-O1" if fake else "-O3")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(folder)])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    return env | (_gpu_build.make_fakes(folder) if fake else {})
+    return env | (build.make_fakes(folder) if fake else {})
 
 
 def run_all(options: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ def run_all(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         try:
             env = prepare(Path(name), options.steps, options.fake)
-        except _gpu_build.BuildError as error:
+        except build.BuildError as error:
             print(f"gpu_check: {error}", file=sys.stderr)
             return 2
         checks: list[Check] = []

@@ -16,18 +16,12 @@ pytest.importorskip("torch")
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _conv_claims as claims  # noqa: E402
-import _conv_exact as exact  # noqa: E402
-import _conv_link as link  # noqa: E402
-import _conv_plan as plans  # noqa: E402
-import _conv_pool as pool  # noqa: E402
-import _conv_report as report  # noqa: E402
-import _conv_stats as stats  # noqa: E402
-import _conv_worker as worker  # noqa: E402
 import convergence  # noqa: E402
-from _conv_methods import METHODS  # noqa: E402
-from _conv_text import Batches, text  # noqa: E402
 from _rows import Rows  # noqa: E402
+from training import claims, exact, link, pool, report, stats, worker  # noqa: E402
+from training import plan as plans  # noqa: E402
+from training.methods import METHODS  # noqa: E402
+from training.text import Batches, text  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NONE = Path("none")

@@ -16,13 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _gpu_hierarchy  # noqa: E402
-import _gpu_links  # noqa: E402
-import _gpu_train  # noqa: E402
 import emulation  # noqa: E402
 import gpu_check  # noqa: E402
-from _gpu_report import Check, at_least, at_most, read, table  # noqa: E402
-from _gpu_steps import Step, run_step  # noqa: E402
+from gpu_checks import hierarchy, links, train  # noqa: E402
+from gpu_checks.report import Check, at_least, at_most, read, table  # noqa: E402
+from gpu_checks.steps import Step, run_step  # noqa: E402
 
 
 def run(
@@ -75,7 +73,7 @@ def test_a_wrong_bit_is_found(gpu_library: Path, tmp_path: Path) -> None:
 
 def test_without_a_driver_nothing_else_is_begun(tmp_path: Path) -> None:
     env = {**os.environ, "RINGCOMM_LIBCUDA": "none.so"}
-    step = Step("probe", "_gpu_probe", 60)
+    step = Step("probe", "gpu_checks.probe", 60)
     command = [sys.executable, gpu_check.__file__, "--one", "probe", "--folder", str(tmp_path)]
     (check,) = run_step(step, command, env, 60.0, lambda check: None)
     assert check.verdict == "wrong"
@@ -126,10 +124,10 @@ def test_verdicts_and_lines() -> None:
 
 
 def test_floors() -> None:
-    wire = _gpu_links.wire_s("none", 100_000_000, 4, [10_000.0])
+    wire = links.wire_s("none", 100_000_000, 4, [10_000.0])
     assert wire == pytest.approx(0.1255, rel=1e-3)
-    assert _gpu_links.wire_s("bf16", 100_000_000, 2, [10_000.0] * 2) == pytest.approx(wire / 6)
-    bus = _gpu_links.floor_s("none", 100_000_000, 4, [10_000.0], 1e9)
+    assert links.wire_s("bf16", 100_000_000, 2, [10_000.0] * 2) == pytest.approx(wire / 6)
+    bus = links.floor_s("none", 100_000_000, 4, [10_000.0], 1e9)
     assert bus == pytest.approx(0.4 + 524288e-9 + 60e-6)
 
 
@@ -141,7 +139,7 @@ def test_floors() -> None:
 def test_steps_of_training(changes: dict[str, float], verdict: str) -> None:
     one = {"compute_s": 0.1, "forward_s": 0.03, "step_s": 0.105, "error": 0.001, "same": True,
            "batch": 9, **changes}  # fmt: skip
-    assert _gpu_train.verdict(one, 0.04)[0] == verdict
+    assert train.verdict(one, 0.04)[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_steps_of_training(changes: dict[str, float], verdict: str) -> None:
 )  # fmt: skip
 def test_gradients_of_a_hierarchy(changes: dict[str, float], verdict: str) -> None:
     one = {"codec": "none", "step_s": 0.1, "error": 1e-7, "same": True, **changes}
-    assert _gpu_hierarchy.verdict(one)[0] == verdict
+    assert hierarchy.verdict(one)[0] == verdict
 
 
 def test_wrong_options() -> None:

@@ -163,7 +163,7 @@ def test_what_is_compared_can_be_trained_and_timed() -> None:
     for train, way in slow.METHODS.values():
         assert f"time {way}" in names
         assert not train or f"steps {train}" in names
-    from _conv_methods import METHODS
+    from training.methods import METHODS
 
     for name in names:
         kind, _, method = name.partition(" ")

@@ -149,11 +149,11 @@ def _counted(run: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
-    import _conv_pool
     import convergence
-    from _conv_methods import METHODS as TRAINED
-    from _conv_plan import Plan, Run
     from _rows import Row, Rows
+    from training import pool
+    from training.methods import METHODS as TRAINED
+    from training.plan import Plan, Run
 
     method = TRAINED[asked["method"]]
     if method.missing():
@@ -169,7 +169,7 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["steps"]:
         run = Run("T1", method.name, method.lrs[len(method.lrs) // 2], 1, "quick", asked["steps"])
         found: dict[int, Row] = {}
-        _conv_pool.run_all(
+        pool.run_all(
             lambda: [] if found or broken else [run],
             lambda one, row: found.update({one.seed: row}), failed, lambda _: Path("none"), jobs=1,
         )  # fmt: skip
@@ -181,7 +181,7 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
             runs += [run for run in plan.runs(method) if run.role in ("tune", "final")]
             return [run for run in runs if run.setting == "T1" and rows.find(run.key) is None]
 
-        _conv_pool.run_all(due, progress.done, failed, lambda _: Path("none"),
+        pool.run_all(due, progress.done, failed, lambda _: Path("none"),
                            jobs=os.cpu_count() or 1)  # fmt: skip
         found = plan.finals("T1", method.name)
     if broken or not found:

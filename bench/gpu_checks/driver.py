@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-PTX = Path(__file__).resolve().parents[1] / "ringcomm" / "kernels.ptx"
+PTX = Path(__file__).resolve().parents[2] / "ringcomm" / "kernels.ptx"
 LEGACY, PER_THREAD = 1, 2
 L2_BYTES, SM_COUNT, MAJOR, MINOR, ENGINES = 38, 16, 75, 76, 40  # CUdevice_attribute
 THREADS = 256

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _gpu_driver import Array, Driver
-from _gpu_report import tell
 
-ROOT = Path(__file__).resolve().parents[1]
+from gpu_checks.driver import Array, Driver
+from gpu_checks.report import tell
+
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from ringcomm import Communicator, Config, ErrorFeedback  # noqa: E402

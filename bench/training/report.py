@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import _columns
-import _conv_stats as stats
-from _conv_claims import CLAIMS, HALF, Claim
-from _conv_exact import Exact
-from _conv_methods import METHODS
-from _conv_plan import SETTINGS, Plan
 from _rows import Row
+
+from training import stats
+from training.claims import CLAIMS, HALF, Claim
+from training.exact import Exact
+from training.methods import METHODS
+from training.plan import SETTINGS, Plan
 
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
 METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",

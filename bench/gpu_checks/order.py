@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _gpu_arrays import KINDS, Cupy, Library, Ours, Torch, why_no_cupy, why_no_torch
-from _gpu_report import tell
 
-ROOT = Path(__file__).resolve().parents[1]
+from gpu_checks.arrays import KINDS, Cupy, Library, Ours, Torch, why_no_cupy, why_no_torch
+from gpu_checks.report import tell
+
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from ringcomm import Communicator, RingcommError  # noqa: E402

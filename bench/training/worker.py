@@ -1,7 +1,7 @@
 """A process that trains for convergence.py: runs come as lines of JSON, rows go back as lines.
 
-    python bench/_conv_worker.py                                four ranks, threads of this process
-    python bench/_conv_worker.py --rank 0 --port P --gloo Q     one rank of four processes
+    python bench/training/worker.py                               four ranks, threads of a process
+    python bench/training/worker.py --rank 0 --port P --gloo Q    one rank of four processes
 
 Each line is answered by one, of a row's measured part or of an error. Ranks in processes all get
 the same lines; rank 0's answers count.
@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from _conv_plan import RANKS, Run  # noqa: E402
-from _conv_train import Result, train  # noqa: E402
 from ranks import World  # noqa: E402
 
 from ringcomm import Communicator, Config  # noqa: E402
+from training.plan import RANKS, Run  # noqa: E402
+from training.train import Result, train  # noqa: E402
 
 LIMIT_S = 3600.0  # of a run; what takes longer hangs
 

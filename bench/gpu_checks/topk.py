@@ -9,9 +9,10 @@ import argparse
 import ctypes
 
 import numpy as np
-from _gpu_driver import Values
-from _gpu_exact import FENCE, Bench, first_difference, pointer
-from _gpu_report import tell
+
+from gpu_checks.driver import Values
+from gpu_checks.exact import FENCE, Bench, first_difference, pointer
+from gpu_checks.report import tell
 
 SEGMENT, ELEMENT_BYTES, TURN, NO_PART = 65536, 6, 5, 2**64 - 1
 F32, U8, U32 = np.float32, np.uint8, np.uint32

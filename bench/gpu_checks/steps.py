@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _gpu_report import Check, read
 from _job import exit_name
+
+from gpu_checks.report import Check, read
 
 LEAST_S = 5.0  # below that a step is not begun
 GRACE_S = 10.0  # to clean up, from SIGTERM on

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import _conv_worker
-from _conv_plan import RANKS, Run
 from _rows import Row
+
+from training.plan import RANKS, Run
+from training.worker import request
 
 HERE = Path(__file__).resolve().parent
 
@@ -49,7 +50,7 @@ class Crew:
             self.close()
         if not self._workers:
             self._start()
-        line = _conv_worker.request(run, checkpoint, save)
+        line = request(run, checkpoint, save)
         answer = ""
         with contextlib.suppress(OSError):  # a worker that died
             for worker in self._workers:
@@ -75,7 +76,7 @@ class Crew:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for number, command in enumerate(commands):
             self._workers.append(subprocess.Popen(
-                [sys.executable, str(HERE / "_conv_worker.py"), *command],
+                [sys.executable, str(HERE / "worker.py"), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
                 text=True, env=environment, preexec_fn=lambda: os.nice(self._niceness),

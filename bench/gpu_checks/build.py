@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "ringcomm" / "_core.abi3.so"
 NEEDED = ("numpy", "cffi", "_cffi_backend")
 

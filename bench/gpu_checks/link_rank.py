@@ -1,6 +1,6 @@
 """One rank of the step links: all-reduces of a GPU tensor by each codec, verified and timed.
 
-    _gpu_link_rank.py '{"bytes": 100000000, "codecs": ["none", "bf16"], "calls": 5}'
+    link_rank.py '{"bytes": 100000000, "codecs": ["none", "bf16"], "calls": 5}'
 
 Rank 0 prints a line of JSON for each codec: seconds of the calls (means over ranks, each to the end
 of the tensor's stream), and whether the first result had the bits of a host tensor's on all ranks.
@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from _gpu_driver import Array, Driver
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ringcomm
+from gpu_checks.driver import Array, Driver
 from ringcomm.codecs import parse
 
 

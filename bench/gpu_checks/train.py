@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from _gpu_arrays import why_no_torch
-from _gpu_links import lines_of, wire_s
-from _gpu_report import at_most, tell
 from _site import Site
 from netlab import NetLabError, why_unavailable
+
+from gpu_checks.arrays import why_no_torch
+from gpu_checks.links import lines_of, wire_s
+from gpu_checks.report import at_most, tell
 
 CODEC, WORLD, MBITS = "bf16", 2, [10_000.0]
 WIDTH, LAYERS = 1250, 16
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     name = f"DDP step, {WORLD} ranks, 10 Gbit/s, {CODEC}"
     try:
         with Site(WORLD, WORLD, MBITS) as site:
-            (one,) = lines_of(site, "_gpu_train_rank.py", asked, {}, 50)
+            (one,) = lines_of(site, "train_rank.py", asked, {}, 50)
     except NetLabError as error:
         tell(name, "skipped", why=str(error))
     except (RuntimeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """One rank of the step hierarchy: DDP steps with HierarchicalState, verified.
 
-    _gpu_hierarchy_rank.py '{"device": "cuda", "local": "nccl", "hosts": 2, "codecs": ["bf16"],
+    hierarchy_rank.py '{"device": "cuda", "local": "nccl", "hosts": 2, "codecs": ["bf16"],
                              "width": 512, "layers": 8, "bucket_mb": 1, "steps": 5}'
 
 Rank 0 prints a line of JSON once the local groups work, and one for each codec: seconds of a step
@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _gpu_link_rank import own_cores
-from _gpu_train_rank import Trainer, mean
-
+from gpu_checks.link_rank import own_cores
+from gpu_checks.train_rank import Trainer, mean
 from ringcomm.torch import HierarchicalState, allreduce_hook
 
 WARM_STEPS = 3  # after the first, DDP makes its buckets anew

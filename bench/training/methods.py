@@ -8,7 +8,7 @@ A builder reimplements nothing. Baselines are torch's optimizers under the hook,
 to be bad misuses the API as a user could.
 
 Invariants: METHODS is in the order of value: an interrupted start has run the first ones. Margins
-and verdicts are not here (_conv_claims.py). A method whose API is not built is missing, no failure.
+and verdicts are not here (claims.py). A method whose API is not built is missing, no failure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import _conv_link
 import torch
-from _conv_claims import FREEZES
-from _conv_lion import Lion
-from _conv_model import CharGPT
 from torch import nn
 
 from ringcomm import Communicator
+from training import link
+from training.claims import FREEZES
+from training.lion import Lion
+from training.model import CharGPT
 
 BETAS, DECAY = (0.9, 0.95), 0.1
 
@@ -372,8 +372,8 @@ _OUTER = (
         settings=("T4",), tuned_as="adamw",
     ),
     *(
-        Method(name, f"AdamW, {codec}, {_conv_link.EQUAL_TIME[name]:.0%} of the steps", hooked,
-               {"compression": codec}, share=_conv_link.EQUAL_TIME[name])
+        Method(name, f"AdamW, {codec}, {link.EQUAL_TIME[name]:.0%} of the steps", hooked,
+               {"compression": codec}, share=link.EQUAL_TIME[name])
         for name, codec in (
             ("adamw-bf16-1g", "bf16"), ("adamw-int8-1g", "int8"), ("adamw-waits", "int8")
         )

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _gpu_arrays import why_no_torch
-from _gpu_driver import Driver
-from _gpu_probe import copy_rates
-from _gpu_report import at_least, at_most, tell
 from _site import Site
 from netlab import NetLabError, why_unavailable
 
+from gpu_checks.arrays import why_no_torch
+from gpu_checks.driver import Driver
+from gpu_checks.probe import copy_rates
+from gpu_checks.report import at_least, at_most, tell
 from ringcomm.codecs import parse
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +70,7 @@ def shaped(
     with Site(world, world, mbits) as site:
         _bare_streams(site, name, mbits)
         asked = {"bytes": BYTES, "codecs": CODECS, "calls": calls}
-        for one in lines_of(site, "_gpu_link_rank.py", asked, {}, 60):
+        for one in lines_of(site, "link_rank.py", asked, {}, 60):
             codec, took = one["codec"], one["seconds"]
             found[f"{name}, {codec}"] = took
             floor = floor_s(codec, BYTES, world, mbits, pcie)
@@ -93,7 +93,7 @@ def _bare_streams(site: Site, name: str, mbits: list[float]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "physical.json")
-        command = [sys.executable, str(HERE / "_physical.py"), "--seconds", "1", "--json",
+        command = [sys.executable, str(HERE.parent / "_physical.py"), "--seconds", "1", "--json",
                    str(path), "--congestion", site.congestion]  # fmt: skip
         ended = site.run(command, {}, 20)
         if ended.code:
@@ -113,7 +113,7 @@ def _gloo(site: Site, name: str, calls: int, ours: float) -> None:
     asked = {"backend": "gloo", "bytes": BYTES, "calls": max(2, calls - 2), "device": "cuda"}
     env = {"GLOO_SOCKET_IFNAME": site.interfaces[0]}
     try:
-        (one,) = lines_of(site, "_gpu_torch_rank.py", asked, env, 45)
+        (one,) = lines_of(site, "torch_rank.py", asked, env, 45)
     except (RuntimeError, ValueError) as error:
         tell(f"{name}, gloo", "skipped", why=f"it failed: {error}")
         return
@@ -134,7 +134,7 @@ def unshaped(options: argparse.Namespace, why: str) -> None:
     for world in WORLDS:
         asked = {"bytes": 400_000 if small else BYTES, "codecs": CODECS, "calls": 2}
         with Site(0, world) as site:
-            for one in lines_of(site, "_gpu_link_rank.py", asked,
+            for one in lines_of(site, "link_rank.py", asked,
                                 {"RINGCOMM_SHARED_MEMORY": "0"}, 60):  # fmt: skip
                 tell(f"{name_of([], world)}, loopback, {one['codec']}",
                      "ok" if one["same"] else "wrong", f"{one['seconds'] * 1e3:.1f} ms",

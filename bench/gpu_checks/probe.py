@@ -14,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from _gpu_driver import ENGINES, L2_BYTES, MAJOR, MINOR, PTX, SM_COUNT, Driver, DriverError
-from _gpu_report import tell
 from _wiring import why_unavailable
+
+from gpu_checks.driver import ENGINES, L2_BYTES, MAJOR, MINOR, PTX, SM_COUNT, Driver, DriverError
+from gpu_checks.report import tell
 
 COPY_BYTES = 256 << 20
 REPEATS = 8

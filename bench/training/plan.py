@@ -25,9 +25,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from _conv_methods import METHODS, Method
-from _conv_stats import loss_of
 from _rows import Row, Rows
+
+from training.methods import METHODS, Method
+from training.stats import loss_of
 
 HARNESS = 1  # of what all runs have in common: data, model, schedule; a new one runs all anew
 RANKS = 4

@@ -1,6 +1,6 @@
 """One rank of gloo or NCCL for gpu_check.py: all-reduces of a float32 tensor, verified and timed.
 
-    _gpu_torch_rank.py '{"backend": "nccl", "bytes": 100000000, "calls": 5, "device": "cuda"}'
+    torch_rank.py '{"backend": "nccl", "bytes": 100000000, "calls": 5, "device": "cuda"}'
 
 Rank 0 prints a line of JSON: seconds of a call (median of the mean over ranks, each to the end of
 the GPU's work), whether the result was right on all ranks, and NCCL's version.
@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _gpu_link_rank import own_cores
+from gpu_checks.link_rank import own_cores
 
 
 def main() -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _gpu_driver import PTX, Driver, Values
-from _gpu_report import tell
 
-ROOT = Path(__file__).resolve().parents[1]
+from gpu_checks.driver import PTX, Driver, Values
+from gpu_checks.report import tell
+
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cuda")]
 
 HALVES = {"bf16": 1, "fp16": 2}

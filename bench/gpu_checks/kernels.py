@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from _gpu_driver import L2_BYTES, PTX, Driver
-from _gpu_exact import BLOCKS, HALVES, payload_bytes
-from _gpu_report import at_least, tell
+
+from gpu_checks.driver import L2_BYTES, PTX, Driver
+from gpu_checks.exact import BLOCKS, HALVES, payload_bytes
+from gpu_checks.report import at_least, tell
 
 ELEMENTWISE, OF_BLOCKS = 0.80, 0.70  # of the copy's bandwidth
 PAIRS = 7

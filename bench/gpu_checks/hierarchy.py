@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _gpu_arrays import why_no_torch
-from _gpu_nccl import SETTINGS, private_mps, why_no_nccl
-from _gpu_report import tell
 from _site import Site
 from netlab import NetLabError, why_unavailable
 
-RANK = Path(__file__).with_name("_gpu_hierarchy_rank.py")
+from gpu_checks.arrays import why_no_torch
+from gpu_checks.nccl import SETTINGS, private_mps, why_no_nccl
+from gpu_checks.report import tell
+
+RANK = Path(__file__).with_name("hierarchy_rank.py")
 HOSTS, WORLD, MBITS = 2, 4, [10_000.0]
 ERRORS = {"none": 1e-6, "bf16": 0.01, "int8": 0.05}
 """Of all gradients together, relative; by codec."""

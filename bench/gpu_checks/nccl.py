@@ -19,11 +19,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from _gpu_arrays import why_no_torch
-from _gpu_links import BYTES, LINKS, WORLDS, lines_of, name_of
-from _gpu_report import tell
 from _site import Site
 from netlab import NetLabError, why_unavailable
+
+from gpu_checks.arrays import why_no_torch
+from gpu_checks.links import BYTES, LINKS, WORLDS, lines_of, name_of
+from gpu_checks.report import tell
 
 CONTROL = "nvidia-cuda-mps-control"
 SETTINGS = {
@@ -75,7 +76,7 @@ def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str,
         for kind, settings in (("default", {}), ("tuned", TUNED)):
             given = {**SETTINGS, **env, **ports, **settings}
             try:
-                (one,) = lines_of(site, "_gpu_torch_rank.py", asked, given, 25)
+                (one,) = lines_of(site, "torch_rank.py", asked, given, 25)
             except (RuntimeError, ValueError) as error:
                 tell(f"{name}, NCCL {kind}", "skipped", why=f"it failed: {error}")
                 continue

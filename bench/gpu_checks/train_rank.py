@@ -1,6 +1,6 @@
 """One rank of the step train: DDP steps on a GPU with ringcomm's hook, beside compute alone.
 
-    _gpu_train_rank.py '{"device": "cuda", "width": 1250, "layers": 16, "target_s": 0.1,
+    train_rank.py '{"device": "cuda", "width": 1250, "layers": 16, "target_s": 0.1,
                          "steps": 6, "codec": "bf16", "bucket_mb": 5}'
 
 Rank 0 prints a line of JSON, means over the ranks: seconds of a step's compute (all ranks at once,
@@ -26,10 +26,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _gpu_link_rank import own_cores
-
+from gpu_checks.link_rank import own_cores
 from ringcomm.torch import HookState, allreduce_hook
 
 MOST = 1 << 16  # examples of a batch

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
-from _gpu_driver import LEGACY, PER_THREAD, PTX, Array, Driver
+
+from gpu_checks.driver import LEGACY, PER_THREAD, PTX, Array, Driver
 
 KINDS = ("default", "side", "per-thread")
 SLOW_S, CYCLES_PER_S = 0.02, 2e9  # of the fastest GPUs; of others it is longer
@@ -44,7 +45,7 @@ class Library(Protocol):
 
 
 class Ours:
-    """Arrays of _gpu_driver, and the kernel ringcomm_scale."""
+    """Arrays of driver.py, and the kernel ringcomm_scale."""
 
     name = "plain arrays"
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _conv_methods import METHODS, Place, Recipe
-from _conv_model import CharGPT, digest_of, loss_of, validate
-from _conv_plan import RANKS, SETTINGS, Run
-from _conv_text import Batches, text
 from torch import nn
 
 from ringcomm import Communicator
+from training.methods import METHODS, Place, Recipe
+from training.model import CharGPT, digest_of, loss_of, validate
+from training.plan import RANKS, SETTINGS, Run
+from training.text import Batches, text
 
 EVALUATIONS = 8  # over a run, the last on all windows
 SAMPLE = 64  # windows of the others
