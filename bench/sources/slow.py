@@ -181,8 +181,8 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
             runs += [run for run in plan.runs(method) if run.role in ("tune", "final")]
             return [run for run in runs if run.setting == "T1" and rows.find(run.key) is None]
 
-        pool.run_all(due, progress.done, failed, lambda _: Path("none"),
-                           jobs=os.cpu_count() or 1)  # fmt: skip
+        jobs = os.cpu_count() or 1
+        pool.run_all(due, progress.done, failed, lambda _: Path("none"), jobs=jobs)
         found = plan.finals("T1", method.name)
     if broken or not found:
         raise RuntimeError("; ".join(broken) or f"{method.name} has no run")
