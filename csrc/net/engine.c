@@ -160,7 +160,7 @@ void rc_engine_after_fork(rc_engine *e)
 
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error)
 {
-    struct epoll_event event = {.events = events, .data.ptr = source};
+    struct epoll_event event = descriptors_event(e, source, events);
     if (!descriptors_note(source) ||
         epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
         int number = errno;
@@ -181,7 +181,7 @@ void engine_watch(rc_engine *e, engine_source *source, uint32_t events)
 {
     if (source->fd < 0 || source->events == events)
         return;
-    struct epoll_event event = {.events = events, .data.ptr = source};
+    struct epoll_event event = descriptors_event(e, source, events);
     epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, source->fd, &event);
     source->events = events;
 }
@@ -410,8 +410,10 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     }
     drain_submissions(e);
     for (int i = 0; i < count; i++) {
-        engine_source *source = events[i].data.ptr;
-        if (source == NULL)
+        engine_source *source;
+        if (!descriptors_source(e, &events[i], &source))
+            e->checked_at = 0; /* the number is another epoll set's: the next round sees that */
+        else if (source == NULL)
             clear_wake(e);
         else if (source->fd >= 0)
             source->ready(source, events[i].events);

@@ -81,6 +81,7 @@ struct rc_engine {
     uint64_t alarms;         /* times that they were called */
     pthread_t thread;
     atomic_int epoll_fd, wake_fd; /* descriptors.h */
+    uint64_t mark;                /* of the epoll set's events */
     uint64_t checked_at;          /* when the driver looked at descriptors last, ns */
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */

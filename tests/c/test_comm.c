@@ -126,8 +126,8 @@ static void a_run_leaves_what_is_not_over(void)
     expect_done(late);
     CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &late), RC_AGAIN);
     rc_comm_abort(w->comms[0], "enough");
-    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, 0, &work), RC_ABORTED);
-    CHECK_EQ(rc_work_wait(late, 0), RC_ABORTED);
+    CHECK_EQ(rc_run(w->comms[0], &call, 10, first, WORLD_LONG_MS, &work), RC_ABORTED);
+    CHECK_EQ(rc_work_wait(late, WORLD_LONG_MS), RC_ABORTED);
     rc_work_free(late);
     rc_work_free(work);
     world_close(w);

@@ -2,6 +2,8 @@
  * is said, what is not goes on, no core is burned, and no file that has the number now is touched.
  */
 #include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -89,6 +91,36 @@ static void a_lost_socket_is_said(void)
         if (reused)
             expect_untouched(fd);
     }
+}
+
+/* An epoll set that always has an event, whose data are those of a library that notes its files'
+ * numbers, at a number that somebody has closed or is about to. Returns the event's file. */
+static int put_epoll_set(int fd)
+{
+    int set = epoll_create1(EPOLL_CLOEXEC), bell = eventfd(1, EFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = bell};
+    CHECK_EQ(epoll_ctl(set, EPOLL_CTL_ADD, bell, &event), 0);
+    CHECK_EQ(dup2(set, fd), fd);
+    close(set);
+    return bell;
+}
+
+/* Its events are not taken for the engine's own. */
+static void another_epoll_set_with_the_number_is_told_apart(void)
+{
+    world *w = world_open((world_options){.size = 2, .engines = 1});
+    run_once(w);
+    int fd = w->engines[0]->epoll_fd;
+    int bell = put_epoll_set(fd);
+    for (int i = 0; i < 20; i++)
+        run_once(w);
+    CHECK(w->engines[0]->epoll_fd != fd);
+    world_close(w);
+    uint64_t rung = 0;
+    CHECK_EQ(read(bell, &rung, sizeof rung), (ssize_t)sizeof rung);
+    CHECK_EQ(rung, 1);
+    close(bell);
+    CHECK_EQ(close(fd), 0);
 }
 
 /* The epoll set, the bell, or both: the engine makes new ones and goes on. */
@@ -189,6 +221,8 @@ int main(void)
     static const check_test tests[] = {
         {"a_lost_socket_is_said", a_lost_socket_is_said},
         {"a_lost_epoll_set_is_replaced", a_lost_epoll_set_is_replaced},
+        {"another_epoll_set_with_the_number_is_told_apart",
+         another_epoll_set_with_the_number_is_told_apart},
         {"losing_everything_burns_nothing", losing_everything_burns_nothing},
         {"only_what_is_own_is_closed", only_what_is_own_is_closed},
         {"nothing_leaks", nothing_leaks},
