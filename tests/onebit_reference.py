@@ -307,7 +307,8 @@ class PublishedLamb:
 
 class FrozenLamb(FrozenAdam):
     """ringcomm's own form, of one flat tensor: FrozenAdam, and c = clip(||p|| / ||u||) until the
-    freeze; then its unbiased running mean, times how much ||p|| has grown."""
+    freeze; then its unbiased running mean, times how much ||p|| has grown, but 2 ||p|| / ||u|| at
+    most."""
 
     coeff = weight = 0.0
     size: float | None = None
@@ -323,6 +324,8 @@ class FrozenLamb(FrozenAdam):
         else:
             self.size = size if self.size is None else self.size
             coeff = self.coeff / self.weight * size / self.size
+            coeff = min(coeff, 2 * size / _norm(update))
+            coeff = min(max(coeff, s.coeff_min), s.coeff_max)
         self.p = self.p - F(s.lr * coeff) * update
 
 

@@ -67,6 +67,30 @@ def test_our_own_update_is_that_of_its_formula(n: int) -> None:
         assert_close(ours, [expected.p], CLOSE)
 
 
+def test_no_step_is_longer_than_twice_that_of_lamb() -> None:
+    """However much larger gradients are than those of which the variance was learned."""
+    shapes, freeze, rate = [(32, 40)], 6, 0.01
+
+    def body(comm: Communicator) -> list[float]:
+        (values,) = parameters(shapes)
+        optimizer = OneBitLamb(
+            [values], lr=rate, freeze=freeze, dense="none", comm=comm, threshold=0
+        )
+        lengths = []
+        for step in range(1, 12):
+            before = values.detach().clone()
+            louder = 100 if step > freeze else 1
+            give([values], [louder * one for one in gradient(shapes, step, comm.rank)])
+            optimizer.step()
+            moved = (values.detach() - before).norm() / before.norm()
+            lengths.append(float(moved) / rate)
+        return lengths
+
+    for lengths in run_ranks(2, body):
+        assert lengths[freeze - 1] == pytest.approx(1, rel=1e-3)
+        assert max(lengths) == pytest.approx(2, rel=1e-3)
+
+
 @pytest.mark.parametrize("compat", [False, True])
 def test_a_tensor_without_any_gradient(compat: bool) -> None:
     """Its momentum has no size, which others are divided by; all stay finite."""

@@ -4,9 +4,12 @@ LAMB multiplies Adam's update of each tensor by c = ||p|| / ||u||, which 1 bit's
 So c is learned in the dense stage, as a running mean c_avg, and used from there on:
 
     dense   u = m / (sqrt(v) + eps) + wd p;  c = ||p|| / ||u|| within limits;  p -= lr c u
-    then    u as OneBitAdam's, renewals of v included;  p -= lr c_avg ||p|| / ||p at the freeze|| u
+    then    u as OneBitAdam's, renewals of v included;  p -= lr c u,
+            c = min(c_avg ||p|| / ||p at the freeze||, 2 ||p|| / ||u||) within limits
 
-(A tensor that has grown takes longer steps, as LAMB would have it, and u keeps its size.)
+A tensor that has grown takes longer steps, as LAMB would have it. None is longer than twice LAMB's,
+which is lr ||p||: 1 bit's noise makes u longer, and longer steps bring more noise. Without the bound
+this ends in divergence at rates that LAMB bears.
 
 As published (deepspeed_compat): v is biased and stays; what it has become is guessed at from the
 1-bit momenta, r = (m' - b1 m) / (1 - b1), in w = EMA(r^2), and c_avg is multiplied by the largest
@@ -34,6 +37,7 @@ from .sums import norm
 from .wire import WireOptimizer
 
 _BETA = 0.9  # of c_avg
+_LONGEST = 2.0  # times LAMB's step
 _LEAST_FACTOR, _MOST_FACTOR, _FACTOR_STEP = 0.5, 4.0, 0.1  # as published
 
 
@@ -149,14 +153,24 @@ class _Lamb(Renewed):
     def apply(self, span: Span, update: torch.Tensor) -> None:
         moved = zip(_present(span), span.parameters, _with_decay(span, update), strict=True)
         for place, parameter, one in moved:
-            size = norm(parameter)
+            size, length = norm(parameter), norm(one)
             if self._frozen:
-                before = self._sizes.setdefault(place.index, size)
-                coeff = self._coefficients.get(place) * (size / before if before > 0 else 1.0)
-                coeff = min(max(coeff, span.group["min_coeff"]), span.group["max_coeff"])
+                coeff = self._remembered(span, place, size, length)
             else:
-                coeff = self._coefficients.learn(span, place, size, norm(one))
+                coeff = self._coefficients.learn(span, place, size, length)
             parameter.add_(one, alpha=-span.group["lr"] * coeff)
+
+    def _remembered(self, span: Span, place: Place, size: float, length: float) -> float:
+        """c behind the freeze, of a tensor and its update."""
+        before = self._sizes.setdefault(place.index, size)
+        coeff = self._coefficients.get(place)
+        if before > 0:
+            coeff *= size / before
+        if length > 0:
+            coeff = min(coeff, _LONGEST * size / length)
+        least, most = span.group["min_coeff"], span.group["max_coeff"]
+        within: float = min(max(coeff, least), most)
+        return within
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "coefficients": self._coefficients.state_dict(),
