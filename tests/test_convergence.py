@@ -170,6 +170,19 @@ def test_a_grid_grows_where_the_best_rate_is_at_its_edge(
     assert plan.is_interior(METHODS["bf16"]) == (best < 1)
 
 
+def test_of_rates_that_tie_runs_of_full_length_decide(tmp_path: Path) -> None:
+    rows, bf16 = Rows(tmp_path / "rows"), METHODS["bf16"]
+    half = {2.5e-3: 1.6, 5e-3: 1.5, 1e-2: 1.51, 2e-2: 1.53}
+    plan = _fill(
+        rows, ("bf16",), lambda run: half[run.lr] if run.steps == 200 else 1.2 - run.lr
+    )
+    assert plan.tuned(bf16) == 1e-2
+    whole = {row["lr"] for row in rows if row["role"] == "tune" and row["steps"] == 400}
+    assert whole == {5e-3, 1e-2}
+    assert set(plan.finals("T1", "bf16")) == set(range(1, 9))
+    assert plan.count()[:2] == (21, 21)
+
+
 def test_a_rate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     plan = _fill(
         Rows(tmp_path / "rows"), ("bf16",), lambda run: None if run.lr > 6e-3 else 2 - run.lr

@@ -4,7 +4,9 @@ For every method and baseline alike:
 
     tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else, half the steps.
              The rate with the least mean loss at the end; where it is the first or the last of the
-             grid, the grid grows on that side, up to EXTENSIONS rates, until the best lies inside
+             grid, the grid grows on that side, up to EXTENSIONS rates, until the best lies inside.
+             Of rates less than TIE nats apart the same 2 seeds decide with all steps, as longer
+             runs may suit another one
     final    8 seeds at that rate, all steps
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
@@ -38,6 +40,7 @@ OTHER_SEEDS = tuple(range(11, 19))  # of the null control
 CHECKPOINT_SEED = 201
 TUNE_SHARE = 0.5
 EXTENSIONS = 3
+TIE = 0.02
 
 Role = Literal["tune", "final", "process", "checkpoint", "quick"]
 
@@ -147,8 +150,12 @@ class Plan:
     def tuned(self, method: Method) -> float | None:
         """The rate of its final runs; None before its tuning is over."""
         source = METHODS[method.tuned_as] if method.tuned_as else method
-        grid, mean = self._grid(source)
-        return None if any(rate not in mean for rate in grid) else min(grid, key=mean.__getitem__)
+        rivals = self._rivals(source)
+        if len(rivals) < 2:
+            return next(iter(rivals), None)
+        losses = {rate: self._tuning_loss(source, rate, "final") for rate in rivals}
+        known = {rate: loss for rate, loss in losses.items() if loss is not None}
+        return min(known, key=known.__getitem__) if len(known) == len(rivals) else None
 
     def is_interior(self, method: Method) -> bool:
         """Whether the tuned rate lies between others that were tried."""
@@ -174,14 +181,23 @@ class Plan:
             mean.update({rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))})
         return grid, mean
 
-    def _tuning_loss(self, method: Method, rate: float) -> float | None:
-        found = [self.rows.find(run.key) for run in self._tuning(method, rate)]
+    def _rivals(self, method: Method) -> list[float]:
+        """The best rate of the grid, and those that tie with it; empty before the grid is known."""
+        grid, mean = self._grid(method)
+        if any(rate not in mean for rate in grid):
+            return []
+        best = min(mean.values())
+        return [rate for rate in grid if mean[rate] - best < TIE]
+
+    def _tuning_loss(self, method: Method, rate: float, length: Role = "tune") -> float | None:
+        found = [self.rows.find(run.key) for run in self._tuning(method, rate, length)]
         if None in found:
             return None
         return sum(loss_of(row["loss"]) for row in found if row) / len(found)
 
-    def _tuning(self, method: Method, rate: float) -> list[Run]:
-        steps = steps_of(SETTINGS["T1"], method, "tune")
+    def _tuning(self, method: Method, rate: float, length: Role = "tune") -> list[Run]:
+        """A rate's runs, as long as those of that role."""
+        steps = steps_of(SETTINGS["T1"], method, length)
         return [Run("T1", method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
 
     # ---- runs ----
@@ -191,6 +207,9 @@ class Plan:
         if not method.tuned_as:
             for rate in self._grid(method)[0]:
                 yield from self._tuning(method, rate)
+            rivals = self._rivals(method)
+            for rate in rivals if len(rivals) > 1 else ():
+                yield from self._tuning(method, rate, "final")
         rate = self.tuned(method)
         if rate is None:
             return
