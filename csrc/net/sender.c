@@ -31,10 +31,12 @@ static int control_bell(const sender *s, int operation)
     return epoll_ctl(atomic_load(&s->epoll_fd), operation, event.data.fd, &event) == 0;
 }
 
+/* In another order than the engine: where both have lost theirs, the pair that is made first gets
+ * the numbers of the other's, which must not pass for that one. */
 static int open_fds(sender *s)
 {
-    atomic_store(&s->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
     atomic_store(&s->wake_fd, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    atomic_store(&s->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
     return control_bell(s, EPOLL_CTL_ADD);
 }
 
