@@ -23,10 +23,14 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 
 def reference(
-    ranks: int, steps: int, lr: float, decay: float, vote: bool, sync: int, betas: tuple[float, ...]
+    ranks: int, steps: int, lr: float, decay: float, outcome: str, sync: int,
+    betas: tuple[float, ...],
 ) -> dict[str, torch.Tensor]:
     """Written from the paper's formulas."""
     beta1, beta2 = betas
+    if outcome == "momentum":
+        return _plain(ranks, steps, lr, decay, betas)
+    vote = outcome == "vote"
     weights = {n: p.detach().clone() for n, p in Net().named_parameters() if p.requires_grad}
     moments = {n: [torch.zeros_like(w) for _ in range(ranks)] for n, w in weights.items()}
     for step in range(steps):
@@ -36,17 +40,33 @@ def reference(
                 g, m = gradient_of(name, weight.shape, rank, step), moments[name][rank]
                 signs.append((beta1 * m + (1 - beta1) * g).sign())
                 moments[name][rank] = beta2 * m + (1 - beta2) * g
-            outcome = sum(signs).sign() if vote else sum(signs) / ranks  # type: ignore[union-attr]
-            weight -= lr * (outcome + decay * weight)
+            moved = sum(signs).sign() if vote else sum(signs) / ranks  # type: ignore[union-attr]
+            weight -= lr * (moved + decay * weight)
             if sync and (step + 1) % sync == 0:
                 mean = sum(moments[name]) / ranks  # type: ignore[assignment]
                 moments[name] = [mean.clone() for _ in range(ranks)]  # type: ignore[attr-defined]
     return weights
 
 
+def _plain(
+    ranks: int, steps: int, lr: float, decay: float, betas: tuple[float, ...]
+) -> dict[str, torch.Tensor]:
+    """Lion itself, of the mean gradient."""
+    weights = {n: p.detach().clone() for n, p in Net().named_parameters() if p.requires_grad}
+    moments = {n: torch.zeros_like(w) for n, w in weights.items()}
+    for step in range(steps):
+        for name, weight in weights.items():
+            shares = [gradient_of(name, weight.shape, rank, step) for rank in range(ranks)]
+            g, m = torch.stack(shares).mean(0), moments[name]
+            weight -= lr * ((betas[0] * m + (1 - betas[0]) * g).sign() + decay * weight)
+            moments[name] = betas[1] * m + (1 - betas[1]) * g
+    return weights
+
+
 @pytest.mark.parametrize(
     ("codec", "outcome", "ranks", "sync"),
     [
+        ("none", "momentum", 1, 0), ("none", "momentum", 3, 0),
         ("none", "average", 1, 0), ("none", "average", 3, 0), ("none", "vote", 3, 2),
         ("bf16", "average", 4, 3), ("onebit", "vote", 3, 0), ("onebit", "vote", 2, 0),
         ("onebit", "vote", 3, 2), ("onebit", "average", 2, 0), ("onebit", "average", 1, 0),
@@ -67,7 +87,7 @@ def test_it_is_lion(codec: str, outcome: str, ranks: int, sync: int) -> None:
 
     models = run_ranks(ranks, body)
     assert alike(models)
-    expected = reference(ranks, 5, 0.01, 0.1, outcome == "vote", sync, (0.9, 0.95))
+    expected = reference(ranks, 5, 0.01, 0.1, outcome, sync, (0.9, 0.95))
     for name, weight in expected.items():
         got = models[0].get_parameter(name).detach()
         far = (got - weight).abs() > 1e-5
@@ -112,7 +132,37 @@ def test_ties_favour_neither_side() -> None:
         assert (weight[:, 32:] == -8.0).all()
 
 
-@pytest.mark.parametrize("outcome", ["average", "vote"])
+def test_a_momentum_at_one_bit_arrives_in_time() -> None:
+    """Of gradients that do not change, all ranks' momentum is what that of their mean would be, but
+    for the last few steps'."""
+    steps, betas = 60, (0.9, 0.99)
+
+    def body(comm: Communicator) -> torch.Tensor:
+        model = Net()
+        optimizer = Lion(
+            model.parameters(), 1e-3, betas, comm=comm, outcome="momentum", threshold=THRESHOLD
+        )
+        for _ in range(steps):
+            set_gradients(model, comm.rank, 0)
+            optimizer.step()
+        return optimizer.state[model.embed]["exp_avg"].clone()
+
+    got = run_ranks(3, body)
+    assert all(torch.equal(got[0], one) for one in got)
+    shares = [gradient_of("embed", torch.Size((100, 48)), rank, 0) for rank in range(3)]
+    exact = torch.stack(shares).mean(0) * (1 - betas[1] ** steps)
+    assert (got[0] - exact).square().mean().sqrt() <= 0.3 * exact.square().mean().sqrt()
+
+
+def test_a_momentum_needs_the_slower_beta_second(nothing_left: None) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=r"betas\[1\] >= betas\[0\]"):
+            Lion([nn.Parameter(torch.zeros(4))], betas=(0.95, 0.9), outcome="momentum", comm=comm)
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize("outcome", ["momentum", "average", "vote"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_what_has_no_gradient_in_any_element_does_not_drift(outcome: str, ranks: int) -> None:
     """As a row of an embedding that is never seen; beside others that are."""

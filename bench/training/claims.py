@@ -64,6 +64,7 @@ CLAIMS = (
     Claim("1-bit LAMB", "lamb", "adamw", "printed"),
     Claim("Lion", "lion-onebit", "lion", "margin", 0.02),
     Claim("Lion", "lion-onebit", "lion-average", "margin", 0.02),
+    Claim("Lion", "lion-momentum", "lion", "margin", 0.02),
     Claim("Lion", "lion-vote", "lion", "printed"),
     Claim("Lion", "lion", "adamw", "printed"),
     Claim("SGD", "sgd-onebit", "sgd", "printed"),

@@ -333,6 +333,7 @@ _WIRE = (
     _wire("lion-average", "Lion, the average of the ranks' signs, uncompressed", LION, **_LION,
           compression="none", sync_compression="none"),
     _wire("lion-onebit", "Lion, 1-bit average", LION, **_LION),
+    _wire("lion-momentum", "Lion, momentum at 1 bit", LION, **_LION, outcome="momentum"),
     _wire("lion-vote", "Lion, 1-bit vote", LION, **_LION, outcome="vote"),
     _wire("zero-one-adam", "0/1 Adam", ADAM, kind="ZeroOneAdam", betas=BETAS, weight_decay=DECAY,
           freeze=0.2),

@@ -1,8 +1,16 @@
-"""Lion with the signs on the wire: one bit per parameter, and no warm-up.
+"""Lion at one bit per parameter, and without a warm-up. By its momentum, or by the ranks' signs:
 
-    d = sign(beta1 * m + (1 - beta1) * g)              what travels
+    c = beta1 * m + (1 - beta1) * g                    the momentum travels: C, the mean of all c
+    m = m + (C - m) * (1 - beta2) / (1 - beta1)        which is Lion's, of the mean gradient in C
+    p = p - lr * (sign(C) + weight_decay * p)
+
+    d = sign(beta1 * m + (1 - beta1) * g)              signs travel
     m = beta2 * m + (1 - beta2) * g                    stays here, but every momentum_sync steps
     p = p - lr * (D + weight_decay * p)                D of all ranks' d: their mean, or their vote
+
+The first is Lion with error feedback: what 1 bit leaves of c goes with the next steps', up and
+down. A mean of signs is not the sign of the mean: where a rank's gradient is mostly noise it is
+short, which a higher rate makes up for in part.
 
 Signs go up to the ranks that sum them without any loss: a block of them has the scale 1. What comes
 down has 1 bit again, so of the mean it has the sign, times one size for each block; what that lacks
@@ -30,7 +38,7 @@ from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
 
-_OUTCOMES = ("average", "vote")
+_OUTCOMES = ("momentum", "average", "vote")
 
 
 class Lion(WireOptimizer):
@@ -39,11 +47,15 @@ class Lion(WireOptimizer):
 
     Args:
         lr, betas, weight_decay: Lion's. The weight decay is decoupled, times lr.
-        outcome: "average" of the ranks' signs, or "vote" for each.
-        momentum_sync: every so many steps the ranks average their momenta; 0: never.
-        compression: how the signs travel. With other codecs than onebit signs of 0 stay 0 as far
-            as these have one, and the mean comes down as precise as they are.
-        sync_compression: how the momenta travel.
+        outcome: what all ranks apply: the sign of the mean "momentum"; the "average" of the ranks'
+            signs; or a "vote" for each.
+        momentum_sync: of signs: every so many steps the ranks average their momenta; 0: never.
+        compression: how momentum or signs travel. With other codecs than onebit signs of 0 stay 0
+            as far as these have one, and the mean comes down as precise as they are.
+        sync_compression: how the momenta travel beside signs.
+
+    Raises ValueError as torch.optim does; and for "momentum" with betas[1] < betas[0], which would
+    make more of the codec's noise than there is of the momentum.
     """
 
     def __init__(
@@ -65,12 +77,38 @@ class Lion(WireOptimizer):
         require("weight_decay value", weight_decay, weight_decay >= 0.0)
         require(f"outcome, give one of {_OUTCOMES}", outcome, outcome in _OUTCOMES)
         require("momentum_sync", momentum_sync, momentum_sync >= 0)
-        rule = _SignRule(
-            codec_name(compression), outcome == "vote", momentum_sync,
-            codec_name(sync_compression, "sync_compression="),
-        )  # fmt: skip
+        rule: Rule
+        if outcome == "momentum":
+            require("betas, for outcome='momentum' give betas[1] >= betas[0]", betas,
+                    betas[1] >= betas[0])  # fmt: skip
+            rule = _MomentumRule(codec_name(compression))
+        else:
+            rule = _SignRule(
+                codec_name(compression), outcome == "vote", momentum_sync,
+                codec_name(sync_compression, "sync_compression="),
+            )  # fmt: skip
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         super().__init__(params, defaults, rule, comm, **settings)
+
+
+class _MomentumRule(Rule):
+    method = "Lion(momentum)"
+    states = ("exp_avg",)
+
+    def __init__(self, compression: str) -> None:
+        self._exchanges = (Exchange("momentum", compression),)
+
+    def exchanges(self, step: int) -> Sequence[Exchange]:
+        return self._exchanges
+
+    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
+        _follow(span, span.group["betas"][0], out)
+
+    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
+        beta1, beta2 = span.group["betas"]
+        mean = means["momentum"]
+        span.state["exp_avg"].lerp_(mean, (1 - beta2) / (1 - beta1))
+        _step(span, mean.sign_())
 
 
 class _SignRule(Rule):
@@ -96,9 +134,9 @@ class _SignRule(Rule):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         beta1, beta2 = span.group["betas"]
         if what == "momentum":
-            self._follow(span, beta2, out)
+            _follow(span, beta2, out)
             return
-        self._follow(span, beta1, out)
+        _follow(span, beta1, out)
         out.sign_()
         if self._one_bit and not span.is_small and span.world_size > 1:
             out[out == 0] = 1.0 if span.step % 2 else -1.0
@@ -110,18 +148,24 @@ class _SignRule(Rule):
         if "momentum" in means:
             buffer.copy_(means["momentum"])
         else:
-            self._follow(span, span.group["betas"][1], buffer)
+            _follow(span, span.group["betas"][1], buffer)
         if self._votes:
             mean.sign_()
-        lr, parameters = span.group["lr"], span.parameters
-        if span.group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1.0 - lr * span.group["weight_decay"])
-        torch._foreach_add_(parameters, span.views(mean), alpha=-lr)
-
-    def _follow(self, span: Span, beta: float, out: torch.Tensor) -> None:
-        """Moves what the momentum is towards the gradient."""
-        torch.lerp(span.state["exp_avg"], span.gradient, 1.0 - beta, out=out)
+        _step(span, mean)
 
     def _has_casting_vote(self, span: Span) -> bool:
         even = span.world_size % 2 == 0 and span.world_size > 2
         return even and span.step % span.world_size == span.rank
+
+
+def _follow(span: Span, beta: float, out: torch.Tensor) -> None:
+    """Moves what the momentum is towards the gradient."""
+    torch.lerp(span.state["exp_avg"], span.gradient, 1.0 - beta, out=out)
+
+
+def _step(span: Span, direction: torch.Tensor) -> None:
+    """Moves the parameters, and decays them."""
+    lr, parameters = span.group["lr"], span.parameters
+    if span.group["weight_decay"]:
+        torch._foreach_mul_(parameters, 1.0 - lr * span.group["weight_decay"])
+    torch._foreach_add_(parameters, span.views(direction), alpha=-lr)
