@@ -101,7 +101,9 @@ def test_means_at_one_bit_deliver_all_in_time() -> None:
 
     def body(comm: Communicator) -> Net:
         model = Net()
-        optimizer = Lion(model.parameters(), lr, comm=comm, threshold=THRESHOLD)
+        optimizer = Lion(
+            model.parameters(), lr, comm=comm, outcome="average", threshold=THRESHOLD
+        )
         for _ in range(steps):
             set_gradients(model, comm.rank, 0)
             optimizer.step()
@@ -186,7 +188,10 @@ def test_what_has_no_gradient_in_any_element_does_not_drift(outcome: str, ranks:
 def test_momenta_are_synchronised_every_so_many_steps() -> None:
     def body(comm: Communicator) -> list[torch.Tensor]:
         model, kept = Net(), []
-        optimizer = Lion(model.parameters(), 1e-3, comm=comm, momentum_sync=3, threshold=THRESHOLD)
+        optimizer = Lion(
+            model.parameters(), 1e-3, comm=comm, outcome="average", momentum_sync=3,
+            threshold=THRESHOLD,
+        )  # fmt: skip
         for step in range(6):
             set_gradients(model, comm.rank, step)
             optimizer.step()
@@ -199,14 +204,17 @@ def test_momenta_are_synchronised_every_so_many_steps() -> None:
     ]  # fmt: skip
 
 
-def test_a_bit_per_parameter() -> None:
+@pytest.mark.parametrize("outcome", ["momentum", "average", "vote"])
+def test_a_bit_per_parameter(outcome: str) -> None:
     """Without the steps that synchronise, at most a 28th of fp32's bytes."""
 
     def body(comm: Communicator) -> tuple[int, int]:
         sent = []
         for codec in ("none", "onebit"):
             weight = nn.Parameter(torch.zeros(1024, 1024))
-            optimizer = Lion([weight], comm=comm, compression=codec, momentum_sync=0)  # type: ignore[arg-type]
+            optimizer = Lion(
+                [weight], comm=comm, compression=codec, outcome=outcome, momentum_sync=0  # type: ignore[arg-type]
+            )  # fmt: skip
             before = comm.stats()["wire_bytes"]
             for step in range(2):
                 weight.grad = gradient_of("weight", weight.shape, comm.rank, step)

@@ -36,7 +36,8 @@ def lion(**settings: Any) -> Callable[..., WireOptimizer]:
 
 MAKES = {
     "none": sgd("none"), "int8": sgd("int8"), "int4": sgd("int4"), "onebit": sgd("onebit"),
-    "lion": lion(), "synced": lion(momentum_sync=2), "vote": lion(outcome="vote"),
+    "lion": lion(), "average": lion(outcome="average"), "vote": lion(outcome="vote"),
+    "synced": lion(outcome="average", momentum_sync=2),
 }  # fmt: skip
 
 
@@ -130,10 +131,10 @@ def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: 
 
 
 def test_what_differs_between_ranks_is_averaged_for_another_world() -> None:
-    """Lion's momenta."""
+    """Lion's momenta where signs travel."""
 
     def body(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        model, optimizer = steps_of(comm, lion(momentum_sync=0), range(3))
+        model, optimizer = steps_of(comm, lion(outcome="average", momentum_sync=0), range(3))
         own = optimizer.state[model.head]["exp_avg"].clone()
         state = optimizer.gather_state_dict()
         assert torch.equal(optimizer.state[model.head]["exp_avg"], own)

@@ -65,7 +65,7 @@ class Lion(WireOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
-        outcome: str = "average",
+        outcome: str = "momentum",
         momentum_sync: int = 100,
         compression: Compression | None = "onebit",
         sync_compression: Compression | None = "int8",
@@ -77,16 +77,15 @@ class Lion(WireOptimizer):
         require("weight_decay value", weight_decay, weight_decay >= 0.0)
         require(f"outcome, give one of {_OUTCOMES}", outcome, outcome in _OUTCOMES)
         require("momentum_sync", momentum_sync, momentum_sync >= 0)
+        carried = codec_name(compression)
+        synced = codec_name(sync_compression, "sync_compression=")
         rule: Rule
         if outcome == "momentum":
             require("betas, for outcome='momentum' give betas[1] >= betas[0]", betas,
                     betas[1] >= betas[0])  # fmt: skip
-            rule = _MomentumRule(codec_name(compression))
+            rule = _MomentumRule(carried)
         else:
-            rule = _SignRule(
-                codec_name(compression), outcome == "vote", momentum_sync,
-                codec_name(sync_compression, "sync_compression="),
-            )  # fmt: skip
+            rule = _SignRule(carried, outcome == "vote", momentum_sync, synced)
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         super().__init__(params, defaults, rule, comm, **settings)
 
