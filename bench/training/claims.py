@@ -91,6 +91,7 @@ CLAIMS = (
     Claim("known bad", "onebit-adamw", "adamw", "bad"),
     Claim("known bad", "onebit-adam-no-mask", "onebit-adam-5", "bad"),
     Claim("known bad", "int4-no-feedback", "adamw", "bad"),
+    Claim("known bad", "sgd-onebit-no-feedback", "sgd", "bad"),
     Claim("known bad", "outer-replace", "outer-delayed", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer-mean", "bad", None, "T4"),

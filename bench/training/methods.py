@@ -392,6 +392,8 @@ _STALE = tuple(
 _OTHER_OPTIMIZERS = (
     Method("muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")),
     Method("sgd", "SGD with momentum, DDP, float32", hooked, {"inner": "sgd"}, SGD),
+    Method("sgd-onebit-no-feedback", "1-bit gradients under SGD, without feedback", hooked,
+           {"inner": "sgd", "compression": "onebit", "feedback": False}, SGD),
     Method("muon-int4", "Muon, int4 with feedback", hooked,
            {"inner": "muon", "compression": "int4"}, MUON),
 )  # fmt: skip
