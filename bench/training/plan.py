@@ -3,10 +3,9 @@
 For every method and baseline alike:
 
     tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else, half the steps.
-             The rate with the least mean loss at the end; where it is the first or the last of the
-             grid, the grid grows on that side, up to EXTENSIONS rates, until the best lies inside.
-             Of rates less than TIE nats apart the same 2 seeds decide with all steps, as longer
-             runs may suit another one
+             Where the rate with the least mean loss at the end is the first or the last of the
+             grid, the grid grows on that side, up to EXTENSIONS rates, until it lies inside. Of the
+             best two the same seeds decide with all steps, for longer runs may suit another one
     final    8 seeds at that rate, all steps
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
@@ -40,7 +39,7 @@ OTHER_SEEDS = tuple(range(11, 19))  # of the null control
 CHECKPOINT_SEED = 201
 TUNE_SHARE = 0.5
 EXTENSIONS = 3
-TIE = 0.02
+FINALISTS = 2
 
 Role = Literal["tune", "final", "process", "checkpoint", "quick"]
 
@@ -150,12 +149,9 @@ class Plan:
     def tuned(self, method: Method) -> float | None:
         """The rate of its final runs; None before its tuning is over."""
         source = METHODS[method.tuned_as] if method.tuned_as else method
-        rivals = self._rivals(source)
-        if len(rivals) < 2:
-            return next(iter(rivals), None)
-        losses = {rate: self._tuning_loss(source, rate, "final") for rate in rivals}
+        losses = {rate: self._tuning_loss(source, rate, "final") for rate in self._best(source)}
         known = {rate: loss for rate, loss in losses.items() if loss is not None}
-        return min(known, key=known.__getitem__) if len(known) == len(rivals) else None
+        return min(known, key=known.__getitem__) if len(known) == FINALISTS else None
 
     def is_interior(self, method: Method) -> bool:
         """Whether the tuned rate lies between others that were tried."""
@@ -181,13 +177,12 @@ class Plan:
             mean.update({rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))})
         return grid, mean
 
-    def _rivals(self, method: Method) -> list[float]:
-        """The best rate of the grid, and those that tie with it; empty before the grid is known."""
+    def _best(self, method: Method) -> list[float]:
+        """The best rates of half the steps; empty before the grid is known."""
         grid, mean = self._grid(method)
         if any(rate not in mean for rate in grid):
             return []
-        best = min(mean.values())
-        return [rate for rate in grid if mean[rate] - best < TIE]
+        return sorted(grid, key=mean.__getitem__)[:FINALISTS]
 
     def _tuning_loss(self, method: Method, rate: float, length: Role = "tune") -> float | None:
         found = [self.rows.find(run.key) for run in self._tuning(method, rate, length)]
@@ -207,8 +202,7 @@ class Plan:
         if not method.tuned_as:
             for rate in self._grid(method)[0]:
                 yield from self._tuning(method, rate)
-            rivals = self._rivals(method)
-            for rate in rivals if len(rivals) > 1 else ():
+            for rate in self._best(method):
                 yield from self._tuning(method, rate, "final")
         rate = self.tuned(method)
         if rate is None:
