@@ -190,7 +190,7 @@ def ready(plan: Plan, folder: Path) -> list[Run]:
     if not waits or start is None or checkpoint_of(plan, folder).exists():
         return [run for run in runs if run.role != "checkpoint" or run == start]
     others = [run for run in runs if not SETTINGS[run.setting].starts_at and run != start]
-    return [*others[:0], start, *others]
+    return [start, *others]
 
 
 def write(plan: Plan) -> None:

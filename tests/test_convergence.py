@@ -219,7 +219,14 @@ def test_t4_waits_for_its_checkpoint(tmp_path: Path) -> None:
     assert convergence.ready(plan, tmp_path) == [start], "its file is not there"
     convergence.checkpoint_of(plan, tmp_path).touch()
     assert {run.setting for run in convergence.ready(plan, tmp_path)} == {"T4"}
-    assert {run.lr for run in convergence.ready(plan, tmp_path)} == {1e-3}
+    grid = {rate / 10 for rate in METHODS["adamw"].lrs}
+    assert {run.lr for run in convergence.ready(plan, tmp_path)} == grid, "tuned by itself"
+    while due := convergence.ready(plan, tmp_path):
+        for run in due:
+            rows.append(_answer(run, 1.5 + abs(run.lr - 5e-4)))
+    assert plan.tuned(METHODS["adamw"], "T4") == 5e-4
+    assert plan.tuned(METHODS["adamw"]) == 1e-2
+    assert {row["lr"] for row in plan.finals("T4", "adamw").values()} == {5e-4}
 
 
 # ---- rows ----

@@ -9,7 +9,7 @@ For every method and baseline alike:
     final    8 seeds at that rate, all steps
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
-T4 starts from one checkpoint of T1 under AdamW and takes each method's rate of T1 over ten.
+T4 starts from one checkpoint of T1 under AdamW. Its grid is T1's over ten.
 
 Invariants: what is due follows from the methods and the rows alone; a run's key holds all that
 defines it, its method's settings and code included, so that a changed method is run anew.
@@ -51,7 +51,7 @@ class Setting:
     Attributes:
         text: the name of the text.
         steps: of a final run.
-        rate: what a method's tuned rate is multiplied by.
+        rate: what a method's grid of rates is multiplied by.
         warmup, floor: shares of the steps and of the rate: a linear rise, then a cosine down.
         clip: the norm to which gradients are clipped.
         starts_at: the setting whose checkpoint it starts from; empty: at weights by the seed.
@@ -146,23 +146,29 @@ class Plan:
 
     # ---- tuning ----
 
-    def tuned(self, method: Method) -> float | None:
+    def tuned(self, method: Method, setting: str = "T1") -> float | None:
         """The rate of its final runs; None before its tuning is over."""
         source = METHODS[method.tuned_as] if method.tuned_as else method
-        losses = {rate: self._tuning_loss(source, rate, "final") for rate in self._best(source)}
+        best = self._best(source, setting)
+        losses = {rate: self._tuning_loss(source, setting, rate, "final") for rate in best}
         known = {rate: loss for rate, loss in losses.items() if loss is not None}
         return min(known, key=known.__getitem__) if len(known) == FINALISTS else None
 
-    def is_interior(self, method: Method) -> bool:
+    def is_interior(self, method: Method, setting: str = "T1") -> bool:
         """Whether the tuned rate lies between others that were tried."""
         source = METHODS[method.tuned_as] if method.tuned_as else method
-        grid, _ = self._grid(source)
-        return self.tuned(method) not in (None, grid[0], grid[-1])
+        grid, _ = self._grid(source, setting)
+        return self.tuned(method, setting) not in (None, grid[0], grid[-1])
 
-    def _grid(self, method: Method) -> tuple[list[float], dict[float, float]]:
+    def _grid(self, method: Method, setting: str) -> tuple[list[float], dict[float, float]]:
         """The rates to try as far as is known, and the mean losses of those that are over."""
-        grid = sorted(method.lrs)
-        mean = {rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))}
+
+        def losses() -> dict[float, float]:
+            known = {rate: self._tuning_loss(method, setting, rate, "tune") for rate in grid}
+            return {rate: loss for rate, loss in known.items() if loss is not None}
+
+        grid = sorted(_rounded(rate * SETTINGS[setting].rate) for rate in method.lrs)
+        mean = losses()
         for _ in range(EXTENSIONS):
             if any(rate not in mean for rate in grid):
                 break
@@ -174,48 +180,49 @@ class Plan:
                 grid.append(_rounded(grid[-1] * ratio))
             else:
                 break
-            mean.update({rate: loss for rate in grid if (loss := self._tuning_loss(method, rate))})
+            mean = losses()
         return grid, mean
 
-    def _best(self, method: Method) -> list[float]:
+    def _best(self, method: Method, setting: str) -> list[float]:
         """The best rates of half the steps; empty before the grid is known."""
-        grid, mean = self._grid(method)
+        grid, mean = self._grid(method, setting)
         if any(rate not in mean for rate in grid):
             return []
         return sorted(grid, key=mean.__getitem__)[:FINALISTS]
 
-    def _tuning_loss(self, method: Method, rate: float, length: Role = "tune") -> float | None:
-        found = [self.rows.find(run.key) for run in self._tuning(method, rate, length)]
+    def _tuning_loss(
+        self, method: Method, setting: str, rate: float, length: Role
+    ) -> float | None:
+        found = [self.rows.find(run.key) for run in self._tuning(method, setting, rate, length)]
         if None in found:
             return None
         return sum(loss_of(row["loss"]) for row in found if row) / len(found)
 
-    def _tuning(self, method: Method, rate: float, length: Role = "tune") -> list[Run]:
+    def _tuning(self, method: Method, setting: str, rate: float, length: Role) -> list[Run]:
         """A rate's runs, as long as those of that role."""
-        steps = steps_of(SETTINGS["T1"], method, length)
-        return [Run("T1", method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
+        steps = steps_of(SETTINGS[setting], method, length)
+        return [Run(setting, method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
 
     # ---- runs ----
 
     def runs(self, method: Method) -> Iterator[Run]:
         """All runs of a method that are known so far, done or not, in order."""
-        if not method.tuned_as:
-            for rate in self._grid(method)[0]:
-                yield from self._tuning(method, rate)
-            for rate in self._best(method):
-                yield from self._tuning(method, rate, "final")
-        rate = self.tuned(method)
-        if rate is None:
-            return
         for name in method.settings:
             setting = SETTINGS[name]
-            steps = steps_of(setting, method, "final")
             if setting.starts_at:
                 start = self.checkpoint()
                 if start is None:
                     continue
                 yield start
-            at = _rounded(rate * setting.rate)
+            if not method.tuned_as:
+                for rate in self._grid(method, name)[0]:
+                    yield from self._tuning(method, name, rate, "tune")
+                for rate in self._best(method, name):
+                    yield from self._tuning(method, name, rate, "final")
+            at = self.tuned(method, name)
+            if at is None:
+                continue
+            steps = steps_of(setting, method, "final")
             yield from (Run(name, method.name, at, seed, "final", steps) for seed in method.seeds)
             if method.world == "thread":
                 yield Run(name, method.name, at, method.seeds[0], "process", steps)
@@ -243,13 +250,12 @@ class Plan:
         each = self._seconds_per_step()
         for method in self.methods:
             runs = list(self.runs(method))
-            unknown = 0 if self.tuned(method) else len(method.seeds) + 1
-            total += len(runs) + unknown * len(method.settings)
+            unknown = [name for name in method.settings if self.tuned(method, name) is None]
+            total += len(runs) + (len(method.seeds) + 1) * len(unknown)
             done += sum(self.rows.find(run.key) is not None for run in runs)
             seconds += each * sum(run.steps for run in runs if self.rows.find(run.key) is None)
-            seconds += sum(
-                each * unknown * steps_of(SETTINGS[name], method, "final")
-                for name in method.settings
+            seconds += each * (len(method.seeds) + 1) * sum(
+                steps_of(SETTINGS[name], method, "final") for name in unknown
             )
         return done, total, seconds
 

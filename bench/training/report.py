@@ -115,7 +115,7 @@ def _of_method(plan: Plan, setting: str, name: str, rows: Mapping[int, Row]) -> 
     spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
     row = next(iter(rows.values()))
     sent = row["sent"] / row["steps"] / PARAMETERS
-    rate = f"{row['lr']:g}" + ("" if plan.is_interior(METHODS[name]) else " (edge)")
+    rate = f"{row['lr']:g}" + ("" if plan.is_interior(METHODS[name], setting) else " (edge)")
     return (setting, name, rate, f"{mean:.3f}", f"{spread:.3f}", f"{sent:.3f}" if sent else "-",
             plan.process_check(setting, name))  # fmt: skip
 
