@@ -33,7 +33,7 @@ from _rows import Row, Rows, about
 from training import pool, report
 from training.exact import EXAMPLES, Exact
 from training.methods import METHODS, Method
-from training.plan import SETTINGS, Plan, Run, quick_runs
+from training.plan import CHECKPOINT, SETTINGS, Plan, Run, quick_runs
 from training.text import text as text_of
 
 HERE = Path(__file__).resolve().parent
@@ -120,10 +120,9 @@ def row_of(run: Run, result: Row, about: dict[str, object]) -> Row:
     }  # fmt: skip
 
 
-def checkpoint_of(plan: Plan | None, folder: Path) -> Path:
+def checkpoint_of(folder: Path) -> Path:
     """Where T4's first weights are; not in the repository, for they can be made again."""
-    run = plan.checkpoint() if plan is not None else None
-    return folder / (f"checkpoint-{run.key}.pt" if run is not None else "none")
+    return folder / f"checkpoint-{CHECKPOINT.key}.pt"
 
 
 def exact() -> list[Exact]:
@@ -175,7 +174,7 @@ def full(options: argparse.Namespace, rows: Rows) -> int:
 
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     pool.run_all(
-        due, progress.done, progress.failed, lambda _: checkpoint_of(plan, folder),
+        due, progress.done, progress.failed, lambda _: checkpoint_of(folder),
         jobs=options.jobs, until=until, niceness=options.nice,
     )  # fmt: skip
     print(progress.left())
@@ -185,12 +184,10 @@ def full(options: argparse.Namespace, rows: Rows) -> int:
 def ready(plan: Plan, folder: Path) -> list[Run]:
     """What is due and can start: T4 waits for its checkpoint, which is made again if it is lost."""
     runs = plan.due()
-    start = plan.checkpoint()
-    waits = [run for run in runs if SETTINGS[run.setting].starts_at]
-    if not waits or start is None or checkpoint_of(plan, folder).exists():
-        return [run for run in runs if run.role != "checkpoint" or run == start]
-    others = [run for run in runs if not SETTINGS[run.setting].starts_at and run != start]
-    return [start, *others]
+    others = [run for run in runs if not SETTINGS[run.setting].starts_at and run != CHECKPOINT]
+    if len(others) == len(runs) or checkpoint_of(folder).exists():
+        return runs
+    return [*others, CHECKPOINT]
 
 
 def write(plan: Plan) -> None:
