@@ -2,11 +2,10 @@
 
 For every method and baseline alike:
 
-    tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else, half the steps.
-             Where the rate with the least mean loss at the end is the first or the last of the
-             grid, the grid grows on that side, up to EXTENSIONS rates, until it lies inside. Of the
-             best two the same seeds decide with all steps, for longer runs may suit another one
-    final    8 seeds at that rate, all steps
+    tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else. The rate with
+             the least mean loss at the end; where it is the first or the last of the grid, the
+             grid grows on that side, up to EXTENSIONS rates, until the best lies inside
+    final    8 seeds at that rate
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
 T4 starts from one checkpoint of T1 under AdamW, which no tuning changes. Its grid is T1's over ten.
@@ -37,9 +36,8 @@ TUNE_SEEDS = (101, 102)
 SEEDS = tuple(range(1, 9))
 OTHER_SEEDS = tuple(range(11, 19))  # of the null control
 CHECKPOINT_SEED, CHECKPOINT_RATE = 201, 1e-2  # in no key of T4's: with others, raise HARNESS
-TUNE_SHARE = 0.5
+QUICK_SHARE = 0.5  # of the steps
 EXTENSIONS = 3
-FINALISTS = 2
 
 Role = Literal["tune", "final", "process", "checkpoint", "quick"]
 
@@ -137,7 +135,7 @@ CHECKPOINT = Run(
 
 def steps_of(setting: Setting, method: Method, role: Role) -> int:
     """A method's batches in a role."""
-    share = method.share * (TUNE_SHARE if role == "tune" else 1.0)
+    share = method.share * (QUICK_SHARE if role == "quick" else 1.0)
     steps = round(setting.steps * share)
     return steps - steps % method.accumulate
 
@@ -154,10 +152,8 @@ class Plan:
     def tuned(self, method: Method, setting: str = "T1") -> float | None:
         """The rate of its final runs; None before its tuning is over."""
         source = METHODS[method.tuned_as] if method.tuned_as else method
-        best = self._best(source, setting)
-        losses = {rate: self._tuning_loss(source, setting, rate, "final") for rate in best}
-        known = {rate: loss for rate, loss in losses.items() if loss is not None}
-        return min(known, key=known.__getitem__) if len(known) == FINALISTS else None
+        grid, mean = self._grid(source, setting)
+        return min(grid, key=mean.__getitem__) if len(mean) == len(grid) else None
 
     def is_interior(self, method: Method, setting: str = "T1") -> bool:
         """Whether the tuned rate lies between others that were tried."""
@@ -169,7 +165,7 @@ class Plan:
         """The rates to try as far as is known, and the mean losses of those that are over."""
 
         def losses() -> dict[float, float]:
-            known = {rate: self._tuning_loss(method, setting, rate, "tune") for rate in grid}
+            known = {rate: self._tuning_loss(method, setting, rate) for rate in grid}
             return {rate: loss for rate, loss in known.items() if loss is not None}
 
         grid = sorted(_rounded(rate * SETTINGS[setting].rate) for rate in method.lrs)
@@ -188,24 +184,14 @@ class Plan:
             mean = losses()
         return grid, mean
 
-    def _best(self, method: Method, setting: str) -> list[float]:
-        """The best rates of half the steps; empty before the grid is known."""
-        grid, mean = self._grid(method, setting)
-        if any(rate not in mean for rate in grid):
-            return []
-        return sorted(grid, key=mean.__getitem__)[:FINALISTS]
-
-    def _tuning_loss(
-        self, method: Method, setting: str, rate: float, length: Role
-    ) -> float | None:
-        found = [self.rows.find(run.key) for run in self._tuning(method, setting, rate, length)]
+    def _tuning_loss(self, method: Method, setting: str, rate: float) -> float | None:
+        found = [self.rows.find(run.key) for run in self._tuning(method, setting, rate)]
         if None in found:
             return None
         return sum(loss_of(row["loss"]) for row in found if row) / len(found)
 
-    def _tuning(self, method: Method, setting: str, rate: float, length: Role) -> list[Run]:
-        """A rate's runs, as long as those of that role."""
-        steps = steps_of(SETTINGS[setting], method, length)
+    def _tuning(self, method: Method, setting: str, rate: float) -> list[Run]:
+        steps = steps_of(SETTINGS[setting], method, "tune")
         return [Run(setting, method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
 
     # ---- runs ----
@@ -218,9 +204,7 @@ class Plan:
                 yield CHECKPOINT
             if not method.tuned_as:
                 for rate in self._grid(method, name)[0]:
-                    yield from self._tuning(method, name, rate, "tune")
-                for rate in self._best(method, name):
-                    yield from self._tuning(method, name, rate, "final")
+                    yield from self._tuning(method, name, rate)
             at = self.tuned(method, name)
             if at is None:
                 continue
@@ -283,8 +267,9 @@ class Plan:
 
 def quick_runs(names: Iterable[str], rates: dict[str, float]) -> list[Run]:
     """T1 at half the steps, 3 seeds, the rates given."""
+    steps = {name: steps_of(SETTINGS["T1"], METHODS[name], "quick") for name in names}
     return [
-        Run("T1", name, rates[name], seed, "quick", steps_of(SETTINGS["T1"], METHODS[name], "tune"))
+        Run("T1", name, rates[name], seed, "quick", steps[name])
         for name in names for seed in SEEDS[:3]
     ]  # fmt: skip
 
