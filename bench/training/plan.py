@@ -22,7 +22,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from _rows import Row, Rows
@@ -265,7 +265,7 @@ class Plan:
         return "-"
 
 
-def quick_runs(names: Iterable[str], rates: dict[str, float]) -> list[Run]:
+def quick_runs(names: Sequence[str], rates: dict[str, float]) -> list[Run]:
     """T1 at half the steps, 3 seeds, the rates given."""
     steps = {name: steps_of(SETTINGS["T1"], METHODS[name], "quick") for name in names}
     return [
