@@ -16,8 +16,8 @@ do. Renewals count as those at bf16, also behind a dense stage at int8.
 The optimizers' arithmetic is real, and all hosts share this machine's cores. It is in the steps at
 1 bit and in none of the others: what others have of it is part of the compute that is emulated.
 
-In the dense stage gradients travel at bf16, or, as an own line, at int8, with which AdamW learns as
-well (docs/METHODS.md).
+In the dense stage gradients travel at bf16, or, as an own line, at int8; docs/METHODS.md has how
+well AdamW learns by that.
 """
 
 from __future__ import annotations

@@ -187,11 +187,12 @@ def average_in(span: Span, gradient: torch.Tensor) -> None:
     span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
 
 
-def decay(span: Span) -> None:
-    """AdamW's weight decay."""
-    group = span.group
+def move(span: Span, update: torch.Tensor) -> None:
+    """p -= lr (u + wd p): AdamW's step, whose decay is beside the update."""
+    group, parameters = span.group, span.parameters
     if group["weight_decay"] != 0:
-        torch._foreach_mul_(span.parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+    torch._foreach_add_(parameters, span.views(update), alpha=-group["lr"])
 
 
 def mask(span: Span, values: torch.Tensor) -> torch.Tensor:
@@ -252,8 +253,7 @@ class Frozen(TwoStages):
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
         """Moves the parameters by u, and by their decay."""
-        decay(span)
-        torch._foreach_add_(span.parameters, span.views(update), alpha=-span.group["lr"])
+        move(span, update)
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
         average_in(span, gradient)

@@ -8,8 +8,7 @@ So c is learned in the dense stage, as a running mean c_avg, and used from there
             c = min(c_avg ||p|| / ||p at the freeze||, 2 ||p|| / ||u||) within limits
 
 A tensor that has grown takes longer steps, as LAMB would have it. None is longer than twice LAMB's,
-which is lr ||p||: 1 bit's noise makes u longer, and longer steps bring more noise. Without the
-bound this ends in divergence at rates that LAMB bears.
+which is lr ||p||: 1 bit's noise makes u longer, and longer steps bring more noise.
 
 As published (deepspeed_compat): v is biased and stays; what it has become is guessed at from the
 1-bit momenta, r = (m' - b1 m) / (1 - b1), in w = EMA(r^2), and c_avg is multiplied by the largest

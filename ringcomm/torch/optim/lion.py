@@ -9,8 +9,7 @@
     p = p - lr * (D + weight_decay * p)                D of all ranks' d: their mean, or their vote
 
 The first is Lion with error feedback: what 1 bit leaves of c goes with the next steps', up and
-down. A mean of signs is not the sign of the mean: where a rank's gradient is mostly noise it is
-short, which a higher rate makes up for in part.
+down. A mean of signs is not the sign of the mean: where ranks' signs differ it is short.
 
 Signs go up to the ranks that sum them without any loss: a block of them has the scale 1. What comes
 down has 1 bit again, so of the mean it has the sign, times one size for each block; what that lacks
@@ -33,6 +32,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
+from .adam import move
 from .checks import codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span
@@ -107,7 +107,7 @@ class _MomentumRule(Rule):
         beta1, beta2 = span.group["betas"]
         mean = means["momentum"]
         span.state["exp_avg"].lerp_(mean, (1 - beta2) / (1 - beta1))
-        _step(span, mean.sign_())
+        move(span, mean.sign_())
 
 
 class _SignRule(Rule):
@@ -150,7 +150,7 @@ class _SignRule(Rule):
             _follow(span, span.group["betas"][1], buffer)
         if self._votes:
             mean.sign_()
-        _step(span, mean)
+        move(span, mean)
 
     def _has_casting_vote(self, span: Span) -> bool:
         even = span.world_size % 2 == 0 and span.world_size > 2
@@ -160,11 +160,3 @@ class _SignRule(Rule):
 def _follow(span: Span, beta: float, out: torch.Tensor) -> None:
     """Moves what the momentum is towards the gradient."""
     torch.lerp(span.state["exp_avg"], span.gradient, 1.0 - beta, out=out)
-
-
-def _step(span: Span, direction: torch.Tensor) -> None:
-    """Moves the parameters, and decays them."""
-    lr, parameters = span.group["lr"], span.parameters
-    if span.group["weight_decay"]:
-        torch._foreach_mul_(parameters, 1.0 - lr * span.group["weight_decay"])
-    torch._foreach_add_(parameters, span.views(direction), alpha=-lr)
