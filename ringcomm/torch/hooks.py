@@ -199,7 +199,7 @@ class HookState:
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
         is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
-        parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict()}
+        parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict(exact)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.warmup_steps or state:
             state["steps"] = self.steps

@@ -49,8 +49,9 @@ class Pace(Protocol):
     def flush(self) -> bool:
         """See ``HookState.flush``."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of it, the same on all ranks; empty for nothing."""
+    def state_dict(self, exact: bool) -> dict[str, Any]:
+        """What a checkpoint must keep of it, the same on all ranks; empty for nothing. ``exact``:
+        with what is this rank's own, so that training goes on to the bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned."""
@@ -81,7 +82,7 @@ class EveryStep:
         """Nothing is in flight between two steps."""
         return False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, exact: bool) -> dict[str, Any]:
         """Nothing."""
         return {}
 

@@ -35,7 +35,7 @@ from .account import Account
 from .backward import after_backward
 from .buckets import Bucket
 from .named_feedback import NamedFeedback
-from .prediction import Correction, WeightPrediction
+from .prediction import TrialStep
 from .settings import require_whole
 from .transport import GradientFuture, Transport
 
@@ -51,9 +51,10 @@ class Stale1:
 
     Args:
         dense_steps: so many first steps are synchronous. About a twentieth of all is right.
-        correction: backward takes place at the weights that are expected when its gradient is
-            applied. It takes the memory of the weights once more. It is of no use to Lion, and at
-            high rates harms it.
+        correction: each rank does its backward where its optimizer would go by the gradient that
+            is in flight, as far as this rank knows it. That takes the memory of the weights and of
+            the gradients once more, and the time of one more step of the optimizer, which must
+            need no closure.
 
     Raises ConfigError for a negative number of steps.
     """
@@ -96,7 +97,7 @@ class OneStepStale:
     ) -> None:
         self._setting = setting
         self._transport, self._account, self._residuals = transport, account, residuals
-        self._correction: Correction | None = WeightPrediction() if setting.correction else None
+        self._correction = TrialStep() if setting.correction else None
         self._step = 0
         self._is_late = False
         self._late: dict[int, _Late] = {}  # by id() of the parameter
@@ -112,7 +113,6 @@ class OneStepStale:
         inner = getattr(model, "module", model)
         if self._correction is not None:
             self._correction.attach(inner)
-            self._correction.arm(self._setting.dense_steps == 0)
         for hook in self._hooks:
             hook.remove()
         note = _UseNote(self._used)
@@ -170,10 +170,8 @@ class OneStepStale:
     def _end_step(self) -> None:
         self._stores = {key: self._stores[key] for key in self._launched}
         self._launched = []
-        if self._correction is not None:
-            self._correction.arm(self._step + 1 >= self._setting.dense_steps)
-            if not after_backward(self._correction.end_backward):
-                self._correction.end_backward()
+        if self._correction is not None and not after_backward(self._correction.end_backward):
+            self._correction.end_backward()
 
     def _defer(self, bucket: Bucket, codec: Codec, used: list[bool]) -> GradientFuture:
         """Sends a copy of the bucket, and puts into the bucket what was sent in the step before."""
@@ -181,6 +179,8 @@ class OneStepStale:
         store = self._exchange(bucket)
         for start, stop, gradient in again:
             bucket.buffer[start:stop].add_(gradient)
+        if self._correction is not None:
+            self._correction.note(bucket.spans, store, bucket.buffer)
         self._keep_for_drop(bucket, used, waiting)
         end = bucket.buffer.numel()
         store[end:].copy_(torch.tensor(used, dtype=torch.float32))
@@ -251,6 +251,8 @@ class OneStepStale:
             else:
                 parameter.grad.copy_(gradient)
         self._late, self._dropped, self._stores = {}, {}, {}
+        if self._correction is not None:
+            self._correction.forget()
         return bool(arrived)
 
     def _arrived(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -275,12 +277,15 @@ class OneStepStale:
             arrived[name] = (parameter, mean)
         return arrived
 
-    def state_dict(self) -> dict[str, Any]:
-        """See Pace. The means are the same on all ranks, and fit a world of any size."""
+    def state_dict(self, exact: bool) -> dict[str, Any]:
+        """See Pace. The means are the same on all ranks, and fit a world of any size; where the
+        coming backward takes place is each rank's own."""
         means = {name: mean.clone() for name, (_, mean) in self._arrived().items()}
-        weights = {} if self._correction is None else self._correction.state_dict()
         scale = self._residuals.store.loss_scale
-        return {"means": means, "weights": weights, "loss_scale": scale}
+        state: dict[str, Any] = {"means": means, "loss_scale": scale}
+        if exact and self._correction is not None:
+            state["correction"] = self._correction.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Pace. Raises ConfigError for a state of another model."""
@@ -296,8 +301,7 @@ class OneStepStale:
         }
         self._dropped, self._stores = {}, {}
         if self._correction is not None:
-            self._correction.load_state_dict(state["weights"])
-            self._correction.arm(bool(means) or bool(state["weights"]))
+            self._correction.load_state_dict(state.get("correction", {}))
 
 
 class _UseNote:
