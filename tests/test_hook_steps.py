@@ -22,12 +22,12 @@ from ddp_buckets import LARGE, THRESHOLD, Bucket, Net, gradients_of, reduce, tra
 from quantised_reference import payload_bytes
 from ranks import World, run_ranks
 from torch import nn
-from torch.optim import optimizer as optimizers
 
 from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
 from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.optimizers import is_plain_adam
+from ringcomm.torch.steps import before_steps
 from ringcomm.work import WorkStats
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -204,9 +204,8 @@ def test_plain_adam_is_known() -> None:
 def test_onebit_under_adam_is_warned_of_once(
     codec: str, kind: str, force: bool, warned: int
 ) -> None:
-    watching = optimizers._global_optimizer_pre_hooks
     gc.collect()  # hooks of states that other tests have left
-    before = len(watching)
+    before = len(before_steps)
 
     def body(comm: Communicator) -> None:
         model, stranger = Net(), nn.Linear(3, 3)
@@ -222,16 +221,16 @@ def test_onebit_under_adam_is_warned_of_once(
         texts = [str(w.message) for w in caught if "onebit" in str(w.message)]
         assert len(texts) == warned
         assert all("AdamW" in text and "int4" in text for text in texts)
-        assert len(watching) == before
+        assert len(before_steps) == before
         late = state_of(comm, model, "onebit")
         reduce(late, model, gradients_of(model, comm.rank, 9))
-        assert len(watching) == before + 1
+        assert len(before_steps) == before + 1
         del late, state
         until = time.monotonic() + 10
-        while len(watching) > before and time.monotonic() < until:
+        while len(before_steps) > before and time.monotonic() < until:
             gc.collect()  # the thread that completed its futures may hold it a moment longer
             time.sleep(0.01)
-        assert len(watching) == before
+        assert len(before_steps) == before
 
     run_ranks(1, body)
 

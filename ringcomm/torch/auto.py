@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..adaptive.agreement import Agreement
 from ..adaptive.forecast import Bucket as Freight
@@ -36,6 +35,7 @@ from .account import StepReport
 from .buckets import Bucket
 from .exchange import CommExchange
 from .named_feedback import COMPRESSIBLE
+from .steps import before_steps
 from .streams import Fetched
 
 _log = logging.getLogger("ringcomm")
@@ -263,7 +263,7 @@ class _OptimizerWatch:
     """Looks at the optimizer of some parameters whenever it steps.
 
     Args:
-        owner: is told of an optimizer once; the watch ends with it.
+        owner: is told of an optimizer once.
 
     Attributes:
         ids: of the parameters, by id().
@@ -275,8 +275,7 @@ class _OptimizerWatch:
         self._known: weakref.ref[Any] | None = None
         self._rate = 0.0
         self._rates: deque[float] = deque(maxlen=WINDOW)
-        handle = register_optimizer_step_pre_hook(self._look)
-        weakref.finalize(owner, handle.remove).atexit = False
+        before_steps.add(self._look)
 
     def has_risen(self) -> bool:
         """Once in a step: whether the learning rate has been raised lately. It is said once."""
@@ -286,7 +285,7 @@ class _OptimizerWatch:
             self._rates.clear()
         return risen
 
-    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _look(self, optimizer: Any) -> None:
         owner = self._owner()
         groups = getattr(optimizer, "param_groups", ())
         if owner is None or not any(id(p) in self.ids for group in groups for p in group["params"]):

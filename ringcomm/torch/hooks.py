@@ -279,7 +279,6 @@ class HookState:
         self._pace.settle(self.steps)
         if self.error is not None:
             raise self.error
-        silence.tidy()
         self.transport.begin()
         finite = self.residuals.settle()
         for report in self.account.news():
@@ -296,12 +295,10 @@ class HookState:
         self._watch_adam()
 
     def _watch_adam(self) -> None:
-        if self._watch is not None:
-            self._watch.end_if_seen()
-        elif self.parameter_ids and not self.force:
+        if self._watch is None and self.parameter_ids and not self.force:
             text = ONEBIT if self._is_onebit() else self._pace.under_adam
             if text:
-                self._watch = AdamWatch(self, self.parameter_ids, text)
+                self._watch = AdamWatch(self.parameter_ids, text)
 
     def _is_onebit(self) -> bool:
         """Whether it is, or is going to be after a warm-up."""

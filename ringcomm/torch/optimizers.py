@@ -6,17 +6,16 @@ the same bits under SGD with momentum do well. 1-bit Adam works around it by fre
 squares after a dense start; its classes are named accordingly and are let pass.
 
 Invariants: the hook sees gradients, never the optimizer; so it looks at the first step of one that
-has a parameter of the model, by torch's global hook, and takes that hook away again.
+has a parameter of the model.
 """
 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Container
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from .steps import before_steps
 
 _LET_PASS = ("onebit", "1bit", "zeroone")
 ONEBIT = (
@@ -42,25 +41,17 @@ class AdamWatch:
     """Warns, once, if the optimizer that next steps one of some parameters is a plain Adam.
 
     Args:
-        owner: the watch ends with it at the latest.
         ids: of the parameters, by id().
         text: what to say, with {name} for that of the optimizer's class.
     """
 
-    def __init__(self, owner: object, ids: Container[int], text: str) -> None:
-        self._seen = False
+    def __init__(self, ids: Container[int], text: str) -> None:
         self._ids, self._text = ids, text
-        self._handle = register_optimizer_step_pre_hook(self._look)
-        weakref.finalize(owner, self._handle.remove).atexit = False
+        before_steps.add(self._look)
 
-    def end_if_seen(self) -> None:
-        """Ends the watch once there was such a step; not from within a step."""
-        if self._seen:
-            self._handle.remove()
-
-    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _look(self, optimizer: Any) -> None:
         groups = getattr(optimizer, "param_groups", ())
-        if not self._seen and any(id(p) in self._ids for group in groups for p in group["params"]):
-            self._seen = True
-            if is_plain_adam(type(optimizer)):
-                warnings.warn(self._text.format(name=type(optimizer).__name__), stacklevel=2)
+        if any(id(p) in self._ids for group in groups for p in group["params"]):
+            before_steps.remove(self._look)
+            if is_plain_adam(type(optimizer)):  # told of the line behind torch's and steps.py's
+                warnings.warn(self._text.format(name=type(optimizer).__name__), stacklevel=4)

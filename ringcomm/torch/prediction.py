@@ -26,9 +26,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import ConfigError
+from .steps import after_steps
 
 _DECAY = 0.99  # per step, of lengths of late
 _CHUNK = 1 << 24  # elements that are tried at once: as many of the optimizer's state are copied
@@ -53,8 +53,7 @@ class TrialStep:
         self._lately: dict[int, torch.Tensor] = {}
         self._is_ahead = False
         self._handles: list[Any] = []
-        watch = register_optimizer_step_post_hook(_Call(self, "after_step"))
-        weakref.finalize(self, watch.remove).atexit = False
+        after_steps.add(self.after_step)
 
     def attach(self, model: torch.nn.Module) -> None:
         """The model that is trained, not in DDP."""
@@ -93,7 +92,7 @@ class TrialStep:
             self._ready.clear()
 
     @torch.no_grad()
-    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer, of this model or another, has made its step."""
         mine = self._sent.keys()
         stepped = [
@@ -240,8 +239,8 @@ def _chunks(weights: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class _Call:
-    """A hook that calls a method, as long as there is its owner. A copy of the module, as in a
-    checkpoint, gets one that does nothing."""
+    """A hook of a module that calls a method, as long as there is its owner. A copy of the module,
+    as in a checkpoint, gets one that does nothing."""
 
     def __init__(self, owner: TrialStep | None = None, method: str = "") -> None:
         self._owner = None if owner is None else weakref.ref(owner)

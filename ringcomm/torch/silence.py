@@ -16,10 +16,8 @@ of, once.
 An optimizer's step follows communication also where gradients are accumulated, and what only
 infers steps no optimizer.
 
-Invariants: one global hook of torch.optim at most. torch does not let it be taken away from within
-a step: it does nothing once nothing is watched, and goes with the next bucket. A watch ends with
-the first bucket or work that it sees, with its warning, or with what it watches, which it does not
-keep alive.
+Invariants: a watch ends with the first bucket or work that it sees, with its warning, or with what
+it watches, which it does not keep alive. Where nothing is watched, steps are not followed.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..communicator import works_of_process
 from ..errors import NotInitializedError
+from .steps import after_steps
 
 if TYPE_CHECKING:
     from .group import RingcommGroup
@@ -98,41 +96,35 @@ class _Watches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._all: list[_Watch] = []
-        self._handle: Any = None
 
     def add(self, watch: _Watch) -> None:
         with self._lock:
+            if not self._all:
+                after_steps.add(self._look)
             self._all.append(watch)
-            if self._handle is None:
-                self._handle = register_optimizer_step_post_hook(self._look)
 
     def forget(self, owner: object) -> None:
         """Watches a thing no more."""
-        with self._lock:
-            self._all = [watch for watch in self._all if not watch.is_of(owner)]
+        self._end(lambda watch: watch.is_of(owner))
 
-    def tidy(self) -> None:
-        """Takes the hook away if nothing is watched. Not from within a step."""
-        if self._all or self._handle is None:
-            return
+    def _end(self, is_over: Callable[[_Watch], bool]) -> None:
         with self._lock:
-            if not self._all and self._handle is not None:
-                self._handle.remove()
-                self._handle = None
+            self._all = [watch for watch in self._all if not is_over(watch)]
+            if not self._all:
+                after_steps.remove(self._look)
 
-    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _look(self, optimizer: Any) -> None:
         for watch in list(self._all):
             text = watch.look(optimizer)
-            if text is not None:  # told of the line that called the optimizer, behind torch's own
-                warnings.warn(text, SilenceWarning, stacklevel=3)
+            if text is not None:  # told of the line behind torch's and steps.py's
+                warnings.warn(text, SilenceWarning, stacklevel=4)
         if any(watch.is_over for watch in self._all):
-            with self._lock:
-                self._all = [watch for watch in self._all if not watch.is_over]
+            self._end(lambda watch: watch.is_over)
 
 
 _watches = _Watches()
 _hooks: weakref.WeakSet[HookState] = weakref.WeakSet()
-forget, tidy = _watches.forget, _watches.tidy
+forget = _watches.forget
 
 
 def watch_hook(state: HookState) -> None:

@@ -1,0 +1,68 @@
+"""Who is told of the steps of optimizers, of all in the process.
+
+torch walks its registry of hooks in each step, and a registry that changes meanwhile, by another
+thread or by what the garbage collector takes away, ends that step with an error. So torch has one
+hook of ours on each side of a step, from the first listener on, and listeners come and go here.
+
+Invariants: a listener is not kept alive. It may come and go within a step, and in any thread: the
+listeners are a tuple that is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+Listener = Callable[[Optimizer], None]
+"""A bound method, which is told of the optimizer."""
+
+
+class Listeners:
+    """Those on one side of a step.
+
+    Args:
+        register: torch's function for a hook there.
+    """
+
+    def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
+        self._register = register
+        self._lock = threading.Lock()
+        self._is_registered = False
+        self._listeners: tuple[weakref.WeakMethod[Listener], ...] = ()
+
+    def add(self, listener: Listener) -> None:
+        """Tells it of each step from now on, as long as there is its owner."""
+        with self._lock:
+            self._listeners = (*self._without(None), weakref.WeakMethod(listener))
+            if not self._is_registered:
+                self._register(self._tell)
+                self._is_registered = True
+
+    def remove(self, listener: Listener) -> None:
+        """Tells it no more."""
+        with self._lock:
+            self._listeners = self._without(listener)
+
+    def __len__(self) -> int:
+        return len(self._without(None))
+
+    def _without(self, gone: Listener | None) -> tuple[weakref.WeakMethod[Listener], ...]:
+        return tuple(one for one in self._listeners if one() not in (None, gone))
+
+    def _tell(self, optimizer: Optimizer, *_: Any) -> None:
+        for one in self._listeners:
+            listener = one()
+            if listener is not None:
+                listener(optimizer)
+
+
+before_steps = Listeners(register_optimizer_step_pre_hook)
+after_steps = Listeners(register_optimizer_step_post_hook)
