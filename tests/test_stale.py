@@ -380,6 +380,53 @@ def test_no_trial_goes_further_than_means_do() -> None:
     assert [float(seen[0, 0]) for seen in model.seen] == pytest.approx([-2.0, -3.0 - 2.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:
+    model = Watched().to(dtype)
+    correction = corrected(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    sent, mean = (torch.full((6,), value, dtype=dtype) for value in (512.0, 1024.0))
+    correction.note([(model.weight, 0, 6)], sent, mean)
+    model.weight.grad = mean.view(3, 2) / 1024
+    optimizer.step()
+    model()
+    assert float(model.seen[-1][0, 0]) == -0.5
+
+
+class Stubborn(torch.optim.SGD):
+    """Steps certain parameters only."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        if not all(isinstance(weight, nn.Parameter) for weight in self.param_groups[0]["params"]):
+            raise KeyError("who is this")
+
+
+def test_an_optimizer_that_fails_on_trial() -> None:
+    model = Watched()
+    correction = corrected(model)
+    optimizer = Stubborn(model.parameters(), lr=1.0)
+    note(correction, model, 3.0, 4.0)
+    with pytest.raises(ConfigError, match=r"Stubborn .*'who is this'.*\(correction=False\)"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["params"] == [model.weight]
+
+
+def test_a_flush_while_the_model_is_ahead() -> None:
+    def body(comm: Communicator) -> None:
+        model = Watched()
+        state = HookState(None, comm, model=model, pace=Stale1(dense_steps=0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        descend(state, model, optimizer, 3)
+        own = model.weight.detach().clone()
+        model()
+        assert not torch.equal(model.weight, own)
+        assert state.flush()
+        assert torch.equal(model.weight, own)
+
+    run_ranks(1, body)
+
+
 def test_a_trial_runs_no_hooks_and_leaves_no_trace() -> None:
     model = Watched()
     correction = corrected(model)

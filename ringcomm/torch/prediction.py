@@ -12,13 +12,14 @@ synchronous training. Only the noise of one rank's gradient is added, in one ste
 
 Invariants: the model holds the weights ahead from a forward that trains to the end of the backward
 that is exchanged, and at no other time: an evaluation, a ``state_dict`` of the model and the
-optimizer see its own. A trial leaves no trace in the optimizer or the model. What is not finite
-moves nothing ahead: the step is going to be dropped.
+optimizer see its own. A trial leaves no trace in the optimizer or the model. A gradient that is not
+finite is tried as zeros: its step is going to be dropped.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import weakref
 from collections import defaultdict
@@ -43,6 +44,7 @@ class TrialStep:
 
     def __init__(self) -> None:
         self._weights: dict[str, torch.nn.Parameter] = {}
+        self._names: dict[int, str] = {}
         # By id() of the parameter:
         self._others: dict[int, torch.Tensor] = {}  # the weights ahead; own while the model is
         self._ready: set[int] = set()  # whose weights ahead are those of the coming backward
@@ -62,6 +64,7 @@ class TrialStep:
         self._weights = {
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
         }
+        self._names = {id(weight): name for name, weight in self._weights.items()}
         self._others, self._sent, self._handed, self._lately = {}, {}, {}, {}
         self._ready, self._is_ahead = set(), False
         hooks: Any = model  # two of these are without types in torch
@@ -79,8 +82,9 @@ class TrialStep:
     ) -> None:  # fmt: skip
         """A bucket in backward: what this rank sends of it, before it travels, and the mean of the
         step before that is handed out. The spans are of both."""
-        norms = _norms([handed[start:stop] for _, start, stop in spans])
-        for (parameter, start, stop), norm in zip(spans, norms, strict=True):
+        mine = [span for span in spans if id(span[0]) in self._names]
+        norms = _norms([handed[start:stop] for _, start, stop in mine])
+        for (parameter, start, stop), norm in zip(mine, norms, strict=True):
             self._handed[id(parameter)] = norm
             self._sent[id(parameter)] = sent[start:stop].clone().view_as(parameter)
 
@@ -101,18 +105,25 @@ class TrialStep:
         ]  # fmt: skip
         if not stepped or not _can_be_tried(optimizer):
             return
-        for weight, gradient in zip(stepped, self._as_applied(stepped), strict=True):
-            ahead = self._others.get(id(weight))
-            if ahead is None:
-                ahead = self._others[id(weight)] = torch.empty_like(weight)
-            ahead.copy_(weight)
-            ahead.grad = gradient.to(weight.dtype)
-        _try_step(optimizer, {weight: self._others[id(weight)] for weight in stepped})
         for weight in stepped:
-            ahead = self._others[id(weight)]
-            ahead.grad = None
-            ahead.copy_(torch.where(ahead.isfinite(), ahead, weight))
-            self._ready.add(id(weight))
+            if id(weight) not in self._others:
+                self._others[id(weight)] = torch.empty_like(weight)
+        twins = {weight: self._others[id(weight)] for weight in stepped}
+        torch._foreach_copy_(list(twins.values()), stepped)
+        for twin, gradient in zip(twins.values(), self._as_applied(stepped), strict=True):
+            twin.grad = gradient.to(twin.dtype)
+        try:
+            _try_step(optimizer, twins)
+        except Exception as error:
+            name = type(optimizer).__name__
+            raise ConfigError(
+                f"pace='stale1': {name} has made its step, but could not make one on trial, for "
+                f"the correction ({type(error).__name__}: {error}); give HookState(..., "
+                "pace=Stale1(correction=False))"
+            ) from error
+        for twin in twins.values():
+            twin.grad = None
+        self._ready.update(map(id, stepped))
 
     def _as_applied(self, weights: Sequence[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
         """This rank's gradients in flight as they would be applied: in the unit in which means are,
@@ -127,7 +138,7 @@ class TrialStep:
         sent = [self._sent.pop(id(weight)) for weight in weights]
         factor = torch.minimum(lately[0], lately[1] / _length(sent, device))
         for gradient in sent:
-            yield gradient.mul_(factor.to(gradient.device))
+            yield gradient.mul_(factor.to(gradient.device)).nan_to_num_(0.0, 0.0, 0.0)
 
     def before_forward(self, model: torch.nn.Module, *_: Any) -> None:
         """The model is about to be used, for training or not."""
@@ -150,16 +161,17 @@ class TrialStep:
 
     def forget(self, *_: Any) -> None:
         """The model has been given other weights, or nothing is in flight any more: there is
-        nowhere to go ahead to."""
+        nowhere to go ahead to. What it holds is its own."""
         self._sent, self._is_ahead = {}, False
         self._ready.clear()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """This rank's weights ahead and what is known of lengths, by parameter."""
         self.end_backward()
-        names = {id(weight): name for name, weight in self._weights.items()}
-        ahead = {names[key]: self._others[key].clone() for key in self._ready}
-        return {"ahead": ahead, "lately": {names[key]: of for key, of in self._lately.items()}}
+        return {
+            "ahead": {self._names[key]: self._others[key].clone() for key in self._ready},
+            "lately": {self._names[key]: of for key, of in self._lately.items()},
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Goes on from what ``state_dict`` returned, or from nothing where that is empty; before,
@@ -167,6 +179,7 @@ class TrialStep:
         ahead, lately = state.get("ahead", {}), state.get("lately", {})
         if not self._weights.keys() >= ahead.keys() | lately.keys():
             raise ConfigError("the state's weights are of another model than this hook's")
+        self.end_backward()
         self.forget()
         weights = {name: self._weights[name] for name in ahead}
         self._others = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
@@ -179,7 +192,9 @@ class TrialStep:
 
 def _norms(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     there = [tensor for tensor in tensors if tensor is not None]
-    return list(torch._foreach_norm(there, 2, dtype=torch.float32)) if there else []
+    dtypes = (tensor.dtype for tensor in there)
+    widest = functools.reduce(torch.promote_types, dtypes, torch.float32)
+    return list(torch._foreach_norm(there, 2, dtype=widest)) if there else []
 
 
 def _length(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
@@ -219,7 +234,8 @@ def _try_step(
             for chunk in _chunks([weight for weight in group["params"] if weight in twins]):
                 optimizer.param_groups = [{**group, "params": [twins[each] for each in chunk]}]
                 optimizer.state = defaultdict(dict, {
-                    twins[each]: copy.deepcopy(state[each]) for each in chunk if each in state
+                    twins[each]: {key: _copy(value) for key, value in state[each].items()}
+                    for each in chunk if each in state
                 })  # fmt: skip
                 step(optimizer)
     finally:
@@ -227,13 +243,19 @@ def _try_step(
         vars(optimizer).update(scaling)
 
 
+def _copy(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else copy.deepcopy(value)
+
+
 def _chunks(weights: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     chunk: list[torch.Tensor] = []
+    elements = 0
     for weight in weights:
         chunk.append(weight)
-        if sum(each.numel() for each in chunk) >= _CHUNK:
+        elements += weight.numel()
+        if elements >= _CHUNK:
             yield chunk
-            chunk = []
+            chunk, elements = [], 0
     if chunk:
         yield chunk
 

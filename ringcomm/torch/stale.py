@@ -252,6 +252,7 @@ class OneStepStale:
                 parameter.grad.copy_(gradient)
         self._late, self._dropped, self._stores = {}, {}, {}
         if self._correction is not None:
+            self._correction.end_backward()
             self._correction.forget()
         return bool(arrived)
 
