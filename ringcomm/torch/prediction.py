@@ -18,12 +18,13 @@ finite is tried as zeros: its step is going to be dropped.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,11 @@ from ..errors import ConfigError
 from .steps import after_steps
 
 _DECAY = 0.99  # per step, of lengths of late
-_CHUNK = 1 << 24  # elements that are tried at once: as many of the optimizer's state are copied
+# Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
+_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+
+Twins = Mapping[torch.nn.Parameter, torch.Tensor]
+"""By parameter, a copy with a gradient to try."""
 
 
 class TrialStep:
@@ -48,8 +53,10 @@ class TrialStep:
         # By id() of the parameter:
         self._others: dict[int, torch.Tensor] = {}  # the weights ahead; own while the model is
         self._ready: set[int] = set()  # whose weights ahead are those of the coming backward
-        self._sent: dict[int, torch.Tensor] = {}  # this rank's gradients in flight
-        self._handed: dict[int, torch.Tensor] = {}  # norms of the means that were handed out
+        self._sent: dict[int, torch.Tensor] = {}  # this rank's gradients
+        self._in_flight: set[int] = set()  # whose gradient is, and has not been tried
+        # Of this rank's gradient, and of the mean that was handed out.
+        self._norms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         # Of an optimizer, by its first parameter: how long its means were of late when they were
         # applied, beside when they were handed out, and in all.
         self._lately: dict[int, torch.Tensor] = {}
@@ -65,8 +72,8 @@ class TrialStep:
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
         }
         self._names = {id(weight): name for name, weight in self._weights.items()}
-        self._others, self._sent, self._handed, self._lately = {}, {}, {}, {}
-        self._ready, self._is_ahead = set(), False
+        self._others, self._sent, self._norms, self._lately = {}, {}, {}, {}
+        self._in_flight, self._ready, self._is_ahead = set(), set(), False
         hooks: Any = model  # two of these are without types in torch
         self._handles = [
             hooks.register_forward_pre_hook(_Call(self, "before_forward"), prepend=True),
@@ -83,86 +90,95 @@ class TrialStep:
         """A bucket in backward: what this rank sends of it, before it travels, and the mean of the
         step before that is handed out. The spans are of both."""
         mine = [span for span in spans if id(span[0]) in self._names]
-        norms = _norms([handed[start:stop] for _, start, stop in mine])
-        for (parameter, start, stop), norm in zip(mine, norms, strict=True):
-            self._handed[id(parameter)] = norm
-            self._sent[id(parameter)] = sent[start:stop].clone().view_as(parameter)
+        means = _norms([handed[start:stop] for _, start, stop in mine])
+        for (parameter, start, stop), mean in zip(mine, means, strict=True):
+            key, gradient = id(parameter), sent[start:stop].view_as(parameter)
+            if key not in self._sent:
+                self._sent[key] = torch.empty_like(gradient)
+            self._sent[key].copy_(gradient)
+            self._norms[key] = _norms([gradient])[0], mean
+            self._in_flight.add(key)
 
+    @torch.no_grad()
     def end_backward(self, *_: Any) -> None:
         """Backward is over: the model gets its own weights back."""
         if self._is_ahead:
-            self._swap()
+            for weight in self._weights.values():
+                if id(weight) in self._ready:
+                    weight.copy_(self._others[id(weight)])
             self._is_ahead = False
             self._ready.clear()
 
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer, of this model or another, has made its step."""
-        mine = self._sent.keys()
-        stepped = [
-            weight for group in optimizer.param_groups for weight in group["params"]
-            if id(weight) in mine and weight.grad is not None
+        groups = [
+            (group, [each for each in group["params"]
+                     if id(each) in self._in_flight and each.grad is not None])
+            for group in optimizer.param_groups
         ]  # fmt: skip
+        stepped = [weight for _, weights in groups for weight in weights]
         if not stepped or not _can_be_tried(optimizer):
             return
-        for weight in stepped:
-            if id(weight) not in self._others:
-                self._others[id(weight)] = torch.empty_like(weight)
-        twins = {weight: self._others[id(weight)] for weight in stepped}
-        torch._foreach_copy_(list(twins.values()), stepped)
-        for twin, gradient in zip(twins.values(), self._as_applied(stepped), strict=True):
-            twin.grad = gradient.to(twin.dtype)
-        try:
-            _try_step(optimizer, twins)
-        except Exception as error:
-            name = type(optimizer).__name__
-            raise ConfigError(
-                f"pace='stale1': {name} has made its step, but could not make one on trial, for "
-                f"the correction ({type(error).__name__}: {error}); give HookState(..., "
-                "pace=Stale1(correction=False))"
-            ) from error
-        for twin in twins.values():
-            twin.grad = None
-        self._ready.update(map(id, stepped))
+        factor = self._factor(stepped)
+        with _on_trial(optimizer) as step:
+            for group, weights in groups:
+                for chunk in _chunks(weights):
+                    twins = {weight: self._twin(weight, factor) for weight in chunk}
+                    step(group, twins)
+                    for twin in twins.values():
+                        twin.grad = None
+        keys = set(map(id, stepped))
+        self._in_flight -= keys
+        self._ready |= keys
 
-    def _as_applied(self, weights: Sequence[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
-        """This rank's gradients in flight as they would be applied: in the unit in which means are,
-        behind a GradScaler, and together no longer than any mean of late, as clipping has it."""
+    def _factor(self, weights: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+        """What makes this rank's gradients in flight what would be applied: in the unit in which
+        means are, behind a GradScaler, and together no longer than any mean of late, as clipping
+        has it."""
         device = weights[0].device
-        applied = _length([weight.grad for weight in weights], device)
-        handed = _length([self._handed[id(weight)] for weight in weights], device)
+        norms = [self._norms[id(weight)] for weight in weights]
+        sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
+        applied = _length(_norms([weight.grad for weight in weights]), device)
         tells = applied.isfinite() & handed.isfinite() & (handed > 0)
         now = torch.where(tells, torch.stack([applied / handed, applied]), 0.0)
         lately = self._lately.get(id(weights[0]), torch.zeros_like(now))
         lately = self._lately[id(weights[0])] = torch.maximum(now, _DECAY * lately)
-        sent = [self._sent.pop(id(weight)) for weight in weights]
-        factor = torch.minimum(lately[0], lately[1] / _length(sent, device))
-        for gradient in sent:
-            yield gradient.mul_(factor.to(gradient.device)).nan_to_num_(0.0, 0.0, 0.0)
+        return torch.minimum(lately[0], lately[1] / sent)
+
+    def _twin(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
+        """A copy of the weight with the gradient to try."""
+        if id(weight) not in self._others:
+            self._others[id(weight)] = torch.empty_like(weight)
+        twin = self._others[id(weight)].copy_(weight)
+        gradient = self._sent[id(weight)].mul_(factor.to(weight.device)).nan_to_num_(0.0, 0.0, 0.0)
+        twin.grad = gradient.to(weight.dtype)
+        return twin
 
     def before_forward(self, model: torch.nn.Module, *_: Any) -> None:
         """The model is about to be used, for training or not."""
         if not (model.training and torch.is_grad_enabled()):
             self.end_backward()
         elif self._ready and not self._is_ahead:
-            self._swap()
-            self._is_ahead = True
+            self._go_ahead()
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def _go_ahead(self) -> None:
         for weight in self._weights.values():
             if id(weight) in self._ready:
                 other = self._others[id(weight)]
-                mine = weight.clone()
+                own = weight.clone()
                 weight.copy_(other)
-                other.copy_(mine)
+                other.copy_(own)
+        self._is_ahead = True
 
     # ---- between steps ----
 
     def forget(self, *_: Any) -> None:
         """The model has been given other weights, or nothing is in flight any more: there is
         nowhere to go ahead to. What it holds is its own."""
-        self._sent, self._is_ahead = {}, False
+        self._is_ahead = False
+        self._in_flight.clear()
         self._ready.clear()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -197,9 +213,9 @@ def _norms(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     return list(torch._foreach_norm(there, 2, dtype=widest)) if there else []
 
 
-def _length(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
-    """Of all of them together."""
-    length: torch.Tensor = torch.stack([norm.to(device) for norm in _norms(tensors)]).norm()
+def _length(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Of vectors together, by the norm of each."""
+    length: torch.Tensor = torch.stack([norm.to(device) for norm in norms]).norm()
     return length
 
 
@@ -216,11 +232,10 @@ def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
     return len(needed) == 1
 
 
-def _try_step(
-    optimizer: torch.optim.Optimizer, twins: Mapping[torch.Tensor, torch.Tensor]
-) -> None:
-    """Steps twins of some parameters by their gradients, as the optimizer would step these; it is
-    left as it was. No hooks run."""
+@contextlib.contextmanager
+def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins], None]]:
+    """What makes the optimizer step twins of some of a group's parameters, by their gradients and
+    without its hooks. It is left as it was. Raises ConfigError where it fails."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
     groups, state = optimizer.param_groups, optimizer.state
@@ -229,15 +244,24 @@ def _try_step(
         name: vars(optimizer).pop(name)
         for name in ("grad_scale", "found_inf") if name in vars(optimizer)
     }  # fmt: skip
+
+    def of_twins(group: dict[str, Any], twins: Twins) -> None:
+        optimizer.param_groups = [{**group, "params": list(twins.values())}]
+        optimizer.state = defaultdict(dict, {
+            twin: {key: _copy(value) for key, value in state[weight].items()}
+            for weight, twin in twins.items() if weight in state
+        })  # fmt: skip
+        step(optimizer)
+
     try:
-        for group in groups:
-            for chunk in _chunks([weight for weight in group["params"] if weight in twins]):
-                optimizer.param_groups = [{**group, "params": [twins[each] for each in chunk]}]
-                optimizer.state = defaultdict(dict, {
-                    twins[each]: {key: _copy(value) for key, value in state[each].items()}
-                    for each in chunk if each in state
-                })  # fmt: skip
-                step(optimizer)
+        yield of_twins
+    except Exception as error:
+        name = type(optimizer).__name__
+        raise ConfigError(
+            f"pace='stale1': {name} has made its step, but could not make one on trial, for the "
+            f"correction ({type(error).__name__}: {error}); give HookState(..., "
+            "pace=Stale1(correction=False))"
+        ) from error
     finally:
         optimizer.param_groups, optimizer.state = groups, state
         vars(optimizer).update(scaling)
@@ -247,13 +271,13 @@ def _copy(value: Any) -> Any:
     return value.clone() if torch.is_tensor(value) else copy.deepcopy(value)
 
 
-def _chunks(weights: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    chunk: list[torch.Tensor] = []
+def _chunks(weights: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    chunk: list[torch.nn.Parameter] = []
     elements = 0
     for weight in weights:
         chunk.append(weight)
         elements += weight.numel()
-        if elements >= _CHUNK:
+        if elements >= _CHUNK.get(weight.device.type, 0):
             yield chunk
             chunk, elements = [], 0
     if chunk:
