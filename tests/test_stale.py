@@ -412,6 +412,29 @@ def test_an_optimizer_that_fails_on_trial() -> None:
     assert optimizer.param_groups[0]["params"] == [model.weight]
 
 
+class Leader(torch.optim.Optimizer):
+    """Has another optimizer step, as ZeroRedundancyOptimizer and Lookahead do."""
+
+    def __init__(self, led: torch.optim.Optimizer) -> None:
+        self.led = led
+        super().__init__(led.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        self.led.step()
+
+
+def test_of_an_optimizer_that_leads_another_the_other_is_tried() -> None:
+    model = Watched()
+    correction = corrected(model)
+    optimizer = Leader(torch.optim.SGD(model.parameters(), lr=1.0))
+    note(correction, model, 3.0, 4.0)
+    optimizer.step()
+    assert float(model.weight[0, 0].detach()) == -3.0
+    model()
+    assert float(model.seen[-1][0, 0]) == -6.0
+
+
 def test_a_flush_while_the_model_is_ahead() -> None:
     def body(comm: Communicator) -> None:
         model = Watched()

@@ -44,7 +44,8 @@ class TrialStep:
     """The correction of one step of staleness: see above.
 
     It takes the memory of the weights and of the gradients once more, and the time of one more
-    step of the optimizer. One whose ``step`` needs a closure cannot be tried and is let be.
+    step of the optimizer. One whose ``step`` needs a closure cannot be tried and is let be; of one
+    that leads another, the other is.
     """
 
     def __init__(self) -> None:
@@ -223,13 +224,15 @@ def _length(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor
 
 
 def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step needs nothing, such as a closure."""
+    """Whether its step needs nothing, such as a closure, and is its own: one that leads another
+    optimizer, as ZeroRedundancyOptimizer does, would have that make a true step."""
     needed = [
         parameter for parameter in inspect.signature(type(optimizer).step).parameters.values()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
-    return len(needed) == 1
+    leads = any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values())
+    return len(needed) == 1 and not leads
 
 
 @contextlib.contextmanager
