@@ -351,9 +351,11 @@ def test_nowhere_to_go_ahead_to() -> None:
     assert seen() == -6.0
     note(correction, model, 3.0, 4.0)  # and no step
     assert seen() == -3.0
-    note(correction, model, float("inf"), 0.0)
-    optimizer.step()
-    assert seen() == -3.0
+    for lost in (float("inf"), float("nan")):
+        note(correction, model, lost, 0.0)
+        correction.note([(model.weight, 0, 6)], torch.tensor([1.0, lost] * 3), torch.zeros(6))
+        optimizer.step()
+        assert seen() == -3.0
     note(correction, model, 3.0, 0.0)
     correction.forget()
     optimizer.step()
@@ -368,16 +370,19 @@ def test_nowhere_to_go_ahead_to() -> None:
     assert seen() == float(model.weight[0, 0].detach())
 
 
-def test_no_trial_goes_further_than_means_do() -> None:
-    """One rank's gradient may be an outlier where the mean is none, or is clipped."""
+def test_a_trial_is_clipped_where_means_are() -> None:
+    """One rank's gradient is longer than the mean; and the limit is learnt of those clipped."""
     model = Watched()
     correction = corrected(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for sent in (1.0, 100.0):
-        note(correction, model, sent, 2.0)
+    ahead = []
+    for sent, handed in ((1.0, 2.0), (100.0, 2.0), (3.0, 8.0), (100.0, 2.0), (3.0, 0.0)):
+        note(correction, model, sent, handed)
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0 * 6**0.5)
         optimizer.step()
         model()
-    assert [float(seen[0, 0]) for seen in model.seen] == pytest.approx([-2.0, -3.0 - 2.0])
+        ahead.append(float((model.state_dict()["weight"] - model.seen[-1])[0, 0]))
+    assert ahead == pytest.approx([1.0, 100.0, 3.0, 5.0, 3.0], rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -32,7 +32,8 @@ import torch
 from ..errors import ConfigError
 from .steps import after_steps
 
-_DECAY = 0.99  # per step, of lengths of late
+_DECAY = 0.99  # of the unit, per step
+_CLIPPED = 0.999  # of the unit: what is shorter has been clipped
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 
@@ -58,9 +59,8 @@ class TrialStep:
         self._in_flight: set[int] = set()  # whose gradient is, and has not been tried
         # Of this rank's gradient, and of the mean that was handed out.
         self._norms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        # Of an optimizer, by its first parameter: how long its means were of late when they were
-        # applied, beside when they were handed out, and in all.
-        self._lately: dict[int, torch.Tensor] = {}
+        # Of an optimizer, by its first parameter: unit and limit, 0 while none is known.
+        self._units: dict[int, torch.Tensor] = {}
         self._is_ahead = False
         self._handles: list[Any] = []
         after_steps.add(self.after_step)
@@ -73,7 +73,7 @@ class TrialStep:
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
         }
         self._names = {id(weight): name for name, weight in self._weights.items()}
-        self._others, self._sent, self._norms, self._lately = {}, {}, {}, {}
+        self._others, self._sent, self._norms, self._units = {}, {}, {}, {}
         self._in_flight, self._ready, self._is_ahead = set(), set(), False
         hooks: Any = model  # two of these are without types in torch
         self._handles = [
@@ -134,18 +134,22 @@ class TrialStep:
         self._ready |= keys
 
     def _factor(self, weights: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-        """What makes this rank's gradients in flight what would be applied: in the unit in which
-        means are, behind a GradScaler, and together no longer than any mean of late, as clipping
-        has it."""
+        """What makes this rank's gradients in flight what would be applied. Means have told it: how
+        much shorter they were when they were applied than when they were handed out is the unit,
+        behind a GradScaler, and where they were shorter still, they were clipped to a limit."""
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
         sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
         applied = _length(_norms([weight.grad for weight in weights]), device)
+        unit, limit = self._units.get(id(weights[0]), torch.zeros(2, device=device))
         tells = applied.isfinite() & handed.isfinite() & (handed > 0)
-        now = torch.where(tells, torch.stack([applied / handed, applied]), 0.0)
-        lately = self._lately.get(id(weights[0]), torch.zeros_like(now))
-        lately = self._lately[id(weights[0])] = torch.maximum(now, _DECAY * lately)
-        return torch.minimum(lately[0], lately[1] / sent)
+        now = torch.where(tells, applied / handed, 0.0)
+        unit = torch.maximum(now, _DECAY * unit)
+        clipped = tells & (now < _CLIPPED * unit)
+        limit = torch.where(clipped, torch.maximum(limit, applied), limit)
+        self._units[id(weights[0])] = torch.stack([unit, limit])
+        factor = torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
+        return torch.where(sent.isfinite(), factor, 0.0)
 
     def _twin(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
         """A copy of the weight with the gradient to try."""
@@ -183,27 +187,27 @@ class TrialStep:
         self._ready.clear()
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's weights ahead and what is known of lengths, by parameter."""
+        """This rank's weights ahead and what is known of units, by parameter."""
         self.end_backward()
         return {
             "ahead": {self._names[key]: self._others[key].clone() for key in self._ready},
-            "lately": {self._names[key]: of for key, of in self._lately.items()},
+            "units": {self._names[key]: of for key, of in self._units.items()},
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Goes on from what ``state_dict`` returned, or from nothing where that is empty; before,
         the model has got its weights. Raises ConfigError for those of another model."""
-        ahead, lately = state.get("ahead", {}), state.get("lately", {})
-        if not self._weights.keys() >= ahead.keys() | lately.keys():
+        ahead, units = state.get("ahead", {}), state.get("units", {})
+        if not self._weights.keys() >= ahead.keys() | units.keys():
             raise ConfigError("the state's weights are of another model than this hook's")
         self.end_backward()
         self.forget()
         weights = {name: self._weights[name] for name in ahead}
         self._others = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
         self._ready = set(self._others)
-        self._lately = {
+        self._units = {
             id(self._weights[name]): of.to(self._weights[name].device)
-            for name, of in lately.items()
+            for name, of in units.items()
         }  # fmt: skip
 
 
