@@ -24,9 +24,9 @@ ONEBIT = (
     "without this warning"
 )
 STALE = (
-    "pace='stale1' under {name}: it suffers most of gradients that come a step late, and the "
-    "correction makes up for a part of that alone; compare the loss with that of pace='every', try "
-    "half the learning rate, or give HookState(..., force=True) to go on without this warning"
+    "pace='stale1' under {name}: it loses by gradients that come a step late, and the correction "
+    "does not make up for all of it; compare the loss with that of pace='every', try half the "
+    "learning rate, or give HookState(..., force=True) to go on without this warning"
 )
 
 
