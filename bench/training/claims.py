@@ -82,7 +82,6 @@ CLAIMS = (
     Claim("outer beside AdamW, equal time", "outer-int4", "adamw-bf16-1g", "printed"),
     Claim("outer beside AdamW, equal time", "outer-int4", "adamw-int8-1g", "printed"),
     *(Claim("staleness 1", f"{name}-stale-raw", name, "printed") for name in STALE),
-    *(Claim("staleness 1", f"{name}-stale", name, "printed") for name in STALE),
     *(
         Claim("staleness 1", f"{name}-stale", name, "correction", stale=f"{name}-stale-raw")
         for name in STALE

@@ -67,7 +67,7 @@ def _correction(
     stale = losses(plan.finals(claim.setting, claim.stale))
     seeds = sorted(set(method) & set(baseline) & set(stale))
     if len(seeds) < 2:
-        return "not run yet"
+        return "uncorrected not run yet"
     left = stats.share_left(stats.paired(stale, baseline), stats.paired(method, baseline))
     over = stats.of_differences([
         stats.loss_of(method[seed]) - stats.loss_of(baseline[seed])
@@ -185,7 +185,7 @@ def plot(plan: Plan, path: Path) -> None:
 
 
 def _pair(claim: Claim, plan: Plan) -> stats.Paired | None:
-    if claim.kind == "correction" or any(
+    if any(
         name not in METHODS or METHODS[name].missing() for name in (claim.method, claim.baseline)
     ):
         return None
