@@ -195,6 +195,11 @@ def _pair(claim: Claim, plan: Plan) -> stats.Paired | None:
 
 
 def _curves(plan: Plan, axes: Any) -> None:
+    from matplotlib import rcParams
+
+    colors = rcParams["axes.prop_cycle"].by_key()["color"]
+    styles = [style for style in ("-", "--", ":", "-.") for _ in colors]
+    axes.set_prop_cycle(color=4 * colors, linestyle=styles)
     for method in plan.methods:
         rows = list(plan.finals("T1", method.name).values())
         curves = [row["curve"] for row in rows if all(loss for _, loss in row["curve"])]
