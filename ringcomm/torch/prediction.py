@@ -245,7 +245,7 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
     without its hooks. It is left as it was. Raises ConfigError where it fails."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
-    groups, state = optimizer.param_groups, optimizer.state
+    groups, state, scratch = optimizer.param_groups, optimizer.state, _Scratch()
     # A fused optimizer finds a GradScaler's here: its scale is out of the gradients already.
     scaling: dict[str, Any] = {
         name: vars(optimizer).pop(name)
@@ -255,10 +255,11 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
     def of_twins(group: dict[str, Any], twins: Twins) -> None:
         optimizer.param_groups = [{**group, "params": list(twins.values())}]
         optimizer.state = defaultdict(dict, {
-            twin: {key: _copy(value) for key, value in state[weight].items()}
+            twin: {key: scratch.copy(value) for key, value in state[weight].items()}
             for weight, twin in twins.items() if weight in state
         })  # fmt: skip
         step(optimizer)
+        scratch.end()
 
     try:
         yield of_twins
@@ -274,8 +275,31 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
         vars(optimizer).update(scaling)
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if torch.is_tensor(value) else copy.deepcopy(value)
+class _Scratch:
+    """Copies of a state that are needed for a moment, in the memory of those before: on a CPU
+    the pages of fresh memory cost as much as all the rest of a trial."""
+
+    def __init__(self) -> None:
+        self._used: list[torch.Tensor] = []
+        self._free: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
+
+    def copy(self, value: Any) -> Any:
+        """A copy, until ``end``."""
+        if not torch.is_tensor(value):
+            return copy.deepcopy(value)
+        free = self._free[_kind(value)]
+        self._used.append(free.pop() if free else torch.empty_like(value))
+        return self._used[-1].copy_(value)
+
+    def end(self) -> None:
+        """The copies made so far are not needed any more."""
+        for each in self._used:
+            self._free[_kind(each)].append(each)
+        self._used = []
+
+
+def _kind(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _chunks(weights: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
