@@ -44,9 +44,9 @@ Twins = Mapping[torch.nn.Parameter, torch.Tensor]
 class TrialStep:
     """The correction of one step of staleness: see above.
 
-    It takes the memory of the weights and of the gradients once more, and the time of one more
-    step of the optimizer. One whose ``step`` needs a closure cannot be tried and is let be; of one
-    that leads another, the other is.
+    It takes the memory of the weights and of the gradients once more, and the time of another step
+    of the optimizer and of copies of its state: `pytest bench/ -k trial`. One whose ``step`` needs
+    a closure cannot be tried and is let be; of one that leads another, the other is.
     """
 
     def __init__(self) -> None:
@@ -276,8 +276,8 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
 
 
 class _Scratch:
-    """Copies of a state that are needed for a moment, in the memory of those before: on a CPU
-    the pages of fresh memory cost as much as all the rest of a trial."""
+    """Copies of a state that are needed for a moment, in the memory of those before: fresh memory
+    has to be mapped by the kernel, page by page."""
 
     def __init__(self) -> None:
         self._used: list[torch.Tensor] = []

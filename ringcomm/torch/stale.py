@@ -53,8 +53,8 @@ class Stale1:
         dense_steps: so many first steps are synchronous. About a twentieth of all is right.
         correction: each rank does its backward where its optimizer would go by the gradient that
             is in flight, as far as this rank knows it. That takes the memory of the weights and of
-            the gradients once more, and the time of one more step of the optimizer, which must
-            need no closure.
+            the gradients once more, and the time of another step of the optimizer, which must need
+            no closure, and of copies of its state.
 
     Raises ConfigError for a negative number of steps.
     """
