@@ -4,6 +4,7 @@ on gloo, and what becomes of the weights."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,10 +77,14 @@ def _flat(model: nn.Module) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _job(backend: str) -> Iterator[None]:
+    """The process group. No DDP on it may outlive the block: it would be the one to destroy the
+    group, and holds the GIL meanwhile; gloo's destructor then waits for its thread, and that for
+    the GIL, with which it gives up the last call's tensors (PyTorch issue 56297)."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     dist.init_process_group(backend)
     yield
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -95,33 +100,41 @@ OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
     """Fifty steps of DDP in one of its modes."""
     with _job(backend):
-        options = {name: True for name in OPTIONS if name in mode}
-        model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
-        if mode == "hosts" and backend == "ringcomm":
-            hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
-            state = ringcomm.torch.HierarchicalState(local_group=hosts[rank.number // 2])
-            model.register_comm_hook(state, ringcomm.torch.allreduce_hook)
-        make: Any = torch.optim.SGD
-        if mode == "zero":
-            optimizer: Any = ZeroRedundancyOptimizer(
-                model.parameters(), torch.optim.Adam, lr=0.01, overlap_with_ddp=False
-            )
-        else:
-            optimizer = make(model.parameters(), lr=0.1, momentum=0.9)
-        steps = STEPS + 3 * rank.number if mode == "join" else STEPS
-        with Join([model]) if mode == "join" else contextlib.nullcontext():
-            _train(model, optimizer, mode, steps, model.no_sync)
-        _keep(rank, folder, backend, _flat(model))
+        _keep(rank, folder, backend, _ddp(rank, backend, mode))
+
+
+def _ddp(rank: Rank, backend: str, mode: str) -> torch.Tensor:
+    options = {name: True for name in OPTIONS if name in mode}
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
+    if mode == "hosts" and backend == "ringcomm":
+        hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
+        state = ringcomm.torch.HierarchicalState(local_group=hosts[rank.number // 2])
+        model.register_comm_hook(state, ringcomm.torch.allreduce_hook)
+    make: Any = torch.optim.SGD
+    if mode == "zero":
+        optimizer: Any = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, lr=0.01, overlap_with_ddp=False
+        )
+    else:
+        optimizer = make(model.parameters(), lr=0.1, momentum=0.9)
+    steps = STEPS + 3 * rank.number if mode == "join" else STEPS
+    with Join([model]) if mode == "join" else contextlib.nullcontext():
+        _train(model, optimizer, mode, steps, model.no_sync)
+    return _flat(model)
 
 
 def joined(rank: Rank, backend: str, folder: str) -> None:
     """Ranks of which one has fewer batches, and the others divide by how many are left."""
     with _job(backend):
-        model = DistributedDataParallel(Net(), bucket_cap_mb=0.005)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        with model.join(divide_by_initial_world_size=False):
-            _train(model, optimizer, "join", STEPS + 3 * rank.number, model.no_sync)
-        _keep(rank, folder, backend, _flat(model))
+        _keep(rank, folder, backend, _joined(rank))
+
+
+def _joined(rank: Rank) -> torch.Tensor:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.005)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with model.join(divide_by_initial_world_size=False):
+        _train(model, optimizer, "join", STEPS + 3 * rank.number, model.no_sync)
+    return _flat(model)
 
 
 def low_rank(rank: Rank, backend: str, folder: str) -> None:
@@ -135,19 +148,23 @@ def low_rank(rank: Rank, backend: str, folder: str) -> None:
 
     powerSGD_hook._orthogonalize = late
     with _job(backend):
-        wide = [nn.Linear(8 * WIDTH, 8 * WIDTH) for _ in range(3)]
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), *wide))
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=2
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for step in range(10):
-            optimizer.zero_grad()
-            time.sleep(0.03 * rank.number)
-            model(_batch(step, rank.number)).square().sum().backward()
-            optimizer.step()
-        _keep(rank, folder, backend, _flat(model))
+        _keep(rank, folder, backend, _low_rank(rank))
+
+
+def _low_rank(rank: Rank) -> torch.Tensor:
+    wide = [nn.Linear(8 * WIDTH, 8 * WIDTH) for _ in range(3)]
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), *wide))
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=2
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(10):
+        optimizer.zero_grad()
+        time.sleep(0.03 * rank.number)
+        model(_batch(step, rank.number)).square().sum().backward()
+        optimizer.step()
+    return _flat(model)
 
 
 def compiled(rank: Rank) -> None:

@@ -64,6 +64,7 @@ def hook(rank: Rank) -> None:
     rank.emit("carried", works=ringcomm.default_communicator().stats()["works"])
     _end()
     ringcomm.shutdown()
+    os._exit(0)  # DDP would destroy gloo's group: see parallel._job
 
 
 def hierarchical(rank: Rank) -> None:
