@@ -26,7 +26,7 @@ from torch import nn
 from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
 from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.account import KEPT, Account
-from ringcomm.torch.optimizers import is_plain_adam
+from ringcomm.torch.adam_watch import is_plain_adam
 from ringcomm.torch.steps import before_steps
 from ringcomm.work import WorkStats
 

@@ -305,3 +305,11 @@ class Account:
                 steps=[step.told() for step in self._steps if step.is_over],
                 codecs=[stretch.copy() for stretch in self._codecs],
             )
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit, for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"

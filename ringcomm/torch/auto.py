@@ -35,7 +35,7 @@ from .account import StepReport
 from .buckets import Bucket
 from .exchange import CommExchange
 from .named_feedback import COMPRESSIBLE
-from .steps import before_steps
+from .steps import before_steps, has_any
 from .streams import Fetched
 
 _log = logging.getLogger("ringcomm")
@@ -287,12 +287,11 @@ class _OptimizerWatch:
 
     def _look(self, optimizer: Any) -> None:
         owner = self._owner()
-        groups = getattr(optimizer, "param_groups", ())
-        if owner is None or not any(id(p) in self.ids for group in groups for p in group["params"]):
+        if owner is None or not has_any(optimizer, self.ids):
             return
         if self._known is None or self._known() is not optimizer:
             self._known = weakref.ref(optimizer)
             owner.meet(optimizer)
-        rates = [group.get("lr", 0.0) for group in groups]
+        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
         if not any(torch.is_tensor(rate) and rate.device.type == "cuda" for rate in rates):
             self._rate = max(map(float, rates), default=0.0)

@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
 from ..codecs import CODECS, Codec, parse, refuse_composed
 from .account import StepReport
+from .auto import Auto
 from .buckets import Bucket
 from .exchange import CommExchange
 
@@ -110,9 +113,13 @@ class FixedCodec:
         """Takes no notice: a run may go on with another policy than it began with."""
 
 
-def policy_of(compression: str | None, warmup_steps: int) -> CodecPolicy:
-    """The policy that ``HookState(compression, warmup_steps=...)`` stands for. Raises ConfigError
-    for a codec that the hook does not take."""
+def policy_of(
+    compression: str | None, warmup_steps: int, model: torch.nn.Module | None
+) -> CodecPolicy:
+    """The policy that ``HookState(compression, warmup_steps=..., model=...)`` stands for. Raises
+    ConfigError for a codec that the hook does not take."""
+    if compression == "auto":
+        return Auto(model, warmup_steps=warmup_steps)
     codec = parse(compression)
     refuse_composed(codec, "the hook")
     return FixedCodec(codec, warmup_steps)

@@ -51,18 +51,11 @@ class Grid:
         self.place = members.index(me) if me in members else -1
         first = members[0] if members else -1
         _require_grid(comm.allgather(np.array([first, self.place, self.places], np.int64)))
-        numbers = comm.allgather(np.array([me], np.int64)).reshape(-1)
         self.row = _split(comm, first, self.place)
         self.column = _split(comm, self.place, first)
-        self._names = {
-            id(self.row): list(members),
-            id(self.column): [int(n) for n in self._of_column(comm, numbers)],
-        }
+        equals = self.column.allgather(np.array([me], np.int64)).reshape(-1)
+        self._names = {id(self.row): list(members), id(self.column): [int(n) for n in equals]}
         self._others = [place for place in range(self.places) if place != self.place]
-
-    def _of_column(self, comm: Communicator, numbers: Any) -> Any:
-        mine = np.array([numbers[comm.rank]], np.int64)
-        return self.column.allgather(mine).reshape(-1)
 
     def watch(self, on_failure: Callable[[RingcommError], None]) -> None:
         """Calls back, from ringcomm's callback thread, if another rank of the row fails before it

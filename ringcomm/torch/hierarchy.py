@@ -171,6 +171,8 @@ class HierarchicalState(HookState):
     Raises ConfigError on all ranks for local groups that do not divide them into equal hosts.
     """
 
+    transport: HierarchicalTransport
+
     def __init__(
         self,
         compression: Compression | Literal["auto"] | None = None,
@@ -186,25 +188,22 @@ class HierarchicalState(HookState):
         policy: CodecPolicy | None = None,
         pace: Literal["every", "stale1"] | Stale1 = "every",
     ) -> None:
-        self._way = HierarchicalTransport(
-            Grid(default_of(dist.group.WORLD) if comm is None else comm, local_group)
-        )
+        grid = Grid(default_of(dist.group.WORLD) if comm is None else comm, local_group)
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,
             warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy, pace=pace,
-            transport=self._way,
+            transport=HierarchicalTransport(grid),
         )  # fmt: skip
 
     @property
     def grid(self) -> Grid:
         """Row and column. Raises ConfigError in a copy, which has none."""
-        return self._way.grid
+        return self.transport.grid
 
     def close(self) -> None:
         """Leaves the communicators that it made. The other ranks must be through with their steps,
         too."""
-        self._way.close()
+        self.transport.close()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._way = HierarchicalTransport(None)
-        self.restore(state, self._way)
+        self.restore(state, HierarchicalTransport(None))

@@ -24,7 +24,7 @@ that follows from the bucket, the settings and the number of the step.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -36,13 +36,11 @@ from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
-from .auto import Auto
+from .adam_watch import ONEBIT, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
-from .optimizers import ONEBIT, AdamWatch
 from .pace import pace_of
-from .ranges import in_flight
 from .settings import require_whole
 from .stale import Stale1
 from .tensors import require_dense
@@ -124,7 +122,7 @@ class HookState:
         self.transport.bind(self.account, self.residuals)
         self._pace_setting = pace
         self._pace = pace_of(pace, self.transport, self.account, self.residuals)
-        self._policy = policy or _policy_of(compression, warmup_steps, model)
+        self._policy = policy or policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
@@ -154,7 +152,7 @@ class HookState:
 
     @compression.setter
     def compression(self, compression: str | None) -> None:
-        policy = _policy_of(compression, self.warmup_steps, None)
+        policy = policy_of(compression, self.warmup_steps, None)
         self._pace.require(policy.codecs)
         self.residuals.serve(policy.name, needs_feedback(policy))
         self._policy = policy
@@ -266,7 +264,11 @@ class HookState:
         else:
             codec = self._codec_of(gradients.buffer)
             self._policy.look(gradients, self.loss_scale)
-            future = self._in_range(gradients, codec, lambda: self._pace.launch(gradients, codec))
+            future = profiling.bucket_range(
+                self.account, gradients, codec.name,
+                lambda: [rail.interface for rail in self.comm.rails],
+                lambda: self._pace.launch(gradients, codec),
+            )  # fmt: skip
         if gradients.last:
             self._running = False
             self.steps += 1
@@ -308,17 +310,6 @@ class HookState:
         """What a bucket travels in."""
         known = gradients.dtype in COMPRESSIBLE
         return self._policy.codec(self.steps) if known else CODECS["none"]
-
-    def _in_range(
-        self, bucket: Bucket, codec: Codec, launch: Callable[[], GradientFuture]
-    ) -> GradientFuture:
-        """Launches within a range of the profiler, if there is one."""
-        if not profiling.is_on():
-            return launch()
-        return in_flight(
-            self.account, codec.name, bucket.buffer.nbytes,
-            lambda: [rail.interface for rail in self.comm.rails], bucket.last, launch,
-        )  # fmt: skip
 
     # ---- what it measures ----
 
@@ -379,14 +370,6 @@ class HookState:
         self.residuals.wanted = state["feedback"]
         self.residuals.compression = self.compression
         self.residuals.needed = needs_feedback(self._policy)
-
-
-def _policy_of(
-    compression: str | None, warmup_steps: int, model: torch.nn.Module | None
-) -> CodecPolicy:
-    if compression == "auto":
-        return Auto(model, warmup_steps=warmup_steps)
-    return policy_of(compression, warmup_steps)
 
 
 def _steps_of(state: object) -> int:

@@ -1,15 +1,28 @@
-"""Ranges of torch.profiler: ``ringcomm:all_reduce`` and so on, from the call to the completion."""
+"""Ranges of torch.profiler: of a process group's collectives, and of the hook's buckets.
+
+    ringcomm:all_reduce                         from the call to the completion; every collective
+    ringcomm:bucket 2 bf16, 1.20 MB             from the hook's call to the bucket's Future: it is
+                                                in flight, over ports or through shared memory
+    ringcomm:bucket 2 sent 0.60 MB over eth0    a moment behind backward, when it is known
+      61 %, eth1 39 %
+
+Invariant: where nobody profiles nothing is recorded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 
+from .account import Account, Moved, bytes_text
+from .backward import after_backward
+from .buckets import Bucket
 from .works import RingWork
 
+_Future = torch.futures.Future[torch.Tensor]
 _profiler_enabled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
@@ -25,3 +38,51 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
         if not work.was_waited_for():
             work.record(record._call_end_callbacks_on_future)
     return work
+
+
+def bucket_range(
+    account: Account, bucket: Bucket, codec: str, rails: Callable[[], Sequence[str]],
+    launch: Callable[[], _Future],
+) -> _Future:  # fmt: skip
+    """Launches a bucket within its range, which ends with its Future.
+
+    Args:
+        codec: the name of the bucket's.
+        rails: names of the ports.
+    """
+    if not is_on():
+        return launch()
+    size = bytes_text(bucket.buffer.nbytes)
+    with record_function(f"ringcomm:bucket {account.position} {codec}, {size}") as record:
+        future: _Future = record._call_end_callbacks_on_future(launch())
+    if bucket.last:
+        _when_all_is_over(lambda: _tell(account.latest_buckets(), rails()))
+    return future
+
+
+def _when_all_is_over(tell: Callable[[], None]) -> None:
+    """Behind what DDP queues after the last bucket."""
+
+    def again() -> None:
+        after_backward(tell)
+
+    after_backward(again)
+
+
+def _tell(buckets: Sequence[tuple[int, Moved]], rails: Sequence[str]) -> None:
+    for number, moved in buckets:
+        with record_function(f"ringcomm:bucket {number} sent {sent_text(moved, rails)}"):
+            pass
+
+
+def sent_text(moved: Moved, rails: Sequence[str]) -> str:
+    """How much, and by which ways."""
+    total = sum(moved.rails)
+    shares = [
+        f"{name} {100 * sent / total:.0f} %"
+        for name, sent in zip(rails, moved.rails, strict=False) if sent
+    ]  # fmt: skip
+    ways = [f"{bytes_text(moved.wire)} over {', '.join(shares)}"] if moved.wire else []
+    if moved.shared:
+        ways.append(f"{bytes_text(moved.shared)} through shared memory")
+    return ", ".join(ways) or "nothing"

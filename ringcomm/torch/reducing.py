@@ -6,6 +6,7 @@ joined on each. So are sparse tensors, whose indices differ from rank to rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,14 +35,8 @@ class Reducing(Submitter):
         op = dist.ReduceOp.SUM if op is None else op
         if tensor.layout == torch.sparse_coo:
             return self._allreduce_sparse(tensor, op)
-        how = reduction(op, tensor)
-        if how.join is not None:
-            call, rows = self._gathered(tensor)
-            return self._start(
-                "all_reduce", [call], [tensor], opts, lambda: copy(tensor, how.joined(rows))
-            )
-        call = self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor, tensor.numel())
-        return self._start("all_reduce", [call], [tensor], opts)
+        call, after = self._call(lib.RC_ALLREDUCE, op, tensor, tensor)
+        return self._start("all_reduce", [call], [tensor], opts, after)
 
     def _allreduce_quickly(self, tensors: Any, opts: Any) -> RingWork | None:
         """The commonest case by the shortest way; None for any other."""
@@ -79,42 +74,29 @@ class Reducing(Submitter):
             how = reduction(op, tensor)
             if how.join is not None:
                 raise TensorError("all_reduce_coalesced: BAND, BOR and BXOR go by all_reduce")
-            calls.append(self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor, tensor.numel()))
+            calls.append(self._reduced(lib.RC_ALLREDUCE, how, tensor, tensor))
         return self._start("all_reduce", calls, list(tensors), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *rest: Any) -> RingWork:
         """In place on the root; elsewhere the tensor is only read."""
         tensor = one(tensors, "reduce")
         root = root_of(opts)
-        here = self.comm.rank == root
-        how = reduction(getattr(opts, "reduceOp", rest[0] if rest else dist.ReduceOp.SUM), tensor)
-        if how.join is not None:
-            call, rows = self._gathered(tensor)
-            after = (lambda: copy(tensor, how.joined(rows))) if here else None
-            return self._start("reduce", [call], [tensor], opts, after)
-        call = self._reduced(
-            lib.RC_REDUCE, how, tensor, tensor if here else None, tensor.numel(), root
-        )
-        return self._start("reduce", [call], [tensor], opts)
+        op = getattr(opts, "reduceOp", rest[0] if rest else dist.ReduceOp.SUM)
+        result = tensor if self.comm.rank == root else None
+        call, after = self._call(lib.RC_REDUCE, op, tensor, result, root)
+        return self._start("reduce", [call], [tensor], opts, after)
 
     def _scattered(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> RingWork:
         """Reduce-scatter of a tensor that holds all ranks' parts."""
-        n, rank = self.comm.world_size, self.comm.rank
+        n = self.comm.world_size
         if source.numel() != n * output.numel() or source.dtype != output.dtype:
             raise ValueError(
                 f"reduce_scatter: the input is {source.dtype}{list(source.shape)}, and must be "
                 f"{n} times the output, {output.dtype}{list(output.shape)}"
             )
-        how = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM), source)
-        if how.join is not None:
-            call, rows = self._gathered(source)
-
-            def pick() -> None:
-                copy(output, how.joined(rows).reshape(n, -1)[rank])
-
-            return self._start("reduce_scatter", [call], [output], opts, pick)
-        call = self._reduced(lib.RC_REDUCE_SCATTER, how, source, output, output.numel())
-        return self._start("reduce_scatter", [call], [output], opts)
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        call, after = self._call(lib.RC_REDUCE_SCATTER, op, source, output)
+        return self._start("reduce_scatter", [call], [output], opts, after)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
         """Of a list of world_size tensors, of which this rank's is like the output."""
@@ -135,7 +117,7 @@ class Reducing(Submitter):
             raise TensorError("reduce_scatter: BAND, BOR and BXOR take parts of one size")
         for root, part in enumerate(parts):
             here = output if root == rank else None
-            calls.append(self._reduced(lib.RC_REDUCE, how, part, here, part.numel(), root))
+            calls.append(self._reduced(lib.RC_REDUCE, how, part, here, root))
         return self._start("reduce_scatter", calls, [output], opts)
 
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
@@ -148,10 +130,31 @@ class Reducing(Submitter):
         """Several of these."""
         return together([self._scattered(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
 
+    def _call(
+        self, collective: int, op: Any, src: torch.Tensor, dst: torch.Tensor | None, root: int = 0
+    ) -> tuple[Call, Callable[[], None] | None]:
+        """The call of a reduction, and what brings its result to ``dst`` afterwards, if anything:
+        of an op that is not the core's all ranks' tensors are gathered, and joined here."""
+        how = reduction(op, src)
+        if how.join is None:
+            return self._reduced(collective, how, src, dst, root), None
+        call, rows = self._gathered(src)
+        if dst is None:
+            return call, None
+
+        def join() -> None:
+            result = how.joined(rows)
+            if collective == lib.RC_REDUCE_SCATTER:
+                result = result.reshape(self.comm.world_size, -1)[self.comm.rank]
+            copy(dst, result)
+
+        return call, join
+
     def _reduced(
         self, collective: int, how: Reduction, src: torch.Tensor, dst: torch.Tensor | None,
-        count: int, root: int = 0,
+        root: int = 0,
     ) -> Call:  # fmt: skip
+        count = (src if dst is None else dst).numel()
         if how.factor is not None:
             src = src.detach() * how.factor
         compresses = collective == lib.RC_ALLREDUCE and takes_compression(how.op, src)
@@ -193,7 +196,7 @@ class Reducing(Submitter):
         ).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
-        return RingWork((), [tensor])
+        return RingWork.finished([tensor])
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -34,7 +34,7 @@ from torch import nn
 
 from ..communicator import works_of_process
 from ..errors import NotInitializedError
-from .steps import after_steps
+from .steps import after_steps, has_any
 
 if TYPE_CHECKING:
     from .group import RingcommGroup
@@ -79,7 +79,7 @@ class _Watch:
         if owner is None:
             self.is_over = True
             return None
-        if self._ids is not None and not _has_any(optimizer, self._ids(owner)):
+        if self._ids is not None and not has_any(optimizer, self._ids(owner)):
             return None
         carried = self._carried(owner)
         if self._before is None:
@@ -199,8 +199,3 @@ def _is_parallel() -> bool:
     """Whether there is a module whose gradients something brings together."""
     kinds = {type(found) for found in gc.get_objects() if issubclass(type(found), nn.Module)}
     return any(_PARALLEL & {base.__name__ for base in kind.__mro__} for kind in kinds)
-
-
-def _has_any(optimizer: Any, ids: Container[int]) -> bool:
-    groups = getattr(optimizer, "param_groups", ())
-    return any(id(parameter) in ids for group in groups for parameter in group["params"])

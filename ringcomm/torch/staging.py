@@ -10,12 +10,10 @@ a stream of their own, behind what the current one had to do with the tensor.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..buffers import View, view
-from .streams import on_stream
+from .streams import side_streams, to_its_end
 
 
 def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
@@ -29,33 +27,20 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
     source = tensor.detach()
     pinned = source.device.type == "cuda"
     host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=pinned)
-    copies = _Copies(source.device)
+    streams = side_streams([source.device])
+
+    def bring(target: torch.Tensor, source: torch.Tensor) -> None:
+        with to_its_end(streams):
+            target.copy_(source, non_blocking=bool(streams))
+
     if reads:
-        copies.make(host, source)
+        bring(host, source)
     found = view(host, writable=writable)
 
     def finish() -> None:
-        copies.make(source, host)
+        bring(source, host)
 
     return View(
         tensor, (found, source, host), found.address, found.dtype, found.shape, found.count,
         source.new_empty, finish if writable else None,
     )  # fmt: skip
-
-
-class _Copies:
-    """Copies between a device and the host that are over when ``make`` returns."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-
-    def make(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if self._stream is None:
-            target.copy_(source)
-            return
-        with on_stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        self._stream.synchronize()

@@ -30,13 +30,14 @@ import torch
 
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError
-from . import optimizers
 from .account import Account
+from .adam_watch import STALE
 from .backward import after_backward
 from .buckets import Bucket
 from .named_feedback import NamedFeedback
 from .prediction import TrialStep
 from .settings import require_whole
+from .streams import future_on
 from .transport import GradientFuture, Transport
 
 LEAST_BITS = 4
@@ -90,7 +91,7 @@ class _Late:
 class OneStepStale:
     """See Pace."""
 
-    under_adam = optimizers.STALE
+    under_adam = STALE
 
     def __init__(
         self, setting: Stale1, transport: Transport, account: Account, residuals: NamedFeedback
@@ -190,8 +191,7 @@ class OneStepStale:
         for index, (parameter, start, stop) in enumerate(bucket.spans):
             flag = store[end + index]
             self._late[id(parameter)] = _Late(store[start:stop], future, flag, scale)
-        device = bucket.buffer.device
-        over: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+        over = future_on([bucket.buffer.device])
         over.set_result(bucket.buffer)
         return over  # type: ignore[no-any-return]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from torch.optim.optimizer import (
@@ -66,3 +66,9 @@ class Listeners:
 
 before_steps = Listeners(register_optimizer_step_pre_hook)
 after_steps = Listeners(register_optimizer_step_post_hook)
+
+
+def has_any(optimizer: Any, ids: Container[int]) -> bool:
+    """Whether an optimizer has one of these parameters, given by id()."""
+    groups = getattr(optimizer, "param_groups", ())
+    return any(id(parameter) in ids for group in groups for parameter in group["params"])

@@ -37,6 +37,13 @@ def side_streams(devices: Iterable[torch.device]) -> list[Any]:
     return streams
 
 
+def future_on(devices: Iterable[torch.device]) -> Any:
+    """A Future of torch whose value may lie on these devices; of GPUs it takes note of the current
+    stream when it is completed."""
+    make: Any = torch.futures.Future  # the generic class cannot be called on every supported torch
+    return make(devices=[device for device in devices if device.type == "cuda"])
+
+
 @contextlib.contextmanager
 def to_its_end(streams: Iterable[Any]) -> Iterator[None]:
     """Makes them this thread's current streams, and waits for what they were given."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import statistics
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from .account import HookReport
+from .account import HookReport, bytes_text
 
 _Bytes = Literal["payload_bytes", "wire_bytes", "shared_bytes"]
 _TIMES: tuple[tuple[str, Literal["step_s", "compute_s", "exposed_s", "hidden_s"]], ...] = (
@@ -56,11 +55,3 @@ def _bytes_of(report: HookReport) -> list[tuple[str, int, _Bytes | None]]:
         *(rails if len(rails) > 1 else []),
         ("through shared memory", report.shared_bytes, "shared_bytes"),
     ]
-
-
-def bytes_text(count: float) -> str:
-    """With a unit."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"

@@ -28,6 +28,7 @@ from .buckets import Bucket, Part, Parts, average
 from .exchange import CommExchange
 from .group import RingcommGroup
 from .named_feedback import NamedFeedback
+from .streams import future_on
 
 GradientFuture = torch.futures.Future[torch.Tensor]
 
@@ -76,18 +77,12 @@ def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> Gra
     def fail(_: Any) -> torch.Tensor:
         raise error
 
-    over = _future(bucket.buffer.device)
+    over = future_on([bucket.buffer.device])
     count = account.submit(bucket.buffer.nbytes, bucket.last)
     future: GradientFuture = over.then(fail)
     count(())
     over.set_result(None)
     return future
-
-
-def _future(device: torch.device) -> Any:
-    # Typed as Any: the generic alias cannot be called on every supported torch.
-    make: Any = torch.futures.Future
-    return make(devices=[device]) if device.type == "cuda" else make()
 
 
 def default_of(group: Any) -> Communicator:
@@ -162,7 +157,7 @@ class _Flight:
         self._lock = threading.Lock()
         self._works: list[Work] = []
         self._open = 1
-        self._future = _future(self._buffer.device)
+        self._future = future_on([self._buffer.device])
         self._count = account.submit(self._buffer.nbytes, bucket.last)
 
     def submit(self, comm: Communicator, part: Part) -> None:

@@ -31,7 +31,7 @@ from ..codecs import Codec
 from ..errors import RingcommError
 from ..work import Work
 from .buckets import Bucket, Parts, average
-from .streams import Poison, on_stream
+from .streams import Poison, future_on, on_stream
 
 if TYPE_CHECKING:
     from .hierarchy import HierarchicalTransport
@@ -101,8 +101,8 @@ class Trip:
         self._count = transport.account.submit(self._buffer.nbytes, bucket.last)
         device = self._buffer.device
         self._cuda = device if device.type == "cuda" else None
-        over: Any = torch.futures.Future(devices=[device] if self._cuda else [])
-        self._over, self.future = over, over.then(self._result)
+        self._over = future_on([device])
+        self.future = self._over.then(self._result)
         self._settle = threading.Lock()
         self._parts = Parts(bucket, codec, transport.residuals)
         self._rows = Rows([part.tensor for part in self._parts.travelling], self._grid.places)

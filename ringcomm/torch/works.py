@@ -26,6 +26,7 @@ from .. import callers, cuda, pipe
 from ..devices import torch_stream
 from ..errors import RingcommError
 from ..work import Work
+from .streams import future_on
 
 _TorchWork: Any = getattr(dist, "Work", None) or getattr(dist, "_Work")  # noqa: B009
 # torch's C++ may hold a Work without its Python object, and waits for ever once that is gone: any
@@ -168,7 +169,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            over: Any = torch.futures.Future(devices=_devices(self._tensors))
+            over = future_on(_devices(self._tensors))
             self._future = over.then(self._outcome)
         self._dropped_well = True
         if not self.is_completed():
@@ -181,7 +182,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
     def record(self, change: Callable[[Any], Any]) -> None:
         """The Future from here on is what the profiler makes of it, which ends a range, on another
         thread than this: so the profiler knows it as that of something asynchronous."""
-        over: Any = torch.futures.Future(devices=_devices(self._tensors))
+        over = future_on(_devices(self._tensors))
         self._future = change(over.then(self._outcome))
         self._recorded = True
         self._watch(over, elsewhere=bool(self._parts))

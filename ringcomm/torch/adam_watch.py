@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Container
 from typing import Any
 
-from .steps import before_steps
+from .steps import before_steps, has_any
 
 _LET_PASS = ("onebit", "1bit", "zeroone")
 ONEBIT = (
@@ -50,8 +50,7 @@ class AdamWatch:
         before_steps.add(self._look)
 
     def _look(self, optimizer: Any) -> None:
-        groups = getattr(optimizer, "param_groups", ())
-        if any(id(p) in self._ids for group in groups for p in group["params"]):
+        if has_any(optimizer, self._ids):
             before_steps.remove(self._look)
             if is_plain_adam(type(optimizer)):  # told of the line behind torch's and steps.py's
                 warnings.warn(self._text.format(name=type(optimizer).__name__), stacklevel=4)
