@@ -25,6 +25,7 @@ from torch import nn
 
 from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
 from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.adam_watch import is_plain_adam
 from ringcomm.torch.steps import before_steps
@@ -279,6 +280,31 @@ def test_the_process_groups_communicator_is_the_hooks() -> None:
         state = HookState("bf16")
         reduce(state, model, gradients_of(model, 0, 0))
         assert state.comm is dist.group.WORLD.comm  # type: ignore[union-attr]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_where_a_gradient_lies_in_its_bucket() -> None:
+    """As the parameter lies in memory, if that has no gaps: as DDP brings it home."""
+    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        ddp = nn.parallel.DistributedDataParallel(model)
+        seen: dict[torch.Tensor, torch.Tensor] = {}
+
+        def look(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+            found = hook_buckets.Bucket.of(bucket)
+            for parameter, start, stop in found.spans:
+                own = hook_buckets.in_shape_of(parameter, found.buffer[start:stop])
+                seen[parameter] = own.clone()
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(found.buffer)
+            return future
+
+        ddp.register_comm_hook(None, look)
+        ddp(torch.randn(2, 3, 5, 5)).square().sum().backward()
+        assert seen.keys() == set(model.parameters())
+        assert all(torch.equal(own, parameter.grad) for parameter, own in seen.items())
     finally:
         dist.destroy_process_group()
 

@@ -15,7 +15,7 @@ LAYERS, WIDTH = 16, 1024
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_trial_step(measure: Callable[..., Any], corrected: bool) -> None:
-    from ringcomm.torch.prediction import TrialStep
+    from ringcomm.torch.correction import Correction
 
     model = torch.nn.ParameterList([torch.zeros(WIDTH, WIDTH) for _ in range(LAYERS)])
     count = LAYERS * WIDTH * WIDTH
@@ -25,7 +25,7 @@ def test_trial_step(measure: Callable[..., Any], corrected: bool) -> None:
     for weight, start, stop in spans:
         weight.grad = handed[start:stop].view_as(weight)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    correction = TrialStep()
+    correction = Correction()
     correction.attach(model)
 
     def call() -> None:

@@ -191,8 +191,9 @@ class HookState:
         return self.residuals.feedback_of(parameter)
 
     def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
-        """What a checkpoint must keep: the residuals, by parameter, and the steps where there is a
-        warm-up. Empty where there is neither. A collective; see ``FeedbackStore.state_dict``.
+        """What a checkpoint must keep: the residuals and gradients in flight, by parameter, what
+        the policy has learnt, and the steps where any of these depends on them. Empty where there
+        is nothing of it. A collective; see ``FeedbackStore.state_dict``.
 
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
@@ -209,8 +210,8 @@ class HookState:
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Goes on from what ``state_dict`` returned, in a world of any size (an exact one: of the
-        same); an empty one starts from zero. A codec that leaves nothing delivers what was left.
-        See ``FeedbackStore.load_state_dict``.
+        same); an empty one starts from zero. The model must have got its weights before. A codec
+        that leaves nothing delivers what was left. See ``FeedbackStore.load_state_dict``.
 
         Raises ConfigError if it is of another model or threshold, or if this state can keep no
         residuals: it has feedback=False, or no model. Or an exact one of another rank or world.

@@ -10,7 +10,7 @@ handed out by ``flush``. So each gradient is handed out once, in order, by one s
 are gradients.
 
 Before that come dense steps, which are synchronous: in the beginning weights move far in a step.
-After them a gradient is late by one step, which a correction makes up for (prediction.py).
+After them a gradient is late by one step, which a correction makes up for (correction.py).
 
 Invariants: what is in flight is this module's own memory, one buffer for each bucket, and belongs
 to parameters: DDP may lay its buckets out anew at any time. Works of a step are over before those
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -33,10 +34,11 @@ from ..errors import ConfigError, RingcommError
 from .account import Account
 from .adam_watch import STALE
 from .backward import after_backward
-from .buckets import Bucket
+from .buckets import Bucket, in_shape_of
+from .correction import Correction
 from .named_feedback import NamedFeedback
-from .prediction import TrialStep
 from .settings import require_whole
+from .steps import remove_all
 from .streams import future_on
 from .transport import GradientFuture, Transport
 
@@ -54,8 +56,9 @@ class Stale1:
         dense_steps: so many first steps are synchronous. About a twentieth of all is right.
         correction: each rank does its backward where its optimizer would go by the gradient that
             is in flight, as far as this rank knows it. That takes the memory of the weights and of
-            the gradients once more, and the time of another step of the optimizer, which must need
-            no closure, and of copies of its state.
+            the gradients once more, and the time of another step of the optimizer and of copies of
+            its state. There is none for an optimizer whose step needs a closure, nor while the
+            model as a whole is in ``eval()``.
 
     Raises ConfigError for a negative number of steps.
     """
@@ -98,13 +101,14 @@ class OneStepStale:
     ) -> None:
         self._setting = setting
         self._transport, self._account, self._residuals = transport, account, residuals
-        self._correction = TrialStep() if setting.correction else None
-        self._step = 0
+        self._correction = Correction() if setting.correction else None
         self._is_late = False
         self._late: dict[int, _Late] = {}  # by id() of the parameter
         self._dropped: dict[int, torch.Tensor] = {}  # handed out to what this rank did not use
         self._used: set[int] = set()  # by this rank, since the latest bucket of the parameter
+        self._noted: set[int] = set()  # parameters whose use is noted
         self._hooks: list[Any] = []
+        weakref.finalize(self, remove_all, self._hooks).atexit = False
         self._flying: list[GradientFuture] = []
         self._stores: dict[_Layout, torch.Tensor] = {}  # what is sent, and a flag per parameter
         self._launched: list[_Layout] = []  # in this step
@@ -114,14 +118,16 @@ class OneStepStale:
         inner = getattr(model, "module", model)
         if self._correction is not None:
             self._correction.attach(inner)
-        for hook in self._hooks:
-            hook.remove()
-        note = _UseNote(self._used)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(note)
-            for parameter in inner.parameters()
-            if parameter.requires_grad
-        ]
+        remove_all(self._hooks)
+        self._noted.clear()
+        for parameter in inner.parameters():
+            if parameter.requires_grad:
+                self._note_use_of(parameter)
+
+    def _note_use_of(self, parameter: torch.Tensor) -> None:
+        self._noted.add(id(parameter))
+        register: Any = parameter.register_post_accumulate_grad_hook
+        self._hooks.append(register(_UseNote(self._used)))
 
     def require(self, codecs: Sequence[Codec]) -> None:
         """See Pace."""
@@ -141,7 +147,6 @@ class OneStepStale:
     def settle(self, step: int) -> None:
         """See Pace."""
         self._arrive()
-        self._step = step
         self._is_late = step >= self._setting.dense_steps or bool(self._late)
         self._account.deferred = self._is_late
 
@@ -158,6 +163,10 @@ class OneStepStale:
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
         """See Pace."""
         ids = [id(parameter) for parameter, _, _ in bucket.spans]
+        for parameter, _, _ in bucket.spans:
+            if id(parameter) not in self._noted:  # it is trained since lately
+                self._note_use_of(parameter)
+                self._used.add(id(parameter))
         used = [key in self._used for key in ids]
         self._used.difference_update(ids)
         if self._is_late:
@@ -180,14 +189,14 @@ class OneStepStale:
         store = self._exchange(bucket)
         for start, stop, gradient in again:
             bucket.buffer[start:stop].add_(gradient)
+        scale = self._residuals.store.loss_scale
         if self._correction is not None:
-            self._correction.note(bucket.spans, store, bucket.buffer)
+            self._correction.note(bucket.spans, store, bucket.buffer, scale)
         self._keep_for_drop(bucket, used, waiting)
         end = bucket.buffer.numel()
         store[end:].copy_(torch.tensor(used, dtype=torch.float32))
         future = self._transport.launch(Bucket(store, bucket.spans, bucket.last), codec)
         self._flying.append(future)
-        scale = self._residuals.store.loss_scale
         for index, (parameter, start, stop) in enumerate(bucket.spans):
             flag = store[end + index]
             self._late[id(parameter)] = _Late(store[start:stop], future, flag, scale)
@@ -245,7 +254,7 @@ class OneStepStale:
         """See Pace."""
         arrived = self._arrived()
         for parameter, mean in arrived.values():
-            gradient = mean.view_as(parameter)
+            gradient = in_shape_of(parameter, mean)
             if parameter.grad is None:
                 parameter.grad = gradient.clone()
             else:
@@ -281,7 +290,10 @@ class OneStepStale:
     def state_dict(self, exact: bool) -> dict[str, Any]:
         """See Pace. The means are the same on all ranks, and fit a world of any size; where the
         coming backward takes place is each rank's own."""
-        means = {name: mean.clone() for name, (_, mean) in self._arrived().items()}
+        means = {
+            name: in_shape_of(parameter, mean).clone()
+            for name, (parameter, mean) in self._arrived().items()
+        }
         scale = self._residuals.store.loss_scale
         state: dict[str, Any] = {"means": means, "loss_scale": scale}
         if exact and self._correction is not None:
@@ -295,14 +307,19 @@ class OneStepStale:
             if name not in named or named[name].numel() != mean.numel():
                 raise ConfigError(f"the state is of another model: it has a gradient of {name!r} "
                                   f"with {mean.numel()} elements")  # fmt: skip
+        correction = state.get("correction", {})
+        if self._correction is not None:
+            self._correction.require(correction)
         self._arrive()
-        self._late = {
-            id(named[name]): _Late(mean.to(named[name].device), None, None, state["loss_scale"])
-            for name, mean in means.items()
-        }
+        self._late = {}
+        for name, mean in means.items():
+            parameter = named[name]
+            flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
+            in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))
+            self._late[id(parameter)] = _Late(flat, None, None, state["loss_scale"])
         self._dropped, self._stores = {}, {}
         if self._correction is not None:
-            self._correction.load_state_dict(state.get("correction", {}))
+            self._correction.load_state_dict(correction)
 
 
 class _UseNote:

@@ -2,7 +2,8 @@
 
 torch walks its registry of hooks in each step, and a registry that changes meanwhile, by another
 thread or by what the garbage collector takes away, ends that step with an error. So torch has one
-hook of ours on each side of a step, from the first listener on, and listeners come and go here.
+hook of ours on each side of a step, from the import of this module on, and listeners come and go
+here.
 
 Invariants: a listener is not kept alive. It may come and go within a step, and in any thread: the
 listeners are a tuple that is replaced as a whole.
@@ -33,18 +34,14 @@ class Listeners:
     """
 
     def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
-        self._register = register
         self._lock = threading.Lock()
-        self._is_registered = False
         self._listeners: tuple[weakref.WeakMethod[Listener], ...] = ()
+        register(self._tell)
 
     def add(self, listener: Listener) -> None:
         """Tells it of each step from now on, as long as there is its owner."""
         with self._lock:
             self._listeners = (*self._without(None), weakref.WeakMethod(listener))
-            if not self._is_registered:
-                self._register(self._tell)
-                self._is_registered = True
 
     def remove(self, listener: Listener) -> None:
         """Tells it no more."""
@@ -66,6 +63,13 @@ class Listeners:
 
 before_steps = Listeners(register_optimizer_step_pre_hook)
 after_steps = Listeners(register_optimizer_step_post_hook)
+
+
+def remove_all(handles: list[Any]) -> None:
+    """Removes hooks by torch's handles of them, and empties the list."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def has_any(optimizer: Any, ids: Container[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What makes up for gradients that come a step late: they are taken where the weights will be.
+"""The correction of gradients that come a step late: they are taken where the weights will be.
 
 A mean that is handed out one step late is applied to weights that have made one more step since.
 Of that step a rank lacks nothing but the mean that is in flight, and of this it knows its own part.
@@ -8,12 +8,13 @@ So after each step the optimizer makes one more on trial, with this rank's gradi
     ahead    w + u(g)    where this rank does its next backward
 
 u is the optimizer's own step from its own state, so a gradient answers to the step before it, as in
-synchronous training. Only the noise of one rank's gradient is added, in one step's weight.
+synchronous training at a constant rate. Only the noise of one rank's gradient is added, in one
+step's weight.
 
 Invariants: the model holds the weights ahead from a forward that trains to the end of the backward
 that is exchanged, and at no other time: an evaluation, a ``state_dict`` of the model and the
-optimizer see its own. A trial leaves no trace in the optimizer or the model. A gradient that is not
-finite is tried as zeros: its step is going to be dropped.
+optimizer see its own. A trial leaves no trace in the optimizer, its hooks or the model. A gradient
+that is not finite is tried as zeros: its step is going to be dropped.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from .steps import after_steps
+from ..errors import ConfigError, RingcommError
+from .buckets import in_shape_of
+from .steps import after_steps, before_steps, has_any, remove_all
 
 _DECAY = 0.99  # of the unit, per step
-_CLIPPED = 0.999  # of the unit: what is shorter has been clipped
+_CLIPPED = 0.999  # of the unit: what is shorter has been clipped; and so is a limit told apart
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 
@@ -41,44 +43,51 @@ Twins = Mapping[torch.nn.Parameter, torch.Tensor]
 """By parameter, a copy with a gradient to try."""
 
 
-class TrialStep:
+class Correction:
     """The correction of one step of staleness: see above.
 
     It takes the memory of the weights and of the gradients once more, and the time of another step
     of the optimizer and of copies of its state: `pytest bench/ -k trial`. One whose ``step`` needs
-    a closure cannot be tried and is let be; of one that leads another, the other is.
+    a closure cannot be tried and is let be; of one that leads another, the other is, with what
+    parameters it has.
     """
 
     def __init__(self) -> None:
         self._weights: dict[str, torch.nn.Parameter] = {}
         self._names: dict[int, str] = {}
         # By id() of the parameter:
-        self._others: dict[int, torch.Tensor] = {}  # the weights ahead; own while the model is
+        self._elsewhere: dict[int, torch.Tensor] = {}  # weights ahead; own while the model is ahead
         self._ready: set[int] = set()  # whose weights ahead are those of the coming backward
         self._sent: dict[int, torch.Tensor] = {}  # this rank's gradients
         self._in_flight: set[int] = set()  # whose gradient is, and has not been tried
-        # Of this rank's gradient, and of the mean that was handed out.
+        # Lengths of this rank's gradient, of the mean that was handed out, and of what was applied.
         self._norms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._applied: dict[int, torch.Tensor] = {}
         # Of an optimizer, by its first parameter: unit and limit, 0 while none is known.
         self._units: dict[int, torch.Tensor] = {}
-        self._is_ahead = False
+        self._is_ahead = self._is_aside = False
         self._handles: list[Any] = []
+        weakref.finalize(self, remove_all, self._handles).atexit = False
+        before_steps.add(self.before_step)
         after_steps.add(self.after_step)
 
     def attach(self, model: torch.nn.Module) -> None:
         """The model that is trained, not in DDP."""
-        for handle in self._handles:
-            handle.remove()
+        remove_all(self._handles)
         self._weights = {
             name: weight for name, weight in model.named_parameters() if weight.is_floating_point()
         }
         self._names = {id(weight): name for name, weight in self._weights.items()}
-        self._others, self._sent, self._norms, self._units = {}, {}, {}, {}
-        self._in_flight, self._ready, self._is_ahead = set(), set(), False
-        hooks: Any = model  # two of these are without types in torch
-        self._handles = [
+        self._elsewhere, self._sent, self._norms, self._units = {}, {}, {}, {}
+        self._applied, self._in_flight, self._ready = {}, set(), set()
+        self._is_ahead = self._is_aside = False
+        hooks: Any = model  # some of these are without types in torch, or of its later releases
+        end = _Call(self, "end_backward")
+        self._handles += [
             hooks.register_forward_pre_hook(_Call(self, "before_forward"), prepend=True),
-            hooks.register_state_dict_pre_hook(_Call(self, "end_backward")),
+            hooks.register_forward_hook(_Call(self, "after_forward"), always_call=True),
+            hooks.register_state_dict_pre_hook(end),
+            hooks._register_load_state_dict_pre_hook(end),
             hooks.register_load_state_dict_post_hook(_Call(self, "forget")),
         ]
 
@@ -86,19 +95,28 @@ class TrialStep:
 
     def note(
         self, spans: Sequence[tuple[torch.Tensor, int, int]], sent: torch.Tensor,
-        handed: torch.Tensor,
+        handed: torch.Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """A bucket in backward: what this rank sends of it, before it travels, and the mean of the
-        step before that is handed out. The spans are of both."""
+        """A bucket in backward.
+
+        Args:
+            spans: (parameter, start, stop) in both tensors.
+            sent: this rank's gradients, before they travel.
+            handed: the means of the step before, which are handed out.
+            scale: the loss scale that is in both.
+        """
         mine = [span for span in spans if id(span[0]) in self._names]
+        own = _norms([sent[start:stop] for _, start, stop in mine])
         means = _norms([handed[start:stop] for _, start, stop in mine])
-        for (parameter, start, stop), mean in zip(mine, means, strict=True):
-            key, gradient = id(parameter), sent[start:stop].view_as(parameter)
+        for (parameter, start, stop), *norms in zip(mine, own, means, strict=True):
+            key = id(parameter)
             if key not in self._sent:
-                self._sent[key] = torch.empty_like(gradient)
-            self._sent[key].copy_(gradient)
-            self._norms[key] = _norms([gradient])[0], mean
+                self._sent[key] = torch.empty_like(parameter, dtype=sent.dtype)
+            gradient = in_shape_of(parameter, sent[start:stop])
+            torch.mul(gradient, 1 / scale, out=self._sent[key])
+            self._norms[key] = norms[0] / scale, norms[1] / scale
             self._in_flight.add(key)
+            self._applied.pop(key, None)
 
     @torch.no_grad()
     def end_backward(self, *_: Any) -> None:
@@ -106,22 +124,46 @@ class TrialStep:
         if self._is_ahead:
             for weight in self._weights.values():
                 if id(weight) in self._ready:
-                    weight.copy_(self._others[id(weight)])
+                    weight.copy_(self._elsewhere[id(weight)])
             self._is_ahead = False
             self._ready.clear()
 
     @torch.no_grad()
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer, of this model or another, has made its step."""
-        groups = [
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of this model or another, is about to step: the lengths of what it applies
+        are taken now, for some change gradients in their step. After a backward that the hook did
+        not see, the model is still ahead, and gets its own weights back."""
+        if self._is_ahead and has_any(optimizer, self._ready):
+            self.end_backward()
+        weights = [weight for _, weights in self._tried(optimizer) for weight in weights]
+        self._measure(weights, getattr(optimizer, "grad_scale", None))
+
+    def _measure(self, weights: Sequence[torch.nn.Parameter], scale: torch.Tensor | None) -> None:
+        """Takes lengths of what is applied; scale: GradScaler's, where the step divides by it."""
+        for weight, norm in zip(weights, _norms([each.grad for each in weights]), strict=True):
+            self._applied[id(weight)] = norm if scale is None else norm / scale.to(norm.device)
+
+    def _tried(
+        self, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
+        """Its groups, and of each the parameters whose gradients in flight are to be tried."""
+        return [
             (group, [each for each in group["params"]
                      if id(each) in self._in_flight and each.grad is not None])
             for group in optimizer.param_groups
         ]  # fmt: skip
+
+    @torch.no_grad()
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer, of this model or another, has made its step. Raises ConfigError if it
+        cannot make one on trial."""
+        groups = self._tried(optimizer)
         stepped = [weight for _, weights in groups for weight in weights]
         if not stepped or not _can_be_tried(optimizer):
             return
-        factor = self._factor(stepped)
+        first = next(p for group in optimizer.param_groups for p in group["params"]
+                     if id(p) in self._names)  # fmt: skip
+        factor = self._factor(id(first), stepped)
         with _on_trial(optimizer) as step:
             for group, weights in groups:
                 for chunk in _chunks(weights):
@@ -133,29 +175,39 @@ class TrialStep:
         self._in_flight -= keys
         self._ready |= keys
 
-    def _factor(self, weights: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    def _factor(self, key: int, weights: Sequence[torch.nn.Parameter]) -> torch.Tensor:
         """What makes this rank's gradients in flight what would be applied. Means have told it: how
         much shorter they were when they were applied than when they were handed out is the unit,
-        behind a GradScaler, and where they were shorter still, they were clipped to a limit."""
+        such as a scale that the hook was not told of, and where they were shorter still, they were
+        clipped to a limit.
+
+        Args:
+            key: of the optimizer, in what is known of units.
+        """
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
         sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
-        applied = _length(_norms([weight.grad for weight in weights]), device)
-        unit, limit = self._units.get(id(weights[0]), torch.zeros(2, device=device))
+        # Gradients that a closure has made within the step:
+        self._measure([weight for weight in weights if id(weight) not in self._applied], None)
+        applied = _length([self._applied.pop(id(weight)) for weight in weights], device)
+        unit, limit = self._units.get(key, torch.zeros(2, device=device))
         tells = applied.isfinite() & handed.isfinite() & (handed > 0)
         now = torch.where(tells, applied / handed, 0.0)
         unit = torch.maximum(now, _DECAY * unit)
         clipped = tells & (now < _CLIPPED * unit)
-        limit = torch.where(clipped, torch.maximum(limit, applied), limit)
-        self._units[id(weights[0])] = torch.stack([unit, limit])
+        lower, higher = applied < _CLIPPED * limit, _CLIPPED * applied > limit
+        limit = torch.where(clipped & ~lower, torch.maximum(limit, applied), limit)
+        limit = torch.where(clipped & lower, applied, limit)
+        limit = torch.where(tells & ~clipped & higher, 0.0, limit)  # it is not clipped any more
+        self._units[key] = torch.stack([unit, limit])
         factor = torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
         return torch.where(sent.isfinite(), factor, 0.0)
 
     def _twin(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
         """A copy of the weight with the gradient to try."""
-        if id(weight) not in self._others:
-            self._others[id(weight)] = torch.empty_like(weight)
-        twin = self._others[id(weight)].copy_(weight)
+        if id(weight) not in self._elsewhere:
+            self._elsewhere[id(weight)] = torch.empty_like(weight)
+        twin = self._elsewhere[id(weight)].copy_(weight)
         gradient = self._sent[id(weight)].mul_(factor.to(weight.device)).nan_to_num_(0.0, 0.0, 0.0)
         twin.grad = gradient.to(weight.dtype)
         return twin
@@ -163,19 +215,29 @@ class TrialStep:
     def before_forward(self, model: torch.nn.Module, *_: Any) -> None:
         """The model is about to be used, for training or not."""
         if not (model.training and torch.is_grad_enabled()):
-            self.end_backward()
+            if self._is_ahead:  # a backward may be to come
+                self._exchange()
+                self._is_ahead, self._is_aside = False, True
         elif self._ready and not self._is_ahead:
-            self._go_ahead()
+            self._exchange()
+            self._is_ahead = True
+
+    def after_forward(self, *_: Any) -> None:
+        """The model has been used, or has failed."""
+        if self._is_aside:
+            self._exchange()
+            self._is_ahead, self._is_aside = True, False
 
     @torch.no_grad()
-    def _go_ahead(self) -> None:
+    def _exchange(self) -> None:
+        """Weights ahead for own, or own for those ahead: as data, for autograd would take a forward
+        between another one and its backward for a change of what that needs."""
         for weight in self._weights.values():
             if id(weight) in self._ready:
-                other = self._others[id(weight)]
-                own = weight.clone()
-                weight.copy_(other)
-                other.copy_(own)
-        self._is_ahead = True
+                here, other = weight.data, self._elsewhere[id(weight)]
+                kept = here.clone()
+                here.copy_(other)
+                other.copy_(kept)
 
     # ---- between steps ----
 
@@ -190,21 +252,27 @@ class TrialStep:
         """This rank's weights ahead and what is known of units, by parameter."""
         self.end_backward()
         return {
-            "ahead": {self._names[key]: self._others[key].clone() for key in self._ready},
+            "ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready},
             "units": {self._names[key]: of for key, of in self._units.items()},
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Goes on from what ``state_dict`` returned, or from nothing where that is empty; before,
-        the model has got its weights. Raises ConfigError for those of another model."""
+    def require(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Raises ConfigError for a state of another model."""
         ahead, units = state.get("ahead", {}), state.get("units", {})
-        if not self._weights.keys() >= ahead.keys() | units.keys():
+        known = self._weights.keys() >= ahead.keys() | units.keys()
+        if not known or any(ahead[name].shape != self._weights[name].shape for name in ahead):
             raise ConfigError("the state's weights are of another model than this hook's")
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Goes on from what ``state_dict`` returned, or from nothing where that is empty. The model
+        must have got its weights before: others than these end what is loaded here."""
+        self.require(state)
+        ahead, units = state.get("ahead", {}), state.get("units", {})
         self.end_backward()
         self.forget()
         weights = {name: self._weights[name] for name in ahead}
-        self._others = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
-        self._ready = set(self._others)
+        self._elsewhere = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
+        self._ready = set(self._elsewhere)
         self._units = {
             id(self._weights[name]): of.to(self._weights[name].device)
             for name, of in units.items()
@@ -241,28 +309,30 @@ def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextlib.contextmanager
 def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins], None]]:
-    """What makes the optimizer step twins of some of a group's parameters, by their gradients and
-    without its hooks. It is left as it was. Raises ConfigError where it fails."""
+    """What makes a copy of the optimizer step twins of some of a group's parameters, by their
+    gradients and without hooks. Raises ConfigError where that fails."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
-    groups, state, scratch = optimizer.param_groups, optimizer.state, _Scratch()
-    # A fused optimizer finds a GradScaler's here: its scale is out of the gradients already.
-    scaling: dict[str, Any] = {
-        name: vars(optimizer).pop(name)
-        for name in ("grad_scale", "found_inf") if name in vars(optimizer)
-    }  # fmt: skip
+    trial, scratch = object.__new__(type(optimizer)), _Scratch()
+    # A fused optimizer finds a GradScaler's in two of these: gradients on trial are without it.
+    without = ("grad_scale", "found_inf", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    vars(trial).update({key: value for key, value in vars(optimizer).items() if key not in without})
+    vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
 
     def of_twins(group: dict[str, Any], twins: Twins) -> None:
-        optimizer.param_groups = [{**group, "params": list(twins.values())}]
-        optimizer.state = defaultdict(dict, {
-            twin: {key: scratch.copy(value) for key, value in state[weight].items()}
-            for weight, twin in twins.items() if weight in state
+        settings = {key: scratch.copy(value) for key, value in group.items() if key != "params"}
+        trial.param_groups = [{**settings, "params": list(twins.values())}]
+        trial.state = defaultdict(dict, {
+            twin: {key: scratch.copy(value) for key, value in optimizer.state[weight].items()}
+            for weight, twin in twins.items() if weight in optimizer.state
         })  # fmt: skip
-        step(optimizer)
+        step(trial)
         scratch.end()
 
     try:
         yield of_twins
+    except (RingcommError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         name = type(optimizer).__name__
         raise ConfigError(
@@ -270,9 +340,6 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
             f"correction ({type(error).__name__}: {error}); give HookState(..., "
             "pace=Stale1(correction=False))"
         ) from error
-    finally:
-        optimizer.param_groups, optimizer.state = groups, state
-        vars(optimizer).update(scaling)
 
 
 class _Scratch:
@@ -319,7 +386,7 @@ class _Call:
     """A hook of a module that calls a method, as long as there is its owner. A copy of the module,
     as in a checkpoint, gets one that does nothing."""
 
-    def __init__(self, owner: TrialStep | None = None, method: str = "") -> None:
+    def __init__(self, owner: Correction | None = None, method: str = "") -> None:
         self._owner = None if owner is None else weakref.ref(owner)
         self._method = method
 
