@@ -68,6 +68,7 @@ def _correction(
     seeds = sorted(set(method) & set(baseline) & set(stale))
     if len(seeds) < 2:
         return "uncorrected not run yet"
+    stale, method = ({seed: one[seed] for seed in seeds} for one in (stale, method))
     left = stats.share_left(stats.paired(stale, baseline), stats.paired(method, baseline))
     over = stats.of_differences([
         stats.loss_of(method[seed]) - stats.loss_of(baseline[seed])
