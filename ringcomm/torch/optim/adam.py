@@ -38,7 +38,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .checks import require_adam
+from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
 from .rule import Exchange, Rule
 from .span import BLOCK, Span
@@ -91,7 +91,7 @@ class OneBitAdam(WireOptimizer):
         refresh: Refresh = "exponential",
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         units: Units = "bounded",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
@@ -104,13 +104,14 @@ class OneBitAdam(WireOptimizer):
         point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
         if refresh is not None and not deepspeed_compat:
             point = renewed_point(freeze, total_steps, betas[1])
+        densely = codec_name(dense, "dense=")
         self._adam: TwoStages
         if deepspeed_compat:
-            self._adam = _Published(point, "onebit-deepspeed", dense)
+            self._adam = _Published(point, "onebit-deepspeed", densely)
         elif refresh is None:
-            self._adam = Frozen(point, compression or "none", dense, units)
+            self._adam = Frozen(point, codec_name(compression), densely, units)
         else:
-            self._adam = Renewed(point, compression or "none", dense, units, betas[1])
+            self._adam = Renewed(point, codec_name(compression), densely, units, betas[1])
         super().__init__(params, defaults, self._adam, comm, **settings)
 
     @property

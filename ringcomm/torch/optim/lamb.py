@@ -29,7 +29,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .adam import Renewed, TwoStages, average_in
-from .checks import require_adam
+from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, memory_of, renewed_point
 from .span import Place, Span
 from .sums import norm
@@ -67,7 +67,7 @@ class OneBitLamb(WireOptimizer):
         freeze: Freeze = "stable",
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
@@ -77,13 +77,14 @@ class OneBitLamb(WireOptimizer):
         require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
+        densely = codec_name(dense, "dense=")
         self._lamb: TwoStages
         if deepspeed_compat:
             point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
-            self._lamb = _Published(point, "onebit-deepspeed", dense)
+            self._lamb = _Published(point, "onebit-deepspeed", densely)
         else:
             point = renewed_point(freeze, total_steps, betas[1])
-            self._lamb = _Lamb(point, compression or "none", dense, betas[1])
+            self._lamb = _Lamb(point, codec_name(compression), densely, betas[1])
         super().__init__(params, defaults, self._lamb, comm, **settings)
 
     @property

@@ -29,7 +29,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .adam import mask
-from .checks import require_adam
+from .checks import codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
@@ -66,7 +66,7 @@ class ZeroOneAdam(WireOptimizer):
         local_step_scaler: int = 32768,
         local_step_clipper: int = 16,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
@@ -81,8 +81,9 @@ class ZeroOneAdam(WireOptimizer):
         kind = _Published if deepspeed_compat else _ZeroOne
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)
-        codec = "onebit-deepspeed" if deepspeed_compat else compression or "none"
-        self._zero_one = kind(var_freeze_step, renewals, pace, codec, dense)
+        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
+        densely = codec_name(dense, "dense=")
+        self._zero_one = kind(var_freeze_step, renewals, pace, codec, densely)
         super().__init__(params, defaults, self._zero_one, comm, **settings)
 
     @property
