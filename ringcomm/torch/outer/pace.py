@@ -132,8 +132,9 @@ class Fitted(Every):
         self, share: float = 0.03, least: int = 10, most: int = 500, delay: int = 0
     ) -> None:
         super().__init__(require_whole("least", least, 1))
-        if not 0 < share < 1 or require_whole("most", most, least) < least:
+        if not 0 < share < 1:
             raise ConfigError(f"Invalid share: {share}; give a number between 0 and 1")
+        require_whole("most", most, least)
         self._share, self._least, self._most, self._delay = share, least, most, delay
         self._wanted, self._why = self._every, ""
 

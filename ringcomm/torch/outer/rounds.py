@@ -210,7 +210,7 @@ class Rounds:
                 one = self.peers.lost(error)
 
     def _greet(self, is_starting: bool) -> Hellos:
-        place = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+        place = dist.get_rank() if dist.is_initialized() else -1
         hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
         if isinstance(self.peers, FixedPeers) and not is_starting:
             return Hellos([hello] * self.comm.world_size, self.comm.rank)
