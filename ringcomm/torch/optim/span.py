@@ -107,13 +107,17 @@ class Span:
         """The parameters that any rank has a gradient of in this step, each in its shape; of a
         16-bit one its float32 master copy, which the parameter follows. The others stay as they
         are."""
+        return [self.stepped(place) for place in self.present_places()]
+
+    def stepped(self, place: Place) -> torch.Tensor:
+        """What steps of a parameter: the parameter itself, or its master copy."""
         if self.master is not None:
-            return self.views(self.master)
-        return [place.parameter.detach() for place in self._present_places()]
+            return self.view(self.master, place)
+        return place.parameter.detach()
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Of a flat tensor, the part of each of ``parameters``, in its shape."""
-        return [self.view(flat, place) for place in self._present_places()]
+        return [self.view(flat, place) for place in self.present_places()]
 
     def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
         """The part of one parameter, in its shape."""
@@ -129,7 +133,8 @@ class Span:
         if self.master is not None:
             yield "master", self.master
 
-    def _present_places(self) -> list[Place]:
+    def present_places(self) -> list[Place]:
+        """The places of ``parameters``."""
         return [place for place, here in zip(self.places, self.present, strict=True) if here]
 
     # ---- for the mechanism ----
