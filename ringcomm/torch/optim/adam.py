@@ -35,14 +35,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ...codecs import Compression
+from ...codecs import BLOCK, Compression
 from ...communicator import Communicator
 from ..settings import require
 from .arithmetic import average_in, mask, move, parts, root_of, with_decay
 from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
-from .span import BLOCK, Span
+from .span import Span
 from .sums import total
 from .wire import WireOptimizer
 

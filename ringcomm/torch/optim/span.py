@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import torch
 
+from ...codecs import BLOCK
+
 Layout = Literal["blocks", "apart", "joined"]
-BLOCK = 256  # elements; a multiple of every codec's block
 SPAN_BYTES = 25 << 20
 
 
@@ -38,7 +39,7 @@ class Numbered:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in its span: elements start to end, and padding to stop."""
+    """Where a parameter lies in a flat tensor: elements start to end, and padding to stop."""
 
     index: int
     parameter: torch.nn.Parameter
@@ -46,8 +47,13 @@ class Place:
     end: int
     stop: int
 
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's part of a flat tensor, in its shape."""
+        return flat[self.start : self.end].view(self.parameter.shape)
 
-def _places(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+
+def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+    """Where parameters lie that are laid end to end: each begins at a block of so many elements."""
     places, at = [], 0
     for one in held:
         end = at + one.parameter.numel()
@@ -78,7 +84,7 @@ class Span:
     ) -> None:  # fmt: skip
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
-        self.places = _places(held, 1 if is_small or layout != "blocks" else BLOCK)
+        self.places = places_of(held, 1 if is_small or layout != "blocks" else BLOCK)
         self.is_small = is_small
         self.count = self.places[-1].stop
         first = self.places[0].parameter
@@ -121,7 +127,7 @@ class Span:
 
     def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
         """The part of one parameter, in its shape."""
-        return flat[place.start : place.end].view(place.parameter.shape)
+        return place.view(flat)
 
     def zeros(self) -> torch.Tensor:
         """A flat tensor of the span's size."""

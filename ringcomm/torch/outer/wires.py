@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from ...codecs import Codec, Compression, parse, refuse_composed
+from ...codecs import BLOCK, Codec, Compression, parse, refuse_composed
 from ...communicator import Communicator
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
@@ -161,7 +161,7 @@ class DenseWires:
         self._codec = cast(Compression, parsed.name)
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
-        self.align = 256 if parsed.quantises else 1
+        self.align = BLOCK if parsed.quantises else 1
 
     def wire(self, name: str, count: int) -> Wire:
         """See Wires."""
