@@ -180,7 +180,7 @@ class OuterStep:
         self._first_batch = FirstBatch(self._model)
         self._ticks.start(self._tick)
         self._is_attached = True
-        self._core.watch.leave(self._core.watch.enter(), self.report().waited_s)
+        self._core.watch.begin()
         return self
 
     def flush(self) -> None:
@@ -189,14 +189,14 @@ class OuterStep:
 
         Raises what ``allreduce`` raises."""
         self._require_attached()
-        with self._paused():
+        with self._core.watch.paused():
             self._core.flush()
 
     def detach(self) -> None:
         """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
         not attached, nothing happens."""
         if self._is_attached:
-            with self._paused():
+            with self._core.watch.paused():
                 self._core.land()
             self._let_go()
 
@@ -326,21 +326,13 @@ class OuterStep:
         if self._is_swapped:
             raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "
                                 "for evaluation, and what it has learnt would be lost")
-        with self._paused():
+        with self._core.watch.paused():
             self._core.watch.tick()
             self._core.tick()
             if self._core.iteration == 1:
                 self._core.watch.skip()
         if self._first_batch is not None and self._core.number:
             self._first_batch.stop()
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        entered, waited = self._core.watch.enter(), self.report().waited_s
-        try:
-            yield
-        finally:
-            self._core.watch.leave(entered, waited)
 
     def _digest(self) -> bytes:
         return self._first_batch.digest if self._first_batch is not None else bytes(16)
