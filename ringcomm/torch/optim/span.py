@@ -161,7 +161,7 @@ class Span:
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
     def let_go(self) -> None:
-        """Of the gradient."""
+        """Drops the flat gradient."""
         self._gradient = None
 
     def fill_padding(self, flat: torch.Tensor) -> None:

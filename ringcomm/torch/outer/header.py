@@ -84,12 +84,12 @@ class Headers:
 
     @property
     def speeds(self) -> list[float]:
-        """Of all ranks."""
+        """Iterations per second by rank, 0.0 unknown."""
         return [row.speed for row in self.rows]
 
     @property
     def trips(self) -> list[float]:
-        """Of all ranks."""
+        """Seconds of the latest transfer by rank, 0.0 none."""
         return [row.trip for row in self.rows]
 
     @property

@@ -78,7 +78,7 @@ class Hellos:
 
     @property
     def own_need(self) -> bool:
-        """Of this rank."""
+        """Whether this rank has to be given the state."""
         return self.needs_state[self._rank]
 
 

@@ -30,36 +30,28 @@ class Pace(Protocol):
     @property
     def period(self) -> int | None:
         """Iterations between two rounds of one fragment; None: there is no such number."""
-        ...
 
     def cut(self, fragments: int) -> None:
         """Tells it how many fragments there are, before anything else."""
-        ...
 
     def is_due(self, iteration: int) -> bool:
         """Whether a round is due after so many iterations."""
-        ...
 
     def advance(self, iteration: int) -> None:
         """A round was entered after so many iterations."""
-        ...
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
         """Of a round's ranks: their speeds in iterations per second, and the seconds that their
         latest round's transfer took, 0.0 where that is not known; and which is this rank's."""
-        ...
 
     def weight(self, iterations: int) -> float:
         """How much a delta of so many iterations counts, where tokens are not counted."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint stores of it."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned."""
-        ...
 
 
 class Every:
@@ -97,7 +89,7 @@ class Every:
             self._begin, self._rounds = self._begin + self._every, 0
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
-        """It does not matter."""
+        """Ignores speeds and transfers."""
 
     def weight(self, iterations: int) -> float:
         """All deltas count alike."""
@@ -196,7 +188,7 @@ class AtEnd:
         """It does not matter."""
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
-        """It does not matter."""
+        """Ignores speeds and transfers."""
 
     def weight(self, iterations: int) -> float:
         """All deltas count alike."""

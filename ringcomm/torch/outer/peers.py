@@ -17,12 +17,10 @@ class Round(Protocol):
     @property
     def left(self) -> tuple[int, ...]:
         """Ranks that were lost or late since the round before."""
-        ...
 
     @property
     def joined(self) -> tuple[int, ...]:
         """Members that need the state."""
-        ...
 
 
 class Peers(Protocol):
@@ -31,25 +29,20 @@ class Peers(Protocol):
     @property
     def comm(self) -> Communicator:
         """The communicator of the round."""
-        ...
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks that it connects, in its order."""
-        ...
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
         """Enters a round, and waits until it is known who does."""
-        ...
 
     def end_round(self) -> None:
         """Returns once all members have all that the round brings; before it is used."""
-        ...
 
     def lost(self, error: RingcommError) -> Round:
         """A collective of the round failed: who is left enters the same round anew. Raises the
         error where that cannot be."""
-        ...
 
 
 class EveryRound:

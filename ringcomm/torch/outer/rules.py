@@ -35,11 +35,9 @@ class Rule(Protocol):
 
     def memory(self, anchor: torch.Tensor) -> Memory:
         """What it needs to remember of an anchor: tensors like it, by name."""
-        ...
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """Moves the anchor, in place. ``mean`` may be overwritten."""
-        ...
 
 
 class Mean:
