@@ -12,6 +12,8 @@ from typing import Literal, NewType
 
 from .errors import ConfigError, did_you_mean
 
+BLOCK = 256  # elements; the largest block of any codec, as the core's PLAN_ALIGN
+
 TopK = NewType("TopK", str)
 """What ``topk`` returns."""
 

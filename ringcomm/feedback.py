@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from .api import default_communicator
+from .codecs import BLOCK
 from .communicator import Communicator
 from .deepspeed import Chunks
 from .errors import ConfigError, MismatchError
@@ -394,7 +395,7 @@ def _own_part(state: _State, comm: Communicator) -> tuple[int, int, Padding | No
         chunks = Chunks(count, comm.world_size, comm.rank)
         return chunks.start, chunks.stop, chunks.no_padding_left
     size = -(-count // comm.world_size)
-    size += -size % 256
+    size += -size % BLOCK
     return min(comm.rank * size, count), min((comm.rank + 1) * size, count), None
 
 

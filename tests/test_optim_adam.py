@@ -221,6 +221,9 @@ def test_the_freeze_point_waits_for_a_stable_variance() -> None:
         ({"freeze": 0.2}, "total_steps"),
         ({"units": "nats"}, "Invalid units value: 'nats'"),
         ({"refresh": "always"}, "Invalid refresh value: 'always'"),
+        ({"compression": "onebits"}, "did you mean onebit"),
+        ({"compression": "onebits", "refresh": None}, "did you mean onebit"),
+        ({"dense": "bf15"}, "dense='bf15' is unknown"),
     ],
 )
 def test_hyperparameters_are_refused_in_the_words_of_torch(bad: Any, text: str) -> None:

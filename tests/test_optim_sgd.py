@@ -203,6 +203,7 @@ def test_warm_up_steps_are_gentle() -> None:
             "Nesterov momentum requires a momentum and zero dampening",
         ),
         ({"compression": "onebits"}, "did you mean onebit"),
+        ({"compression": "onebits", "warmup_steps": 100}, "did you mean onebit"),
         ({"compression": "onebit-deepspeed"}, "does not go with an optimizer"),
         ({"max_norm": 0.0}, "max_norm"),
         ({"threshold": -1}, "threshold"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
 from ringcomm.torch import HookState
-from ringcomm.torch.optim import SGD, Lion
+from ringcomm.torch.optim import SGD, Lion, OneBitLamb, ZeroOneAdam
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -429,10 +430,21 @@ def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
     run_ranks(1, body)
 
 
-def test_a_codec_that_has_nothing_to_do_is_told() -> None:
+@pytest.mark.parametrize("kind", [OneBitLamb, partial(ZeroOneAdam, var_freeze_step=2)])
+@pytest.mark.parametrize("name", ["compression", "dense"])
+def test_a_codec_that_is_used_later_is_refused_at_once(kind: Any, name: str) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ConfigError, match=f"{name}='onebits' is unknown"):
+            kind(Net().parameters(), comm=comm, **{name: "onebits"})
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 100])
+def test_a_codec_that_has_nothing_to_do_is_told(warmup_steps: int) -> None:
     def body(comm: Communicator) -> None:
         model = nn.Linear(20, 20)
-        optimizer = SGD(model.parameters(), 0.1, comm=comm)
+        optimizer = SGD(model.parameters(), 0.1, warmup_steps=warmup_steps, comm=comm)
         for _ in range(2):
             model(torch.ones(20)).sum().backward()
             optimizer.step()

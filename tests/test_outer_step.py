@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from typing import Any
 
 import pytest
@@ -225,3 +226,16 @@ def test_a_rule_that_is_the_mean() -> None:
         found = anchor.clone()
         rule.step(found, mean.clone(), rule.memory(found))
         torch.testing.assert_close(found, expected)
+
+
+def test_what_lies_between_two_attachments_is_not_training() -> None:
+    def rank(comm: Communicator) -> float:
+        outer = OuterStep(net(), None, every=4, comm=comm)
+        for pause_s in (0.5, 0.0):
+            outer.attach()
+            outer.tick()
+            outer.detach()
+            time.sleep(pause_s)
+        return outer.report().training_s
+
+    assert run_ranks(1, rank)[0] < 0.4

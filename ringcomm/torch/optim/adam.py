@@ -35,13 +35,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ...codecs import Compression
+from ...codecs import BLOCK, Compression
 from ...communicator import Communicator
 from ..settings import require
-from .checks import require_adam
-from .freezing import Freeze, FreezePoint, Renewals, memory_of, renewed_point
+from .arithmetic import average_in, mask, move, parts, root_of, with_decay
+from .checks import codec_name, require_adam
+from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
-from .span import BLOCK, Span
+from .span import Span
 from .sums import total
 from .wire import WireOptimizer
 
@@ -79,6 +80,8 @@ class OneBitAdam(WireOptimizer):
     renewal. Without renewals parameters that come later are refused.
     """
 
+    _rule: TwoStages
+
     def __init__(
         self,
         params: Any,
@@ -91,7 +94,7 @@ class OneBitAdam(WireOptimizer):
         refresh: Refresh = "exponential",
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         units: Units = "bounded",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
@@ -101,27 +104,27 @@ class OneBitAdam(WireOptimizer):
         require("units value", repr(units), units in ("bounded", "update", "momentum"))
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
-        if refresh is not None and not deepspeed_compat:
-            point = renewed_point(freeze, total_steps, betas[1])
-        self._adam: TwoStages
+        renews = refresh is not None and not deepspeed_compat
+        point = freeze_point(freeze, total_steps, betas[1], renews=renews)
+        densely = codec_name(dense, "dense=")
+        rule: TwoStages
         if deepspeed_compat:
-            self._adam = _Published(point, "onebit-deepspeed", dense)
+            rule = _Published(point, "onebit-deepspeed", densely)
         elif refresh is None:
-            self._adam = Frozen(point, compression or "none", dense, units)
+            rule = Frozen(point, codec_name(compression), densely, units)
         else:
-            self._adam = Renewed(point, compression or "none", dense, units, betas[1])
-        super().__init__(params, defaults, self._adam, comm, **settings)
+            rule = Renewed(point, codec_name(compression), densely, units, betas[1])
+        super().__init__(params, defaults, rule, comm, **settings)
 
     @property
     def frozen_at(self) -> int | None:
         """See above."""
-        return self._adam.point.step
+        return self._rule.point.step
 
     @property
     def renewals(self) -> int:
         """See above."""
-        return self._adam.renewals.count if isinstance(self._adam, Renewed) else 0
+        return self._rule.renewals.count if isinstance(self._rule, Renewed) else 0
 
 
 # ---- two stages ----
@@ -175,31 +178,6 @@ class TwoStages(Rule):
         self._frozen = bool(state["frozen"])
 
 
-def parts(span: Span, name: str) -> list[torch.Tensor]:
-    """Of a state, each parameter's."""
-    return [span.view(span.state[name], place) for place in span.places]
-
-
-def average_in(span: Span, gradient: torch.Tensor) -> None:
-    """A gradient into m and v."""
-    beta1, beta2 = span.group["betas"]
-    span.state["exp_avg"].lerp_(gradient, 1 - beta1)
-    span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-
-
-def move(span: Span, update: torch.Tensor) -> None:
-    """p -= lr (u + wd p): AdamW's step, whose decay is beside the update."""
-    group, parameters = span.group, span.parameters
-    if group["weight_decay"] != 0:
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_add_(parameters, span.views(update), alpha=-group["lr"])
-
-
-def mask(span: Span, values: torch.Tensor) -> torch.Tensor:
-    """The values, made 0 where the span has no variance."""
-    return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
-
-
 class _Published(TwoStages):
     """1-bit Adam as in its paper and in DeepSpeed."""
 
@@ -207,16 +185,13 @@ class _Published(TwoStages):
     layout = "apart"
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
-        group, moment = span.group, span.state["exp_avg"]
+        moment = span.state["exp_avg"]
         if "gradient" in means:
             average_in(span, means["gradient"])
         else:
             moment.copy_(means["momentum"])
-        update = moment / span.state["exp_avg_sq"].sqrt().add_(group["eps"])
-        updates = span.views(update)
-        if group["weight_decay"] != 0:
-            torch._foreach_add_(updates, span.parameters, alpha=group["weight_decay"])
-        torch._foreach_add_(span.parameters, updates, alpha=-group["lr"])
+        updates = with_decay(span, moment / root_of(span))
+        torch._foreach_add_(span.parameters, updates, alpha=-span.group["lr"])
 
 
 class Frozen(TwoStages):
@@ -290,11 +265,6 @@ class Frozen(TwoStages):
         self._ages = dict(state["ages"])
 
 
-def root_of(span: Span) -> torch.Tensor:
-    """r: what Adam divides by."""
-    return span.state["exp_avg_sq"].sqrt().add_(span.group["eps"])
-
-
 def units_of(span: Span, units: Units) -> torch.Tensor:
     """q. The same on all ranks to the bit, as sums are made element by element."""
     root = root_of(span)
@@ -320,7 +290,7 @@ class Renewed(Frozen):
         self, point: FreezePoint, compression: str, dense: str, units: Units, beta2: float
     ) -> None:
         super().__init__(point, compression, dense, units)
-        self.renewals = Renewals(_USES, max(_MOST, memory_of(beta2)))
+        self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
         self._renewal = (*self._then, Exchange("variance", dense))
 
     def exchanges(self, step: int) -> Sequence[Exchange]:

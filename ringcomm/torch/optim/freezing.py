@@ -128,11 +128,17 @@ class Renewals:
         self.count = state["count"]
 
 
-def memory_of(beta2: float) -> int:
+def steps_remembered(beta2: float) -> int:
     """Steps that a mean with this beta remembers."""
     return max(1, round(1 / (1 - beta2)))
 
 
-def renewed_point(freeze: Freeze, total_steps: int | None, beta2: float) -> FreezePoint:
-    """Where the variance is going to be renewed: then an early freeze costs little."""
-    return FreezePoint(freeze, total_steps, min(memory_of(beta2), _LOOKS_BACK), patience=2)
+def freeze_point(
+    freeze: Freeze, total_steps: int | None, beta2: float, *, renews: bool
+) -> FreezePoint:
+    """The freeze point of a variance with that beta. Where it is going to be renewed, an early
+    freeze costs little, so a stable variance is not waited for as long."""
+    memory = steps_remembered(beta2)
+    if renews:
+        return FreezePoint(freeze, total_steps, min(memory, _LOOKS_BACK), patience=2)
+    return FreezePoint(freeze, total_steps, memory)

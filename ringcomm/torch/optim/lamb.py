@@ -28,9 +28,10 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .adam import Renewed, TwoStages, average_in
-from .checks import require_adam
-from .freezing import Freeze, FreezePoint, memory_of, renewed_point
+from .adam import Renewed, TwoStages
+from .arithmetic import average_in, root_of, with_decay
+from .checks import codec_name, require_adam
+from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
 from .sums import norm
 from .wire import WireOptimizer
@@ -54,6 +55,8 @@ class OneBitLamb(WireOptimizer):
         frozen_at: the last dense step; None: not known yet.
     """
 
+    _rule: TwoStages
+
     def __init__(
         self,
         params: Any,
@@ -67,7 +70,7 @@ class OneBitLamb(WireOptimizer):
         freeze: Freeze = "stable",
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
@@ -77,19 +80,19 @@ class OneBitLamb(WireOptimizer):
         require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
-        self._lamb: TwoStages
+        densely = codec_name(dense, "dense=")
+        point = freeze_point(freeze, total_steps, betas[1], renews=not deepspeed_compat)
+        rule: TwoStages
         if deepspeed_compat:
-            point = FreezePoint(freeze, total_steps, memory_of(betas[1]))
-            self._lamb = _Published(point, "onebit-deepspeed", dense)
+            rule = _Published(point, "onebit-deepspeed", densely)
         else:
-            point = renewed_point(freeze, total_steps, betas[1])
-            self._lamb = _Lamb(point, compression or "none", dense, betas[1])
-        super().__init__(params, defaults, self._lamb, comm, **settings)
+            rule = _Lamb(point, codec_name(compression), densely, betas[1])
+        super().__init__(params, defaults, rule, comm, **settings)
 
     @property
     def frozen_at(self) -> int | None:
         """See above."""
-        return self._lamb.point.step
+        return self._rule.point.step
 
 
 class _Coefficients:
@@ -126,19 +129,6 @@ class _Coefficients:
         self._mean, self._weight = dict(state["mean"]), dict(state["weight"])
 
 
-def _present(span: Span) -> list[Place]:
-    """The places of ``span.parameters``."""
-    return [place for place, here in zip(span.places, span.present, strict=True) if here]
-
-
-def _with_decay(span: Span, update: torch.Tensor) -> list[torch.Tensor]:
-    """u of each parameter, its decay included."""
-    updates = span.views(update)
-    if span.group["weight_decay"] != 0:
-        torch._foreach_add_(updates, span.parameters, alpha=span.group["weight_decay"])
-    return updates
-
-
 class _Lamb(Renewed):
     """OneBitAdam's update, each tensor's by its own coefficient."""
 
@@ -150,7 +140,7 @@ class _Lamb(Renewed):
         self._sizes: dict[int, float] = {}  # ||p|| at the freeze
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
-        moved = zip(_present(span), span.parameters, _with_decay(span, update), strict=True)
+        moved = zip(span.present_places(), span.parameters, with_decay(span, update), strict=True)
         for place, parameter, one in moved:
             size, length = norm(parameter), norm(one)
             if self._frozen:
@@ -206,10 +196,10 @@ class _Published(TwoStages):
             average_in(span, means["gradient"])
         else:
             self._take_momentum(span, means["momentum"])
-        plain = span.state["exp_avg"] / self._root(span, "exp_avg_sq")
+        plain = span.state["exp_avg"] / root_of(span)
         before = [norm(one) for one in span.views(plain)] if self._frozen else []
-        updates = _with_decay(span, plain)
-        moved = zip(_present(span), span.parameters, updates, strict=True)
+        updates = with_decay(span, plain)
+        moved = zip(span.present_places(), span.parameters, updates, strict=True)
         for number, (place, parameter, one) in enumerate(moved):
             if self._frozen:
                 coeff = self._coefficients.get(place) * self._factor(span, place, before[number],
@@ -225,9 +215,6 @@ class _Published(TwoStages):
         rebuilt = (mean - span.state["exp_avg"] * beta1).mul_(1 / (1 - beta1))
         span.state["exp_avg"].copy_(mean)
         span.state["fresh_sq"].mul_(beta2).addcmul_(rebuilt, rebuilt, value=1 - beta2)
-
-    def _root(self, span: Span, name: str) -> torch.Tensor:
-        return span.state[name].sqrt().add_(span.group["eps"])
 
     def _factor(self, span: Span, place: Place, plain: float, update: float) -> float:
         old, fresh = (

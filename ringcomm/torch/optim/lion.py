@@ -32,7 +32,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .adam import move
+from .arithmetic import move
 from .checks import codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span

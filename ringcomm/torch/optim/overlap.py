@@ -23,7 +23,6 @@ class Launched(Protocol):
 
     def drop(self) -> None:
         """Gives it up."""
-        ...
 
 
 class Watched(Protocol):
@@ -32,7 +31,6 @@ class Watched(Protocol):
     @property
     def places(self) -> Sequence[Place]:
         """The parameters."""
-        ...
 
 
 S = TypeVar("S", bound=Watched)

@@ -17,6 +17,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
+from .checks import codec_name
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
@@ -56,7 +57,7 @@ class SGD(WireOptimizer):
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "maximize": maximize,
         }  # fmt: skip
-        rule = _MomentumRule(compression or "none", warmup_steps)
+        rule = _MomentumRule(codec_name(compression), warmup_steps)
         super().__init__(params, defaults, rule, comm, **settings)
 
 
@@ -71,6 +72,9 @@ class _MomentumRule(Rule):
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         return self._first if step <= self._warmup_steps else self._usual
+
+    def usual(self, step: int) -> Sequence[Exchange]:
+        return self._usual
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         group = span.group

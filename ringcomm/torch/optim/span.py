@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import torch
 
+from ...codecs import BLOCK
+
 Layout = Literal["blocks", "apart", "joined"]
-BLOCK = 256  # elements; a multiple of every codec's block
 SPAN_BYTES = 25 << 20
 
 
@@ -38,7 +39,7 @@ class Numbered:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in its span: elements start to end, and padding to stop."""
+    """Where a parameter lies in a flat tensor: elements start to end, and padding to stop."""
 
     index: int
     parameter: torch.nn.Parameter
@@ -46,8 +47,13 @@ class Place:
     end: int
     stop: int
 
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's part of a flat tensor, in its shape."""
+        return flat[self.start : self.end].view(self.parameter.shape)
 
-def _places(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+
+def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
+    """Where parameters lie that are laid end to end: each begins at a block of so many elements."""
     places, at = [], 0
     for one in held:
         end = at + one.parameter.numel()
@@ -78,7 +84,7 @@ class Span:
     ) -> None:  # fmt: skip
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
-        self.places = _places(held, 1 if is_small or layout != "blocks" else BLOCK)
+        self.places = places_of(held, 1 if is_small or layout != "blocks" else BLOCK)
         self.is_small = is_small
         self.count = self.places[-1].stop
         first = self.places[0].parameter
@@ -107,17 +113,21 @@ class Span:
         """The parameters that any rank has a gradient of in this step, each in its shape; of a
         16-bit one its float32 master copy, which the parameter follows. The others stay as they
         are."""
+        return [self.stepped(place) for place in self.present_places()]
+
+    def stepped(self, place: Place) -> torch.Tensor:
+        """What steps of a parameter: the parameter itself, or its master copy."""
         if self.master is not None:
-            return self.views(self.master)
-        return [place.parameter.detach() for place in self._present_places()]
+            return self.view(self.master, place)
+        return place.parameter.detach()
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Of a flat tensor, the part of each of ``parameters``, in its shape."""
-        return [self.view(flat, place) for place in self._present_places()]
+        return [self.view(flat, place) for place in self.present_places()]
 
     def view(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
         """The part of one parameter, in its shape."""
-        return flat[place.start : place.end].view(place.parameter.shape)
+        return place.view(flat)
 
     def zeros(self) -> torch.Tensor:
         """A flat tensor of the span's size."""
@@ -129,7 +139,8 @@ class Span:
         if self.master is not None:
             yield "master", self.master
 
-    def _present_places(self) -> list[Place]:
+    def present_places(self) -> list[Place]:
+        """The places of ``parameters``."""
         return [place for place, here in zip(self.places, self.present, strict=True) if here]
 
     # ---- for the mechanism ----
@@ -150,7 +161,7 @@ class Span:
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
     def let_go(self) -> None:
-        """Of the gradient."""
+        """Drops the flat gradient."""
         self._gradient = None
 
     def fill_padding(self, flat: torch.Tensor) -> None:

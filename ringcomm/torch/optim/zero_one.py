@@ -28,11 +28,11 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .adam import mask
-from .checks import require_adam
+from .arithmetic import mask, with_decay
+from .checks import codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
-from .span import Place, Span
+from .span import Span
 from .wire import WireOptimizer
 
 
@@ -53,6 +53,8 @@ class ZeroOneAdam(WireOptimizer):
         is_together: whether all ranks have the same parameters, after the latest step.
     """
 
+    _rule: _ZeroOne
+
     def __init__(
         self,
         params: Any,
@@ -66,7 +68,7 @@ class ZeroOneAdam(WireOptimizer):
         local_step_scaler: int = 32768,
         local_step_clipper: int = 16,
         compression: Compression | None = "onebit",
-        dense: str = "bf16",
+        dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
@@ -81,14 +83,15 @@ class ZeroOneAdam(WireOptimizer):
         kind = _Published if deepspeed_compat else _ZeroOne
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)
-        codec = "onebit-deepspeed" if deepspeed_compat else compression or "none"
-        self._zero_one = kind(var_freeze_step, renewals, pace, codec, dense)
-        super().__init__(params, defaults, self._zero_one, comm, **settings)
+        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
+        densely = codec_name(dense, "dense=")
+        rule = kind(var_freeze_step, renewals, pace, codec, densely)
+        super().__init__(params, defaults, rule, comm, **settings)
 
     @property
     def is_together(self) -> bool:
         """See above."""
-        return self._zero_one.is_together
+        return self._rule.is_together
 
 
 class _Pace:
@@ -189,9 +192,7 @@ class _ZeroOne(Rule):
 
     def _steps(self, span: Span, moment: torch.Tensor, root: torch.Tensor) -> list[torch.Tensor]:
         """s of each parameter."""
-        steps = span.views(self.masked(span, moment / self.gains(span)[0] / root))
-        if span.group["weight_decay"] != 0:
-            torch._foreach_add_(steps, span.parameters, alpha=span.group["weight_decay"])
+        steps = with_decay(span, self.masked(span, moment / self.gains(span)[0] / root))
         torch._foreach_mul_(steps, span.group["lr"])
         return steps
 
@@ -200,7 +201,7 @@ class _ZeroOne(Rule):
         moved, moment = self.from_wire(span, mean, root)
         span.state["anchor"].add_(moved)
         for place in span.places:
-            _stepped(span, place).copy_(span.view(span.state["anchor"], place))
+            span.stepped(place).copy_(span.view(span.state["anchor"], place))
         rates = self._rates[span.name]
         span.state["exp_avg"].copy_(moment.mul_(-1 / rates if rates > 0 else 0.0))
         span.state["moved"].zero_()
@@ -247,7 +248,7 @@ class _ZeroOne(Rule):
         for span in spans:
             span.state["exp_avg"].div_(self.gains(span)[0])
             for place in span.places:
-                span.view(span.state["anchor"], place).copy_(_stepped(span, place))
+                span.view(span.state["anchor"], place).copy_(span.stepped(place))
         self._is_local = True
         return ("signs",)
 
@@ -265,13 +266,6 @@ class _ZeroOne(Rule):
         self._is_local, self.is_together = state["is_local"], state["is_together"]
         self._rates = dict(state["rates"])
         self._ages = {name: (first, second) for name, (first, second) in state["ages"].items()}
-
-
-def _stepped(span: Span, place: Place) -> torch.Tensor:
-    """What steps of a parameter: itself, or its master copy."""
-    if span.master is not None:
-        return span.view(span.master, place)
-    return place.parameter.detach()
 
 
 class _Published(_ZeroOne):

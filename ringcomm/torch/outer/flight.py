@@ -100,12 +100,12 @@ class Fragment:
 
     @property
     def devices(self) -> set[torch.device]:
-        """That its tensors are on."""
+        """Devices of its tensors."""
         return {unit.block.device for unit in self.units}
 
     @property
     def nbytes(self) -> int:
-        """Of its deltas."""
+        """Bytes of its deltas, uncompressed."""
         return sum(unit.block.anchor.nbytes for unit in self.units)
 
 
@@ -277,7 +277,7 @@ class Flight:
 
     @property
     def seconds(self) -> float:
-        """That the transfer took, once it was waited for."""
+        """Seconds of the transfer; valid once waited for."""
         return max((sent.seconds for sent in self._sent), default=0.0)
 
     @property

@@ -20,8 +20,7 @@ from ...communicator import Communicator
 from ...errors import MismatchError
 from ...work import Work
 
-_LAYOUT = struct.Struct("<4B4xqddd16s")
-_COUNTED, _ENDING, _UNSENT, _DROPPED = range(4)
+_LAYOUT = struct.Struct("<4?4xqddd16s")  # the fields of a Header, in their order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Header:
     """One rank's.
 
     Attributes:
+        counts_tokens: ``weight`` is a number of tokens.
         is_ending: it flushes.
         has_unsent: it has trained since its last rounds.
         is_dropped: its delta is not finite, and does not count.
-        counts_tokens: ``weight`` is a number of tokens.
         iteration: how many it has made.
         weight: of its delta; 0.0: it brings none.
         speed: iterations per second, 0.0 where it is not known.
@@ -40,10 +39,10 @@ class Header:
         data: a digest of its first batch; zeros where it is not known.
     """
 
+    counts_tokens: bool
     is_ending: bool
     has_unsent: bool
     is_dropped: bool
-    counts_tokens: bool
     iteration: int
     weight: float
     speed: float
@@ -52,22 +51,8 @@ class Header:
 
     def gathered(self, comm: Communicator, timeout: float | None) -> Work:
         """Submits the exchange of headers."""
-        packed = np.frombuffer(
-            _LAYOUT.pack(
-                self.counts_tokens, self.is_ending, self.has_unsent, self.is_dropped,
-                self.iteration, self.weight, self.speed, self.trip, self.data,
-            ),
-            np.uint8,
-        )  # fmt: skip
+        packed = np.frombuffer(_LAYOUT.pack(*dataclasses.astuple(self)), np.uint8)
         return comm.allgather(packed, async_op=True, timeout=timeout)
-
-
-def _read(row: bytes) -> Header:
-    *flags, iteration, weight, speed, trip, data = _LAYOUT.unpack(row)
-    return Header(
-        bool(flags[_ENDING]), bool(flags[_UNSENT]), bool(flags[_DROPPED]), bool(flags[_COUNTED]),
-        iteration, weight, speed, trip, data,
-    )  # fmt: skip
 
 
 class Headers:
@@ -85,7 +70,7 @@ class Headers:
     def of(cls, work: Work) -> Headers:
         """Waits for the exchange. Raises MismatchError if some ranks count tokens and others do
         not, and what the collective raises."""
-        return cls([_read(bytes(row)) for row in np.asarray(work.wait())])
+        return cls([Header(*_LAYOUT.unpack(bytes(row))) for row in np.asarray(work.wait())])
 
     @property
     def is_over(self) -> bool:
@@ -99,12 +84,12 @@ class Headers:
 
     @property
     def speeds(self) -> list[float]:
-        """Of all ranks."""
+        """Iterations per second by rank, 0.0 unknown."""
         return [row.speed for row in self.rows]
 
     @property
     def trips(self) -> list[float]:
-        """Of all ranks."""
+        """Seconds of the latest transfer by rank, 0.0 none."""
         return [row.trip for row in self.rows]
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from ...communicator import Communicator
 from ...errors import MismatchError
 
-_LAYOUT = struct.Struct("<??6xqq16s")
+_LAYOUT = struct.Struct("<??6xqq16s")  # the fields of a Hello, in their order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,7 @@ class Hello:
 
     def exchanged(self, comm: Communicator, timeout: float | None) -> Hellos:
         """Those of all ranks. Raises MismatchError if they are set up differently."""
-        packed = np.frombuffer(
-            _LAYOUT.pack(self.is_starting, self.has_state, self.number, self.place, self.setup),
-            np.uint8,
-        )
+        packed = np.frombuffer(_LAYOUT.pack(*dataclasses.astuple(self)), np.uint8)
         rows = comm.allgather(packed, timeout=timeout)
         return Hellos([Hello(*_LAYOUT.unpack(bytes(row))) for row in np.asarray(rows)], comm.rank)
 
@@ -81,7 +78,7 @@ class Hellos:
 
     @property
     def own_need(self) -> bool:
-        """Of this rank."""
+        """Whether this rank has to be given the state."""
         return self.needs_state[self._rank]
 
 

@@ -29,7 +29,6 @@ class Merge(Protocol):
         self, local: torch.Tensor, at_send: torch.Tensor, anchor: torch.Tensor
     ) -> torch.Tensor:
         """The new local weights."""
-        ...
 
 
 class Carry:

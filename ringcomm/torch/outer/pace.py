@@ -30,36 +30,28 @@ class Pace(Protocol):
     @property
     def period(self) -> int | None:
         """Iterations between two rounds of one fragment; None: there is no such number."""
-        ...
 
     def cut(self, fragments: int) -> None:
         """Tells it how many fragments there are, before anything else."""
-        ...
 
     def is_due(self, iteration: int) -> bool:
         """Whether a round is due after so many iterations."""
-        ...
 
     def advance(self, iteration: int) -> None:
         """A round was entered after so many iterations."""
-        ...
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
         """Of a round's ranks: their speeds in iterations per second, and the seconds that their
         latest round's transfer took, 0.0 where that is not known; and which is this rank's."""
-        ...
 
     def weight(self, iterations: int) -> float:
         """How much a delta of so many iterations counts, where tokens are not counted."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint stores of it."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned."""
-        ...
 
 
 class Every:
@@ -97,7 +89,7 @@ class Every:
             self._begin, self._rounds = self._begin + self._every, 0
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
-        """It does not matter."""
+        """Ignores speeds and transfers."""
 
     def weight(self, iterations: int) -> float:
         """All deltas count alike."""
@@ -132,8 +124,9 @@ class Fitted(Every):
         self, share: float = 0.03, least: int = 10, most: int = 500, delay: int = 0
     ) -> None:
         super().__init__(require_whole("least", least, 1))
-        if not 0 < share < 1 or require_whole("most", most, least) < least:
+        if not 0 < share < 1:
             raise ConfigError(f"Invalid share: {share}; give a number between 0 and 1")
+        require_whole("most", most, least)
         self._share, self._least, self._most, self._delay = share, least, most, delay
         self._wanted, self._why = self._every, ""
 
@@ -195,7 +188,7 @@ class AtEnd:
         """It does not matter."""
 
     def learn(self, speeds: Sequence[float], trips: Sequence[float], place: int) -> None:
-        """It does not matter."""
+        """Ignores speeds and transfers."""
 
     def weight(self, iterations: int) -> float:
         """All deltas count alike."""

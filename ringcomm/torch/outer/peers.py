@@ -12,26 +12,15 @@ from ...errors import RingcommError
 
 
 class Round(Protocol):
-    """Who takes part in one round. Ranks are those of the whole job.
-
-    Attributes:
-        members: the ranks that take part, in the order of ``comm``.
-        left: those that were lost or late since the round before.
-        joined: those among the members that need the state.
-        leader: the rank within ``comm`` that has the state.
-    """
+    """Who takes part in one round. Ranks are those of the whole job."""
 
     @property
-    def members(self) -> tuple[int, ...]: ...
+    def left(self) -> tuple[int, ...]:
+        """Ranks that were lost or late since the round before."""
 
     @property
-    def left(self) -> tuple[int, ...]: ...
-
-    @property
-    def joined(self) -> tuple[int, ...]: ...
-
-    @property
-    def leader(self) -> int: ...
+    def joined(self) -> tuple[int, ...]:
+        """Members that need the state."""
 
 
 class Peers(Protocol):
@@ -40,25 +29,20 @@ class Peers(Protocol):
     @property
     def comm(self) -> Communicator:
         """The communicator of the round."""
-        ...
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks that it connects, in its order."""
-        ...
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
         """Enters a round, and waits until it is known who does."""
-        ...
 
     def end_round(self) -> None:
         """Returns once all members have all that the round brings; before it is used."""
-        ...
 
     def lost(self, error: RingcommError) -> Round:
         """A collective of the round failed: who is left enters the same round anew. Raises the
         error where that cannot be."""
-        ...
 
 
 class EveryRound:
@@ -66,10 +50,6 @@ class EveryRound:
 
     left: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
-    leader = 0
-
-    def __init__(self, members: tuple[int, ...]) -> None:
-        self.members = members
 
 
 class FixedPeers:
@@ -81,7 +61,7 @@ class FixedPeers:
 
     def begin_round(self, number: int, token: bytes = b"") -> Round:
         """Nobody is waited for."""
-        return EveryRound(self.members)
+        return EveryRound()
 
     def end_round(self) -> None:
         """A failure is final, so nobody needs to know that the others have succeeded."""

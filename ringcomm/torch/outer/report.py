@@ -6,8 +6,10 @@ to the next one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 
 
 @dataclasses.dataclass
@@ -61,25 +63,29 @@ class Stopwatch:
         self._since: float | None = None  # training since
         self._ticks, self._trained = 0, 0.0
 
-    def enter(self) -> float:
-        """OuterStep was called: training pauses. Returns the time."""
-        now = time.perf_counter()
+    def begin(self) -> None:
+        """Training begins now; the time before does not count."""
+        self._since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, OuterStep works or waits, and training pauses."""
+        entered, waited_before = time.perf_counter(), self._report.waited_s
         if self._since is not None:
-            self._report.training_s += now - self._since
-            self._trained += now - self._since
+            self._report.training_s += entered - self._since
+            self._trained += entered - self._since
         self._since = None
-        return now
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            waited = self._report.waited_s - waited_before
+            self._report.own_s += max(0.0, now - entered - waited)
+            self._since = now
 
     def tick(self) -> None:
         """An iteration is over."""
         self._ticks += 1
-
-    def leave(self, entered: float, waited_before: float) -> None:
-        """OuterStep returns: training goes on."""
-        now = time.perf_counter()
-        waited = self._report.waited_s - waited_before
-        self._report.own_s += max(0.0, now - entered - waited)
-        self._since = now
 
     def skip(self) -> None:
         """What was measured so far says nothing of the speed: it was a first iteration."""

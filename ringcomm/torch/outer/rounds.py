@@ -58,12 +58,12 @@ class Rounds:
         pace: when rounds are due.
         delay: iterations between a send and its application.
         setup: a digest of all that must be the same on all ranks.
-        digest: tells that of the first batch.
+        digest: returns the first batch's digest, 16 bytes.
         timeout: seconds for a collective; None: as the communicator has it.
         on_away: called when this rank has been given the state of others.
 
     Attributes:
-        iteration: that were made.
+        iteration: iterations made by this rank, added to those of the state that it began from.
         number: of the next round.
         flight: the round on its way, if any.
         reference: the weight that counts as one; None: not known yet.
@@ -100,7 +100,7 @@ class Rounds:
 
     @property
     def comm(self) -> Communicator:
-        """Of the latest round."""
+        """Communicator of the latest round."""
         return self.peers.comm
 
     # ---- training ----
@@ -210,7 +210,7 @@ class Rounds:
                 one = self.peers.lost(error)
 
     def _greet(self, is_starting: bool) -> Hellos:
-        place = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+        place = dist.get_rank() if dist.is_initialized() else -1
         hello = Hello(is_starting, self.has_state, self.number, place, self._setup)
         if isinstance(self.peers, FixedPeers) and not is_starting:
             return Hellos([hello] * self.comm.world_size, self.comm.rank)

@@ -35,11 +35,9 @@ class Rule(Protocol):
 
     def memory(self, anchor: torch.Tensor) -> Memory:
         """What it needs to remember of an anchor: tensors like it, by name."""
-        ...
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """Moves the anchor, in place. ``mean`` may be overwritten."""
-        ...
 
 
 class Mean:
@@ -63,11 +61,11 @@ class Sgd:
     Args:
         gamma: the outer rate; 1.0 is the mean of the ranks' weights.
 
-    Raises ConfigError unless gamma is above 0.
+    Raises ConfigError unless gamma is above 0 and at most 100.
     """
 
     def __init__(self, gamma: float = 1.0) -> None:
-        self.gamma = require_number("gamma", gamma, 0, 100, open_least=True)
+        self.gamma = _rate(gamma)
 
     def memory(self, anchor: torch.Tensor) -> Memory:
         """Nothing."""
@@ -88,7 +86,7 @@ class Nesterov:
         gamma: the outer rate; None: by the law at the head of this file from mu.
         mu: the outer momentum; None: by that law from gamma; both None: .7 and .5.
 
-    Raises ConfigError unless gamma is above 0 and mu is in [0, 1).
+    Raises ConfigError unless gamma is above 0 and at most 100, and mu is in [0, 1).
     """
 
     def __init__(self, gamma: float | None = None, mu: float | None = None) -> None:
@@ -126,8 +124,8 @@ class Sparse(Sgd):
         aggregate: "mean" divides an element's sum by the number of ranks, "senders" by the number
             of those that have sent the element.
 
-    Raises ConfigError for a density outside (0, 1], a decay outside [0, 1], a gamma not above 0,
-    another aggregate.
+    Raises ConfigError for a density outside (0, 1], a decay outside [0, 1], a gamma outside
+    (0, 100], another aggregate.
     """
 
     def __init__(

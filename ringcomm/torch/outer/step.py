@@ -128,7 +128,8 @@ class OuterStep:
         rule = rule_of(outer)
         dense = DenseWires(codec, feedback)
         self._wires: Wires = SparseWires(rule) if isinstance(rule, Sparse) else dense
-        cut_up = _fragments(inner_of(model), fragments, rule, merge_of(merge), self._wires)
+        merging = merge_of(merge)
+        cut_up = _fragments(inner_of(model), fragments, rule, merging, self._wires)
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
@@ -142,11 +143,13 @@ class OuterStep:
         about = repr((
             [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
               for u in fragment.units] for fragment in cut_up],
-            pace, rule, self._wires, delay, merge_of(merge),
+            pace, rule, self._wires, delay, merging,
         ))  # fmt: skip
         self._setup = hashlib.blake2b(about.encode(), digest_size=16).digest()
         self._first_batch: FirstBatch | None = None
-        self._core = Rounds(cut_up, pace, delay, self._setup, self._digest, timeout, self._forget)
+        self._core = Rounds(
+            cut_up, pace, delay, self._setup, self._digest, timeout, self._wires.forget
+        )
         self._is_attached = self._is_swapped = False
 
     # ---- its life ----
@@ -171,13 +174,13 @@ class OuterStep:
             self._own = peers.comm.split(0)
             assert self._own is not None
             self._core.use(FixedPeers(self._own))
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             silence.forget(dist.group.WORLD)
         silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
         self._first_batch = FirstBatch(self._model)
         self._ticks.start(self._tick)
         self._is_attached = True
-        self._core.watch.leave(self._core.watch.enter(), self.report().waited_s)
+        self._core.watch.begin()
         return self
 
     def flush(self) -> None:
@@ -186,14 +189,14 @@ class OuterStep:
 
         Raises what ``allreduce`` raises."""
         self._require_attached()
-        with self._paused():
+        with self._core.watch.paused():
             self._core.flush()
 
     def detach(self) -> None:
         """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
         not attached, nothing happens."""
         if self._is_attached:
-            with self._paused():
+            with self._core.watch.paused():
                 self._core.land()
             self._let_go()
 
@@ -237,7 +240,7 @@ class OuterStep:
 
     def tick(self) -> None:
         """An iteration is over. For who has given neither an optimizer nor a scaler."""
-        if self._ticks_itself:
+        if not isinstance(self._ticks, NoTicks):
             raise ConfigError("outer.tick(): iterations are counted by the optimizer or scaler "
                               "that OuterStep was given; give optimizer=None to count them")
         self._require_attached()
@@ -296,7 +299,7 @@ class OuterStep:
             raise ConfigError("OuterStep with min_peers joins the other ranks in attach(): attach "
                               "it first")  # fmt: skip
         if self._comm is None:
-            self._comm = default_of(dist.group.WORLD if dist.is_available() else None)
+            self._comm = default_of(dist.group.WORLD)
         return self._comm
 
     @property
@@ -319,15 +322,11 @@ class OuterStep:
 
     # ---- helpers ----
 
-    @property
-    def _ticks_itself(self) -> bool:
-        return not isinstance(self._ticks, NoTicks)
-
     def _tick(self) -> None:
         if self._is_swapped:
             raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "
                                 "for evaluation, and what it has learnt would be lost")
-        with self._paused():
+        with self._core.watch.paused():
             self._core.watch.tick()
             self._core.tick()
             if self._core.iteration == 1:
@@ -335,19 +334,8 @@ class OuterStep:
         if self._first_batch is not None and self._core.number:
             self._first_batch.stop()
 
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        entered, waited = self._core.watch.enter(), self.report().waited_s
-        try:
-            yield
-        finally:
-            self._core.watch.leave(entered, waited)
-
     def _digest(self) -> bytes:
         return self._first_batch.digest if self._first_batch is not None else bytes(16)
-
-    def _forget(self) -> None:
-        self._wires.forget()
 
     def _require_attached(self) -> None:
         if not self._is_attached:

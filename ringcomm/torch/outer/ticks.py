@@ -31,11 +31,9 @@ class Ticks(Protocol):
 
     def start(self, on_tick: OnTick) -> None:
         """Calls ``on_tick`` at the end of each iteration from now on."""
-        ...
 
     def stop(self) -> None:
         """Ends that."""
-        ...
 
 
 class StepTicks:

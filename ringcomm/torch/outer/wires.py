@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from ...codecs import Codec, Compression, parse, refuse_composed
+from ...codecs import BLOCK, Codec, Compression, parse, refuse_composed
 from ...communicator import Communicator
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
@@ -26,21 +26,17 @@ class Sent(Protocol):
 
     def wait(self) -> torch.Tensor:
         """The mean of what the ranks have sent. Raises what the collective raises."""
-        ...
 
     def undo(self) -> None:
         """Takes back what the wire has learnt from it."""
-        ...
 
     @property
     def sent_bytes(self) -> int:
         """Payload that this rank has sent."""
-        ...
 
     @property
     def seconds(self) -> float:
         """From submission to completion, once it was waited for."""
-        ...
 
 
 class Wire(Protocol):
@@ -54,7 +50,6 @@ class Wire(Protocol):
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """Sends a delta, whose memory is the wire's from then on."""
-        ...
 
 
 class Reduced:
@@ -127,19 +122,15 @@ class Wires(Protocol):
 
     def wire(self, name: str, count: int) -> Wire:
         """The wire of a block of so many elements; names differ."""
-        ...
 
     def state_dict(self, comm: Communicator, *, exact: bool) -> dict[str, Any]:
         """What a checkpoint stores. A collective unless ``exact``: then it is this rank's own."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """Goes on from what ``state_dict`` returned."""
-        ...
 
     def forget(self) -> None:
         """Drops what they remember: this rank has missed rounds."""
-        ...
 
 
 class DenseWires:
@@ -161,7 +152,7 @@ class DenseWires:
         self._codec = cast(Compression, parsed.name)
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
-        self.align = 256 if parsed.quantises else 1
+        self.align = BLOCK if parsed.quantises else 1
 
     def wire(self, name: str, count: int) -> Wire:
         """See Wires."""

@@ -23,7 +23,7 @@ import torch
 
 from ...chunks import Entries, Floats, put
 from ...sparse import SparseExchange
-from ..optim.span import Numbered, Place
+from ..optim.span import Numbered, places_of
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
@@ -57,31 +57,27 @@ class Bucket:
     states: States
 
     def __init__(self, held: Sequence[Numbered]) -> None:
-        places, at = [], 0
-        for one in held:
-            end = at + one.parameter.numel()
-            places.append(Place(one.index, one.parameter, at, end, end + -end % BLOCK))
-            at = end + -end % BLOCK
         self.name = f"bucket.{held[0].index}"
-        self.places = tuple(places)
+        self.places = places_of(held, BLOCK)
         self.group = held[0].group
-        self.count = at
+        self.count = self.places[-1].stop
         first = held[0].parameter
         self._aliased = first.device.type == "cpu" and first.dtype in _SHOWN
-        self.gradient = torch.zeros(at)
-        self.master: Floats = in_lines(at)
-        self._shown = torch.zeros(at, dtype=first.dtype if self._aliased else torch.float32)
-        self._versions = [-1] * len(places)
+        self.gradient = torch.zeros(self.count)
+        self.master: Floats = in_lines(self.count)
+        seen = first.dtype if self._aliased else torch.float32
+        self._shown = torch.zeros(self.count, dtype=seen)
+        self._versions = [-1] * len(self.places)
         for place in self.places:
-            self._part(self._shown, place).copy_(place.parameter.detach())
+            place.view(self._shown).copy_(place.parameter.detach())
             if self._aliased:
-                place.parameter.data = self._part(self._shown, place)
+                place.parameter.data = place.view(self._shown)
         self.follow()
 
     def gather(self) -> bool:
         """Takes the parameters' gradients; False if they have none."""
         for place in self.places:
-            part, gradient = self._part(self.gradient, place), place.parameter.grad
+            part, gradient = place.view(self.gradient), place.parameter.grad
             if gradient is None:
                 part.zero_()
             else:
@@ -100,8 +96,8 @@ class Bucket:
         master = torch.from_numpy(self.master)
         for number, place in enumerate(self.places):
             if place.parameter._version != self._versions[number]:
-                self._part(master, place).copy_(place.parameter.detach())
-                self._part(self._shown, place).copy_(place.parameter.detach())
+                place.view(master).copy_(place.parameter.detach())
+                place.view(self._shown).copy_(place.parameter.detach())
         self._remember()
 
     def show(self, entries: Entries, kernel_set: str) -> None:
@@ -109,7 +105,7 @@ class Bucket:
         put(entries, kernel_set, self._shown)
         for place in self.places:
             if not self._aliased:
-                place.parameter.detach().copy_(self._part(self._shown, place))
+                place.parameter.detach().copy_(place.view(self._shown))
             else:
                 torch.autograd.graph.increment_version(place.parameter)
         self._remember()
@@ -119,14 +115,11 @@ class Bucket:
         self.master[:] = master.numpy()
         self._shown.copy_(master)
         for place in self.places:
-            place.parameter.detach().copy_(self._part(self._shown, place))
+            place.parameter.detach().copy_(place.view(self._shown))
         self._remember()
 
     def _remember(self) -> None:
         self._versions = [place.parameter._version for place in self.places]
-
-    def _part(self, flat: torch.Tensor, place: Place) -> torch.Tensor:
-        return flat[place.start : place.end].view(place.parameter.shape)
 
 
 def lay_out(parameters: Sequence[Numbered], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
