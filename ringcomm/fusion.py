@@ -20,7 +20,7 @@ import numpy as np
 from ._native import ffi, lib
 from .buffers import ITEM_BYTES, View
 from .calls import Feedback, require_compressible, require_feedback
-from .codecs import Codec, parse, refuse_composed
+from .codecs import BLOCK, Codec, parse, refuse_composed
 from .devices import DeviceView, PackedView, common_device, view
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 from .residuals import Residuals
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 256 << 10  # tensors below this travel together
 MOST_BYTES = 16 << 20  # in one buffer
-ALIGN = 256  # elements: the largest block of any codec
 
 
 class Works:
@@ -90,7 +89,7 @@ def allreduce_many(
     each: Sequence[Feedback]
     if feedback is None or feedback is False:
         require_feedback(codec, feedback)
-        align = ALIGN if codec.quantises else 1
+        align = BLOCK if codec.quantises else 1
         packed = [_pack(batch, align) for batch in _batches(views)]
         each = [feedback] * len(packed)
     else:

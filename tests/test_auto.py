@@ -15,7 +15,7 @@ from ringcomm import ConfigError
 from ringcomm.adaptive import agreement, law
 from ringcomm.adaptive.agreement import Agreement
 from ringcomm.adaptive.forecast import (
-    Bucket,
+    Freight,
     Link,
     encoded_bytes,
     exposed_s,
@@ -36,15 +36,15 @@ GBIT = 1e9 / 8 * 0.94 / 1.5  # encoded bytes a second of 1 Gbit/s among 4 ranks
 
 
 def test_a_bucket_counts_what_travels_at_bf16_and_what_travels_as_it_is() -> None:
-    bucket = Bucket(large=1000, small=100, plain=10)
+    bucket = Freight(large=1000, small=100, plain=10)
     assert bucket.bytes_in(NONE) == 4410
     assert bucket.bytes_in(BF16) == 2210
     assert bucket.bytes_in(INT8) == pytest.approx(1000 * 8.0625 / 8 + 200 + 10)
-    assert Bucket(large=1000, width=8).bytes_in(NONE) == 8000
+    assert Freight(large=1000, width=8).bytes_in(NONE) == 8000
 
 
 def test_a_bucket_waits_for_the_link_and_for_backward() -> None:
-    load, link = [Bucket(250)] * 3, Link(rate=1000.0, latency_s=0.5)  # a second each
+    load, link = [Freight(250)] * 3, Link(rate=1000.0, latency_s=0.5)  # a second each
     assert transfer_s(load, NONE, link) == 3.5
     assert exposed_s(load, NONE, link, [0, 0, 0]) == 3.5
     assert exposed_s(load, NONE, link, [0, 2, 4]) == 1.5
@@ -53,9 +53,9 @@ def test_a_bucket_waits_for_the_link_and_for_backward() -> None:
 
 def test_the_slower_of_wire_and_codec_counts() -> None:
     link = Link(rate=1000.0, codec_s={"int8": 1.0, "topk": 2.0})
-    assert link.seconds(Bucket(100), INT8) == 100.0
-    assert link.seconds(Bucket(100), parse("topk:0.5")) == 200.0
-    assert link.seconds(Bucket(100), NONE) == 0.4
+    assert link.seconds(Freight(100), INT8) == 100.0
+    assert link.seconds(Freight(100), parse("topk:0.5")) == 200.0
+    assert link.seconds(Freight(100), NONE) == 0.4
 
 
 def test_inner_steps_are_the_fewest_that_cost_little_enough() -> None:
@@ -105,7 +105,7 @@ class Site:
 
     rate: float = GBIT
     compute_s: float = 0.3
-    load: Sequence[Bucket] = (Bucket(1_000_000),) * 8
+    load: Sequence[Freight] = (Freight(1_000_000),) * 8
     codec_s: dict[str, float] = dataclasses.field(default_factory=dict)
     latency_s: float = 1e-3
     noise: float = 0.0
@@ -313,7 +313,7 @@ def test_ranks_that_measure_apart_change_at_the_same_step() -> None:
 def test_nothing_is_decided_without_measurements_of_all() -> None:
     one = Law(ladder(), first_steps=0)
     seen = Seen(10, 0.1, 0.07, 0.2, 0.29)
-    assert one.decide(20, [seen, Seen()], [Bucket(10)], [0.0]) is None
+    assert one.decide(20, [seen, Seen()], [Freight(10)], [0.0]) is None
     assert one.decide(20, [seen, seen], [], []) is None
 
 
@@ -327,7 +327,7 @@ class Asked:
     def __init__(self, codec: str, rungs: Sequence[Rung] = (), slack_s: float = 0.0) -> None:
         self.slack_s = slack_s
         self.law = Law(rungs or ladder(), Rung(CODECS[codec]), first_steps=0)
-        self.load, self.ready_s = [Bucket(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
+        self.load, self.ready_s = [Freight(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
         self.step = 100
 
     def window(self, busy_s: float) -> str | None:
@@ -408,7 +408,7 @@ def test_more_micro_batches_hide_more_of_a_late_step() -> None:
 def test_processor_time_tells_the_codec_from_the_wire(
     cpu_s: float, is_first: bool, codec_is_slow: bool
 ) -> None:
-    load, rates = [Bucket(1_000_000)], Rates()
+    load, rates = [Freight(1_000_000)], Rates()
     before = rates.learn(BF16, load, 0.2, 0.0, 0.0, True).rate
     assert before == pytest.approx(1e7)
     link = rates.learn(INT8, load, 0.2, cpu_s, 0.0, is_first)  # the wire alone would take .1
@@ -421,7 +421,7 @@ def test_processor_time_tells_the_codec_from_the_wire(
 
 
 def test_latency_is_no_rate() -> None:
-    assert Rates().learn(BF16, [Bucket(1000)], 0.1, 0.0, 0.08, True).rate == pytest.approx(1e5)
+    assert Rates().learn(BF16, [Freight(1000)], 0.1, 0.0, 0.08, True).rate == pytest.approx(1e5)
 
 
 # ---- the agreement ----
@@ -508,4 +508,4 @@ def test_a_restart_goes_on_where_it_stood() -> None:
 
 
 def test_encoded_bytes_add_up() -> None:
-    assert encoded_bytes([Bucket(8), Bucket(8)], INT4) == 2 * 8 * 4.25 / 8
+    assert encoded_bytes([Freight(8), Freight(8)], INT4) == 2 * 8 * 4.25 / 8

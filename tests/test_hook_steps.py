@@ -270,6 +270,14 @@ def test_a_model_that_was_moved_since() -> None:
         allreduce_hook(HookState(), bucket)  # type: ignore[arg-type]
 
 
+def test_parameters_of_a_model_with_a_part_called_module() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("module", "head")})
+    names = {"module.weight", "head.weight"}
+    assert HookState("int4", model=model).residuals.named().keys() == names
+    compiled = torch.compile(model)
+    assert HookState("int4", model=compiled).residuals.named().keys() == names  # type: ignore[arg-type]
+
+
 # ---- over the backend "ringcomm" ----
 
 

@@ -24,7 +24,8 @@ from .measure import Seen, Window
 
 _Told = TypeVar("_Told", covariant=True)
 Later = Callable[[], _Told]
-"""What is asked for it once it is due; it waits where it has to."""
+"""Returns the result of a started exchange; waits while it is in flight. Raises what the collective
+raises."""
 
 
 class Exchange(Protocol):

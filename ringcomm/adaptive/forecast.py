@@ -29,7 +29,7 @@ _LEAST_H, _MOST_H = 1, 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket:
+class Freight:
     """What travels together.
 
     Attributes:
@@ -45,13 +45,13 @@ class Bucket:
     width: int = 4
 
     def bytes_in(self, codec: Codec) -> float:
-        """Encoded."""
+        """Bytes of the bucket in this codec."""
         bits = 8 * self.width if codec.name == "none" else codec.bits
         rest = CODECS["bf16"].bits if codec.quantises else bits
         return (self.large * bits + self.small * rest) / 8 + self.plain
 
 
-Load = Sequence[Bucket]
+Load = Sequence[Freight]
 """A step's buckets, in the order in which they become ready."""
 
 
@@ -73,7 +73,7 @@ class Link:
         """The same with its rate divided by a factor."""
         return dataclasses.replace(self, rate=self.rate / factor)
 
-    def seconds(self, bucket: Bucket, codec: Codec) -> float:
+    def seconds(self, bucket: Freight, codec: Codec) -> float:
         """What a bucket keeps the link busy for."""
         encoding = bucket.large * self.codec_s.get(kind(codec), 0.0)
         return max(bucket.bytes_in(codec) / self.rate, encoding)
@@ -85,7 +85,7 @@ def kind(codec: Codec) -> str:
 
 
 def encoded_bytes(load: Load, codec: Codec) -> float:
-    """Of a step."""
+    """Encoded bytes of one step's buckets."""
     return sum(bucket.bytes_in(codec) for bucket in load)
 
 

@@ -121,12 +121,12 @@ class Outlook:
         return rung.accumulate * self.compute_s - self.hide_s if self.deferred else 0.0
 
     def step_s(self, rung: Rung) -> float:
-        """Of a micro-batch: its compute, and its share of what is exposed."""
+        """Seconds of a micro-batch: its compute, and its share of what is exposed."""
         behind = exposed_s(self.load, rung.codec, self.link, self.ready_s)
         return self.compute_s + max(0.0, behind - self.slack_s(rung)) / rung.accumulate
 
     def transfer_s(self, rung: Rung) -> float:
-        """Of an exchange."""
+        """Seconds on the link for one exchange."""
         return transfer_s(self.load, rung.codec, self.link)
 
     def cautious(self) -> Outlook:

@@ -106,7 +106,7 @@ class Window:
         self._rises += 1
 
     def seen(self) -> Seen:
-        """So far."""
+        """Medians over its steps, the norms' mean, and counts of the rest."""
         took = self._took
         norm = statistics.fmean(self._norms) if self._norms else 0.0
         told = Seen(norm=norm, spoilt=self._spoilt, rate_rises=self._rises)

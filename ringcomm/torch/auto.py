@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ..adaptive.agreement import Agreement
-from ..adaptive.forecast import Bucket as Freight
+from ..adaptive.forecast import Freight
 from ..adaptive.law import FIRST_STEPS, WINDOW, Law, Rung, ladder
 from ..adaptive.measure import StepTook
 from ..codecs import Codec, parse

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..api import default_communicator
 from ..communicator import Communicator
 from ..errors import RingcommError
 from . import detail
@@ -160,3 +161,10 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     def __del__(self) -> None:
         if hasattr(self, "comm"):
             self.shutdown()
+
+
+def default_comm() -> Communicator:
+    """The communicator of the default process group if its backend is "ringcomm", else ringcomm's
+    default one. Raises NotInitializedError where there is neither."""
+    group = dist.group.WORLD
+    return group.comm if isinstance(group, RingcommGroup) else default_communicator()

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from ..codecs import Codec, Compression
 from ..communicator import Communicator
@@ -27,11 +26,12 @@ from .buckets import Bucket
 from .codec_policy import CodecPolicy
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
+from .group import default_comm
 from .hooks import HookState
 from .named_feedback import NamedFeedback
 from .shares import Shares
 from .stale import Stale1
-from .transport import GradientFuture, default_of
+from .transport import GradientFuture
 from .trips import Courier, Trip
 
 
@@ -188,7 +188,7 @@ class HierarchicalState(HookState):
         policy: CodecPolicy | None = None,
         pace: Literal["every", "stale1"] | Stale1 = "every",
     ) -> None:
-        grid = Grid(default_of(dist.group.WORLD) if comm is None else comm, local_group)
+        grid = Grid(default_comm() if comm is None else comm, local_group)
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,
             warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy, pace=pace,

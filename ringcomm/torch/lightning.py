@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .outer import OuterStep
-from .wrapped import bare_optimizer, stop_exchange, wrappers_of
+from .wrapped import stop_exchange, wrappers_of
 
 if TYPE_CHECKING:
     from pytorch_lightning.callbacks import Callback
@@ -44,7 +44,7 @@ class OuterStepCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begins. A collective."""
         stop_exchange(wrappers_of({id(p) for p in pl_module.parameters()}))
-        optimizers = [bare_optimizer(one) for one in trainer.optimizers]
+        optimizers = list(trainer.optimizers)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.outer = OuterStep(pl_module, optimizers, scaler=scaler, **self._settings)
         if self._saved:

@@ -15,6 +15,7 @@ import torch
 from ..errors import ConfigError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .streams import Poison
+from .wrapped import inner_of, plain_name
 
 COMPRESSIBLE = (torch.float32, torch.float64)
 
@@ -56,10 +57,9 @@ class NamedFeedback:
 
     def name_parameters(self, model: torch.nn.Module) -> None:
         """Takes the parameters' names from the model, in DDP or not."""
-        inner = getattr(model, "module", model)
         self._names = {
-            id(parameter): (parameter, name.replace("_orig_mod.", ""))
-            for name, parameter in inner.named_parameters()
+            id(parameter): (parameter, plain_name(name))
+            for name, parameter in inner_of(model).named_parameters()
         }
         if self.keeps:
             self.reserve()

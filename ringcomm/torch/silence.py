@@ -31,17 +31,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..communicator import works_of_process
 from ..errors import NotInitializedError
 from .steps import after_steps, has_any
+from .wrapped import is_sharded
 
 if TYPE_CHECKING:
     from .group import RingcommGroup
     from .hooks import HookState
 
 STEPS = 3
-_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
 class SilenceWarning(UserWarning):
@@ -198,4 +199,4 @@ def _of_group(group: RingcommGroup) -> str | None:
 def _is_parallel() -> bool:
     """Whether there is a module whose gradients something brings together."""
     kinds = {type(found) for found in gc.get_objects() if issubclass(type(found), nn.Module)}
-    return any(_PARALLEL & {base.__name__ for base in kind.__mro__} for kind in kinds)
+    return any(issubclass(kind, DistributedDataParallel) or is_sharded(kind) for kind in kinds)

@@ -41,6 +41,7 @@ from .settings import require_whole
 from .steps import remove_all
 from .streams import future_on
 from .transport import GradientFuture, Transport
+from .wrapped import inner_of
 
 LEAST_BITS = 4
 _Layout = tuple[tuple[int, int], ...]
@@ -115,7 +116,7 @@ class OneStepStale:
 
     def take_model(self, model: torch.nn.Module) -> None:
         """See Pace."""
-        inner = getattr(model, "module", model)
+        inner = inner_of(model)
         if self._correction is not None:
             self._correction.attach(inner)
         remove_all(self._hooks)

@@ -16,7 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from .outer import OuterStep
-from .wrapped import bare_optimizer, stop_exchange, wrappers_of
+from .wrapped import stop_exchange, wrappers_of
 
 _FILE = "outer_step.pt"
 
@@ -39,7 +39,7 @@ class OuterStepCallback(TrainerCallback):
         """Begins; from a checkpoint where the Trainer does. A collective."""
         model = known["model"]
         stop_exchange(wrappers_of({id(p) for p in model.parameters()}))
-        self.outer = OuterStep(model, bare_optimizer(known["optimizer"]), **self._settings)
+        self.outer = OuterStep(model, known["optimizer"], **self._settings)
         kept = _folder(args, state) / _FILE
         if state.global_step and kept.exists():
             self.outer.load_state_dict(torch.load(kept, weights_only=True))

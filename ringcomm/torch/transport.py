@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from .. import cuda
-from ..api import default_communicator
 from ..codecs import Codec
 from ..communicator import Communicator
 from ..errors import RingcommError
@@ -26,7 +24,7 @@ from ..work import Work
 from .account import Account
 from .buckets import Bucket, Part, Parts, average
 from .exchange import CommExchange
-from .group import RingcommGroup
+from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import future_on
 
@@ -85,11 +83,6 @@ def failed_future(bucket: Bucket, account: Account, error: RingcommError) -> Gra
     return future
 
 
-def default_of(group: Any) -> Communicator:
-    """The communicator of a process group of backend "ringcomm", else ringcomm's default one."""
-    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
-
-
 class FlatTransport:
     """Each part of a bucket by an all-reduce over all ranks.
 
@@ -110,7 +103,7 @@ class FlatTransport:
     def comm(self) -> Communicator:
         """The communicator in use."""
         if self._comm is None:
-            self._comm = default_of(dist.group.WORLD)
+            self._comm = default_comm()
         return self._comm
 
     @property

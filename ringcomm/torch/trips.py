@@ -18,7 +18,7 @@ completed once, on a GPU by an event on the courier's stream.
 
 from __future__ import annotations
 
-import queue
+import functools
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from ..errors import RingcommError
 from ..work import Work
 from .buckets import Bucket, Parts, average
 from .streams import Poison, future_on, on_stream
+from .worker import Worker
 
 if TYPE_CHECKING:
     from .hierarchy import HierarchicalTransport
@@ -184,50 +185,38 @@ class Courier:
     """The thread that goes along with trips: it waits, so that backward need not."""
 
     def __init__(self) -> None:
-        self._trips: queue.SimpleQueue[Trip | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("ringcomm courier")
+        self._step: list[Trip] = []
+        self._stream: Any = None
 
     def take(self, trip: Trip) -> None:
         """A trip that has begun, in the order of buckets."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_go_along, args=(self._trips,), name="ringcomm courier", daemon=True
-            )
-            self._thread.start()
-        self._trips.put(trip)
+        self._worker.submit(functools.partial(self._go_along, trip))
 
     def end(self) -> None:
         """No more trips will come."""
-        self._trips.put(None)
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
+        self._worker.close(_PATIENCE)
 
-
-def _go_along(trips: queue.SimpleQueue[Trip | None]) -> None:
-    """Step for step: out with all buckets as they come, then home with all in the same order."""
-    step: list[Trip] = []
-    stream: Any = None
-    while (trip := trips.get()) is not None:
-        if not step and stream is None:
-            stream = trip.stream()
-        step.append(trip)
+    def _go_along(self, trip: Trip) -> None:
+        """Step for step: out with all buckets as they come, then home with all in that order."""
+        if self._stream is None:
+            self._stream = trip.stream()
+        self._step.append(trip)
         try:
             if not trip.is_over:
-                trip.cross(stream)
+                trip.cross(self._stream)
             if trip.last:
-                _bring_home(step, stream)
+                self._bring_home()
         except BaseException as error:
             trip.fail(error)
         if trip.last:
-            step = []
-        del trip
+            self._step = []
 
-
-def _bring_home(step: list[Trip], stream: Any) -> None:
-    for trip in step:
-        if trip.is_over:  # the step has failed
-            return
-        trip.come_home(stream)
-        if trip.last:
-            trip.pass_on()
-        trip.end(stream)
+    def _bring_home(self) -> None:
+        for trip in self._step:
+            if trip.is_over:  # the step has failed
+                return
+            trip.come_home(self._stream)
+            if trip.last:
+                trip.pass_on()
+            trip.end(self._stream)

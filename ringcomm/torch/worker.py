@@ -38,15 +38,14 @@ class Worker:
         self._jobs.put((job, future))
         return future
 
-    def close(self, wait: bool = True) -> None:
-        """Ends the thread when all jobs are done, and waits for that unless told not to. Another
-        job begins another one."""
+    def close(self, patience: float | None = None) -> None:
+        """Ends the thread when all jobs are done, and waits for that, at most ``patience`` seconds.
+        Another job begins another one."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
             self._jobs = queue.SimpleQueue()
-            if wait:
-                thread.join()
+            thread.join(patience)
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:

@@ -1,7 +1,7 @@
-"""The DistributedDataParallel around a model, wherever a framework keeps it.
+"""What frameworks wrap around models and optimizers, and what is inside.
 
-Lightning, Accelerate and transformers wrap the model themselves and hand out the inner one. What is
-looked for here is found by the parameters: a module that has one of them.
+Lightning, Accelerate and transformers wrap the model themselves and hand out the inner one. Their
+DistributedDataParallel is found by the parameters: a module that has one of them.
 
 Invariant: nothing is kept alive.
 """
@@ -12,8 +12,27 @@ import gc
 from collections.abc import Container
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+
+_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+def inner_of(model: nn.Module) -> nn.Module:
+    """The module that a DistributedDataParallel wraps, compiled or not; else the model itself."""
+    bare = getattr(model, "_orig_mod", model)
+    return bare.module if isinstance(bare, (DistributedDataParallel, DataParallel)) else model
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in its model, without what torch.compile puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def is_sharded(kind: type) -> bool:
+    """Whether modules of this class have their parameters divided among ranks by FSDP."""
+    return not _SHARDING.isdisjoint(base.__name__ for base in kind.__mro__)
 
 
 def wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:

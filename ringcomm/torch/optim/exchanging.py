@@ -19,11 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 import torch
-import torch.distributed as dist
 
 from ...communicator import Communicator
 from ...errors import RingcommError
-from ..transport import default_of
+from ..group import default_comm
 from . import saved
 from .agreement import require_same
 from .checks import refuse_others, require_dense
@@ -57,7 +56,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     def __init__(
         self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool
     ) -> None:
-        self._comm = default_of(dist.group.WORLD) if comm is None else comm
+        self._comm = default_comm() if comm is None else comm
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
         self._silent = 0

@@ -15,15 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import ConfigError
-
-_SHARDING = ("FullyShardedDataParallel", "FSDPModule")
+from ..wrapped import is_sharded
 
 
 def require_whole_model(model: nn.Module) -> None:
     """Raises ConfigError for a model that is sharded."""
     for module in model.modules():
-        names = {base.__name__ for base in type(module).__mro__}
-        if names & set(_SHARDING):
+        if is_sharded(type(module)):
             raise ConfigError("OuterStep: the model is sharded by FSDP, and no rank has all of it; "
                               "OuterStep takes a model that each rank has whole")  # fmt: skip
 

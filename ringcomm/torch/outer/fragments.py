@@ -19,24 +19,14 @@ import torch
 from torch import nn
 
 from ...errors import ConfigError
+from ..wrapped import plain_name
 from .blocks import Named
-
-
-def inner_of(model: nn.Module) -> nn.Module:
-    """The module that a DistributedDataParallel wraps; else the module itself."""
-    wrapped = getattr(model, "module", None)
-    is_wrapper = type(model).__name__ in ("DistributedDataParallel", "DataParallel")
-    return wrapped if is_wrapper and isinstance(wrapped, nn.Module) else model
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
 
 
 def trained_of(model: nn.Module) -> list[Named]:
     """The parameters that are trained, by name. Raises ConfigError if there are none."""
     found: list[Named] = [
-        (_plain(name), p) for name, p in model.named_parameters() if p.requires_grad
+        (plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad
     ]
     if not found:
         raise ConfigError("OuterStep: the model has no parameter that is trained")
@@ -46,7 +36,7 @@ def trained_of(model: nn.Module) -> list[Named]:
 def buffers_of(model: nn.Module) -> tuple[list[Named], list[Named]]:
     """The buffers, by name: the floating ones, and the integers. Truth values are left out: they
     are masks, which are no results of training."""
-    named = [(_plain(name), buffer) for name, buffer in model.named_buffers()]
+    named = [(plain_name(name), buffer) for name, buffer in model.named_buffers()]
     floating = [(name, one) for name, one in named if one.is_floating_point()]
     whole = [(name, one) for name, one in named if _is_integer(one)]
     return floating, whole

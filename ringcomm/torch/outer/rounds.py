@@ -126,7 +126,7 @@ class Rounds:
         is_flying = self.flight is not None
         if is_flying and own is not None:
             self._worker.submit(own.close)
-        self._worker.close(wait=not is_flying)
+        self._worker.close(0.0 if is_flying else None)
         if not is_flying and own is not None:
             own.close()
 

@@ -37,14 +37,15 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError
 from ...membership import Membership
 from .. import silence
+from ..group import default_comm
 from ..settings import require_whole
-from ..transport import default_of
+from ..wrapped import inner_of
 from . import state
 from .apart import require_apart, require_whole_model
 from .blocks import Block
 from .data_check import FirstBatch
 from .flight import Fragment, Unit
-from .fragments import buffers_of, cut, inner_of, trained_of
+from .fragments import buffers_of, cut, trained_of
 from .merges import Carry, Merge, merge_of
 from .pace import AtEnd, Pace, pace_of
 from .peers import FixedPeers, Peers
@@ -299,7 +300,7 @@ class OuterStep:
             raise ConfigError("OuterStep with min_peers joins the other ranks in attach(): attach "
                               "it first")  # fmt: skip
         if self._comm is None:
-            self._comm = default_of(dist.group.WORLD)
+            self._comm = default_comm()
         return self._comm
 
     @property

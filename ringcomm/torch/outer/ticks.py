@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import ConfigError
+from ..wrapped import bare_optimizer
 
 OnTick = Callable[[], None]
 
@@ -103,16 +104,11 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
     given = [] if optimizer is None else [optimizer]
     if isinstance(optimizer, (list, tuple)):
         given = list(optimizer)
-    found = [_unwrapped(one) for one in given]
+    found = [bare_optimizer(one) for one in given]
     if any(not isinstance(one, torch.optim.Optimizer) for one in found):
         raise ConfigError(f"optimizer={optimizer!r}: give a torch.optim.Optimizer, a list of them, "
                           "or None and call outer.tick() after each iteration")  # fmt: skip
     return found
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def ticks_of(optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> Ticks:
