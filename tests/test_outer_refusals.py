@@ -15,10 +15,11 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from outer_training import net, train
-from ranks import World
+from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import Communicator, ConfigError
+import ringcomm.torch
+from ringcomm import Communicator, ConfigError, MismatchError
 from ringcomm.torch import OuterStep, SilenceWarning
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -54,13 +55,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
         ({"merge": "keep"}, "give one of carry, lerp, replace"),
         ({"scaler": 3}, "give a torch.amp.GradScaler"),
         ({"min_peers": 1}, "give one of comm, peers and min_peers"),
+        ({"timeout": -1}, "Invalid timeout: -1"),
+        ({"comm": 5}, "give a ringcomm.Communicator"),
+        ({"comm": None, "min_peers": 0}, "Invalid min_peers: 0"),
     ],
     ids=str,
 )
 def test_bad_settings(comm: Communicator, given: dict[str, Any], text: str) -> None:
     model = net()
     with pytest.raises(ConfigError) as caught:
-        OuterStep(model, sgd(model), comm=comm, **given)
+        OuterStep(model, sgd(model), **{"comm": comm, **given})
     assert text in str(caught.value)
 
 
@@ -111,6 +115,73 @@ def test_one_that_counts_is_not(comm: Communicator) -> None:
     assert warned(model, sgd(model)) == []  # detached
     with OuterStep(net(), None, comm=comm):
         assert warned(model, optimizer) == []  # of another model
+
+
+def test_one_that_is_never_attached_is_told(comm: Communicator) -> None:
+    model = net()
+    optimizer = sgd(model)
+    outer = OuterStep(model, optimizer, every=2, comm=comm)
+    texts = warned(model, optimizer)
+    assert len(texts) == 1
+    assert "is not attached" in texts[0]
+    with outer:
+        assert warned(model, optimizer) == []
+
+
+def test_within_the_anchor(comm: Communicator) -> None:
+    model = net()
+    optimizer = sgd(model)
+    with OuterStep(model, optimizer, every=10, comm=comm) as outer:
+        train(model, optimizer, 0, range(4))
+        saved = outer.state_dict()
+        with outer.anchor():
+            for call in (outer.flush, outer.detach, lambda: outer.load_state_dict(saved)):
+                with pytest.raises(ConfigError, match=r"within outer\.anchor"):
+                    call()
+
+
+def test_a_parameter_that_is_trained_from_later_on(comm: Communicator) -> None:
+    model = net()
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    optimizer = sgd(model)
+    outer = OuterStep(model, optimizer, every=2, comm=comm)
+    outer.attach()
+    train(model, optimizer, 0, range(3))
+    model[0].weight.requires_grad_(True)  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"'0\.weight' is trained since"):
+        train(model, optimizer, 0, range(3, 4))
+    outer.detach()
+    with OuterStep(model, optimizer, every=2, comm=comm):
+        train(model, optimizer, 0, range(4))
+
+
+def test_weights_that_are_not_trained_and_differ() -> None:
+    def rank(comm: Communicator) -> None:
+        model = net(seed=comm.rank)
+        model[0].requires_grad_(False)  # type: ignore[index]
+        with pytest.raises(MismatchError, match="weights that are not trained"):
+            OuterStep(model, sgd(model), comm=comm).attach()
+
+    run_ranks(2, rank)
+
+
+def test_two_on_one_model(comm: Communicator) -> None:
+    model = net()
+    other = OuterStep(model, None, comm=comm)
+    with OuterStep(model, None, comm=comm):
+        with pytest.raises(ConfigError, match="another one is attached"):
+            other.attach()
+        with OuterStep(net(), None, comm=comm):
+            pass
+    with other:
+        pass
+
+
+def test_an_optimizer_that_exchanges_by_itself(comm: Communicator) -> None:
+    model = net()
+    optimizer = ringcomm.torch.optim.SGD(model.parameters(), lr=0.1, comm=comm)
+    with pytest.raises(ConfigError, match="SGD exchanges in each of its steps"):
+        OuterStep(model, optimizer, comm=comm)
 
 
 def test_nothing_stays_behind(comm: Communicator) -> None:

@@ -269,6 +269,46 @@ def test_a_rank_that_is_not_finite_does_not_count() -> None:
             torch.testing.assert_close(found, torch.full((300,), 2.0), rtol=0.01, atol=0)
 
 
+def test_of_a_rank_that_is_not_finite_all_fragments_are_brought_to_the_anchor() -> None:
+    def rank(comm: Communicator) -> tuple[torch.Tensor, int, list[str]]:
+        model = Bag([300, 200])
+        outer = OuterStep(model, None, every=4, fragments=2, outer="mean", comm=comm)
+        with outer, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(12):
+                with torch.no_grad():
+                    for part in model.parts:
+                        part.add_(float("nan") if comm.rank == 1 and step == 1 else 1.0)
+                outer.tick()
+        texts = [str(one.message) for one in caught if "not finite" in str(one.message)]
+        return weights(model), outer.report().dropped, texts
+
+    with World(2) as world:
+        found = world.run(rank)
+    assert [dropped for _, dropped, _ in found] == [0, 1]
+    assert all(bool(torch.isfinite(after).all()) for after, *_ in found)
+
+
+def test_a_rank_whose_optimizer_is_poisoned_is_told() -> None:
+    def rank(comm: Communicator) -> list[str]:
+        model = Bag([300])
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with OuterStep(model, optimizer, every=2, comm=comm):
+                for step in range(8):
+                    loss = model.parts[0].square().sum()
+                    (loss * float("nan") if step == 1 else loss).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return [str(one.message) for one in caught if "not finite" in str(one.message)]
+
+    texts = run_ranks(1, rank)[0]
+    assert "went on from the anchor" in texts[0]
+    assert len(texts) >= 3
+    assert all("optimizer.state.clear()" in text for text in texts[1:])
+
+
 # ---- buffers ----
 
 

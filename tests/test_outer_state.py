@@ -29,6 +29,7 @@ WAYS: list[dict[str, Any]] = [
     {"every": 4, "outer": Sparse(density=0.1)},
     {"every": 4, "codec": None, "outer": "mean"},
     {"every": 7, "codec": "int8", "feedback": True, "fragments": 2, "delay": 2},
+    {"every": 5, "codec": "onebit"},
 ]
 
 
@@ -176,3 +177,39 @@ def test_a_rank_without_a_state_gets_that_of_the_others() -> None:
 
     first, second = run_ranks(2, rank)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("there", "here"), [(3, "auto"), ("speed:4", 3), ("auto", "speed:4")])
+def test_a_state_of_another_kind_of_every(there: Any, here: Any) -> None:
+    """Refused, and nothing is changed."""
+
+    def rank(comm: Communicator) -> None:
+        _, _, outer = made(comm, every=there)
+        saved = outer.state_dict()
+        model, _, outer = made(comm, every=here)
+        with torch.no_grad():
+            model[0].weight.add_(1.0)  # type: ignore[index]
+        before = weights(model)
+        with pytest.raises(ConfigError, match="of another kind of every="):
+            outer.load_state_dict(saved)
+        del saved["number"]
+        with pytest.raises(ConfigError, match=r"it lacks \['number'\]"):
+            outer.load_state_dict(saved)
+        assert torch.equal(weights(model), before)
+
+    run_ranks(1, rank)
+
+
+def test_small_tensors_move_by_one_bit_as_far_as_large_ones() -> None:
+    """A block that a tensor does not fill is scaled by that tensor's mean alone."""
+
+    def rank(comm: Communicator) -> list[float]:
+        model = nn.ParameterList([torch.zeros(count) for count in (4, 100, 5000)])
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        with OuterStep(model, optimizer, every=1, outer="mean", codec="onebit", comm=comm):
+            for weight in model:
+                weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        return [float(weight.detach().mean()) for weight in model]
+
+    assert run_ranks(2, rank)[0] == pytest.approx([-1.0] * 3)

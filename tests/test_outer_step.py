@@ -203,8 +203,6 @@ def test_frozen_parameters_are_left_and_unused_ones_kept() -> None:
         model = net()
         frozen, unused = model[0], nn.Linear(3, 3)  # type: ignore[index]
         frozen.requires_grad_(False)
-        with torch.no_grad():
-            frozen.weight.add_(comm.rank)
         model.add_module("unused", nn.Identity())
         model.unused.register_parameter("weight", unused.weight)  # type: ignore[union-attr]
         optimizer = torch.optim.SGD(model.parameters(), 0.05)

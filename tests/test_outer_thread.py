@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
 import time
@@ -21,6 +22,7 @@ from torch import nn
 from ringcomm import Communicator, Config, PeerLostError
 from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Carry, Lerp, Mean
+from ringcomm.torch.outer.flight import Flight
 from ringcomm.torch.outer.merges import Merge
 from ringcomm.torch.outer.tiles import tiles
 from ringcomm.torch.worker import Worker
@@ -48,6 +50,33 @@ class Held(Mean):
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05)
+
+
+def test_attached_anew_while_a_round_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an exception: that round goes on by its own communicator, however late it comes."""
+    may_go_on, prepare = threading.Event(), Flight.prepare
+
+    def prepare_late(flight: Flight) -> None:
+        if flight.is_delayed:
+            assert may_go_on.wait(PATIENCE)
+        prepare(flight)
+
+    monkeypatch.setattr(Flight, "prepare", prepare_late)
+
+    def rank(comm: Communicator) -> torch.Tensor:
+        model = net()
+        optimizer = sgd(model)
+        outer = OuterStep(model, optimizer, codec=None, comm=comm, **DELAYED)
+        with contextlib.suppress(ZeroDivisionError), outer:
+            train(model, optimizer, comm.rank, range(4))
+            raise ZeroDivisionError
+        with outer:
+            may_go_on.set()
+            train(model, optimizer, comm.rank, range(4, 13))
+        return weights(model)
+
+    first, second = run_ranks(2, rank)
+    assert torch.equal(first, second)
 
 
 def test_a_delayed_round_is_not_the_training_threads_work() -> None:

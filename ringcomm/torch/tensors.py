@@ -101,6 +101,15 @@ def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         at += tensor.numel()
 
 
+def repeat_last(flat: torch.Tensor, start: int, end: int, stop: int) -> None:
+    """Fills a flat tensor from ``end`` to ``stop`` with its last elements of ``start`` to ``end``,
+    repeated: a codec that scales by a mean then sees a block of the same kind."""
+    lacking = stop - end
+    if lacking and end > start:
+        own = flat[max(start, end - lacking) : end]
+        flat[end:stop] = own.repeat(-(-lacking // len(own)))[:lacking]
+
+
 def require_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
     """Raises ValueError, as torch does, unless all have the dtype and number of elements."""
     for index, tensor in enumerate(tensors):

@@ -4,7 +4,8 @@
 
 Invariants: a block's tensors are on one device. The flat dtype is float32, or float64 where one of
 the tensors is; integers are int64. Each tensor begins at a multiple of ``align`` elements, so that
-none shares a codec's block with another; what lies between is zero and stays it in the anchor.
+none shares a codec's block with another; what lies between is zero and stays it in the anchor. On
+the wire a codec that scales a block by its mean finds a tensor's last elements repeated there.
 The anchor has full precision where the model has 16 bits: deltas are taken from what the model's
 own dtype could hold of it, so that rounding does not count as training.
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ConfigError
+from ..tensors import repeat_last
 from .merges import Merge
 
 Named = tuple[str, torch.Tensor]
@@ -27,6 +29,7 @@ class Block:
     Args:
         tensors: by name, all floating or all integer.
         align: where tensors begin.
+        repeats: the codec scales a block by the mean of its elements.
 
     Attributes:
         tensors: as given.
@@ -36,8 +39,9 @@ class Block:
     Raises ConfigError for tensors on several devices, or of a kind that cannot be flattened.
     """
 
-    def __init__(self, tensors: Sequence[Named], align: int = 1) -> None:
+    def __init__(self, tensors: Sequence[Named], align: int = 1, repeats: bool = False) -> None:
         self.tensors = list(tensors)
+        self._repeats = repeats
         self._starts: list[int] = []
         self.count = 0
         for _, tensor in self.tensors:
@@ -59,15 +63,34 @@ class Block:
         """What the tensors hold, flat, with zeros between them: a new tensor, or ``out``."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device) if out is None else out
         with torch.no_grad():
-            for end, start in zip(self._ends(), [*self._starts[1:], self.count], strict=True):
-                flat[end:start] = 0
+            self.clear_padding(flat)
             for (_, part), (_, tensor) in zip(self.parts(flat), self.tensors, strict=True):
                 part.copy_(tensor)
         return flat
 
-    def _ends(self) -> list[int]:
-        sizes = (tensor.numel() for _, tensor in self.tensors)
-        return [start + size for start, size in zip(self._starts, sizes, strict=True)]
+    def clear_padding(self, flat: torch.Tensor) -> None:
+        """Makes zero of what lies between the tensors of a flat one."""
+        for _, end, stop in self._places():
+            flat[end:stop] = 0
+
+    def fill_padding(self, flat: torch.Tensor) -> None:
+        """Makes a flat tensor ready for the wire, where its codec repeats."""
+        if self._repeats:
+            for start, end, stop in self._places():
+                repeat_last(flat, start, end, stop)
+
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Of each tensor, where it begins and ends, and where the next one begins."""
+        stops = [*self._starts[1:], self.count]
+        return [
+            (start, start + tensor.numel(), stop)
+            for (_, tensor), start, stop in zip(self.tensors, self._starts, stops, strict=True)
+        ]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values of the tensors are."""
+        return all(bool(torch.isfinite(tensor).all()) for _, tensor in self.tensors)
 
     def merge(self, merge: Merge, at_send: torch.Tensor) -> None:
         """Brings the tensors to the anchor, with what they have gained since ``at_send``, a flat

@@ -4,8 +4,9 @@ Local steps on the same data make the same weights: the exchange then averages e
 more ranks are of no use. Loaders without a sampler for each rank do just that, silently. So a
 digest of each rank's first batch travels with its first header.
 
-Invariants: a digest is taken once, of the tensors of the model's first call in training mode. No
-bit of the batch leaves the rank but its digest.
+Invariants: a digest is of the tensors of the model's latest call in training mode before the first
+iteration is over, so of no call that only sets the model up. No bit of the batch leaves the rank
+but its digest.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class IdenticalDataWarning(UserWarning):
 
 
 class FirstBatch:
-    """The digest of the first batch that a model is called with in training mode.
+    """The digest of the batch that a model is called with in training mode.
 
     Attributes:
-        digest: 16 bytes; zeros as long as there was no such call, or none with a tensor.
+        digest: 16 bytes, of the latest call before ``stop``; zeros as long as there was none, or
+            none with a tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +39,7 @@ class FirstBatch:
         self._handle: Any = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if model.training and self.digest == NOTHING and self._handle is not None:
+        if model.training and self._handle is not None:
             self.digest = digest_of((args, kwargs))
 
     def stop(self) -> None:

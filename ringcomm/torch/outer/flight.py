@@ -99,6 +99,17 @@ class Fragment:
     tokens: float = 0.0
 
     @property
+    def is_finite(self) -> bool:
+        """Whether all local weights are."""
+        return all(unit.block.is_finite for unit in self.units)
+
+    def give_up(self) -> None:
+        """Goes on from the anchor: what was trained since the last round does not count."""
+        self.iterations, self.tokens = 0, 0.0
+        for unit in self.units:
+            unit.follow(None)
+
+    @property
     def devices(self) -> set[torch.device]:
         """Devices of its tensors."""
         return {unit.block.device for unit in self.units}
@@ -187,8 +198,10 @@ class Flight:
             self.is_dropped |= not is_finite
         if self.is_dropped:
             self.header = dataclasses.replace(self.header, is_dropped=True, weight=0.0)
-            for delta in self._deltas:
+        for unit, delta in zip(self.fragment.units, self._deltas, strict=True):
+            if self.is_dropped:
                 delta.zero_()
+            unit.block.fill_padding(delta)
 
     def travel(self, comm: Communicator, timeout: float | None) -> None:
         """Sends the header and, unless they have to wait for the others' headers, the deltas, or
@@ -228,6 +241,8 @@ class Flight:
         if not self._sent:
             self._send()
         means = [sent.wait() for sent in self._sent]
+        for unit, mean in zip(self.fragment.units, means, strict=True):
+            unit.block.clear_padding(mean)
         if headers.total == 0:
             return Outcome(means, False, headers)
         factor = len(headers.rows) * self.reference / headers.total

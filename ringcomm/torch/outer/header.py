@@ -83,6 +83,11 @@ class Headers:
         return all(row.is_ending for row in self.rows)
 
     @property
+    def dropped(self) -> list[int]:
+        """Ranks of the communicator whose deltas were not finite."""
+        return [rank for rank, row in enumerate(self.rows) if row.is_dropped]
+
+    @property
     def speeds(self) -> list[float]:
         """Iterations per second by rank, 0.0 unknown."""
         return [row.speed for row in self.rows]

@@ -54,8 +54,9 @@ class Hellos:
         other = [at for at, row in enumerate(self.rows) if row.setup != self.rows[0].setup]
         if other:
             raise MismatchError(
-                f"OuterStep is set up differently on ranks 0 and {other[0]}: model, every, outer, "
-                "codec, fragments, delay, merge and weights by tokens must be the same on all",
+                f"OuterStep is set up differently on ranks 0 and {other[0]}: model, weights that "
+                "are not trained, every, outer, codec, fragments, delay and merge must be the same "
+                "on all",
                 rank=other[0],
             )
 

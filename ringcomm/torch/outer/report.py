@@ -28,6 +28,7 @@ class OuterReport:
         repeated: rounds that were begun anew, as a peer was lost.
         left: ranks that were lost or late, in the order of their leaving.
         joined: ranks that came back.
+        dropped: rounds in which this rank's deltas did not count, as its weights were not finite.
     """
 
     iterations: int = 0
@@ -40,6 +41,7 @@ class OuterReport:
     repeated: int = 0
     left: list[int] = dataclasses.field(default_factory=list)
     joined: list[int] = dataclasses.field(default_factory=list)
+    dropped: int = 0
 
     @property
     def utilisation(self) -> float:

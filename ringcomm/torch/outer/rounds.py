@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,16 @@ from .pace import Pace
 from .peers import FixedPeers, Peers, Round
 from .report import OuterReport, Stopwatch
 
+_log = logging.getLogger("ringcomm")
+
 _SCALARS = 1024  # bytes in which a state's scalars travel
+_DROPPED = ("OuterStep: this rank's weights were not finite; they did not count in this round, and "
+            "it went on from the anchor")  # fmt: skip
+_DROPPED_AGAIN = (
+    "OuterStep: this rank's weights were not finite again, right after it had gone on from the "
+    "anchor: its optimizer's state, such as Adam's means, may not be finite either. Clear it "
+    "(optimizer.state.clear()), or start again from a checkpoint"
+)
 
 
 class Rounds:
@@ -57,7 +67,6 @@ class Rounds:
         fragments: of the model.
         pace: when rounds are due.
         delay: iterations between a send and its application.
-        setup: a digest of all that must be the same on all ranks.
         digest: returns the first batch's digest, 16 bytes.
         timeout: seconds for a collective; None: as the communicator has it.
         on_away: called when this rank has been given the state of others.
@@ -71,7 +80,7 @@ class Rounds:
     """
 
     def __init__(
-        self, fragments: list[Fragment], pace: Pace, delay: int, setup: bytes,
+        self, fragments: list[Fragment], pace: Pace, delay: int,
         digest: Callable[[], bytes], timeout: float | None, on_away: Callable[[], None],
     ) -> None:  # fmt: skip
         self.fragments, self.pace = fragments, pace
@@ -82,13 +91,13 @@ class Rounds:
         self.counts_tokens = False
         self.report = OuterReport()
         self.watch = Stopwatch(self.report)
-        self._delay, self._setup, self._timeout = delay, setup, timeout
+        self._delay, self._setup, self._timeout = delay, b"", timeout
         self._digest, self._on_away = digest, on_away
         self._peers: Peers | None = None
         self._entered = 0
         self._trip = 0.0
         self._scratch = Scratch()
-        self._is_checked = False
+        self._is_checked = self._was_dropped = False
         self._worker = Worker("ringcomm outer step")
         self._job: Future[None] | None = None
 
@@ -105,10 +114,14 @@ class Rounds:
 
     # ---- training ----
 
-    def start(self, peers: Peers) -> Hellos:
+    def start(self, peers: Peers, setup: bytes) -> Hellos:
         """Joins the others: ranks without a state get that of the first rank. Where others are in a
-        round already, this rank takes part in that one."""
-        self._peers = peers
+        round already, this rank takes part in that one.
+
+        Args:
+            setup: a digest of all that must be the same on all ranks.
+        """
+        self._peers, self._setup = peers, setup
         hellos = self._enter(is_starting=True)
         if not hellos.all_start:
             self._launch(is_ending=False)
@@ -159,6 +172,10 @@ class Rounds:
         self._complete()
         flight, self.flight = self.flight, None
         flight.land()
+        if flight.is_dropped:
+            for fragment in self.fragments:
+                if not fragment.is_finite:
+                    fragment.give_up()
         self.number += 1
         self._note(flight, flight.outcome.headers)
 
@@ -242,9 +259,7 @@ class Rounds:
         self._entered, self.reference = scalars["entered"], scalars["reference"]
         self.pace.load_state_dict(scalars["pace"])
         for fragment in self.fragments:
-            fragment.iterations, fragment.tokens = 0, 0.0
-            for unit in fragment.units:
-                unit.follow(None)
+            fragment.give_up()
         self._on_away()
 
     def _launch(self, *, is_ending: bool) -> None:
@@ -272,24 +287,25 @@ class Rounds:
         """If the rank trains on meanwhile, the other thread works at the round from here on."""
         if flight.is_delayed:
             streams = side_streams(flight.fragment.devices)
-            self._job = self._worker.submit(functools.partial(self._fly, flight, streams))
+            job = functools.partial(self._fly, flight, self.peers, streams)
+            self._job = self._worker.submit(job)
 
-    def _fly(self, flight: Flight, streams: Sequence[Any]) -> None:
-        """In the other thread."""
+    def _fly(self, flight: Flight, peers: Peers, streams: Sequence[Any]) -> None:
+        """In the other thread. The peers are those of the round, whoever comes after them."""
         with torch.no_grad(), to_its_end(streams):
-            self._bring_to_its_end(flight)
+            self._bring_to_its_end(flight, peers)
 
-    def _bring_to_its_end(self, flight: Flight) -> None:
+    def _bring_to_its_end(self, flight: Flight, peers: Peers) -> None:
         flight.prepare()
         with contextlib.nullcontext() if flight.is_delayed else self._waiting():
-            flight.travel(self.comm, self._timeout)
-            self.peers.end_round()
+            flight.travel(peers.comm, self._timeout)
+            peers.end_round()
         flight.close()
 
     def _join(self, flight: Flight) -> None:
         """Returns when the flight is over. Raises what made it fail."""
         if not flight.is_delayed:
-            self._bring_to_its_end(flight)
+            self._bring_to_its_end(flight, self.peers)
             return
         assert self._job is not None
         with self._waiting():
@@ -318,7 +334,7 @@ class Rounds:
                 with self._waiting():
                     hellos = self._meet(self.peers.lost(error), is_starting=False)
                 self.flight = failed
-            except Exception:
+            except BaseException:  # an interrupt, too: nothing of it can be used
                 self.flight = self._job = None
                 raise
             self.report.repeated += 1
@@ -330,17 +346,19 @@ class Rounds:
     def _note(self, flight: Flight, headers: Headers | None) -> None:
         """After a round: what follows from the headers."""
         if flight.is_dropped:
-            warnings.warn(
-                "OuterStep: this rank's weights were not finite; they did not count in this round, "
-                "and it went on from the anchor",
-                stacklevel=2,
-            )
+            self.report.dropped += 1
+            warnings.warn(_DROPPED_AGAIN if self._was_dropped else _DROPPED, stacklevel=2)
+        self._was_dropped = flight.is_dropped
         self.report.rounds += 1
         self.report.sent_bytes += flight.sent_bytes
         self.report.payload_bytes += flight.fragment.nbytes
         if headers is None:
             return
         self.reference = flight.reference
+        if any(headers.dropped):
+            _log.warning("outer step: round %d was without the deltas of ranks %s, whose weights "
+                         "were not finite", self.number - 1,
+                         [self.peers.members[rank] for rank in headers.dropped])  # fmt: skip
         self.pace.learn(headers.speeds, headers.trips, self.comm.rank)
         self._trip = flight.seconds
         if not self._is_checked:

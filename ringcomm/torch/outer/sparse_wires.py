@@ -88,6 +88,7 @@ class SparseWires:
     """See wires.Wires."""
 
     align = 1
+    repeats = False
 
     def __init__(self, rule: Sparse) -> None:
         self._rule = rule

@@ -25,6 +25,8 @@ from .wires import Wires
 
 _FORMAT = 1
 _METHOD = "OuterStep"
+_KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "reference",
+         "pace"}  # fmt: skip
 
 
 def told(core: Rounds, wires: Wires, comm: Communicator, *, exact: bool) -> dict[str, Any]:
@@ -142,6 +144,11 @@ def _require_fit(core: Rounds, state: object) -> None:
     if state.get("format") != _FORMAT:
         raise ConfigError(f"the state has format {state.get('format')!r}; this version reads "
                           f"{_FORMAT}")  # fmt: skip
+    lacking = _KEYS - state.keys()
+    if lacking:
+        raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
+    if state["pace"].keys() != core.pace.state_dict().keys():
+        raise ConfigError(f"the state is of another kind of every= than {core.pace!r}")
     for what, there, here in (
         ("outer", state["outer"], _rule_of(core)),
         ("fragments", state["fragments"], len(core.fragments)),

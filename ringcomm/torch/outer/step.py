@@ -25,6 +25,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -38,12 +41,12 @@ from ...errors import ConfigError, RingcommError
 from ...membership import Membership
 from .. import silence
 from ..group import default_comm
-from ..settings import require_whole
+from ..settings import require_number, require_whole
 from ..wrapped import inner_of
 from . import state
-from .apart import require_apart, require_whole_model
+from .apart import require_apart, require_plain, require_whole_model
 from .blocks import Block
-from .data_check import FirstBatch
+from .data_check import FirstBatch, digest_of
 from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .merges import Carry, Merge, merge_of
@@ -55,6 +58,9 @@ from .rules import Mean, Rule, Sparse, rule_of
 from .sparse_wires import SparseWires
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, DenseWires, LargestWire, Wires
+
+_attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
+_attaching = threading.Lock()
 
 
 class OuterStep:
@@ -134,10 +140,17 @@ class OuterStep:
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
+        require_plain(optimizers)
         if sum(one is not None for one in (comm, peers, min_peers)) > 1:
             raise ConfigError("OuterStep: give one of comm, peers and min_peers")
         self._comm, self._peers = comm, peers
-        self._members = None if min_peers is None else (min_peers, grace_s)
+        if comm is not None and not isinstance(comm, Communicator):
+            raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, or None")
+        if timeout is not None:
+            timeout = require_number("timeout", timeout, 0, math.inf, open_least=True)
+        self._members = None
+        if min_peers is not None:
+            self._members = require_whole("min_peers", min_peers, 1), grace_s
         self._made: Membership | None = None
         self._own: Communicator | None = None
         self._delay = delay
@@ -146,12 +159,11 @@ class OuterStep:
               for u in fragment.units] for fragment in cut_up],
             pace, rule, self._wires, delay, merging,
         ))  # fmt: skip
-        self._setup = hashlib.blake2b(about.encode(), digest_size=16).digest()
+        self._about = about.encode()
         self._first_batch: FirstBatch | None = None
-        self._core = Rounds(
-            cut_up, pace, delay, self._setup, self._digest, timeout, self._wires.forget
-        )
+        self._core = Rounds(cut_up, pace, delay, self._digest, timeout, self._wires.forget)
         self._is_attached = self._is_swapped = False
+        self._watch_steps()
 
     # ---- its life ----
 
@@ -165,24 +177,40 @@ class OuterStep:
         """
         if self._is_attached:
             raise ConfigError("OuterStep is attached already")
+        self._require_own_weights("attach()")
+        with _attaching:
+            if any(not self._ids.isdisjoint(other._ids) for other in _attached):
+                raise ConfigError("OuterStep: another one is attached to this model; detach that")
         if self._members is not None:
             min_peers, grace_s = self._members
             self._peers = self._made = Membership(min_peers=min_peers, grace_s=grace_s)
         peers = self._peers or FixedPeers(self.comm)
-        hellos = self._core.start(peers)
-        require_apart(self._model, [row.place for row in hellos.rows])
+        hellos = self._core.start(peers, self._setup())
+        require_apart(self._ids, [row.place for row in hellos.rows])
         if self._delay and isinstance(peers, FixedPeers):
             self._own = peers.comm.split(0)
             assert self._own is not None
             self._core.use(FixedPeers(self._own))
         if dist.is_initialized():
             silence.forget(dist.group.WORLD)
-        silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
+        self._watch_steps()
         self._first_batch = FirstBatch(self._model)
         self._ticks.start(self._tick)
         self._is_attached = True
+        with _attaching:
+            _attached.add(self)
         self._core.watch.begin()
         return self
+
+    def _setup(self) -> bytes:
+        """A digest of all that must be the same on all ranks: settings, and what is not trained of
+        the model and so never exchanged."""
+        frozen = [p for p in self._model.parameters() if id(p) not in self._ids]
+        return hashlib.blake2b(self._about + digest_of(frozen), digest_size=16).digest()
+
+    def _watch_steps(self) -> None:
+        silence.forget(self)
+        silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
 
     def flush(self) -> None:
         """Brings all ranks to the anchor, with all that they have trained: a collective. Ranks that
@@ -190,6 +218,8 @@ class OuterStep:
 
         Raises what ``allreduce`` raises."""
         self._require_attached()
+        self._require_own_weights("flush()")
+        self._require_same_weights()
         with self._core.watch.paused():
             self._core.flush()
 
@@ -197,6 +227,7 @@ class OuterStep:
         """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
         not attached, nothing happens."""
         if self._is_attached:
+            self._require_own_weights("detach()")
             with self._core.watch.paused():
                 self._core.land()
             self._let_go()
@@ -212,6 +243,8 @@ class OuterStep:
         self._core.stop(self._own)
         self._own = None
         self._is_attached = False
+        with _attaching:
+            _attached.discard(self)
 
     def __enter__(self) -> OuterStep:
         return self.attach()
@@ -235,9 +268,7 @@ class OuterStep:
     def count(self, tokens: float) -> None:
         """This rank has trained on so many tokens (or samples) more: deltas are weighted by what
         was counted since their last round. All ranks count, or none."""
-        if isinstance(tokens, bool) or not isinstance(tokens, (int, float)) or not tokens >= 0:
-            raise ConfigError(f"Invalid tokens: {tokens!r}; give a number of at least 0")
-        self._core.count(tokens)
+        self._core.count(require_number("tokens", tokens, 0, math.inf))
 
     def tick(self) -> None:
         """An iteration is over. For who has given neither an optimizer nor a scaler."""
@@ -287,6 +318,7 @@ class OuterStep:
 
         Raises ConfigError for the state of something else, of another model, rule or cut, or an
         exact one of another rank or world size."""
+        self._require_own_weights("load_state_dict()")
         state.load(self._core, self._wires, self._wires_comm, saved)
 
     # ---- what it tells ----
@@ -327,16 +359,33 @@ class OuterStep:
         if self._is_swapped:
             raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "
                                 "for evaluation, and what it has learnt would be lost")
+        if self._first_batch is not None:
+            self._first_batch.stop()
+        rounds = self._core.number
         with self._core.watch.paused():
             self._core.watch.tick()
             self._core.tick()
             if self._core.iteration == 1:
                 self._core.watch.skip()
-        if self._first_batch is not None and self._core.number:
-            self._first_batch.stop()
+        if self._core.number != rounds:
+            self._require_same_weights()
 
     def _digest(self) -> bytes:
         return self._first_batch.digest if self._first_batch is not None else bytes(16)
+
+    def _require_own_weights(self, what: str) -> None:
+        if self._is_swapped:
+            raise ConfigError(f"{what} within outer.anchor(): the model holds the anchor's weights "
+                              "there; leave that first")  # fmt: skip
+
+    def _require_same_weights(self) -> None:
+        """Raises ConfigError where more of the model is trained than at first."""
+        for name, parameter in inner_of(self._model).named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._ids:
+                raise ConfigError(
+                    f"OuterStep: {name!r} is trained since it was made, and is not exchanged: "
+                    "detach it, and make a new one, which takes all that is trained then"
+                )
 
     def _require_attached(self) -> None:
         if not self._is_attached:
@@ -350,7 +399,7 @@ def _fragments(
     to the largest."""
     fragments = []
     for number, named in enumerate(cut(trained_of(model), count)):
-        block = Block(named, wires.align)
+        block = Block(named, wires.align, wires.repeats)
         name = f"fragment {number}"
         fragments.append(
             Fragment([Unit(name, block, rule, wires.wire(name, block.count), merge)])
@@ -384,6 +433,11 @@ def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
 
 
 def _silent(outer: OuterStep) -> str:
+    if not outer._is_attached:
+        return (
+            f"{silence.STEPS} steps of an optimizer of its model, and OuterStep is not attached: "
+            'the ranks train apart. Train in a "with" of it, or call attach()'
+        )
     return (
         f"{silence.STEPS} steps of an optimizer of its model, and OuterStep has counted no "
         "iteration: it would never exchange anything, and the ranks would train apart for ever. "

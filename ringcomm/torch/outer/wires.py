@@ -116,9 +116,11 @@ class Wires(Protocol):
 
     Attributes:
         align: at which elements tensors are to begin within a block.
+        repeats: whether a codec scales a block by the mean of its elements.
     """
 
     align: int
+    repeats: bool
 
     def wire(self, name: str, count: int) -> Wire:
         """The wire of a block of so many elements; names differ."""
@@ -153,6 +155,7 @@ class DenseWires:
         self._keeps = parsed.quantises and (parsed.needs_feedback if feedback is None else feedback)
         self._store = FeedbackStore()
         self.align = BLOCK if parsed.quantises else 1
+        self.repeats = parsed.name == "onebit"
 
     def wire(self, name: str, count: int) -> Wire:
         """See Wires."""
