@@ -35,7 +35,7 @@ from .buckets import in_shape_of
 from .steps import after_steps, before_steps, has_any, remove_all
 
 _DECAY = 0.99  # of the unit, per step
-_CLIPPED = 0.999  # of the unit: what is shorter has been clipped; and so is a limit told apart
+_CLIPPED = 0.999  # of the unit: what is shorter has been clipped; of a limit: to a lower one
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 
