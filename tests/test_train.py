@@ -35,6 +35,10 @@ from ringcomm.train.timing import StepTimes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+_CHOICES = {action.dest: action.choices for action in _parser()._actions}
+_METHODS, _OPTIMIZERS = _CHOICES["method"] or (), _CHOICES["optimizer"] or ()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Small work on a shared machine; the trainer sets the number for the whole process too."""
@@ -433,6 +437,29 @@ def test_muon_trains_hidden_matrices_and_adamw_the_rest() -> None:
     kept = together.state_dict()
     together.load_state_dict(kept)
     assert kept.keys() == {"0", "1"}
+
+
+@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+@pytest.mark.parametrize("method", _METHODS)
+def test_a_method_and_an_optimizer_train_or_are_refused(
+    method: str, optimizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"--method {method} --optimizer {optimizer} --model vit-mini --steps 2 --threads 1"
+    code = main([*given.split(), "--eval-every", "0", "--trial-steps", "1"])
+    goes = optimizer in {
+        "momentum": {"sgd", "adamw", "lion", "lamb", "zero-one-adam"}, "sparse": {"sgd", "adamw"}
+    }.get(method, {"sgd", "adamw", "muon"})  # fmt: skip
+    said = capsys.readouterr()
+    assert code == (0 if goes else 2), said.err
+    assert ("held-out loss" in said.out) == goes
+
+
+@pytest.mark.slow
+def test_zero_one_adam_learns_in_a_run_of_some_epochs() -> None:
+    """It does not where its variance is kept from the rate's peak on."""
+    report = train(small(model="vit-mini", method="momentum", optimizer="zero-one-adam",
+                         steps=None, epochs=6), World())  # fmt: skip
+    assert report["held_out"]["accuracy"] > 0.4
 
 
 def test_bf16_autocast_trains() -> None:

@@ -64,7 +64,8 @@ class Run:
         )
         epochs = options.epochs or self.data.epochs
         self.steps = options.steps or epochs * self.sampler.steps_per_epoch
-        self.engine = Engine(model, options, world)
+        known = dataclasses.replace(options, epochs=None, steps=self.steps)
+        self.engine = Engine(model, known, world)
         state = self._restore()
         self.engine.connect()
         self.engine.method.load_state_dict(state)

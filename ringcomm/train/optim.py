@@ -24,6 +24,7 @@ _DEFAULTS = {
     "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
 }  # fmt: skip
 _FINAL_RATE = 0.01
+_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it: a tenth was too short
 _BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
 
 Groups = list[dict[str, Any]]
@@ -120,16 +121,19 @@ def _muon(groups: Groups, rate: float) -> Together:
 def make_wire_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
-    """One of ringcomm.torch.optim, at the peak rate. A collective."""
+    """One of ringcomm.torch.optim, at the peak rate, for a run of ``options.steps``. A collective.
+    """
     from ringcomm.torch import optim
 
     name, rate, _ = choices(options)
     common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
     if name == "sgd":
         return optim.SGD(groups, momentum=options.momentum, **common)
+    if name == "zero-one-adam":
+        learning = round(max(options.warmup, _VARIANCE) * (options.steps or 0))
+        return optim.ZeroOneAdam(groups, var_freeze_step=max(1, learning), **common)
     kinds: dict[str, type[optim.WireOptimizer]] = {
         "adamw": optim.OneBitAdam, "lion": optim.Lion, "lamb": optim.OneBitLamb,
-        "zero-one-adam": optim.ZeroOneAdam,
     }  # fmt: skip
     return kinds[name](groups, **common)
 
