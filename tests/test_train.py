@@ -370,12 +370,17 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 # ---- the report and the log ----
 
 
-def test_the_report_fits_a_terminal_of_80_columns() -> None:
+@pytest.mark.parametrize(("method", "by"), [
+    ("gradients", "ringcomm's hook"), ("stale", "ringcomm's hook"), ("outer", "OuterStep"),
+    ("momentum", "ringcomm.torch.optim"), ("sparse", "ringcomm.torch.sparse"),
+])  # fmt: skip
+def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     """With long figures: no cell is broken over two lines."""
     times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
     measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
     run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
            "backend": "ringcomm", "compression": "onebit-deepspeed", "batch": 1234567,
+           "method": method,
            "emulated_compute_ms": 200.5}  # fmt: skip
     built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
     out = io.StringIO()
@@ -384,7 +389,9 @@ def test_the_report_fits_a_terminal_of_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for text in built["measured"].values():
         assert any(text in line for line in lines), text
-    assert "onebit-deepspeed on the wire; compute is EMULATED" in out.getvalue()
+    on_the_wire = f"{by} over ringcomm, onebit-deepspeed on the wire; compute is EMULATED"
+    assert on_the_wire in " ".join(out.getvalue().split())
+    assert ("by the hook" in out.getvalue()) == (by == "ringcomm's hook")
 
 
 def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,9 +453,8 @@ def test_a_method_and_an_optimizer_train_or_are_refused(
 ) -> None:
     given = f"--method {method} --optimizer {optimizer} --model vit-mini --steps 2 --threads 1"
     code = main([*given.split(), "--eval-every", "0", "--trial-steps", "1"])
-    goes = optimizer in {
-        "momentum": {"sgd", "adamw", "lion", "lamb", "zero-one-adam"}, "sparse": {"sgd", "adamw"}
-    }.get(method, {"sgd", "adamw", "muon"})  # fmt: skip
+    own = {"momentum": set(_OPTIMIZERS) - {"muon"}, "sparse": {"sgd", "adamw"}}
+    goes = optimizer in own.get(method, {"sgd", "adamw", "muon"})
     said = capsys.readouterr()
     assert code == (0 if goes else 2), said.err
     assert ("held-out loss" in said.out) == goes
@@ -502,6 +508,12 @@ def test_bf16_autocast_trains() -> None:
         ("--compression onebit --optimizer adamw", "or int4, or --optimizer sgd, or --force"),
         ("--compression onebit-deepspeed", "does not go with the trainer"),
         ("--every 5", "add --method outer"),
+        ("--method momentum --dense-steps 3", "--method gradients, or leave it out"),
+        ("--method outer --bucket-mb 2", "--method gradients, or leave it out"),
+        ("--method sparse --compression int8", "give topk or topk:DENSITY"),
+        ("--method sparse --compression none", "give topk or topk:DENSITY"),
+        ("--method outer --outer sparse --compression int4", "give topk or topk:DENSITY"),
+        ("--optimizer adamw --momentum 0.5", "--momentum is about sgd"),
         ("--method outer --backend gloo", "leave out --backend gloo"),
         ("--method outer --every never", "whole number"),
         ("--optimizer lion", "--method momentum"),

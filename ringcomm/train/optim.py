@@ -17,7 +17,7 @@ from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import ConfigError
 from .models import family
-from .options import Options
+from .options import DDP_METHODS, Options
 
 _DEFAULTS = {
     "sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05), "muon": (0.02, 0.05), "lion": (2e-4, 0.1),
@@ -172,11 +172,14 @@ def choices(options: Options) -> tuple[str, float, float]:
 
 
 def require_suitable(options: Options) -> None:
-    """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
-    plain = options.method in ("gradients", "stale") and choices(options)[0] != "sgd"
+    """Raises ConfigError for an optimizer that cannot use what the codec delivers, or a setting."""
+    name = choices(options)[0]
+    if name != "sgd" and options.momentum != Options.momentum:
+        raise ConfigError(f"--momentum is about sgd, and this run has {name}; leave it out")
+    plain = options.method in DDP_METHODS and name != "sgd"
     if options.codec == "onebit" and not options.force and plain:
         raise ConfigError(
-            f"--compression onebit does not go with the gradients of {choices(options)[0]}: of "
+            f"--compression onebit does not go with the gradients of {name}: of "
             "signs it learns that all gradients of a block are equally large; use --method "
             "momentum, which sends what 1 bit suits, or int4, or --optimizer sgd, or --force to try"
         )
