@@ -36,7 +36,7 @@ from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
-from .adam_watch import ONEBIT, AdamWatch
+from .adam_watch import ONEBIT, TOPK, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
@@ -67,7 +67,9 @@ class HookState:
             bf16: in the beginning they change fast, and what is kept of them is soon stale.
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
-        force: do not warn of onebit or staleness under a plain Adam.
+        force: take onebit under an optimizer that divides by its own mean square, as Adam and
+            RMSprop do, and warn neither of topk under these nor of staleness under Adam. Else the
+            first ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
         policy: what chooses each step's codec, in place of ``compression``.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
@@ -260,6 +262,8 @@ class HookState:
         """Takes a bucket that DDP brings: see ``allreduce_hook``."""
         gradients = Bucket.of(bucket)
         self._begin_step()
+        if self._watch is not None:
+            self._watch.see(parameter for parameter, _, _ in gradients.spans)
         if self.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
             future = failed_future(gradients, self.account, self.error)
         else:
@@ -298,14 +302,14 @@ class HookState:
         self._watch_adam()
 
     def _watch_adam(self) -> None:
-        if self._watch is None and self.parameter_ids and not self.force:
-            text = ONEBIT if self._is_onebit() else self._pace.under_adam
-            if text:
-                self._watch = AdamWatch(self.parameter_ids, text)
-
-    def _is_onebit(self) -> bool:
-        """Whether it is, or is going to be after a warm-up."""
-        return self._policy.name == "onebit" or self._policy.codec(self.steps).name == "onebit"
+        """Where the codec, now or after a warm-up, or the pace does not suit every optimizer."""
+        codecs = self._policy.name, self._policy.codec(self.steps).name
+        kinds = {name.partition(":")[0] for name in codecs}
+        few_bits = ONEBIT if "onebit" in kinds else TOPK if "topk" in kinds else None
+        unsuited = few_bits or self._pace.under_adam
+        is_watched = self._watch is not None and self._watch.unsuited is unsuited
+        if unsuited is not None and not is_watched and not self.force:
+            self._watch = AdamWatch(unsuited)
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""
