@@ -148,13 +148,28 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
         if number == 0:
             seen.append(_weights(module.inner).clone())
 
+    def on_save_checkpoint(module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["of the module"] = True
+
+    class Saves(lightning.Callback):
+        """Between two rounds, where each rank has weights of its own."""
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                for kind, weights_only in (("whole", False), ("weights", True)):
+                    trainer.save_checkpoint(f"{folder}/{kind}.ckpt", weights_only=weights_only)
+                with callback.outer.anchor():  # type: ignore[union-attr]
+                    torch.save(_weights(model), f"{folder}/anchor-{rank.number}.pt")
+                torch.save(_weights(model), f"{folder}/own-{rank.number}.pt")
+
     module = _module(model, False)
     type(module).validation_step = validation_step
+    type(module).on_save_checkpoint = on_save_checkpoint
     callback = OuterStepCallback(every=2, outer="mean", codec="none")
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="ringcomm"),
         max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[callback], val_check_interval=3,
+        enable_checkpointing=False, callbacks=[callback, Saves()], val_check_interval=3,
         num_sanity_val_steps=0, limit_val_batches=1,
     )  # fmt: skip
     trainer.fit(module, loader, loader)
@@ -165,6 +180,15 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     assert torch.equal(all_seen[0], all_seen[1])  # the anchor, not what each has trained
     state = torch.load(path, weights_only=True)
     assert any(key.startswith("OuterStepCallback") for key in state["callbacks"])
+    anchor = torch.load(f"{folder}/anchor-0.pt")
+    assert not torch.equal(anchor, torch.load(f"{folder}/own-0.pt"))
+    for kind in ("whole", "weights"):
+        state = torch.load(f"{folder}/{kind}.ckpt", weights_only=True)
+        names = [name for name, _ in module.named_parameters()]
+        kept = torch.cat([state["state_dict"][name].reshape(-1) for name in names])
+        assert torch.equal(kept, anchor), kind
+        assert state["of the module"]
+        assert ("callbacks" in state) == (kind == "whole")
     _end(rank, model, folder, "outer-lightning")
 
 
