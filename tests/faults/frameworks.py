@@ -8,6 +8,7 @@ test's own process goes without them.
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -194,7 +195,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
 
 def outer_by_transformers(rank: Rank, folder: str) -> None:
     """The callback: rounds, and a checkpoint that has the anchor's state beside it."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ringcomm.torch.transformers import OuterStepCallback
 
@@ -209,6 +210,29 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     dist.barrier()
     kept = torch.load("out/checkpoint-4/outer_step.pt", weights_only=True)
     assert kept
+    if rank.number == 0:
+        shutil.copytree("out/checkpoint-4", "moved")  # from where it resumes, and later without
+        os.rename("out/checkpoint-4", "out/other")
+    dist.barrier()
+    found = []
+
+    class Sees(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            found.append(callback.outer.iteration)  # type: ignore[union-attr]
+
+    for expected, told in ((4, 0), (0, 1)):
+        model, _ = _gpt2(rank, folder)
+        callbacks = [callback, Sees()]
+        trainer = Trainer(model=model, args=settings, train_dataset=dataset, callbacks=callbacks)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(resume_from_checkpoint="moved")
+        assert found[-1] == expected, found
+        assert sum("moved/outer_step.pt" in str(one.message) for one in caught) == told
+        dist.barrier()
+        if rank.number == 0 and not told:
+            os.remove("moved/outer_step.pt")
+        dist.barrier()
     _end(rank, model, folder, "outer-transformers")
 
 
