@@ -6,8 +6,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import pickle
+import re
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
-from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import Auto, HookState, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.adam_watch import ONEBIT, STALE, TOPK
@@ -176,9 +178,27 @@ def test_undo_is_of_the_last_call() -> None:
     run_ranks(3, body)
 
 
-def test_what_is_no_scaler_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"give a torch\.amp\.GradScaler"):
-        HookState("bf16", scaler=1024.0)
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"scaler": 1024.0}, "scaler=1024.0: give a torch.amp.GradScaler, or None"),
+        ({"model": 5}, "model=5: give a torch.nn.Module, or None"),
+        ({"model": nn.Linear}, "give a torch.nn.Module, or None"),
+        ({"model": 5, "compression": "auto"}, "model=5: give a torch.nn.Module, or None"),
+        ({"policy": 5}, "policy=5: give a CodecPolicy, such as ringcomm.torch.Auto(model), or"),
+        ({"policy": Auto}, "give a CodecPolicy, such as ringcomm.torch.Auto(model), or None"),
+        ({"comm": 5}, "comm=5: give a ringcomm.Communicator, or None"),
+        ({"transport": 5}, "transport=5: give a Transport, or None"),
+    ],
+)
+def test_what_is_no_such_thing_is_refused(settings: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)):
+        HookState(**settings)
+    if "model" in settings:
+        with pytest.raises(ConfigError, match=r"give a torch\.nn\.Module, or None"):
+            HookState().name_parameters(settings["model"])
+        with pytest.raises(ConfigError, match=r"give the torch\.nn\.Module that is trained"):
+            attach(settings["model"])
 
 
 # ---- Adam ----

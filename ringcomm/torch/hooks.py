@@ -46,6 +46,25 @@ from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
 
+_ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "comm": ("a ringcomm.Communicator", ("allreduce",)),
+    "model": ("a torch.nn.Module", ("parameters", "named_parameters")),
+    "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
+    "policy": (
+        "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
+    ),
+    "transport": ("a Transport", ("bind", "begin", "launch")),
+}  # fmt: skip
+
+
+def require_able(name: str, value: object) -> None:
+    """Raises ConfigError if an argument of that name is neither None nor an object that can do what
+    it is for."""
+    give, methods = _ABLE[name]
+    able = all(callable(getattr(value, method, None)) for method in methods)
+    if value is not None and (isinstance(value, type) or not able):
+        raise ConfigError(f"{name}={value!r}: give {give}, or None")
+
 
 class HookState:
     """What the hook needs to know and to remember, and what it has measured.
@@ -107,8 +126,11 @@ class HookState:
         pace: Literal["every", "stale1"] | Stale1 = "every",
         transport: Transport | None = None,
     ) -> None:
-        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
+        for name, value in (
+            ("comm", comm), ("model", model), ("scaler", scaler), ("policy", policy),
+            ("transport", transport),
+        ):  # fmt: skip
+            require_able(name, value)
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
         if policy is not None and compression is not None:
@@ -183,7 +205,8 @@ class HookState:
 
     def name_parameters(self, model: torch.nn.Module) -> None:
         """Takes the parameters' names from the model, in DDP or not. Where the state was unpickled,
-        it has none."""
+        it has none. Raises ConfigError for what is no model."""
+        require_able("model", model)
         self.residuals.name_parameters(model)
         self._pace.take_model(model)
 
@@ -199,7 +222,9 @@ class HookState:
 
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
-        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
+        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent. Not
+        by topk in tensors of more than 256 / density elements: there it draws a sample, whose place
+        follows the number of the call."""
         parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict(exact)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.warmup_steps or state:
