@@ -6,8 +6,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import pickle
+import re
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +26,11 @@ from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
-from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch import Auto, HookState, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
-from ringcomm.torch.adam_watch import is_plain_adam
+from ringcomm.torch.adam_watch import ONEBIT, STALE, TOPK
+from ringcomm.torch.optim import OneBitLamb, ZeroOneAdam
 from ringcomm.torch.steps import before_steps
 from ringcomm.work import WorkStats
 
@@ -175,34 +178,110 @@ def test_undo_is_of_the_last_call() -> None:
     run_ranks(3, body)
 
 
-def test_what_is_no_scaler_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"give a torch\.amp\.GradScaler"):
-        HookState("bf16", scaler=1024.0)
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"scaler": 1024.0}, "scaler=1024.0: give a torch.amp.GradScaler, or None"),
+        ({"model": 5}, "model=5: give a torch.nn.Module, or None"),
+        ({"model": nn.Linear}, "give a torch.nn.Module, or None"),
+        ({"model": 5, "compression": "auto"}, "model=5: give a torch.nn.Module, or None"),
+        ({"policy": 5}, "policy=5: give a CodecPolicy, such as ringcomm.torch.Auto(model), or"),
+        ({"policy": Auto}, "give a CodecPolicy, such as ringcomm.torch.Auto(model), or None"),
+        ({"comm": 5}, "comm=5: give a ringcomm.Communicator, or None"),
+        ({"transport": 5}, "transport=5: give a Transport, or None"),
+    ],
+)
+def test_what_is_no_such_thing_is_refused(settings: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)):
+        HookState(**settings)
+    if "model" in settings:
+        with pytest.raises(ConfigError, match=r"give a torch\.nn\.Module, or None"):
+            HookState().name_parameters(settings["model"])
+        with pytest.raises(ConfigError, match=r"give the torch\.nn\.Module that is trained"):
+            attach(settings["model"])
 
 
 # ---- Adam ----
 
 
-def test_plain_adam_is_known() -> None:
+def test_which_optimizers_divide_by_their_mean_square() -> None:
     class OnebitAdam(torch.optim.Adam): ...
 
     class FusedAdam: ...
 
-    adams = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax, FusedAdam)
-    assert all(map(is_plain_adam, adams))
-    assert not any(map(is_plain_adam, (torch.optim.SGD, torch.optim.RMSprop, OnebitAdam)))
+    class FusedLAMB: ...
+
+    adams = [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax, FusedAdam]
+    alike = [torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, FusedLAMB]
+    linear = [torch.optim.SGD, torch.optim.ASGD, OnebitAdam, OneBitLamb, ZeroOneAdam]
+    for unsuited, bad in ((ONEBIT, adams + alike), (TOPK, adams + alike), (STALE, adams)):
+        assert not any(map(unsuited.suits, bad))
+        assert all(map(unsuited.suits, linear))
+    assert all(map(STALE.suits, alike))
+    assert (ONEBIT.refused, TOPK.refused, STALE.refused) == (True, False, False)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", ["AdamW", "RMSprop", "Adagrad", "Adadelta"])
+def test_onebit_is_refused_where_it_is_divided_by_what_is_learnt_of_it(
+    kind: str, named: bool
+) -> None:
+    """On all ranks, in each step, and nothing has been stepped; with a model and without."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        settings = {"model": model} if named else {"feedback": False}
+        state = HookState("onebit", comm, warmup_steps=2, threshold=256, **settings)  # type: ignore[arg-type]
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+        before = [p.detach().clone() for p in model.parameters()]
+        for step in range(2):
+            reduce(state, model, gradients_of(model, comm.rank, step))
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            with pytest.raises(ConfigError, match=rf"onebit' under {kind}: .*int4.*force=True"):
+                optimizer.step()
+        assert all(map(torch.equal, before, model.parameters()))
+        assert not any(int(one["step"]) for one in optimizer.state.values())
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert not all(map(torch.equal, before, model.parameters()))
+
+    run_ranks(2, body)
+
+
+def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
+    """By another codec in mid-run, and where SGD has stepped other parameters before."""
+
+    def body(comm: Communicator) -> None:
+        model = Net()
+        state = state_of(comm, model, "int4")
+        first, *others = (p for _, p in trained(model))
+        sgd, adam = torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(others, lr=0.1)
+        for step in range(2):
+            reduce(state, model, gradients_of(model, comm.rank, step))
+            sgd.step()
+            if step:
+                with pytest.raises(ConfigError, match="onebit' under AdamW"):
+                    adam.step()
+            else:
+                adam.step()
+                state.compression = "onebit"
+
+    run_ranks(1, body)
 
 
 @pytest.mark.parametrize(
     ("codec", "kind", "force", "warned"),
     [
-        ("onebit", "AdamW", False, 1),
-        ("onebit", "SGD", False, 0),
+        ("topk", "AdamW", False, 1),
+        ("topk:0.1", "RMSprop", False, 1),
+        ("topk", "AdamW", True, 0),
+        ("topk", "SGD", False, 0),
         ("onebit", "AdamW", True, 0),
+        ("onebit", "SGD", False, 0),
         ("int4", "AdamW", False, 0),
     ],
 )
-def test_onebit_under_adam_is_warned_of_once(
+def test_topk_under_adam_is_warned_of_once(
     codec: str, kind: str, force: bool, warned: int
 ) -> None:
     gc.collect()  # hooks of states that other tests have left
@@ -219,9 +298,9 @@ def test_onebit_under_adam_is_warned_of_once(
                 reduce(state, model, gradients_of(model, comm.rank, step))
                 others.step()
                 optimizer.step()
-        texts = [str(w.message) for w in caught if "onebit" in str(w.message)]
+        texts = [str(w.message) for w in caught if "mean square" in str(w.message)]
         assert len(texts) == warned
-        assert all("AdamW" in text and "int4" in text for text in texts)
+        assert all(kind in text and "int4" in text for text in texts)
         assert len(before_steps) == before
         late = state_of(comm, model, "onebit")
         reduce(late, model, gradients_of(model, comm.rank, 9))

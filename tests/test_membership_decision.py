@@ -181,6 +181,27 @@ def test_too_few_wait_the_grace_time_for_who_may_be_started_again() -> None:
     assert "rank 1 has been gone for 32.0 s; rank 2 has been gone for 30.0 s" in outcome.text
 
 
+@pytest.mark.parametrize(
+    ("mine", "why"),
+    [
+        (ready(1, 5.0, behind=True), "came late, and the others have gone on without it"),
+        (ready(1, 5.0, epoch=-1, behind=True, history=STARTED_AGAIN), "has been started again"),
+    ],
+)
+def test_who_is_behind_and_left_alone_is_told_so(mine: Ready, why: str) -> None:
+    """Though as many as it takes have said that they are ready, those that ended among them."""
+    view = seen_by(1, 2, ready(0, 3.0, epoch=1), mine, gone={0: 6.0}, min_peers=1)
+    assert decide(view, 7.0) == Wait(6.0 + GRACE)
+    outcome = decide(view, 6.0 + GRACE)
+    assert isinstance(outcome, TooFew)
+    assert outcome.missing == (0,)
+    assert outcome.text == (
+        f"rank 1 {why}, and no rank is left to learn the latest state from: rank 0 has been "
+        "gone for 30.0 s. If they have finished, they have the result; else start all again from a "
+        "checkpoint"
+    )
+
+
 # ---- of any state ----
 
 

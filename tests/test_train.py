@@ -35,6 +35,10 @@ from ringcomm.train.timing import StepTimes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+_CHOICES = {action.dest: action.choices for action in _parser()._actions}
+_METHODS, _OPTIMIZERS = _CHOICES["method"] or (), _CHOICES["optimizer"] or ()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Small work on a shared machine; the trainer sets the number for the whole process too."""
@@ -366,12 +370,17 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 # ---- the report and the log ----
 
 
-def test_the_report_fits_a_terminal_of_80_columns() -> None:
+@pytest.mark.parametrize(("method", "by"), [
+    ("gradients", "ringcomm's hook"), ("stale", "ringcomm's hook"), ("outer", "OuterStep"),
+    ("momentum", "ringcomm.torch.optim"), ("sparse", "ringcomm.torch.sparse"),
+])  # fmt: skip
+def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     """With long figures: no cell is broken over two lines."""
     times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
     measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
     run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
            "backend": "ringcomm", "compression": "onebit-deepspeed", "batch": 1234567,
+           "method": method,
            "emulated_compute_ms": 200.5}  # fmt: skip
     built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
     out = io.StringIO()
@@ -380,7 +389,9 @@ def test_the_report_fits_a_terminal_of_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for text in built["measured"].values():
         assert any(text in line for line in lines), text
-    assert "onebit-deepspeed on the wire; compute is EMULATED" in out.getvalue()
+    on_the_wire = f"{by} over ringcomm, onebit-deepspeed on the wire; compute is EMULATED"
+    assert on_the_wire in " ".join(out.getvalue().split())
+    assert ("by the hook" in out.getvalue()) == (by == "ringcomm's hook")
 
 
 def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,6 +446,28 @@ def test_muon_trains_hidden_matrices_and_adamw_the_rest() -> None:
     assert kept.keys() == {"0", "1"}
 
 
+@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
+@pytest.mark.parametrize("method", _METHODS)
+def test_a_method_and_an_optimizer_train_or_are_refused(
+    method: str, optimizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"--method {method} --optimizer {optimizer} --model vit-mini --steps 2 --threads 1"
+    code = main([*given.split(), "--eval-every", "0", "--trial-steps", "1"])
+    own = {"momentum": set(_OPTIMIZERS) - {"muon"}, "sparse": {"sgd", "adamw"}}
+    goes = optimizer in own.get(method, {"sgd", "adamw", "muon"})
+    said = capsys.readouterr()
+    assert code == (0 if goes else 2), said.err
+    assert ("held-out loss" in said.out) == goes
+
+
+@pytest.mark.slow
+def test_zero_one_adam_learns_in_a_run_of_some_epochs() -> None:
+    """It does not where its variance is kept from the rate's peak on."""
+    report = train(small(model="vit-mini", method="momentum", optimizer="zero-one-adam",
+                         steps=None, epochs=6), World())  # fmt: skip
+    assert report["held_out"]["accuracy"] > 0.4
+
+
 def test_bf16_autocast_trains() -> None:
     report = train(small(model="resnet8", width=8, batch=8, steps=2, precision="bf16"), World())
     assert report["held_out"]["loss"] < 5
@@ -475,6 +508,12 @@ def test_bf16_autocast_trains() -> None:
         ("--compression onebit --optimizer adamw", "or int4, or --optimizer sgd, or --force"),
         ("--compression onebit-deepspeed", "does not go with the trainer"),
         ("--every 5", "add --method outer"),
+        ("--method momentum --dense-steps 3", "--method gradients, or leave it out"),
+        ("--method outer --bucket-mb 2", "--method gradients, or leave it out"),
+        ("--method sparse --compression int8", "give topk or topk:DENSITY"),
+        ("--method sparse --compression none", "give topk or topk:DENSITY"),
+        ("--method outer --outer sparse --compression int4", "give topk or topk:DENSITY"),
+        ("--optimizer adamw --momentum 0.5", "--momentum is about sgd"),
         ("--method outer --backend gloo", "leave out --backend gloo"),
         ("--method outer --every never", "whole number"),
         ("--optimizer lion", "--method momentum"),

@@ -120,6 +120,7 @@ def test_two_ranks_match_one_process(
         (["--method", "sparse", "--compression", "topk:0.1", "--delay", "1"], "topk:0.1", 0.3),
         (["--method", "stale", "--compression", "int4"], "int4", 0.5),
         (["--method", "outer", "--every", "5", "--fragments", "2", "--delay", "1"], "int4", 0.5),
+        (["--method", "outer", "--every", "5", "--outer", "sparse"], "topk:0.015625", 0.3),
     ],
 )
 def test_methods_learn_and_tell_what_they_send(
@@ -132,6 +133,7 @@ def test_methods_learn_and_tell_what_they_send(
     two_ranks(torch_nursery, *common, "--checkpoint-every", "40")
     (whole,) = events(log, "report")
     assert whole["method"] == arguments[1]
+    assert whole["hook"] == (arguments[1] == "stale")
     assert whole["compression"] == codec
     assert whole["held_out"]["accuracy"] > least
     assert whole["wire_bytes_per_step"] + whole["shared_bytes_per_step"] > 0

@@ -201,7 +201,23 @@ def _wait_for_others(view: View, now: float) -> Wait | TooFew:
         return Wait(math.inf)
     since = max(view.ready[view.rank].at, *view.gone.values(), 0.0)
     until = since + view.grace_s
-    return Wait(until) if now < until else _too_few(view, now)
+    return Wait(until) if now < until else _left_alone(view, now)
+
+
+def _left_alone(view: View, now: float) -> TooFew:
+    others = tuple(rank for rank in range(view.world_size) if rank != view.rank)
+    mine = view.ready[view.rank]
+    why = (
+        "has been started again" if mine.history == STARTED_AGAIN
+        else "came late, and the others have gone on without it"
+    )  # fmt: skip
+    states = "; ".join(_state(view, rank, mine.at, now) for rank in others)
+    return TooFew(
+        f"rank {view.rank} {why}, and no rank is left to learn the latest state from: "
+        f"{states}. If they have finished, they have the result; else start all again from a "
+        "checkpoint",
+        others,
+    )
 
 
 def _too_few(view: View, now: float) -> TooFew:

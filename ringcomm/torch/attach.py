@@ -34,9 +34,11 @@ def attach(
     Returns:
         The state of the hook; or that optimizer of ringcomm's.
 
-    Raises ConfigError where no DDP has the model, or its DDP has a hook already; and for settings
-    beside an optimizer that has its own.
+    Raises ConfigError for what is no model; where no DDP has the model, or its DDP has a hook
+    already; and for settings beside an optimizer that has its own.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model={model!r}: give the torch.nn.Module that is trained")
     ids = {id(parameter) for parameter in model.parameters()}
     wrappers = wrappers_of(ids)
     bare = bare_optimizer(optimizer)

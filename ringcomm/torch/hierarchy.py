@@ -27,7 +27,7 @@ from .codec_policy import CodecPolicy
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .group import default_comm
-from .hooks import HookState
+from .hooks import HookState, require_able
 from .named_feedback import NamedFeedback
 from .shares import Shares
 from .stale import Stale1
@@ -188,6 +188,8 @@ class HierarchicalState(HookState):
         policy: CodecPolicy | None = None,
         pace: Literal["every", "stale1"] | Stale1 = "every",
     ) -> None:
+        require_able("comm", comm)
+        require_able("model", model)
         grid = Grid(default_comm() if comm is None else comm, local_group)
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,

@@ -36,7 +36,7 @@ from ..errors import ConfigError, RingcommError, TensorError
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
-from .adam_watch import ONEBIT, AdamWatch
+from .adam_watch import ONEBIT, TOPK, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
@@ -45,6 +45,25 @@ from .settings import require_whole
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
+
+_ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "comm": ("a ringcomm.Communicator", ("allreduce",)),
+    "model": ("a torch.nn.Module", ("parameters", "named_parameters")),
+    "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
+    "policy": (
+        "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
+    ),
+    "transport": ("a Transport", ("bind", "begin", "launch")),
+}  # fmt: skip
+
+
+def require_able(name: str, value: object) -> None:
+    """Raises ConfigError if an argument of that name is neither None nor an object that can do what
+    it is for."""
+    give, methods = _ABLE[name]
+    able = all(callable(getattr(value, method, None)) for method in methods)
+    if value is not None and (isinstance(value, type) or not able):
+        raise ConfigError(f"{name}={value!r}: give {give}, or None")
 
 
 class HookState:
@@ -67,7 +86,9 @@ class HookState:
             bf16: in the beginning they change fast, and what is kept of them is soon stale.
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
-        force: do not warn of onebit or staleness under a plain Adam.
+        force: take onebit under an optimizer that divides by its own mean square, as Adam and
+            RMSprop do, and warn neither of topk under these nor of staleness under Adam. Else the
+            first ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
         policy: what chooses each step's codec, in place of ``compression``.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
@@ -105,8 +126,11 @@ class HookState:
         pace: Literal["every", "stale1"] | Stale1 = "every",
         transport: Transport | None = None,
     ) -> None:
-        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise ConfigError(f"scaler={scaler!r}: give a torch.amp.GradScaler, or None")
+        for name, value in (
+            ("comm", comm), ("model", model), ("scaler", scaler), ("policy", policy),
+            ("transport", transport),
+        ):  # fmt: skip
+            require_able(name, value)
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
         if policy is not None and compression is not None:
@@ -181,7 +205,8 @@ class HookState:
 
     def name_parameters(self, model: torch.nn.Module) -> None:
         """Takes the parameters' names from the model, in DDP or not. Where the state was unpickled,
-        it has none."""
+        it has none. Raises ConfigError for what is no model."""
+        require_able("model", model)
         self.residuals.name_parameters(model)
         self._pace.take_model(model)
 
@@ -197,7 +222,9 @@ class HookState:
 
         It fits a world of any size, and training goes on from it along the same curve, though not
         to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
-        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent."""
+        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent. Not
+        by topk in tensors of more than 256 / density elements: there it draws a sample, whose place
+        follows the number of the call."""
         parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict(exact)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.warmup_steps or state:
@@ -260,6 +287,8 @@ class HookState:
         """Takes a bucket that DDP brings: see ``allreduce_hook``."""
         gradients = Bucket.of(bucket)
         self._begin_step()
+        if self._watch is not None:
+            self._watch.see(parameter for parameter, _, _ in gradients.spans)
         if self.error is not None:  # of an earlier bucket: DDP must see the step's end all the same
             future = failed_future(gradients, self.account, self.error)
         else:
@@ -298,14 +327,14 @@ class HookState:
         self._watch_adam()
 
     def _watch_adam(self) -> None:
-        if self._watch is None and self.parameter_ids and not self.force:
-            text = ONEBIT if self._is_onebit() else self._pace.under_adam
-            if text:
-                self._watch = AdamWatch(self.parameter_ids, text)
-
-    def _is_onebit(self) -> bool:
-        """Whether it is, or is going to be after a warm-up."""
-        return self._policy.name == "onebit" or self._policy.codec(self.steps).name == "onebit"
+        """Where the codec, now or after a warm-up, or the pace does not suit every optimizer."""
+        codecs = self._policy.name, self._policy.codec(self.steps).name
+        kinds = {name.partition(":")[0] for name in codecs}
+        few_bits = ONEBIT if "onebit" in kinds else TOPK if "topk" in kinds else None
+        unsuited = few_bits or self._pace.under_adam
+        is_watched = self._watch is not None and self._watch.unsuited is unsuited
+        if unsuited is not None and not is_watched and not self.force:
+            self._watch = AdamWatch(unsuited)
 
     def _codec_of(self, gradients: torch.Tensor) -> Codec:
         """What a bucket travels in."""

@@ -4,12 +4,13 @@
                       callbacks=[ringcomm.torch.lightning.OuterStepCallback(every=30)])
 
 The strategy starts the ranks and shares out the data; its DDP exchanges no gradients. Validation,
-and the weights of checkpoints, are the anchor's.
+and the weights of checkpoints, those of weights only included, are the anchor's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class OuterStepCallback(Callback):
         self._settings = settings
         self._saved: dict[str, Any] = {}
         self._anchor: contextlib.ExitStack | None = None
+        self._own_hook: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begins. A collective."""
@@ -50,6 +52,11 @@ class OuterStepCallback(Callback):
         if self._saved:
             self.outer.load_state_dict(self._saved)
         self.outer.attach()
+        # Where weights only are saved, Lightning calls the module's hook, but no callback's.
+        self._own_hook = pl_module.on_save_checkpoint
+        pl_module.on_save_checkpoint = functools.partial(
+            self._on_save_weights, trainer, pl_module, self._own_hook
+        )
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """On the anchor."""
@@ -70,6 +77,14 @@ class OuterStepCallback(Callback):
                 weights = trainer.strategy.lightning_module_state_dict()
                 checkpoint["state_dict"] = {name: one.clone() for name, one in weights.items()}
 
+    def _on_save_weights(
+        self, trainer: Any, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """In place of the module's own hook, which it calls."""
+        if "callbacks" not in checkpoint:
+            self.on_save_checkpoint(trainer, pl_module, checkpoint)
+        own_hook(checkpoint)
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """A last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
@@ -77,6 +92,7 @@ class OuterStepCallback(Callback):
             self.outer.flush()
             self.outer.detach()
             self.outer = None
+            pl_module.on_save_checkpoint = self._own_hook
 
     def state_dict(self) -> dict[str, Any]:
         """OuterStep's. A collective, as Lightning's checkpoints are."""

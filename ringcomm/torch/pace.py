@@ -17,6 +17,7 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, did_you_mean
 from .account import Account
+from .adam_watch import Unsuited
 from .buckets import Bucket
 from .named_feedback import NamedFeedback
 from .stale import OneStepStale, Stale1
@@ -27,10 +28,10 @@ class Pace(Protocol):
     """What decides which mean a backward gets.
 
     Attributes:
-        under_adam: what to warn of where the optimizer is a plain Adam; empty for nothing.
+        under_adam: which optimizers it does not suit, and what to say then; None for nothing.
     """
 
-    under_adam: str
+    under_adam: Unsuited | None
 
     def take_model(self, model: torch.nn.Module) -> None:
         """The model that is trained, in DDP or not; the residuals know its names already."""
@@ -60,7 +61,7 @@ class Pace(Protocol):
 class EveryStep:
     """Each step has its own mean, and waits for it."""
 
-    under_adam = ""
+    under_adam: Unsuited | None = None
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -32,7 +32,7 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError
 from .account import Account
-from .adam_watch import STALE
+from .adam_watch import STALE, Unsuited
 from .backward import after_backward
 from .buckets import Bucket, in_shape_of
 from .correction import Correction
@@ -95,7 +95,7 @@ class _Late:
 class OneStepStale:
     """See Pace."""
 
-    under_adam = STALE
+    under_adam: Unsuited | None = STALE
 
     def __init__(
         self, setting: Stale1, transport: Transport, account: Account, residuals: NamedFeedback

@@ -9,11 +9,13 @@ come to the same weights, by a round.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from .outer import OuterStep
 from .wrapped import stop_exchange, wrappers_of
@@ -36,14 +38,24 @@ class OuterStepCallback(TrainerCallback):
         self._settings = settings
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Begins; from a checkpoint where the Trainer does. A collective."""
+        """Begins; from a checkpoint where the Trainer does, with a warning if that has no state of
+        OuterStep's. A collective."""
         model = known["model"]
         stop_exchange(wrappers_of({id(p) for p in model.parameters()}))
         self.outer = OuterStep(model, known["optimizer"], **self._settings)
-        kept = _folder(args, state) / _FILE
-        if state.global_step and kept.exists():
-            self.outer.load_state_dict(torch.load(kept, weights_only=True))
+        if state.global_step:
+            self._resume(_resumed(args, state) / _FILE, self.outer)
         self.outer.attach()
+
+    def _resume(self, kept: Path, outer: OuterStep) -> None:
+        if kept.exists():
+            outer.load_state_dict(torch.load(kept, weights_only=True))
+        else:
+            warnings.warn(
+                f"training resumes, and there is no {kept}: OuterStep begins anew, without its "
+                "momentum and what codecs had left; resume from a folder that was saved with "
+                "OuterStepCallback, whole, on every host", stacklevel=2,
+            )  # fmt: skip
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """A round where an evaluation or a checkpoint follows. A collective then."""
@@ -67,6 +79,18 @@ class OuterStepCallback(TrainerCallback):
             self.outer.flush()
             self.outer.detach()
             self.outer = None
+
+
+def _resumed(args: Any, state: Any) -> Path:
+    """The folder that training resumes from. The Trainer tells it to no callback, so it is read
+    where its ``train`` has it: what lies in output_dir may be of another run."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        known = frame.f_locals
+        if isinstance(known.get("self"), Trainer) and known.get("resume_from_checkpoint"):
+            return Path(known["resume_from_checkpoint"])
+        frame = frame.f_back
+    return _folder(args, state)
 
 
 def _folder(args: Any, state: Any) -> Path:

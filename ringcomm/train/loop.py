@@ -19,7 +19,7 @@ from .data import Data, load
 from .distributed import World
 from .engine import Engine, StepRecord
 from .launcher import SharedError
-from .options import AUTO, Options
+from .options import AUTO, DDP_METHODS, Options
 from .progress import Log, Progress
 from .report import Measured, build, table
 from .timing import StepTimes, means, settled
@@ -64,7 +64,8 @@ class Run:
         )
         epochs = options.epochs or self.data.epochs
         self.steps = options.steps or epochs * self.sampler.steps_per_epoch
-        self.engine = Engine(model, options, world)
+        known = dataclasses.replace(options, epochs=None, steps=self.steps)
+        self.engine = Engine(model, known, world)
         state = self._restore()
         self.engine.connect()
         self.engine.method.load_state_dict(state)
@@ -178,7 +179,7 @@ class Run:
             "data": options.data,
             "world_size": self.world.size,
             "backend": "none" if alone else options.backend,
-            "hook": options.hook and not alone,
+            "hook": options.hook and not alone and options.method in DDP_METHODS,
             "method": "alone" if alone else options.method,
             "compression": "none" if alone else options.codec,
             "precision": options.precision,

@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import RingcommError
 from . import optim
@@ -241,12 +242,15 @@ class Apart(Method):
     def connect(self) -> None:
         """Take the weights of rank 0, and exchange weights from now on. Collective."""
         from ringcomm.torch import OuterStep
+        from ringcomm.torch.outer import Sparse
 
         options = self.options
+        largest = options.sends_largest
         self._outer = self.world.agree(lambda: OuterStep(
-            self.bare, optim.parts(self.optimizer), every=options.every, outer=options.outer,
-            codec=options.codec, fragments=options.fragments, delay=options.delay,
-            comm=self.world.comm,
+            self.bare, optim.parts(self.optimizer), every=options.every,
+            outer=Sparse(parse(options.codec).density) if largest else options.outer,
+            codec=None if largest else options.codec,
+            fragments=options.fragments, delay=options.delay, comm=self.world.comm,
         ))  # fmt: skip
         self._outer.attach()
 

@@ -17,13 +17,14 @@ from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import ConfigError
 from .models import family
-from .options import Options
+from .options import DDP_METHODS, Options
 
 _DEFAULTS = {
     "sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05), "muon": (0.02, 0.05), "lion": (2e-4, 0.1),
     "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
 }  # fmt: skip
 _FINAL_RATE = 0.01
+_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it: a tenth was too short
 _BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
 
 Groups = list[dict[str, Any]]
@@ -120,16 +121,19 @@ def _muon(groups: Groups, rate: float) -> Together:
 def make_wire_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
-    """One of ringcomm.torch.optim, at the peak rate. A collective."""
+    """One of ringcomm.torch.optim, at the peak rate, for a run of ``options.steps``. A collective.
+    """
     from ringcomm.torch import optim
 
     name, rate, _ = choices(options)
     common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
     if name == "sgd":
         return optim.SGD(groups, momentum=options.momentum, **common)
+    if name == "zero-one-adam":
+        learning = round(max(options.warmup, _VARIANCE) * (options.steps or 0))
+        return optim.ZeroOneAdam(groups, var_freeze_step=max(1, learning), **common)
     kinds: dict[str, type[optim.WireOptimizer]] = {
         "adamw": optim.OneBitAdam, "lion": optim.Lion, "lamb": optim.OneBitLamb,
-        "zero-one-adam": optim.ZeroOneAdam,
     }  # fmt: skip
     return kinds[name](groups, **common)
 
@@ -168,11 +172,14 @@ def choices(options: Options) -> tuple[str, float, float]:
 
 
 def require_suitable(options: Options) -> None:
-    """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
-    plain = options.method in ("gradients", "stale") and choices(options)[0] != "sgd"
+    """Raises ConfigError for an optimizer that cannot use what the codec delivers, or a setting."""
+    name = choices(options)[0]
+    if name != "sgd" and options.momentum != Options.momentum:
+        raise ConfigError(f"--momentum is about sgd, and this run has {name}; leave it out")
+    plain = options.method in DDP_METHODS and name != "sgd"
     if options.codec == "onebit" and not options.force and plain:
         raise ConfigError(
-            f"--compression onebit does not go with the gradients of {choices(options)[0]}: of "
+            f"--compression onebit does not go with the gradients of {name}: of "
             "signs it learns that all gradients of a block are equally large; use --method "
             "momentum, which sends what 1 bit suits, or int4, or --optimizer sgd, or --force to try"
         )

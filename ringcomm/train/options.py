@@ -19,6 +19,7 @@ from ..codecs import parse as parse_codec
 from ..errors import ConfigError
 
 AUTO = "auto"
+DDP_METHODS = ("gradients", "stale")
 
 _DESCRIPTION = """\
 Train a model with data parallelism and report where the time of a step goes.
@@ -101,6 +102,12 @@ class Options:
             return
         codec = parse_codec(self.compression, "--compression ")
         refuse_composed(codec, "the trainer")
+        if self.compression and self.sends_largest and not codec.density:
+            way = "--outer sparse" if self.outer else "--method sparse"
+            raise ConfigError(
+                f"--compression {codec.name} does not go with {way}, which sends the largest "
+                "elements only; give topk or topk:DENSITY, or leave it out"
+            )
         if not self.hook and codec.name != "none":
             if self.backend == "gloo":
                 raise ConfigError(
@@ -119,10 +126,13 @@ class Options:
             raise ConfigError(f"--method {self.method} is ringcomm's; leave out --backend gloo and "
                               "--no-hook")  # fmt: skip
         about = {"every": ("outer",), "outer": ("outer",), "fragments": ("outer",),
-                 "delay": ("outer", "sparse")}  # fmt: skip
+                 "delay": ("outer", "sparse"), "dense_steps": DDP_METHODS,
+                 "bucket_mb": DDP_METHODS}  # fmt: skip
         for name, methods in about.items():
             if self.method not in methods and getattr(self, name) != getattr(Options, name):
-                raise ConfigError(f"--{name} is about outer steps; add --method outer")
+                what = "outer steps" if "outer" in methods else "DDP's exchange of gradients"
+                raise ConfigError(f"--{name.replace('_', '-')} is about {what}; add --method "
+                                  f"{methods[0]}, or leave it out")  # fmt: skip
         if self.method == "sparse" and (self.delay > 1 or self.optimizer not in {
             None, "sgd", "adamw"
         }):  # fmt: skip
@@ -137,11 +147,17 @@ class Options:
                               "outer or gradients")  # fmt: skip
 
     @property
+    def sends_largest(self) -> bool:
+        """Whether the largest elements travel, as many as the codec's density says."""
+        return "sparse" in (self.method, self.outer)
+
+    @property
     def codec(self) -> Compression | Literal["auto"]:
         """The codec of what travels, or "auto": as suits the method unless chosen."""
         alone = self.backend == "gloo" and not self.hook
-        suits = {"momentum": "onebit", "outer": "int4", "sparse": "topk:0.015625"}
-        chosen = self.compression or ("none" if alone else suits.get(self.method, "bf16"))
+        suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
+        suits = "topk:0.015625" if self.sends_largest else suits
+        chosen = self.compression or ("none" if alone else suits)
         return cast("Compression | Literal['auto']", chosen)  # checked above
 
 
@@ -236,8 +252,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compression", metavar="CODEC",
                        help=f"codec on the wire: {names(_is_taken)}, or topk:DENSITY; auto: of "
                        "none, bf16 and int8 the gentlest that hides, as it is measured (default: "
-                       "bf16; momentum onebit; outer int4; sparse topk:0.015625; with --backend "
-                       "gloo --no-hook none)")
+                       "bf16; momentum onebit; outer int4; sparse and --outer sparse, which take "
+                       "topk only, topk:0.015625; with --backend gloo --no-hook none)")
     group.add_argument("--every", type=_period, metavar="STEPS",
                        help="steps between two outer steps; end: one, at the end; auto: as few as "
                        "the link allows; speed:STEPS: so "
@@ -253,14 +269,15 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "sparse 1: the next step goes on with the weights before (default: 0)")
     group.add_argument("--dense-steps", type=_whole(0), metavar="N",
                        help="first steps in which codecs of few bits give way to bf16 "
-                       "(default: 0)")
+                       "(default: 0; gradients and stale)")
     group.add_argument("--force", action="store_true",
                        help="onebit even with adamw, which learns little from it")
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
-                       help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB)")
+                       help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
+                       "gradients and stale)")
     group.add_argument("--trial-steps", type=_whole(0), metavar="N",
                        help="after the run, time N steps with and N without communication in "
-                       "turn; 0: do not (default: 10)")
+                       "turn; 0: do not (default: 10; gradients and stale)")
     group.add_argument("--compute-ms", type=_number(0, 3.6e6), metavar="MS",
                        help="emulate a device on which forward and backward of a step take MS "
                        "milliseconds: layers sleep in proportion to their parameters")

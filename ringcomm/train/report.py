@@ -32,6 +32,15 @@ _HOW = {  # each fits the table's 80 columns beside the longest label and figure
     "scaling_efficiency": "compute / (compute + exposed)",
     "trial_efficiency": "without / with communication",
 }
+_BY = {
+    "momentum": "ringcomm.torch.optim", "outer": "OuterStep", "sparse": "ringcomm.torch.sparse",
+}  # fmt: skip
+_HOW_BY = {  # of methods that have no DDP, which know neither works nor who shares memory
+    "exposed_s": "waiting for the others",
+    "gradient_bytes_per_step": "before compression",
+    "wire_bytes_per_step": "ports and shared memory",
+}
+_UNKNOWN_BY = ("hidden_s", "shared_bytes_per_step")
 _HOW_EMULATED = "EMULATED: sleeps of {:g} ms"
 _HOW_GLOO_WIRE = "2(N-1)/N of the gradients"
 
@@ -55,7 +64,7 @@ def build(
     """The report as it is logged.
 
     Args:
-        run: what was run; needs "batch", "backend" and "hook", the rest is passed on.
+        run: what was run; needs "batch", "backend", "hook" and "method", the rest is passed on.
         held_out: loss, with accuracy (images) or perplexity (text).
         measured: None if no step was left to run.
     """
@@ -65,6 +74,10 @@ def build(
         how["compute_s"] = _HOW_EMULATED.format(emulated)
     if run["backend"] == "gloo" and not run["hook"]:
         how["wire_bytes_per_step"] = _HOW_GLOO_WIRE
+    if run["method"] in _BY:
+        how |= _HOW_BY
+        for name in _UNKNOWN_BY:
+            del how[name]
     report: dict[str, Any] = {**run, "held_out": dict(held_out)}
     if measured is not None:
         times = measured.times
@@ -94,7 +107,8 @@ def table(report: Mapping[str, Any]) -> Table:
         f"{report['world_size']} rank{'s' if report['world_size'] > 1 else ''}"
     )
     if report["world_size"] > 1:
-        way = "ringcomm's hook over " if report["hook"] else ""
+        by = _BY.get(report["method"], "ringcomm's hook" if report["hook"] else "")
+        way = f"{by} over " if by else ""
         title += f"\n{way}{report['backend']}, {report['compression']} on the wire"
     if report.get("emulated_compute_ms") is not None:
         title += "; compute is EMULATED"
@@ -106,7 +120,7 @@ def table(report: Mapping[str, Any]) -> Table:
         shown = f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4f}"
         out.add_row(f"held-out {name}", shown, _HOW["held_out"])
     for label, name, form in _ROWS:
-        if name in report and (report["world_size"] > 1 or name in _ALONE):
+        if name in report["measured"] and (report["world_size"] > 1 or name in _ALONE):
             out.add_row(label, form(report[name]), report["measured"][name])
     return out
 

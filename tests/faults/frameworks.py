@@ -8,6 +8,7 @@ test's own process goes without them.
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -148,13 +149,28 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
         if number == 0:
             seen.append(_weights(module.inner).clone())
 
+    def on_save_checkpoint(module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["of the module"] = True
+
+    class Saves(lightning.Callback):
+        """Between two rounds, where each rank has weights of its own."""
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                for kind, weights_only in (("whole", False), ("weights", True)):
+                    trainer.save_checkpoint(f"{folder}/{kind}.ckpt", weights_only=weights_only)
+                with callback.outer.anchor():  # type: ignore[union-attr]
+                    torch.save(_weights(model), f"{folder}/anchor-{rank.number}.pt")
+                torch.save(_weights(model), f"{folder}/own-{rank.number}.pt")
+
     module = _module(model, False)
     type(module).validation_step = validation_step
+    type(module).on_save_checkpoint = on_save_checkpoint
     callback = OuterStepCallback(every=2, outer="mean", codec="none")
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="ringcomm"),
         max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[callback], val_check_interval=3,
+        enable_checkpointing=False, callbacks=[callback, Saves()], val_check_interval=3,
         num_sanity_val_steps=0, limit_val_batches=1,
     )  # fmt: skip
     trainer.fit(module, loader, loader)
@@ -165,12 +181,21 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     assert torch.equal(all_seen[0], all_seen[1])  # the anchor, not what each has trained
     state = torch.load(path, weights_only=True)
     assert any(key.startswith("OuterStepCallback") for key in state["callbacks"])
+    anchor = torch.load(f"{folder}/anchor-0.pt")
+    assert not torch.equal(anchor, torch.load(f"{folder}/own-0.pt"))
+    for kind in ("whole", "weights"):
+        state = torch.load(f"{folder}/{kind}.ckpt", weights_only=True)
+        names = [name for name, _ in module.named_parameters()]
+        kept = torch.cat([state["state_dict"][name].reshape(-1) for name in names])
+        assert torch.equal(kept, anchor), kind
+        assert state["of the module"]
+        assert ("callbacks" in state) == (kind == "whole")
     _end(rank, model, folder, "outer-lightning")
 
 
 def outer_by_transformers(rank: Rank, folder: str) -> None:
     """The callback: rounds, and a checkpoint that has the anchor's state beside it."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ringcomm.torch.transformers import OuterStepCallback
 
@@ -185,6 +210,29 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     dist.barrier()
     kept = torch.load("out/checkpoint-4/outer_step.pt", weights_only=True)
     assert kept
+    if rank.number == 0:
+        shutil.copytree("out/checkpoint-4", "moved")  # from where it resumes, and later without
+        os.rename("out/checkpoint-4", "out/other")
+    dist.barrier()
+    found = []
+
+    class Sees(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            found.append(callback.outer.iteration)  # type: ignore[union-attr]
+
+    for expected, told in ((4, 0), (0, 1)):
+        model, _ = _gpt2(rank, folder)
+        callbacks = [callback, Sees()]
+        trainer = Trainer(model=model, args=settings, train_dataset=dataset, callbacks=callbacks)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(resume_from_checkpoint="moved")
+        assert found[-1] == expected, found
+        assert sum("moved/outer_step.pt" in str(one.message) for one in caught) == told
+        dist.barrier()
+        if rank.number == 0 and not told:
+            os.remove("moved/outer_step.pt")
+        dist.barrier()
     _end(rank, model, folder, "outer-transformers")
 
 
