@@ -9,13 +9,12 @@ come to the same weights, by a round.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from .outer import OuterStep
 from .wrapped import stop_exchange, wrappers_of
@@ -27,14 +26,17 @@ class OuterStepCallback(TrainerCallback):
     """Exchanges weights every so many steps, and no gradients.
 
     Args:
+        resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from, of
+            which no callback is told; None: ``output_dir``'s of the step that it resumes at.
         settings: those of OuterStep, but for model and optimizer.
 
     Attributes:
         outer: the OuterStep, while training.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, resume_from: str | Path | None = None, **settings: Any) -> None:
         self.outer: OuterStep | None = None
+        self._resume_from = None if resume_from is None else Path(resume_from)
         self._settings = settings
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -44,7 +46,7 @@ class OuterStepCallback(TrainerCallback):
         stop_exchange(wrappers_of({id(p) for p in model.parameters()}))
         self.outer = OuterStep(model, known["optimizer"], **self._settings)
         if state.global_step:
-            self._resume(_resumed(args, state) / _FILE, self.outer)
+            self._resume((self._resume_from or _folder(args, state)) / _FILE, self.outer)
         self.outer.attach()
 
     def _resume(self, kept: Path, outer: OuterStep) -> None:
@@ -53,8 +55,9 @@ class OuterStepCallback(TrainerCallback):
         else:
             warnings.warn(
                 f"training resumes, and there is no {kept}: OuterStep begins anew, without its "
-                "momentum and what codecs had left; resume from a folder that was saved with "
-                "OuterStepCallback, whole, on every host", stacklevel=2,
+                "momentum and what codecs had left. Where the Trainer resumes from another folder, "
+                "give OuterStepCallback(resume_from=FOLDER), with the folder on every host",
+                stacklevel=2,
             )  # fmt: skip
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -79,18 +82,6 @@ class OuterStepCallback(TrainerCallback):
             self.outer.flush()
             self.outer.detach()
             self.outer = None
-
-
-def _resumed(args: Any, state: Any) -> Path:
-    """The folder that training resumes from. The Trainer tells it to no callback, so it is read
-    where its ``train`` has it: what lies in output_dir may be of another run."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        known = frame.f_locals
-        if isinstance(known.get("self"), Trainer) and known.get("resume_from_checkpoint"):
-            return Path(known["resume_from_checkpoint"])
-        frame = frame.f_back
-    return _folder(args, state)
 
 
 def _folder(args: Any, state: Any) -> Path:
