@@ -305,6 +305,36 @@ def test_a_16_bit_model_may_be_loaded_between_steps() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(16, 16)
+        optimizer = made(model, comm, overlap=overlap)
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        model.bfloat16()
+        optimizer.zero_grad()
+        model(torch.ones(2, 16, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(ConfigError, match=r"make the optimizer after model\.to\(\)"):
+        run_ranks(2, body)
+
+
+def test_a_16_bit_model_whose_data_is_assigned_is_followed() -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(16, 16).bfloat16()
+        optimizer = made(model, comm)
+        for value in (8.0, 16.0):
+            for one in model.parameters():
+                one.data = torch.full_like(one, value)
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+            assert all((one > value - 1).all() for one in model.parameters())
+
+    run_ranks(2, body)
+
+
 def test_float64_stays_float64() -> None:
     def body(comm: Communicator) -> Net:
         model = Net(torch.float64)

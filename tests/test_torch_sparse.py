@@ -308,6 +308,58 @@ def test_weights_that_somebody_else_writes_are_taken() -> None:
         run_ranks(2, lambda comm, late=staleness: run(comm, late))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_parameters_whose_data_is_assigned_are_followed(dtype: Any, overlap: bool) -> None:
+    """Other memory, another order of elements in it, another shape."""
+
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.ones(20, 20, dtype=dtype))
+        new = torch.arange(400, dtype=dtype).view(20, 20)
+        with SGD([one], lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
+            for value in (new.clone(), one.data.t(), new.t().clone(), new.view(400).clone()):
+                want = value - 1
+                one.data = value
+                one.grad = None
+                one.backward(torch.ones_like(one))
+                optimizer.step()
+                assert torch.equal(one, want)
+                with torch.no_grad():
+                    one.copy_(new.view(one.shape))
+
+    run_ranks(2, run)
+
+
+def test_a_model_keeps_training_after_vector_to_parameters() -> None:
+    def run(comm: Communicator, is_assigned: bool) -> Any:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.1, comm=comm, density=0.1) as optimizer:
+            for step in range(4):
+                if is_assigned and step % 2 == 0:
+                    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+                    torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            return weights(model)
+
+    plain = run_ranks(2, lambda comm: run(comm, False))[0]
+    assert torch.equal(run_ranks(2, lambda comm: run(comm, True))[1], plain)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            model.bfloat16()
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+
+    with pytest.raises(ConfigError, match=r"make the optimizer after model\.to\(\)"):
+        run_ranks(2, run)
+
+
 def test_accumulation_and_misuse() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.zeros(320))

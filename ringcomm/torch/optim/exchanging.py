@@ -113,7 +113,8 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         Raises:
             ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
                 parameters; or they have changed since ``overlap`` began to send them; or a
-                GradScaler is used that ``overlap`` does not go with.
+                GradScaler is used that ``overlap`` does not go with; or a parameter has another
+                size, dtype or device than before, as after ``model.bfloat16()``.
             MismatchError: the ranks train different parameters; where they agree on steps
                 (WireOptimizer), are at different ones, or have different hyperparameters.
             RingcommError: in three steps this rank has had no gradient; or a collective failed.

@@ -23,8 +23,10 @@ from typing import Any, Literal
 import torch
 
 from ...codecs import BLOCK
+from ...errors import ConfigError
 
 Layout = Literal["blocks", "apart", "joined"]
+Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20
 
 
@@ -46,19 +48,44 @@ class Place:
     start: int
     end: int
     stop: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def mark(self) -> Mark:
+        """What has changed as soon as somebody else has written to the parameter by an operation,
+        or has assigned its ``.data``. A write into ``.data`` changes nothing that can be seen here.
+
+        Raises ConfigError where the parameter has another size, dtype or device than when it was
+        laid out.
+        """
+        parameter = self.parameter
+        here = (parameter.dtype, parameter.device, parameter.numel())
+        there = (self.dtype, self.device, self.end - self.start)
+        if here != there:
+            raise ConfigError(
+                f"parameter {self.index} was {_told(*there)} when the optimizer began to use it, "
+                f"and is {_told(*here)} now: make the optimizer after model.to(), model.bfloat16() "
+                "and the like"
+            )
+        return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The parameter's part of a flat tensor, in its shape."""
         return flat[self.start : self.end].view(self.parameter.shape)
 
 
+def _told(dtype: torch.dtype, device: torch.device, count: int) -> str:
+    return f"{count} elements of {dtype} on {device}"
+
+
 def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
     """Where parameters lie that are laid end to end: each begins at a block of so many elements."""
     places, at = [], 0
     for one in held:
-        end = at + one.parameter.numel()
+        p = one.parameter
+        end = at + p.numel()
         stop = end + -end % block
-        places.append(Place(one.index, one.parameter, at, end, stop))
+        places.append(Place(one.index, p, at, end, stop, p.dtype, p.device))
         at = stop
     return tuple(places)
 
@@ -96,10 +123,9 @@ class Span:
         self.present = [True] * len(self.places)
         self.state = {name: self.zeros() for name in states}
         self.master: torch.Tensor | None = None
-        self._shown: list[int] = []  # versions of the parameters that the master copy has made
         if first.dtype != self.dtype:
             self.master = self.zeros()
-            self._shown = [-1] * len(self.places)
+        self._shown: list[Mark] = [()] * len(self.places)  # of what the master copy has made
         self._gradient: torch.Tensor | None = None
 
     @property
@@ -179,15 +205,14 @@ class Span:
         for number, place in enumerate(self.places):
             if self.present[number]:
                 place.parameter.detach().copy_(self.view(self.master, place))
-                self._shown[number] = place.parameter._version
+                self._shown[number] = place.mark()
 
     def _follow(self) -> None:
-        if self.master is None:
-            return
         for number, place in enumerate(self.places):
-            if place.parameter._version != self._shown[number]:
+            mark = place.mark()
+            if self.master is not None and mark != self._shown[number]:
                 self.view(self.master, place).copy_(place.parameter.detach())
-                self._shown[number] = place.parameter._version
+                self._shown[number] = mark
 
     def load(self, name: str, index: int, value: torch.Tensor) -> None:
         """Takes one parameter's part of what ``kept`` has by that name."""
@@ -195,7 +220,7 @@ class Span:
         number = [place.index for place in self.places].index(index)
         self.view(flat, self.places[number]).copy_(value)
         if flat is self.master:
-            self._shown[number] = self.places[number].parameter._version
+            self._shown[number] = self.places[number].mark()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

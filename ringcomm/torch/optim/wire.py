@@ -53,7 +53,10 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         threshold: bytes of a parameter below which it is small. Small ones, and those of one
             dimension, travel together, at bf16 where others do at int8 or less.
 
-    Parameters of 16 bits have a float32 master copy, which is what steps.
+    Parameters of 16 bits have a float32 master copy, which is what steps. Change their weights by
+    ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
+    follows an assignment to ``parameter.data``. The next step undoes ``parameter.data.clamp_()``
+    and other writes into ``.data``, which nothing shows.
 
     A parameter that has a gradient on some ranks has a zero one on the others. One that has none
     anywhere stays as it is; its momentum goes on as with a gradient of zero.

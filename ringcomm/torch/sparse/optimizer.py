@@ -49,6 +49,11 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
     A gradient that is not finite leaves out its bucket, on all ranks.
 
+    Change weights by ``copy_`` and other operations under ``torch.no_grad()``, which the next step
+    follows, as it follows an assignment to ``parameter.data``; memory formats as channels_last are
+    not kept. It undoes ``parameter.data.clamp_()`` and other writes into ``.data``, which nothing
+    shows.
+
     Memory, beside parameter and gradient: 20 bytes for each element (gradient and weights, float32;
     the weights that the model sees; the residual, twice), and the optimizer's 4.25 or 8.
 
