@@ -4,6 +4,7 @@ accumulation, gradients that are missing, 16-bit models, refusals."""
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import warnings
 from functools import partial
 from typing import Any
@@ -20,7 +21,15 @@ from torch import nn
 
 from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
 from ringcomm.torch import HookState
-from ringcomm.torch.optim import SGD, Lion, OneBitLamb, ZeroOneAdam
+from ringcomm.torch.optim import (
+    SGD,
+    Lion,
+    OneBitAdam,
+    OneBitLamb,
+    WireOptimizer,
+    ZeroOneAdam,
+    exchanging,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -409,6 +418,59 @@ def test_ranks_with_other_models_fail_at_once() -> None:
     run_ranks(3, body)
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (SGD, "max_norm", (None, 1.0)),
+        (SGD, "threshold", (1024, 4096)),
+        (SGD, "compression", ("int4", "onebit")),
+        (SGD, "warmup_steps", (0, 3)),
+        (SGD, "overlap", (False, True)),
+        (Lion, "outcome", ("average", "vote")),
+        (Lion, "outcome", ("momentum", "average")),
+        (Lion, "momentum_sync", (3, 4)),
+        (Lion, "sync_compression", ("int8", "bf16")),
+        (OneBitAdam, "units", ("bounded", "update")),
+        (OneBitAdam, "freeze", (3, 4)),
+        (OneBitAdam, "refresh", (None, "exponential")),
+        (OneBitAdam, "deepspeed_compat", (False, True)),
+        (OneBitLamb, "dense", ("bf16", "none")),
+        (OneBitLamb, "freeze", (3, "stable")),
+        (partial(ZeroOneAdam, var_freeze_step=3), "local_step_clipper", (3, 4)),
+    ],
+)
+def test_ranks_that_make_other_optimizers_fail_at_once(
+    make: Any, name: str, values: tuple[Any, Any]
+) -> None:
+    """With all ranks told which setting it is."""
+
+    def body(comm: Communicator) -> None:
+        told = r"optimizer is .* on rank 0|" if name in ("outcome", "deepspeed_compat") else ""
+        with pytest.raises(MismatchError, match=f"{told}{name} is {values[0]} on rank 0 and .* 1"):
+            make(Net().parameters(), comm=comm, **{name: values[comm.rank]})
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("kind", [SGD, Lion, OneBitAdam, OneBitLamb, ZeroOneAdam])
+def test_each_setting_is_compared(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the constructor takes is in the parameter groups, or among what is fixed."""
+    seen: list[str] = []
+    monkeypatch.setattr(exchanging, "require_alike", lambda _, about: seen.extend(about))
+
+    def body(comm: Communicator) -> None:
+        more = {"var_freeze_step": 3} if kind is ZeroOneAdam else {}
+        optimizer = kind(Net().parameters(), comm=comm, **more)
+        taken = {
+            **inspect.signature(kind).parameters,
+            **inspect.signature(WireOptimizer).parameters,
+        }
+        others = {"params", "comm", "settings", "defaults", "rule", "fixed"}
+        assert set(taken) - others <= {*seen, *optimizer.defaults}
+
+    run_ranks(1, body)
+
+
 @pytest.mark.parametrize("setting", ["lr", "steps"])
 def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
     """So do ranks that are at other steps, as where one of them has loaded no checkpoint."""
@@ -422,7 +484,8 @@ def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
         elif comm.rank == 1:
             optimizer.steps = 7
         set_gradients(model, 0, 2)
-        with pytest.raises(MismatchError, match=r"different steps, or .* hyperparameters"):
+        told = "steps is 2 on rank 0 and 7" if setting == "steps" else r"\['lr'\] is 0.1 on rank 0"
+        with pytest.raises(MismatchError, match=told):
             optimizer.step()
 
     run_ranks(3, body)

@@ -16,7 +16,7 @@ import sparse_reference as slow
 from ranks import run_ranks
 from sparse_reference import words
 
-from ringcomm import Communicator, ConfigError, RingcommError
+from ringcomm import Communicator, ConfigError, MismatchError, RingcommError
 
 torch = pytest.importorskip("torch")
 
@@ -444,6 +444,54 @@ def test_arguments_that_cannot_work(make: Made, arguments: dict[str, Any], told:
         assert isinstance(caught.value, ConfigError)
 
     run_ranks(1, run)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("aggregate", ("mean", "senders")), ("density", (0.1, 0.2)), ("staleness", (0, 1)),
+        ("overlap", (False, True)), ("decay", (0.9, 0.5)), ("values", ("bf16", "fp32")),
+        ("optimizer", ("sparse.SGD", "sparse.Adam")),
+    ],
+)  # fmt: skip
+def test_ranks_that_make_other_optimizers_fail_at_once(name: str, values: Any) -> None:
+    def run(comm: Communicator) -> None:
+        is_kind = name == "optimizer"
+        make, more = ((SGD, Adam)[comm.rank], {}) if is_kind else (SGD, {name: values[comm.rank]})
+        with pytest.raises(MismatchError, match=f"{name} is {values[0]} on rank 0 .* {values[1]}"):
+            make(model_of(1).parameters(), comm=comm, **more)
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("changed", ["lr", "steps"])
+def test_ranks_with_other_rates_fail_at_the_step(changed: str, staleness: int) -> None:
+    """Nothing of that step is applied."""
+
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.1, comm=comm, staleness=staleness) as optimizer:
+            for step in range(4):
+                optimizer.zero_grad()
+                if step == 3 and comm.rank == 1:
+                    optimizer.param_groups[0]["lr"] = 0.2 if changed == "lr" else 0.1
+                    optimizer.steps += changed == "steps"
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step() if step < 3 else None
+            before = [bucket.master.copy() for bucket in optimizer._spans]
+
+            def last() -> None:
+                optimizer.step()
+                optimizer.flush()
+
+            told = r"param_groups\[0\]\['lr'\] is 0.1 on rank 0 and 0.2 on rank 1"
+            with pytest.raises(MismatchError, match=told if changed == "lr" else "steps is 3"):
+                last()
+            for bucket, was in zip(optimizer._spans, before, strict=True):
+                assert (bucket.master == was).all()
+
+    run_ranks(2, run)
 
 
 def test_it_learns_with_one_block_in_ten() -> None:

@@ -24,7 +24,7 @@ from ...communicator import Communicator
 from ...errors import RingcommError
 from ..group import default_comm
 from . import saved
-from .agreement import require_same
+from .agreement import require_alike, require_same
 from .checks import refuse_others, require_dense
 from .overlap import F, Overlap, S
 from .span import Numbered
@@ -44,6 +44,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
         overlap: begin in backward. Gradients must not change between backward and step then.
+        fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
+
+    Raises MismatchError on all ranks where they make different optimizers, with other settings, or
+    of other parameters.
 
     Attributes:
         steps: steps that were made.
@@ -54,8 +58,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool
-    ) -> None:
+        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool,
+        fixed: Mapping[str, object],
+    ) -> None:  # fmt: skip
         self._comm = default_comm() if comm is None else comm
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
@@ -64,6 +69,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
+        require_alike(
+            self._comm, {"optimizer": self._method(), "overlap": overlap, **fixed}
+        )  # fmt: skip
         super().__init__(params, defaults)
 
     @property
@@ -115,8 +123,8 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
                 parameters; or they have changed since ``overlap`` began to send them; or a
                 GradScaler is used that ``overlap`` does not go with; or a parameter has another
                 size, dtype or device than before, as after ``model.bfloat16()``.
-            MismatchError: the ranks train different parameters; where they agree on steps
-                (WireOptimizer), are at different ones, or have different hyperparameters.
+            MismatchError: the ranks train different parameters, are at different steps, or have
+                different hyperparameters.
             RingcommError: in three steps this rank has had no gradient; or a collective failed.
         """
         loss = None
@@ -141,6 +149,14 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         if new:
             require_same(self._comm, [one.index for one in new], "parameters that are trained")
             self._add(new)
+
+    def _alike(self) -> dict[str, object]:
+        """What all ranks must have the same of before a step."""
+        return {"steps": self.steps} | {
+            f"param_groups[{number}][{name!r}]": group[name]
+            for number, group in enumerate(self.param_groups)
+            for name in sorted(group) if name not in ("params", "param_names")
+        }  # fmt: skip
 
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]

@@ -83,11 +83,14 @@ class OneBitLamb(WireOptimizer):
         densely = codec_name(dense, "dense=")
         point = freeze_point(freeze, total_steps, betas[1], renews=not deepspeed_compat)
         rule: TwoStages
+        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
         if deepspeed_compat:
-            rule = _Published(point, "onebit-deepspeed", densely)
+            rule = _Published(point, codec, densely)
         else:
-            rule = _Lamb(point, codec_name(compression), densely, betas[1])
-        super().__init__(params, defaults, rule, comm, **settings)
+            rule = _Lamb(point, codec, densely, betas[1])
+        fixed = {"freeze": freeze, "total_steps": total_steps, "compression": codec,
+                 "dense": densely, "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
     def frozen_at(self) -> int | None:

@@ -87,7 +87,9 @@ class Lion(WireOptimizer):
         else:
             rule = _SignRule(carried, outcome == "vote", momentum_sync, synced)
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
-        super().__init__(params, defaults, rule, comm, **settings)
+        fixed = {"outcome": outcome, "momentum_sync": momentum_sync, "compression": carried,
+                 "sync_compression": synced}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
 
 class _MomentumRule(Rule):

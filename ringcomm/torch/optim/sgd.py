@@ -57,8 +57,10 @@ class SGD(WireOptimizer):
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "maximize": maximize,
         }  # fmt: skip
-        rule = _MomentumRule(codec_name(compression), warmup_steps)
-        super().__init__(params, defaults, rule, comm, **settings)
+        codec = codec_name(compression)
+        fixed = {"compression": codec, "warmup_steps": warmup_steps}
+        rule = _MomentumRule(codec, warmup_steps)
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
 
 class _MomentumRule(Rule):

@@ -42,7 +42,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     """What the optimizers of this package have in common.
 
     Args:
-        params, defaults, comm, overlap: as of ExchangingOptimizer.
+        params, defaults, comm, overlap, fixed: as of ExchangingOptimizer.
         rule: what travels, and what is done with it.
         max_norm: clips the gradients, before anything travels, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
@@ -81,6 +81,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         max_norm: float | None = None,
         threshold: int = 32 << 10,
         overlap: bool = False,
+        fixed: Mapping[str, object] | None = None,
     ) -> None:
         require("max_norm", max_norm, max_norm is None or max_norm > 0)
         for exchange in rule.exchanges(1):
@@ -95,7 +96,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         self._threshold = require_whole("threshold", threshold, 0)
         self.carried = 0
         self.feedback = FeedbackStore()
-        super().__init__(params, defaults, comm, overlap)
+        common = {"max_norm": max_norm, "threshold": threshold}
+        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})})
         if overlap:
             self._extend()
 
@@ -197,14 +199,6 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
                 "compression='bf16'"
             )
-
-    def _alike(self) -> object:
-        """What all ranks must have the same of before a step."""
-        groups = [
-            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
-            for group in self.param_groups
-        ]
-        return {"steps": self.steps, "groups": groups}
 
     # ---- states ----
 

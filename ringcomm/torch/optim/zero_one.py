@@ -74,10 +74,11 @@ class ZeroOneAdam(WireOptimizer):
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        for name, value in (
-            ("var_freeze_step", var_freeze_step), ("var_update_scaler", var_update_scaler),
-            ("local_step_scaler", local_step_scaler), ("local_step_clipper", local_step_clipper),
-        ):  # fmt: skip
+        paces = {
+            "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
+            "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
+        }  # fmt: skip
+        for name, value in paces.items():
             require(f"{name} value", value, value >= 1)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         kind = _Published if deepspeed_compat else _ZeroOne
@@ -86,7 +87,9 @@ class ZeroOneAdam(WireOptimizer):
         codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
         densely = codec_name(dense, "dense=")
         rule = kind(var_freeze_step, renewals, pace, codec, densely)
-        super().__init__(params, defaults, rule, comm, **settings)
+        fixed = {**paces, "compression": codec, "dense": densely,
+                 "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
     def is_together(self) -> bool:

@@ -88,7 +88,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         self._latest: dict[str, Round] = {}
         self._unseen: tuple[Sequence[Round], Future[None]] | None = None
         self._had_gradient = False
-        super().__init__(params, defaults, comm, overlap)
+        super().__init__(params, defaults, comm, overlap,
+                         {"staleness": staleness, **self._settings})  # fmt: skip
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
@@ -165,7 +166,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         if not bucket.is_current():
             self._follow(bucket)
         self._had_gradient |= bucket.gather()
-        one = Round(bucket, dict(self.param_groups[bucket.group]), self.steps + 1)
+        alike = self._alike() if bucket is self._spans[0] else None
+        one = Round(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
         self._latest[bucket.name] = one
         self._pipeline.add(one)
         return one
