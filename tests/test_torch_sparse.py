@@ -268,6 +268,75 @@ def test_states_of_others_are_refused() -> None:
     run_ranks(1, run)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("how", ["thaw", "add_param_group"])
+def test_parameters_that_come_later_are_trained_from_then_on(how: str, staleness: int) -> None:
+    """The same with overlap and without; and a state of then goes on to the bit."""
+
+    def steps(model: Any, optimizer: Any, rank: int, numbers: range) -> None:
+        for step in numbers:
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+
+    def make(model: Any, comm: Communicator, overlap: bool) -> Any:
+        held = model[2:].parameters() if how == "add_param_group" else model.parameters()
+        return SGD(held, lr=0.1, comm=comm, density=0.1, overlap=overlap, staleness=staleness)
+
+    def add(model: Any, optimizer: Any) -> None:
+        model[0].requires_grad_(True)
+        if how == "add_param_group":
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
+
+    def run(comm: Communicator, overlap: bool) -> Any:
+        model, other = model_of(1), model_of(2)
+        model[0].requires_grad_(False)
+        with make(model, comm, overlap) as optimizer:
+            steps(model, optimizer, comm.rank, range(2))
+            before = model[0].weight.detach().clone()
+            add(model, optimizer)
+            steps(model, optimizer, comm.rank, range(2, 5))
+            optimizer.flush()
+            assert not torch.equal(model[0].weight, before)
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            steps(model, optimizer, comm.rank, range(5, 7))
+            optimizer.flush()
+        file.seek(0)
+        with make(other, comm, overlap) as optimizer:
+            if how == "add_param_group":
+                add(other, optimizer)
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
+            steps(other, optimizer, comm.rank, range(5, 7))
+            optimizer.flush()
+            assert torch.equal(weights(other), weights(model))
+        return weights(model)
+
+    got = [run_ranks(2, lambda comm, way=way: run(comm, way)) for way in (False, True)]
+    assert all(torch.equal(one, got[0][0]) for pair in got for one in pair)
+
+
+def test_a_state_of_fewer_parameters_is_loaded() -> None:
+    """The others are laid out when they are trained."""
+
+    def run(comm: Communicator, overlap: bool) -> None:
+        model, other = model_of(1), model_of(1)
+        model[0].requires_grad_(False)
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+            state = optimizer.state_dict()
+        with SGD(other.parameters(), lr=0.1, comm=comm, overlap=overlap) as optimizer:
+            optimizer.load_state_dict(state)
+            assert torch.equal(weights(other), weights(model))
+            loss_of(other, comm.rank, 1).backward()
+            optimizer.step()
+            assert not torch.equal(other[0].weight, model[0].weight)
+
+    for overlap in (False, True):
+        run_ranks(2, lambda comm, way=overlap: run(comm, way))
+
+
 def test_what_is_not_finite_leaves_out_the_bucket_on_all_ranks() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.ones(1000))
@@ -472,14 +541,17 @@ def test_ranks_with_other_rates_fail_at_the_step(changed: str, staleness: int) -
     def run(comm: Communicator) -> None:
         model = model_of(1)
         with SGD(model.parameters(), lr=0.1, comm=comm, staleness=staleness) as optimizer:
-            for step in range(4):
+            for step in range(3):
                 optimizer.zero_grad()
-                if step == 3 and comm.rank == 1:
-                    optimizer.param_groups[0]["lr"] = 0.2 if changed == "lr" else 0.1
-                    optimizer.steps += changed == "steps"
                 loss_of(model, comm.rank, step).backward()
-                optimizer.step() if step < 3 else None
+                optimizer.step()
+            optimizer.flush()
             before = [bucket.master.copy() for bucket in optimizer._spans]
+            if comm.rank == 1:
+                optimizer.param_groups[0]["lr"] = 0.2 if changed == "lr" else 0.1
+                optimizer.steps += changed == "steps"
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, 3).backward()
 
             def last() -> None:
                 optimizer.step()
