@@ -3,8 +3,10 @@ accumulation, gradients that are missing, 16-bit models, refusals."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
+import pickle
 import warnings
 from functools import partial
 from typing import Any
@@ -20,7 +22,7 @@ from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
-from ringcomm.torch import HookState
+from ringcomm.torch import HookState, sparse
 from ringcomm.torch.optim import (
     SGD,
     Lion,
@@ -392,6 +394,19 @@ def test_a_hook_for_the_same_model_is_refused() -> None:
         del state, unrelated
 
     run_ranks(2, body)
+
+
+def test_optimizers_cannot_be_copied() -> None:
+    """A copy would have no communicator, no spans and no residuals."""
+
+    def body(comm: Communicator) -> None:
+        with sparse.SGD(Net().parameters(), comm=comm) as other:
+            for one in (made(Net(), comm), made(Net(), comm, overlap=True), other):
+                for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                    with pytest.raises(TypeError, match=r"copied or pickled; use state_dict\(\)"):
+                        copied(one)
+
+    run_ranks(1, body)
 
 
 def test_parameters_that_are_not_the_models_are_noticed() -> None:

@@ -16,7 +16,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import torch
 
@@ -47,7 +47,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
 
     Raises MismatchError on all ranks where they make different optimizers, with other settings, or
-    of other parameters.
+    of other parameters. It cannot be copied or pickled, which raises TypeError.
 
     Attributes:
         steps: steps that were made.
@@ -73,6 +73,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             self._comm, {"optimizer": self._method(), "overlap": overlap, **fixed}
         )  # fmt: skip
         super().__init__(params, defaults)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled; use state_dict()")
 
     @property
     def comm(self) -> Communicator:
