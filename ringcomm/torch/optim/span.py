@@ -125,7 +125,8 @@ class Span:
         self.master: torch.Tensor | None = None
         if first.dtype != self.dtype:
             self.master = self.zeros()
-        self._shown: list[Mark] = [()] * len(self.places)  # of what the master copy has made
+        self._marks: list[Mark] = [()] * len(self.places)  # of what ``follow`` has seen
+        self._has_stepped = False
         self._gradient: torch.Tensor | None = None
 
     @property
@@ -172,9 +173,7 @@ class Span:
     # ---- for the mechanism ----
 
     def gather(self, factor: float) -> None:
-        """Takes the parameters' gradients times a factor; and 16-bit parameters that somebody else
-        has written to, as one who loads a checkpoint."""
-        self._follow()
+        """Takes the parameters' gradients times a factor."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
         for place in self.places:
             gradient = place.parameter.grad
@@ -199,20 +198,25 @@ class Span:
                 flat[place.end : place.stop] = own.repeat(-(-lacking // len(own)))[:lacking]
 
     def show_master(self) -> None:
-        """Rounds the master copy to the parameters."""
-        if self.master is None:
-            return
-        for number, place in enumerate(self.places):
-            if self.present[number]:
+        """Behind an update: rounds the master copy to the parameters."""
+        if self.master is not None:
+            for place in self.present_places():
                 place.parameter.detach().copy_(self.view(self.master, place))
-                self._shown[number] = place.mark()
+        self._marks = [place.mark() for place in self.places]
+        self._has_stepped = True
 
-    def _follow(self) -> None:
-        for number, place in enumerate(self.places):
-            mark = place.mark()
-            if self.master is not None and mark != self._shown[number]:
+    def follow(self) -> list[Place]:
+        """Takes into the master copy what somebody else has written to the parameters, as one who
+        loads a checkpoint. Returns those that were written to behind an update."""
+        before, self._marks = self._marks, [place.mark() for place in self.places]
+        written = [
+            place for place, old, new in zip(self.places, before, self._marks, strict=True)
+            if old != new
+        ]  # fmt: skip
+        if self.master is not None:
+            for place in written:
                 self.view(self.master, place).copy_(place.parameter.detach())
-                self._shown[number] = mark
+        return written if self._has_stepped else []
 
     def load(self, name: str, index: int, value: torch.Tensor) -> None:
         """Takes one parameter's part of what ``kept`` has by that name."""
@@ -220,7 +224,7 @@ class Span:
         number = [place.index for place in self.places].index(index)
         self.view(flat, self.places[number]).copy_(value)
         if flat is self.master:
-            self._shown[number] = self.places[number].mark()
+            self._marks[number] = self.places[number].mark()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

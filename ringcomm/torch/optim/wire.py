@@ -123,6 +123,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
                 "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
+        for span in self._spans:
+            self._follow(span)
         verdict = agree(
             self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
@@ -154,9 +156,19 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> Flight:
         span.group = self.param_groups[span.group_index]
         span.step = self.steps + 1 if step is None else step
+        if step is None:  # in backward; else the step has followed
+            self._follow(span)
         span.gather(factor)
         exchanges = self._rule.exchanges(span.step)
         return Flight(self._comm, self._rule, span, exchanges, self.feedback)
+
+    def _follow(self, span: Span) -> None:
+        written = span.follow()
+        if written:
+            self._rule.follow(span, written)
+
+    def _alike(self) -> dict[str, object]:
+        return {**super()._alike(), **self._rule.alike()}
 
     def _land(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
