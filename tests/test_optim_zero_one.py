@@ -180,10 +180,11 @@ def test_ranks_that_write_different_weights_fail_at_the_step(writes: str) -> Non
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("value", [0, "1"])
 @pytest.mark.parametrize("name", PACE)
-def test_intervals_below_one_are_refused(name: str) -> None:
+def test_intervals_below_one_are_refused(name: str, value: Any) -> None:
     def body(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=f"Invalid {name} value: 0"):
-            ZeroOneAdam(parameters([(4, 4)]), **{**PACE, name: 0}, comm=comm)
+        with pytest.raises(ValueError, match=f"Invalid {name} value: {value}"):
+            ZeroOneAdam(parameters([(4, 4)]), **{**PACE, name: value}, comm=comm)
 
     run_ranks(1, body)

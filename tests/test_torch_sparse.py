@@ -6,7 +6,6 @@ sparse_reference.py, the optimizers with torch's.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,11 @@ import sparse_reference as slow
 from ranks import run_ranks
 from sparse_reference import words
 
-from ringcomm import Communicator, ConfigError, MismatchError, RingcommError
+from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
 
 torch = pytest.importorskip("torch")
+
+from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
 
 from ringcomm.torch import HookState  # noqa: E402
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
@@ -31,35 +32,7 @@ Made = Callable[..., Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def what_torch_imports_late() -> None:
-    """An optimizer's first step imports torch._dynamo: for many seconds on a busy machine, which
-    are not to count against the ranks' limit."""
-    one = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([one])
-    one.sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def model_of(seed: int, dtype: Any = torch.float32) -> Any:
-    made = torch.Generator().manual_seed(seed)  # threads share the other one
-    layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30), torch.nn.Tanh(),
-              torch.nn.Linear(30, 3)]  # fmt: skip
-    model = torch.nn.Sequential(*layers)
-    with torch.no_grad():
-        for one in model.parameters():
-            one.copy_(torch.randn(one.shape, generator=made) * 0.2)
-    return model.to(dtype)
-
-
-def loss_of(model: Any, rank: int, step: int) -> Any:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(8, 40, generator=made).to(next(model.parameters()).dtype)
-    return model(x).float().square().mean()
-
-
-def weights(model: Any) -> Any:
-    with torch.no_grad():
-        return torch.cat([p.detach().float().reshape(-1).clone() for p in model.parameters()])
+    import_late()
 
 
 def train(
@@ -193,150 +166,6 @@ def test_parameters_of_16_bits_follow_a_master_copy(make: Made) -> None:
     assert torch.equal(shown, master[:100].bfloat16())
 
 
-@pytest.mark.parametrize("make", [SGD, Adam])
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("exchange", ["gather", "owner"])
-def test_a_restart_goes_on_to_the_bit(make: Made, staleness: int, exchange: str) -> None:
-    settings = {"lr": 0.05, "density": 0.1, "staleness": staleness, "exchange": exchange}
-
-    def run(comm: Communicator) -> None:
-        model, other = model_of(1), model_of(2)
-
-        def steps(model: Any, optimizer: Any, first: int) -> Any:
-            for step in range(first, first + 4):
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            optimizer.flush()
-            return weights(model)
-
-        with make(model.parameters(), comm=comm, **settings) as optimizer:
-            steps(model, optimizer, 0)
-            file = io.BytesIO()
-            torch.save(optimizer.state_dict(), file)
-            want = steps(model, optimizer, 4)
-        file.seek(0)
-        with make(other.parameters(), comm=comm, **settings) as optimizer:
-            optimizer.load_state_dict(torch.load(file, weights_only=True))
-            assert torch.equal(steps(other, optimizer, 4), want)
-
-    run_ranks(2, run)
-
-
-def test_a_restart_in_another_world_loses_nothing() -> None:
-    """What was not applied is the same: the mean over the ranks of what each has left."""
-
-    def left(optimizer: Any) -> Any:
-        state = optimizer.gather_state_dict()["ringcomm"]["buckets"]
-        return torch.cat([one["exchange"]["worker"] + one["exchange"]["owner"] for one in state])
-
-    def save(comm: Communicator) -> tuple[Any, Any]:
-        model = model_of(1)
-        with SGD(model.parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
-            for step in range(3):
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            return optimizer.gather_state_dict(), left(optimizer)
-
-    state, before = run_ranks(3, save)[1]
-    assert before.any()
-
-    def load(comm: Communicator) -> Any:
-        with SGD(model_of(1).parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
-            optimizer.load_state_dict(state)
-            return left(optimizer)
-
-    torch.testing.assert_close(run_ranks(2, load)[0], before)
-
-
-def test_states_of_others_are_refused() -> None:
-    def run(comm: Communicator) -> None:
-        model = model_of(1)
-        with SGD(model.parameters(), comm=comm) as one, Adam(model.parameters(), comm=comm) as two:
-            with pytest.raises(ConfigError, match=r"state is of sparse\.Adam"):
-                one.load_state_dict(two.state_dict())
-            with pytest.raises(ConfigError, match="another optimizer"):
-                one.load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
-        small = torch.nn.Linear(3, 3)
-        with SGD(small.parameters(), comm=comm) as three:
-            state = three.state_dict()
-        with SGD(model.parameters(), comm=comm) as one, \
-             pytest.raises(ConfigError, match="another model"):  # fmt: skip
-            one.load_state_dict(state)
-
-    run_ranks(1, run)
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("how", ["thaw", "add_param_group"])
-def test_parameters_that_come_later_are_trained_from_then_on(how: str, staleness: int) -> None:
-    """The same with overlap and without; and a state of then goes on to the bit."""
-
-    def steps(model: Any, optimizer: Any, rank: int, numbers: range) -> None:
-        for step in numbers:
-            optimizer.zero_grad()
-            loss_of(model, rank, step).backward()
-            optimizer.step()
-
-    def make(model: Any, comm: Communicator, overlap: bool) -> Any:
-        held = model[2:].parameters() if how == "add_param_group" else model.parameters()
-        return SGD(held, lr=0.1, comm=comm, density=0.1, overlap=overlap, staleness=staleness)
-
-    def add(model: Any, optimizer: Any) -> None:
-        model[0].requires_grad_(True)
-        if how == "add_param_group":
-            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
-
-    def run(comm: Communicator, overlap: bool) -> Any:
-        model, other = model_of(1), model_of(2)
-        model[0].requires_grad_(False)
-        with make(model, comm, overlap) as optimizer:
-            steps(model, optimizer, comm.rank, range(2))
-            before = model[0].weight.detach().clone()
-            add(model, optimizer)
-            steps(model, optimizer, comm.rank, range(2, 5))
-            optimizer.flush()
-            assert not torch.equal(model[0].weight, before)
-            file = io.BytesIO()
-            torch.save(optimizer.state_dict(), file)
-            steps(model, optimizer, comm.rank, range(5, 7))
-            optimizer.flush()
-        file.seek(0)
-        with make(other, comm, overlap) as optimizer:
-            if how == "add_param_group":
-                add(other, optimizer)
-            optimizer.load_state_dict(torch.load(file, weights_only=True))
-            steps(other, optimizer, comm.rank, range(5, 7))
-            optimizer.flush()
-            assert torch.equal(weights(other), weights(model))
-        return weights(model)
-
-    got = [run_ranks(2, lambda comm, way=way: run(comm, way)) for way in (False, True)]
-    assert all(torch.equal(one, got[0][0]) for pair in got for one in pair)
-
-
-def test_a_state_of_fewer_parameters_is_loaded() -> None:
-    """The others are laid out when they are trained."""
-
-    def run(comm: Communicator, overlap: bool) -> None:
-        model, other = model_of(1), model_of(1)
-        model[0].requires_grad_(False)
-        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
-            loss_of(model, comm.rank, 0).backward()
-            optimizer.step()
-            state = optimizer.state_dict()
-        with SGD(other.parameters(), lr=0.1, comm=comm, overlap=overlap) as optimizer:
-            optimizer.load_state_dict(state)
-            assert torch.equal(weights(other), weights(model))
-            loss_of(other, comm.rank, 1).backward()
-            optimizer.step()
-            assert not torch.equal(other[0].weight, model[0].weight)
-
-    for overlap in (False, True):
-        run_ranks(2, lambda comm, way=overlap: run(comm, way))
-
-
 def test_what_is_not_finite_leaves_out_the_bucket_on_all_ranks() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.ones(1000))
@@ -429,6 +258,18 @@ def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) 
         run_ranks(2, run)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sparse_gradients_are_refused(overlap: bool) -> None:
+    def run(comm: Communicator) -> None:
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 8, sparse=True), torch.nn.Linear(8, 4))
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            model(torch.arange(8)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(TensorError, match=r"a gradient is .*sparse=False"):
+        run_ranks(2, run)
+
+
 def test_accumulation_and_misuse() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.zeros(320))
@@ -501,6 +342,8 @@ def test_nobody_has_a_gradient() -> None:
         (SGD, {"density": 0.0}, "Invalid density: 0.0"),
         (SGD, {"staleness": 2}, "Invalid staleness: 2"),
         (Adam, {"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        (SGD, {"lr": "1"}, "Invalid learning rate: 1"),
+        (Adam, {"betas": (0.9,)}, r"Invalid betas, give two numbers: \(0.9,\)"),
         (Adam, {"eps": -1.0}, "Invalid epsilon value: -1.0"),
         (Adam, {"values": "int8"}, "Invalid values"),
         (Adam, {"exchange": "ring"}, "Invalid exchange"),

@@ -24,7 +24,6 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import MismatchError
-from .checks import require_dense
 from .span import Place, Span
 
 _HEAD = 4  # numbers before those of the parameters
@@ -155,10 +154,9 @@ def _squares(places: Sequence[Place]) -> float:
 
 def _gradients(places: Sequence[Place]) -> Iterator[torch.Tensor]:
     for place in places:
-        gradient = place.parameter.grad
+        gradient = place.gradient()
         if gradient is not None:
-            require_dense(gradient, "a gradient")
-            yield gradient.detach()
+            yield gradient
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:

@@ -23,6 +23,7 @@ import torch
 from ...communicator import Communicator
 from ...errors import RingcommError
 from ..group import default_comm
+from ..settings import require
 from . import saved
 from .agreement import require_alike, require_same
 from .checks import refuse_others, require_dense
@@ -62,10 +63,12 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         fixed: Mapping[str, object],
     ) -> None:  # fmt: skip
         self._comm = default_comm() if comm is None else comm
+        require("comm, give a ringcomm.Communicator", repr(comm),
+                isinstance(self._comm, Communicator))  # fmt: skip
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
         self._silent = 0
-        self._checked = False
+        self._calls = 0  # of step, since the parameters are these
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
@@ -112,7 +115,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         require_same(self._comm, about, "parameters")
         for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
             work.wait()
-        self._checked = False
+        self._calls = 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """For backwards that only accumulate. Without overlap they need no context."""
@@ -166,9 +169,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
 
     def _refuse_others(self) -> None:
-        if not self._checked and self._comm.world_size > 1:
+        self._calls += 1  # of which 1, 4, 16, 64, ... look: it takes a tenth of a second
+        is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
+        if is_due and self._comm.world_size > 1:
             refuse_others({id(one.parameter) for one in self._numbered()}, type(self).__name__)
-        self._checked = True
 
     def _require_active(self, has_gradient: bool) -> None:
         """Raises RingcommError where this rank has long had nothing to send."""

@@ -30,7 +30,7 @@ from ...communicator import Communicator
 from ..settings import require
 from .adam import Renewed, TwoStages
 from .arithmetic import average_in, root_of, with_decay
-from .checks import codec_name, require_adam
+from .checks import at_least, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
 from .sums import norm
@@ -76,8 +76,8 @@ class OneBitLamb(WireOptimizer):
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        require("max_coeff value", max_coeff, max_coeff > 0)
-        require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
+        require("max_coeff value", max_coeff, at_least(max_coeff, 0) and max_coeff > 0)
+        require("min_coeff value", min_coeff, at_least(min_coeff, 0) and min_coeff <= max_coeff)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
         densely = codec_name(dense, "dense=")

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from ...calls import is_number
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .checks import codec_name
+from .checks import at_least, codec_name
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
@@ -48,9 +49,11 @@ class SGD(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Any,
     ) -> None:
-        require("learning rate", lr, lr >= 0.0)
-        require("momentum value", momentum, momentum >= 0.0)
-        require("weight_decay value", weight_decay, weight_decay >= 0.0)
+        require("learning rate", lr, at_least(lr, 0.0))
+        require("momentum value", momentum, at_least(momentum, 0.0))
+        require("dampening value", dampening, is_number(dampening))
+        require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
+        require("warmup_steps value", warmup_steps, at_least(warmup_steps, 0))
         if nesterov and (momentum <= 0 or dampening != 0):
             require("Nesterov momentum requires a momentum and zero dampening", None, False)
         defaults = {

@@ -24,6 +24,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError
+from .checks import require_dense
 
 Layout = Literal["blocks", "apart", "joined"]
 Mark = tuple[object, ...]
@@ -68,6 +69,14 @@ class Place:
                 "and the like"
             )
         return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
+
+    def gradient(self) -> torch.Tensor | None:
+        """The parameter's gradient, if it has one. Raises TensorError unless it is dense."""
+        found = self.parameter.grad
+        if found is not None:
+            require_dense(found, "a gradient")
+            found = found.detach()
+        return found
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The parameter's part of a flat tensor, in its shape."""
@@ -176,12 +185,12 @@ class Span:
         """Takes the parameters' gradients times a factor."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
         for place in self.places:
-            gradient = place.parameter.grad
+            gradient = place.gradient()
             part = self.view(flat, place)
             if gradient is None:
                 part.zero_()
             else:
-                part.copy_(gradient.detach())
+                part.copy_(gradient)
             flat[place.end : place.stop].zero_()
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 

@@ -29,7 +29,7 @@ from ...feedback import FeedbackStore
 from ..settings import require, require_whole
 from . import saved
 from .agreement import agree
-from .checks import codec_name
+from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer, warn_caller
 from .flight import Flight
 from .rule import Rule
@@ -83,7 +83,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         overlap: bool = False,
         fixed: Mapping[str, object] | None = None,
     ) -> None:
-        require("max_norm", max_norm, max_norm is None or max_norm > 0)
+        is_norm = max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
+        require("max_norm", repr(max_norm), is_norm)
         for exchange in rule.exchanges(1):
             codec_name(exchange.compression)
         if overlap and max_norm is not None:

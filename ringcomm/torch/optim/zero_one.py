@@ -31,7 +31,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .arithmetic import mask, with_decay
-from .checks import codec_name, require_adam
+from .checks import at_least, codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
@@ -86,7 +86,7 @@ class ZeroOneAdam(WireOptimizer):
             "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
         }  # fmt: skip
         for name, value in paces.items():
-            require(f"{name} value", value, value >= 1)
+            require(f"{name} value", value, at_least(value, 1))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         kind = _Published if deepspeed_compat else _ZeroOne
         renewals = Renewals(var_update_scaler, var_freeze_step)

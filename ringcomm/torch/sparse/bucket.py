@@ -71,13 +71,14 @@ class Bucket:
         self.follow()
 
     def gather(self) -> bool:
-        """Takes the parameters' gradients; False if they have none."""
+        """Takes the parameters' gradients; False if they have none. Raises TensorError unless they
+        are dense."""
         for place in self.places:
-            part, gradient = place.view(self.gradient), place.parameter.grad
+            part, gradient = place.view(self.gradient), place.gradient()
             if gradient is None:
                 part.zero_()
             else:
-                part.copy_(gradient.detach())
+                part.copy_(gradient)
         return any(place.parameter.grad is not None for place in self.places)
 
     def is_current(self) -> bool:

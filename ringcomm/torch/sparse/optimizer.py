@@ -250,6 +250,7 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         own = saved.require_method(state_dict, self._method())
         self._settle()
         told = own["buckets"]
+        self._require_own(told)
         buckets = self._laid_out_as(told)
         for one, bucket in zip(told, buckets, strict=True):
             if is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
@@ -264,6 +265,19 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
             bucket.load(one["master"])
             for name, array in bucket.states.items():
                 array[:] = one["states"][name].numpy().view(array.dtype)
+
+    def _require_own(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ConfigError for what another rank, or one of another world, has saved for itself.
+        """
+        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
+        for there in [one["exchange"]["exact"] for one in told if is_exact(one["exchange"])][:1]:
+            if there != place:
+                raise ConfigError(
+                    f"the state is of rank {there.get('rank')} of {there.get('world_size')} alone, "
+                    f"and this is rank {place['rank']} of {place['world_size']}: each rank loads "
+                    "what it has saved itself, and optimizer.gather_state_dict() makes states for "
+                    "all ranks and worlds"
+                )
 
     def _laid_out_as(self, told: Sequence[Mapping[str, Any]]) -> list[Bucket]:
         """The buckets of a saved state: those that there are, if they are the same. Raises
