@@ -232,6 +232,8 @@ def test_a_bit_per_parameter(outcome: str) -> None:
         ({"lr": -1.0}, "Invalid learning rate: -1.0"),
         ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
         ({"betas": (0.9, -0.1)}, "Invalid beta parameter at index 1: -0.1"),
+        ({"betas": (0.9,)}, r"Invalid betas, give two numbers: \(0.9,\)"),
+        ({"momentum_sync": "2"}, "Invalid momentum_sync: 2"),
         ({"weight_decay": -1}, "Invalid weight_decay value: -1"),
         ({"outcome": "median"}, "Invalid outcome, give one of .*median"),
         ({"momentum_sync": -1}, "Invalid momentum_sync: -1"),

@@ -1,5 +1,5 @@
 """What all optimizers of ringcomm.torch.optim have in common: steps that are left out, clipping,
-accumulation, gradients that are missing, 16-bit models, refusals."""
+accumulation, gradients that are missing, 16-bit models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, set_
 from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
-from ringcomm.torch import HookState
-from ringcomm.torch.optim import SGD, Lion, OneBitLamb, ZeroOneAdam
+from ringcomm import Communicator, ConfigError
+from ringcomm.torch.optim import (
+    SGD,
+    Lion,
+    OneBitLamb,
+    ZeroOneAdam,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -305,6 +309,36 @@ def test_a_16_bit_model_may_be_loaded_between_steps() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(16, 16)
+        optimizer = made(model, comm, overlap=overlap)
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        model.bfloat16()
+        optimizer.zero_grad()
+        model(torch.ones(2, 16, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(ConfigError, match=r"make the optimizer after model\.to\(\)"):
+        run_ranks(2, body)
+
+
+def test_a_16_bit_model_whose_data_is_assigned_is_followed() -> None:
+    def body(comm: Communicator) -> None:
+        model = nn.Linear(16, 16).bfloat16()
+        optimizer = made(model, comm)
+        for value in (8.0, 16.0):
+            for one in model.parameters():
+                one.data = torch.full_like(one, value)
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+            assert all((one > value - 1).all() for one in model.parameters())
+
+    run_ranks(2, body)
+
+
 def test_float64_stays_float64() -> None:
     def body(comm: Communicator) -> Net:
         model = Net(torch.float64)
@@ -323,93 +357,6 @@ def test_float64_stays_float64() -> None:
     models = run_ranks(2, body)
     assert alike(models)
     assert torch.allclose(flat(models[0]), flat(expected), atol=1e-6)
-
-
-# ---- refusals ----
-
-
-def test_sparse_gradients_are_refused() -> None:
-    def body(comm: Communicator) -> None:
-        embedding = nn.Embedding(10, 4, sparse=True)
-        optimizer = made(embedding, comm)
-        embedding(torch.tensor([1, 2])).sum().backward()
-        with pytest.raises(TensorError, match=r"a gradient is .*sparse=False"):
-            optimizer.step()
-        with pytest.raises(TensorError, match="real numbers"):
-            SGD([nn.Parameter(torch.zeros(3, dtype=torch.complex64))], comm=comm)
-
-    run_ranks(1, body)
-
-
-def test_a_hook_for_the_same_model_is_refused() -> None:
-    def body(comm: Communicator) -> None:
-        model, other = Net(), Net()
-        state = HookState("int8", comm, model=model)
-        unrelated = HookState("int8", comm, model=other)
-        optimizer = made(model, comm)
-        set_gradients(model, 0, 0)
-        with pytest.raises(ConfigError, match="HookState was made for parameters of this SGD"):
-            optimizer.step()
-        del state, unrelated
-
-    run_ranks(2, body)
-
-
-def test_parameters_that_are_not_the_models_are_noticed() -> None:
-    def body(comm: Communicator) -> None:
-        model, other = Net(), Net()
-        optimizer = made(model, comm)
-        for step in range(3):
-            set_gradients(model if comm.rank else other, 0, step)
-            if comm.rank == 0 and step == 2:
-                with pytest.raises(RingcommError, match=r"no gradient of any .* on rank 0"):
-                    optimizer.step()
-            else:
-                optimizer.step()
-
-    run_ranks(2, body)
-
-
-def test_ranks_with_other_models_fail_at_once() -> None:
-    def body(comm: Communicator) -> None:
-        model = nn.Linear(100, 100 + comm.rank)
-        with pytest.raises(MismatchError, match=r"different parameters; rank . has 2"):
-            made(model, comm)
-
-    run_ranks(3, body)
-
-
-@pytest.mark.parametrize("setting", ["lr", "steps"])
-def test_ranks_with_other_rates_fail_at_the_step(setting: str) -> None:
-    """So do ranks that are at other steps, as where one of them has loaded no checkpoint."""
-
-    def body(comm: Communicator) -> None:
-        model = Net()
-        optimizer = made(model, comm)
-        go_on(model, optimizer, comm, range(2))
-        if comm.rank == 1 and setting == "lr":
-            optimizer.param_groups[0]["lr"] = 0.2
-        elif comm.rank == 1:
-            optimizer.steps = 7
-        set_gradients(model, 0, 2)
-        with pytest.raises(MismatchError, match=r"different steps, or .* hyperparameters"):
-            optimizer.step()
-
-    run_ranks(3, body)
-
-
-def test_rates_may_differ_in_their_last_bits() -> None:
-    """As those that a schedule computes on hosts with other mathematical libraries."""
-
-    def body(comm: Communicator) -> None:
-        model = Net()
-        optimizer = Lion(model.parameters(), 0.1, comm=comm, threshold=THRESHOLD)
-        if comm.rank:
-            optimizer.param_groups[0]["lr"] *= 1 + 2**-52
-            optimizer.param_groups[0]["betas"] = (0.9 * (1 + 2**-52), 0.99)
-        go_on(model, optimizer, comm, range(2))
-
-    run_ranks(2, body)
 
 
 def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:

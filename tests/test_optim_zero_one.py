@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onebit_reference import Blocks, Deepspeed, PublishedZeroOne, ZeroOneSettings
 from optim_cases import (
     assert_close,
@@ -19,7 +20,7 @@ from optim_cases import (
 )
 from ranks import run_ranks
 
-from ringcomm import Communicator
+from ringcomm import Communicator, MismatchError
 from ringcomm.torch.optim import ZeroOneAdam
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -122,10 +123,68 @@ def test_a_restart_goes_on_to_the_bit(at: int) -> None:
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("name", PACE)
-def test_intervals_below_one_are_refused(name: str) -> None:
+def steps_in_b(comm: Communicator, dtype: torch.dtype, count: int, overlap: bool) -> Any:
+    """Parameters and their optimizer, behind so many steps of B; exchanges are 4 steps apart."""
+    params = [torch.nn.Parameter(one.detach().to(dtype)) for one in parameters(BLOCKS)]
+    pace = {**PACE, "var_freeze_step": 4, "local_step_scaler": 1}
+    optimizer = ZeroOneAdam(params, **HYPER, **pace, comm=comm, threshold=0, overlap=overlap)
+
+    def step() -> None:
+        number = optimizer.steps + 1
+        for one, values in zip(params, gradient(BLOCKS, number, comm.rank), strict=True):
+            one.grad = None
+            one.backward(torch.from_numpy(values).view(one.shape).to(dtype))
+        optimizer.step()
+
+    while optimizer.steps < 4 + count:
+        step()
+    return params, optimizer, step
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("behind", [8, 9])
+def test_weights_that_somebody_else_writes_are_the_new_anchor(
+    behind: int, dtype: torch.dtype, overlap: bool
+) -> None:
+    """Where the ranks are together, and where they are not."""
+
+    def body(comm: Communicator) -> list[Any]:
+        params, optimizer, step = steps_in_b(comm, dtype, behind, overlap)
+        assert optimizer.is_together == (behind == 8)
+        with torch.no_grad():
+            for one in params:
+                one.fill_(8.0)
+        step()
+        while not optimizer.is_together:
+            step()
+        assert all(((one - 8.0).abs() < 0.5).all() for one in params)
+        return [one.detach().clone() for one in params]
+
+    first, second = run_ranks(2, body)
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("writes", ["one", "both"])
+def test_ranks_that_write_different_weights_fail_at_the_step(writes: str) -> None:
     def body(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=f"Invalid {name} value: 0"):
-            ZeroOneAdam(parameters([(4, 4)]), **{**PACE, name: 0}, comm=comm)
+        params, _, step = steps_in_b(comm, torch.float32, 9, overlap=False)
+        with torch.no_grad():
+            if writes == "both":
+                params[0].mul_(0.5)  # of weights that differ from rank to rank
+            elif comm.rank == 1:
+                params[0].zero_()
+        with pytest.raises(MismatchError, match="written to parameter 0 outside of the optimizer"):
+            step()
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("value", [0, "1"])
+@pytest.mark.parametrize("name", PACE)
+def test_intervals_below_one_are_refused(name: str, value: Any) -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=f"Invalid {name} value: {value}"):
+            ZeroOneAdam(parameters([(4, 4)]), **{**PACE, name: value}, comm=comm)
 
     run_ranks(1, body)

@@ -6,7 +6,6 @@ sparse_reference.py, the optimizers with torch's.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,11 @@ import sparse_reference as slow
 from ranks import run_ranks
 from sparse_reference import words
 
-from ringcomm import Communicator, ConfigError, RingcommError
+from ringcomm import Communicator, ConfigError, MismatchError, RingcommError, TensorError
 
 torch = pytest.importorskip("torch")
+
+from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
 
 from ringcomm.torch import HookState  # noqa: E402
 from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
@@ -31,35 +32,7 @@ Made = Callable[..., Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def what_torch_imports_late() -> None:
-    """An optimizer's first step imports torch._dynamo: for many seconds on a busy machine, which
-    are not to count against the ranks' limit."""
-    one = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([one])
-    one.sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def model_of(seed: int, dtype: Any = torch.float32) -> Any:
-    made = torch.Generator().manual_seed(seed)  # threads share the other one
-    layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30), torch.nn.Tanh(),
-              torch.nn.Linear(30, 3)]  # fmt: skip
-    model = torch.nn.Sequential(*layers)
-    with torch.no_grad():
-        for one in model.parameters():
-            one.copy_(torch.randn(one.shape, generator=made) * 0.2)
-    return model.to(dtype)
-
-
-def loss_of(model: Any, rank: int, step: int) -> Any:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(8, 40, generator=made).to(next(model.parameters()).dtype)
-    return model(x).float().square().mean()
-
-
-def weights(model: Any) -> Any:
-    with torch.no_grad():
-        return torch.cat([p.detach().float().reshape(-1).clone() for p in model.parameters()])
+    import_late()
 
 
 def train(
@@ -193,81 +166,6 @@ def test_parameters_of_16_bits_follow_a_master_copy(make: Made) -> None:
     assert torch.equal(shown, master[:100].bfloat16())
 
 
-@pytest.mark.parametrize("make", [SGD, Adam])
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("exchange", ["gather", "owner"])
-def test_a_restart_goes_on_to_the_bit(make: Made, staleness: int, exchange: str) -> None:
-    settings = {"lr": 0.05, "density": 0.1, "staleness": staleness, "exchange": exchange}
-
-    def run(comm: Communicator) -> None:
-        model, other = model_of(1), model_of(2)
-
-        def steps(model: Any, optimizer: Any, first: int) -> Any:
-            for step in range(first, first + 4):
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            optimizer.flush()
-            return weights(model)
-
-        with make(model.parameters(), comm=comm, **settings) as optimizer:
-            steps(model, optimizer, 0)
-            file = io.BytesIO()
-            torch.save(optimizer.state_dict(), file)
-            want = steps(model, optimizer, 4)
-        file.seek(0)
-        with make(other.parameters(), comm=comm, **settings) as optimizer:
-            optimizer.load_state_dict(torch.load(file, weights_only=True))
-            assert torch.equal(steps(other, optimizer, 4), want)
-
-    run_ranks(2, run)
-
-
-def test_a_restart_in_another_world_loses_nothing() -> None:
-    """What was not applied is the same: the mean over the ranks of what each has left."""
-
-    def left(optimizer: Any) -> Any:
-        state = optimizer.gather_state_dict()["ringcomm"]["buckets"]
-        return torch.cat([one["exchange"]["worker"] + one["exchange"]["owner"] for one in state])
-
-    def save(comm: Communicator) -> tuple[Any, Any]:
-        model = model_of(1)
-        with SGD(model.parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
-            for step in range(3):
-                optimizer.zero_grad()
-                loss_of(model, comm.rank, step).backward()
-                optimizer.step()
-            return optimizer.gather_state_dict(), left(optimizer)
-
-    state, before = run_ranks(3, save)[1]
-    assert before.any()
-
-    def load(comm: Communicator) -> Any:
-        with SGD(model_of(1).parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
-            optimizer.load_state_dict(state)
-            return left(optimizer)
-
-    torch.testing.assert_close(run_ranks(2, load)[0], before)
-
-
-def test_states_of_others_are_refused() -> None:
-    def run(comm: Communicator) -> None:
-        model = model_of(1)
-        with SGD(model.parameters(), comm=comm) as one, Adam(model.parameters(), comm=comm) as two:
-            with pytest.raises(ConfigError, match=r"state is of sparse\.Adam"):
-                one.load_state_dict(two.state_dict())
-            with pytest.raises(ConfigError, match="another optimizer"):
-                one.load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
-        small = torch.nn.Linear(3, 3)
-        with SGD(small.parameters(), comm=comm) as three:
-            state = three.state_dict()
-        with SGD(model.parameters(), comm=comm) as one, \
-             pytest.raises(ConfigError, match="another model"):  # fmt: skip
-            one.load_state_dict(state)
-
-    run_ranks(1, run)
-
-
 def test_what_is_not_finite_leaves_out_the_bucket_on_all_ranks() -> None:
     def run(comm: Communicator) -> None:
         one = torch.nn.Parameter(torch.ones(1000))
@@ -306,6 +204,70 @@ def test_weights_that_somebody_else_writes_are_taken() -> None:
 
     for staleness in (0, 1):
         run_ranks(2, lambda comm, late=staleness: run(comm, late))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_parameters_whose_data_is_assigned_are_followed(dtype: Any, overlap: bool) -> None:
+    """Other memory, another order of elements in it, another shape."""
+
+    def run(comm: Communicator) -> None:
+        one = torch.nn.Parameter(torch.ones(20, 20, dtype=dtype))
+        new = torch.arange(400, dtype=dtype).view(20, 20)
+        with SGD([one], lr=1.0, comm=comm, density=1.0, overlap=overlap) as optimizer:
+            for value in (new.clone(), one.data.t(), new.t().clone(), new.view(400).clone()):
+                want = value - 1
+                one.data = value
+                one.grad = None
+                one.backward(torch.ones_like(one))
+                optimizer.step()
+                assert torch.equal(one, want)
+                with torch.no_grad():
+                    one.copy_(new.view(one.shape))
+
+    run_ranks(2, run)
+
+
+def test_a_model_keeps_training_after_vector_to_parameters() -> None:
+    def run(comm: Communicator, is_assigned: bool) -> Any:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.1, comm=comm, density=0.1) as optimizer:
+            for step in range(4):
+                if is_assigned and step % 2 == 0:
+                    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+                    torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            return weights(model)
+
+    plain = run_ranks(2, lambda comm: run(comm, False))[0]
+    assert torch.equal(run_ranks(2, lambda comm: run(comm, True))[1], plain)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_of_another_dtype_than_the_optimizers_is_refused(overlap: bool) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            model.bfloat16()
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+
+    with pytest.raises(ConfigError, match=r"make the optimizer after model\.to\(\)"):
+        run_ranks(2, run)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sparse_gradients_are_refused(overlap: bool) -> None:
+    def run(comm: Communicator) -> None:
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 8, sparse=True), torch.nn.Linear(8, 4))
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            model(torch.arange(8)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(TensorError, match=r"a gradient is .*sparse=False"):
+        run_ranks(2, run)
 
 
 def test_accumulation_and_misuse() -> None:
@@ -380,6 +342,8 @@ def test_nobody_has_a_gradient() -> None:
         (SGD, {"density": 0.0}, "Invalid density: 0.0"),
         (SGD, {"staleness": 2}, "Invalid staleness: 2"),
         (Adam, {"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        (SGD, {"lr": "1"}, "Invalid learning rate: 1"),
+        (Adam, {"betas": (0.9,)}, r"Invalid betas, give two numbers: \(0.9,\)"),
         (Adam, {"eps": -1.0}, "Invalid epsilon value: -1.0"),
         (Adam, {"values": "int8"}, "Invalid values"),
         (Adam, {"exchange": "ring"}, "Invalid exchange"),
@@ -392,6 +356,57 @@ def test_arguments_that_cannot_work(make: Made, arguments: dict[str, Any], told:
         assert isinstance(caught.value, ConfigError)
 
     run_ranks(1, run)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("aggregate", ("mean", "senders")), ("density", (0.1, 0.2)), ("staleness", (0, 1)),
+        ("overlap", (False, True)), ("decay", (0.9, 0.5)), ("values", ("bf16", "fp32")),
+        ("optimizer", ("sparse.SGD", "sparse.Adam")),
+    ],
+)  # fmt: skip
+def test_ranks_that_make_other_optimizers_fail_at_once(name: str, values: Any) -> None:
+    def run(comm: Communicator) -> None:
+        is_kind = name == "optimizer"
+        make, more = ((SGD, Adam)[comm.rank], {}) if is_kind else (SGD, {name: values[comm.rank]})
+        with pytest.raises(MismatchError, match=f"{name} is {values[0]} on rank 0 .* {values[1]}"):
+            make(model_of(1).parameters(), comm=comm, **more)
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("changed", ["lr", "steps"])
+def test_ranks_with_other_rates_fail_at_the_step(changed: str, staleness: int) -> None:
+    """Nothing of that step is applied."""
+
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.1, comm=comm, staleness=staleness) as optimizer:
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            optimizer.flush()
+            before = [bucket.master.copy() for bucket in optimizer._spans]
+            if comm.rank == 1:
+                optimizer.param_groups[0]["lr"] = 0.2 if changed == "lr" else 0.1
+                optimizer.steps += changed == "steps"
+            optimizer.zero_grad()
+            loss_of(model, comm.rank, 3).backward()
+
+            def last() -> None:
+                optimizer.step()
+                optimizer.flush()
+
+            told = r"param_groups\[0\]\['lr'\] is 0.1 on rank 0 and 0.2 on rank 1"
+            with pytest.raises(MismatchError, match=told if changed == "lr" else "steps is 3"):
+                last()
+            for bucket, was in zip(optimizer._spans, before, strict=True):
+                assert (bucket.master == was).all()
+
+    run_ranks(2, run)
 
 
 def test_it_learns_with_one_block_in_ten() -> None:

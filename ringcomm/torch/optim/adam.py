@@ -108,13 +108,17 @@ class OneBitAdam(WireOptimizer):
         point = freeze_point(freeze, total_steps, betas[1], renews=renews)
         densely = codec_name(dense, "dense=")
         rule: TwoStages
+        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
         if deepspeed_compat:
-            rule = _Published(point, "onebit-deepspeed", densely)
+            rule = _Published(point, codec, densely)
         elif refresh is None:
-            rule = Frozen(point, codec_name(compression), densely, units)
+            rule = Frozen(point, codec, densely, units)
         else:
-            rule = Renewed(point, codec_name(compression), densely, units, betas[1])
-        super().__init__(params, defaults, rule, comm, **settings)
+            rule = Renewed(point, codec, densely, units, betas[1])
+        fixed = {"freeze": freeze, "refresh": refresh, "total_steps": total_steps,
+                 "compression": codec, "dense": densely, "units": units,
+                 "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
     def frozen_at(self) -> int | None:

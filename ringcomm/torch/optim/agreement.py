@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...communicator import Communicator
 from ...errors import MismatchError
-from .checks import require_dense
 from .span import Place, Span
 
 _HEAD = 4  # numbers before those of the parameters
@@ -46,7 +47,7 @@ class Verdict:
 
 def agree(
     comm: Communicator, spans: Sequence[Span], *, loss_scale: float, found_inf: bool,
-    max_norm: float | None, alike: object,
+    max_norm: float | None, alike: Mapping[str, object],
 ) -> Verdict:  # fmt: skip
     """A collective. Sets ``present`` of all spans.
 
@@ -68,10 +69,7 @@ def agree(
     comm.allreduce(told, "sum")
     ranks = comm.world_size
     if told[2] ** 2 != ranks * told[3]:
-        raise MismatchError(
-            "the ranks are at different steps, or have different hyperparameters; rank "
-            f"{comm.rank} has {alike}. Load the same checkpoint and set the same rates on all"
-        )
+        raise difference(comm, alike)
     present = iter(told[_HEAD:] > 0)
     for span in spans:
         span.present = [bool(next(present)) for _ in span.places]
@@ -90,6 +88,44 @@ def require_same(comm: Communicator, about: Sequence[object], what: str) -> None
         )
 
 
+def require_alike(comm: Communicator, about: Mapping[str, object]) -> None:
+    """A collective. Raises MismatchError on all ranks, and names what differs, unless all have the
+    same by each name, but for last bits of numbers."""
+    require_equal(comm, comm.allgather(fingerprint(about)), about)
+
+
+def fingerprint(about: Mapping[str, object]) -> np.ndarray[Any, Any]:
+    """16 bytes that tell settings apart, for ``require_equal`` when they are gathered."""
+    digest = hashlib.blake2b(repr(_rounded(about)).encode(), digest_size=16).digest()
+    return np.frombuffer(digest, np.uint8)
+
+
+def require_equal(comm: Communicator, rows: Any, about: Mapping[str, object]) -> None:
+    """Raises as ``require_alike``, given the fingerprints of all ranks. A collective where they
+    differ."""
+    if (np.asarray(rows) != rows[0]).any():
+        raise difference(comm, about)
+
+
+def difference(comm: Communicator, about: Mapping[str, object]) -> MismatchError:
+    """The error that names what differs. A collective of ranks that have found that something
+    does."""
+    own = json.dumps({name: str(_rounded(value)) for name, value in about.items()}).encode()
+    size = int(comm.allgather(np.array([len(own)])).max())
+    rows = comm.allgather(np.frombuffer(own.ljust(size), np.uint8))
+    every = [json.loads(bytes(row)) for row in rows]
+    for name in dict.fromkeys(name for one in every for name in one):
+        told = [one.get(name, "not there") for one in every]
+        for rank, value in enumerate(told):
+            if value != told[0]:
+                return MismatchError(
+                    f"the ranks have different settings: {name} is {told[0]} on rank 0 and {value} "
+                    f"on rank {rank}. Give the same on all ranks, and load the same checkpoint",
+                    rank=rank,
+                )
+    return MismatchError("the ranks have different settings")
+
+
 def _digest(about: object) -> int:
     return zlib.crc32(repr(_rounded(about)).encode()) & 0xFFFFF
 
@@ -97,7 +133,7 @@ def _digest(about: object) -> int:
 def _rounded(value: object) -> object:
     """With nine digits of each number: hosts' mathematical libraries differ in the last ones of
     what a schedule computes."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_rounded(one) for one in value]
@@ -118,10 +154,9 @@ def _squares(places: Sequence[Place]) -> float:
 
 def _gradients(places: Sequence[Place]) -> Iterator[torch.Tensor]:
     for place in places:
-        gradient = place.parameter.grad
+        gradient = place.gradient()
         if gradient is not None:
-            require_dense(gradient, "a gradient")
-            yield gradient.detach()
+            yield gradient
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:

@@ -4,28 +4,40 @@ that exchange the same gradients."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ... import codecs
+from ...calls import is_number
 from ...errors import ConfigError, TensorError
 from .. import silence
 from ..settings import require
 from ..wrapped import wrappers_of
 
 
+def at_least(value: Any, least: float) -> bool:
+    """Whether it is a number, or a tensor of one element, of at least that."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and bool(value >= least)
+    return is_number(value) and value >= least
+
+
 def require_betas(betas: tuple[float, float]) -> None:
     """Raises ConfigError for decays that torch.optim.Adam refuses, in its words."""
+    is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    require("betas, give two numbers", repr(betas), is_pair)
     for index, beta in enumerate(betas):
-        require(f"beta parameter at index {index}", beta, 0.0 <= beta < 1.0)
+        require(f"beta parameter at index {index}", beta, at_least(beta, 0.0) and beta < 1.0)
 
 
 def require_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """The same for all of its hyperparameters."""
-    require("learning rate", lr, lr >= 0.0)
-    require("epsilon value", eps, eps >= 0.0)
+    require("learning rate", lr, at_least(lr, 0.0))
+    require("epsilon value", eps, at_least(eps, 0.0))
     require_betas(betas)
-    require("weight_decay value", weight_decay, weight_decay >= 0.0)
+    require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
 
 
 def codec_name(compression: str | None, what: str = "compression=") -> str:
@@ -63,7 +75,7 @@ def refuse_others(ids: Collection[int], name: str) -> None:
                 f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
                 f"send the gradients and {name} its state. Use one of the two"
             )
-    for module in wrappers_of(ids):
+    for module in wrappers_of(ids) if dist.is_initialized() else ():  # else there is no DDP
         if module.require_backward_grad_sync:
             raise ConfigError(
                 f"parameters of this {name} are in a DistributedDataParallel, which sends the "

@@ -16,15 +16,16 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import torch
 
 from ...communicator import Communicator
 from ...errors import RingcommError
 from ..group import default_comm
+from ..settings import require
 from . import saved
-from .agreement import require_same
+from .agreement import require_alike, require_same
 from .checks import refuse_others, require_dense
 from .overlap import F, Overlap, S
 from .span import Numbered
@@ -44,6 +45,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         comm: the communicator; None: that of the default process group if its backend is
             "ringcomm", else ringcomm's default one.
         overlap: begin in backward. Gradients must not change between backward and step then.
+        fixed: settings beside ``defaults``, by name, that must be the same on all ranks.
+
+    Raises MismatchError on all ranks where they make different optimizers, with other settings, or
+    of other parameters. It cannot be copied or pickled, which raises TypeError.
 
     Attributes:
         steps: steps that were made.
@@ -54,17 +59,26 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool
-    ) -> None:
+        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool,
+        fixed: Mapping[str, object],
+    ) -> None:  # fmt: skip
         self._comm = default_comm() if comm is None else comm
+        require("comm, give a ringcomm.Communicator", repr(comm),
+                isinstance(self._comm, Communicator))  # fmt: skip
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
         self._silent = 0
-        self._checked = False
+        self._calls = 0  # of step, since the parameters are these
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
+        require_alike(
+            self._comm, {"optimizer": self._method(), "overlap": overlap, **fixed}
+        )  # fmt: skip
         super().__init__(params, defaults)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled; use state_dict()")
 
     @property
     def comm(self) -> Communicator:
@@ -101,7 +115,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         require_same(self._comm, about, "parameters")
         for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
             work.wait()
-        self._checked = False
+        self._calls = 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """For backwards that only accumulate. Without overlap they need no context."""
@@ -113,9 +127,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         Raises:
             ConfigError: a DistributedDataParallel or a hook sends the gradients of the same
                 parameters; or they have changed since ``overlap`` began to send them; or a
-                GradScaler is used that ``overlap`` does not go with.
-            MismatchError: the ranks train different parameters; where they agree on steps
-                (WireOptimizer), are at different ones, or have different hyperparameters.
+                GradScaler is used that ``overlap`` does not go with; or a parameter has another
+                size, dtype or device than before, as after ``model.bfloat16()``.
+            MismatchError: the ranks train different parameters, are at different steps, or have
+                different hyperparameters.
             RingcommError: in three steps this rank has had no gradient; or a collective failed.
         """
         loss = None
@@ -141,14 +156,23 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
             require_same(self._comm, [one.index for one in new], "parameters that are trained")
             self._add(new)
 
+    def _alike(self) -> dict[str, object]:
+        """What all ranks must have the same of before a step."""
+        return {"steps": self.steps} | {
+            f"param_groups[{number}][{name!r}]": group[name]
+            for number, group in enumerate(self.param_groups)
+            for name in sorted(group) if name not in ("params", "param_names")
+        }  # fmt: skip
+
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
         return [Numbered(index, group, p) for index, (group, p) in enumerate(every)]
 
     def _refuse_others(self) -> None:
-        if not self._checked and self._comm.world_size > 1:
+        self._calls += 1  # of which 1, 4, 16, 64, ... look: it takes a tenth of a second
+        is_due = self._calls & (self._calls - 1) == 0 and self._calls.bit_length() % 2 == 1
+        if is_due and self._comm.world_size > 1:
             refuse_others({id(one.parameter) for one in self._numbered()}, type(self).__name__)
-        self._checked = True
 
     def _require_active(self, has_gradient: bool) -> None:
         """Raises RingcommError where this rank has long had nothing to send."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..settings import require
+from .checks import at_least
 
 Freeze = int | float | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
@@ -40,9 +41,9 @@ class FreezePoint:
         if isinstance(freeze, str):
             require("freeze value", repr(freeze), freeze == "stable")
         else:
-            require("freeze value", freeze, 0 < freeze < 1 if share else freeze >= 1)
+            require("freeze value", repr(freeze), 0 < freeze < 1 if share else at_least(freeze, 1))
             require(f"freeze={freeze} is a share, of what total_steps says", None,
-                    not share or (total_steps is not None and total_steps >= 1))  # fmt: skip
+                    not share or at_least(total_steps, 1))  # fmt: skip
         self._memory, self._patience = memory, patience
         self._stride = max(1, memory // _LOOKS)
         self._seen: list[float] = []

@@ -30,7 +30,7 @@ from ...communicator import Communicator
 from ..settings import require
 from .adam import Renewed, TwoStages
 from .arithmetic import average_in, root_of, with_decay
-from .checks import codec_name, require_adam
+from .checks import at_least, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
 from .sums import norm
@@ -76,18 +76,21 @@ class OneBitLamb(WireOptimizer):
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        require("max_coeff value", max_coeff, max_coeff > 0)
-        require("min_coeff value", min_coeff, 0 <= min_coeff <= max_coeff)
+        require("max_coeff value", max_coeff, at_least(max_coeff, 0) and max_coeff > 0)
+        require("min_coeff value", min_coeff, at_least(min_coeff, 0) and min_coeff <= max_coeff)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
         densely = codec_name(dense, "dense=")
         point = freeze_point(freeze, total_steps, betas[1], renews=not deepspeed_compat)
         rule: TwoStages
+        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
         if deepspeed_compat:
-            rule = _Published(point, "onebit-deepspeed", densely)
+            rule = _Published(point, codec, densely)
         else:
-            rule = _Lamb(point, codec_name(compression), densely, betas[1])
-        super().__init__(params, defaults, rule, comm, **settings)
+            rule = _Lamb(point, codec, densely, betas[1])
+        fixed = {"freeze": freeze, "total_steps": total_steps, "compression": codec,
+                 "dense": densely, "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
     def frozen_at(self) -> int | None:

@@ -33,7 +33,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .arithmetic import move
-from .checks import codec_name, require_betas
+from .checks import at_least, codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
@@ -72,11 +72,11 @@ class Lion(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Any,
     ) -> None:
-        require("learning rate", lr, lr >= 0.0)
+        require("learning rate", lr, at_least(lr, 0.0))
         require_betas(betas)
-        require("weight_decay value", weight_decay, weight_decay >= 0.0)
+        require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
         require(f"outcome, give one of {_OUTCOMES}", outcome, outcome in _OUTCOMES)
-        require("momentum_sync", momentum_sync, momentum_sync >= 0)
+        require("momentum_sync", momentum_sync, at_least(momentum_sync, 0))
         carried = codec_name(compression)
         synced = codec_name(sync_compression, "sync_compression=")
         rule: Rule
@@ -87,7 +87,9 @@ class Lion(WireOptimizer):
         else:
             rule = _SignRule(carried, outcome == "vote", momentum_sync, synced)
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
-        super().__init__(params, defaults, rule, comm, **settings)
+        fixed = {"outcome": outcome, "momentum_sync": momentum_sync, "compression": carried,
+                 "sync_compression": synced}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
 
 class _MomentumRule(Rule):

@@ -59,14 +59,20 @@ class Overlap(Generic[S, F]):
         self.drop()
         for handle in self._handles:
             handle.remove()
-        self._spans = list(spans)
-        self._handles = []
-        for number, span in enumerate(self._spans):
+        self._spans, self._handles = [], []
+        self._reset()
+        self.extend(spans)
+
+    def extend(self, spans: Sequence[S]) -> None:
+        """Watches these spans as well, behind the others. What has begun goes on; a gradient that
+        is there already is sent by ``take``."""
+        for number, span in enumerate(spans, len(self._spans)):
             for place in span.places:
                 parameter: Any = place.parameter
                 handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))
                 self._handles.append(handle)
-        self._reset()
+        self._spans += spans
+        self._waiting += [len(span.places) for span in spans]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .span import Layout, Span
+from .span import Layout, Place, Span
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,15 @@ class Rule:
         Returns, for an exchange that is going to have other units from now on, by its name the
         factor of each element, by which its residuals are multiplied."""
         raise NotImplementedError
+
+    def follow(self, span: Span, written: Sequence[Place]) -> None:
+        """Where somebody else has written to parameters of the span behind an update, before their
+        gradient is taken."""
+
+    def alike(self) -> Mapping[str, object]:
+        """What must be the same on all ranks in this step, by name; the ranks compare it before
+        they update anything."""
+        return {}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         """Once behind all updates of a step, which was not dropped. Returns names of exchanges

@@ -10,7 +10,7 @@ weights_only=True. What is checked here is checked before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,25 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
     return own
 
 
+def held_by(
+    indices: Sequence[int], parameters: Sequence[Numbered],
+    kind_of: Callable[[torch.dtype], object] = wide,
+) -> list[Numbered]:  # fmt: skip
+    """The parameters of these numbers, which travelled together. Raises ConfigError where there are
+    none, or they cannot travel together, as their groups, devices or kinds of dtypes differ."""
+    wrong = [index for index in indices if not 0 <= index < len(parameters)]
+    if wrong:
+        raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
+    held = [parameters[index] for index in indices]
+    alike = {(each.group, kind_of(each.parameter.dtype), each.parameter.device) for each in held}
+    if len(alike) != 1:
+        raise ConfigError(
+            "the state is of another model: its parameters "
+            f"{', '.join(map(str, indices[:3]))} have other groups or dtypes there"
+        )
+    return held
+
+
 def read_spans(
     told: Sequence[Mapping[str, Any]], parameters: Sequence[Numbered], states: Sequence[str],
     saved: Mapping[int, Mapping[str, Any]], layout: Layout,
@@ -62,16 +81,7 @@ def read_spans(
     """
     spans = []
     for one in told:
-        wrong = [index for index in one["indices"] if not 0 <= index < len(parameters)]
-        if wrong:
-            raise ConfigError(f"the state is of another model: it has a parameter {wrong[0]}")
-        held = [parameters[index] for index in one["indices"]]
-        alike = {(each.group, wide(each.parameter.dtype), each.parameter.device) for each in held}
-        if len(alike) != 1:
-            raise ConfigError(
-                "the state is of another model: its parameters "
-                f"{', '.join(map(str, one['indices'][:3]))} have other groups or dtypes there"
-            )
+        held = held_by(one["indices"], parameters)
         spans.append(Span(held, bool(one["small"]), states, layout))
     for span in spans:
         for name, _ in span.kept():

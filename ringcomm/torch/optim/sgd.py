@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from ...calls import is_number
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .checks import codec_name
+from .checks import at_least, codec_name
 from .rule import Exchange, Rule
 from .span import Span
 from .wire import WireOptimizer
@@ -48,17 +49,21 @@ class SGD(WireOptimizer):
         comm: Communicator | None = None,
         **settings: Any,
     ) -> None:
-        require("learning rate", lr, lr >= 0.0)
-        require("momentum value", momentum, momentum >= 0.0)
-        require("weight_decay value", weight_decay, weight_decay >= 0.0)
+        require("learning rate", lr, at_least(lr, 0.0))
+        require("momentum value", momentum, at_least(momentum, 0.0))
+        require("dampening value", dampening, is_number(dampening))
+        require("weight_decay value", weight_decay, at_least(weight_decay, 0.0))
+        require("warmup_steps value", warmup_steps, at_least(warmup_steps, 0))
         if nesterov and (momentum <= 0 or dampening != 0):
             require("Nesterov momentum requires a momentum and zero dampening", None, False)
         defaults = {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "maximize": maximize,
         }  # fmt: skip
-        rule = _MomentumRule(codec_name(compression), warmup_steps)
-        super().__init__(params, defaults, rule, comm, **settings)
+        codec = codec_name(compression)
+        fixed = {"compression": codec, "warmup_steps": warmup_steps}
+        rule = _MomentumRule(codec, warmup_steps)
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
 
 class _MomentumRule(Rule):

@@ -23,8 +23,11 @@ from typing import Any, Literal
 import torch
 
 from ...codecs import BLOCK
+from ...errors import ConfigError
+from .checks import require_dense
 
 Layout = Literal["blocks", "apart", "joined"]
+Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20
 
 
@@ -46,19 +49,52 @@ class Place:
     start: int
     end: int
     stop: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def mark(self) -> Mark:
+        """What has changed as soon as somebody else has written to the parameter by an operation,
+        or has assigned its ``.data``. A write into ``.data`` changes nothing that can be seen here.
+
+        Raises ConfigError where the parameter has another size, dtype or device than when it was
+        laid out.
+        """
+        parameter = self.parameter
+        here = (parameter.dtype, parameter.device, parameter.numel())
+        there = (self.dtype, self.device, self.end - self.start)
+        if here != there:
+            raise ConfigError(
+                f"parameter {self.index} was {_told(*there)} when the optimizer began to use it, "
+                f"and is {_told(*here)} now: make the optimizer after model.to(), model.bfloat16() "
+                "and the like"
+            )
+        return parameter._version, parameter.data_ptr(), parameter.shape, parameter.stride()
+
+    def gradient(self) -> torch.Tensor | None:
+        """The parameter's gradient, if it has one. Raises TensorError unless it is dense."""
+        found = self.parameter.grad
+        if found is not None:
+            require_dense(found, "a gradient")
+            found = found.detach()
+        return found
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The parameter's part of a flat tensor, in its shape."""
         return flat[self.start : self.end].view(self.parameter.shape)
 
 
+def _told(dtype: torch.dtype, device: torch.device, count: int) -> str:
+    return f"{count} elements of {dtype} on {device}"
+
+
 def places_of(held: Sequence[Numbered], block: int) -> tuple[Place, ...]:
     """Where parameters lie that are laid end to end: each begins at a block of so many elements."""
     places, at = [], 0
     for one in held:
-        end = at + one.parameter.numel()
+        p = one.parameter
+        end = at + p.numel()
         stop = end + -end % block
-        places.append(Place(one.index, one.parameter, at, end, stop))
+        places.append(Place(one.index, p, at, end, stop, p.dtype, p.device))
         at = stop
     return tuple(places)
 
@@ -96,10 +132,10 @@ class Span:
         self.present = [True] * len(self.places)
         self.state = {name: self.zeros() for name in states}
         self.master: torch.Tensor | None = None
-        self._shown: list[int] = []  # versions of the parameters that the master copy has made
         if first.dtype != self.dtype:
             self.master = self.zeros()
-            self._shown = [-1] * len(self.places)
+        self._marks: list[Mark] = [()] * len(self.places)  # of what ``follow`` has seen
+        self._has_stepped = False
         self._gradient: torch.Tensor | None = None
 
     @property
@@ -146,17 +182,15 @@ class Span:
     # ---- for the mechanism ----
 
     def gather(self, factor: float) -> None:
-        """Takes the parameters' gradients times a factor; and 16-bit parameters that somebody else
-        has written to, as one who loads a checkpoint."""
-        self._follow()
+        """Takes the parameters' gradients times a factor."""
         flat = torch.empty(self.count, dtype=self.dtype, device=self.device)
         for place in self.places:
-            gradient = place.parameter.grad
+            gradient = place.gradient()
             part = self.view(flat, place)
             if gradient is None:
                 part.zero_()
             else:
-                part.copy_(gradient.detach())
+                part.copy_(gradient)
             flat[place.end : place.stop].zero_()
         self._gradient = flat if factor == 1.0 else flat.mul_(factor)
 
@@ -173,21 +207,25 @@ class Span:
                 flat[place.end : place.stop] = own.repeat(-(-lacking // len(own)))[:lacking]
 
     def show_master(self) -> None:
-        """Rounds the master copy to the parameters."""
-        if self.master is None:
-            return
-        for number, place in enumerate(self.places):
-            if self.present[number]:
+        """Behind an update: rounds the master copy to the parameters."""
+        if self.master is not None:
+            for place in self.present_places():
                 place.parameter.detach().copy_(self.view(self.master, place))
-                self._shown[number] = place.parameter._version
+        self._marks = [place.mark() for place in self.places]
+        self._has_stepped = True
 
-    def _follow(self) -> None:
-        if self.master is None:
-            return
-        for number, place in enumerate(self.places):
-            if place.parameter._version != self._shown[number]:
+    def follow(self) -> list[Place]:
+        """Takes into the master copy what somebody else has written to the parameters, as one who
+        loads a checkpoint. Returns those that were written to behind an update."""
+        before, self._marks = self._marks, [place.mark() for place in self.places]
+        written = [
+            place for place, old, new in zip(self.places, before, self._marks, strict=True)
+            if old != new
+        ]  # fmt: skip
+        if self.master is not None:
+            for place in written:
                 self.view(self.master, place).copy_(place.parameter.detach())
-                self._shown[number] = place.parameter._version
+        return written if self._has_stepped else []
 
     def load(self, name: str, index: int, value: torch.Tensor) -> None:
         """Takes one parameter's part of what ``kept`` has by that name."""
@@ -195,7 +233,7 @@ class Span:
         number = [place.index for place in self.places].index(index)
         self.view(flat, self.places[number]).copy_(value)
         if flat is self.master:
-            self._shown[number] = self.places[number].parameter._version
+            self._marks[number] = self.places[number].mark()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -29,7 +29,7 @@ from ...feedback import FeedbackStore
 from ..settings import require, require_whole
 from . import saved
 from .agreement import agree
-from .checks import codec_name
+from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer, warn_caller
 from .flight import Flight
 from .rule import Rule
@@ -42,7 +42,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     """What the optimizers of this package have in common.
 
     Args:
-        params, defaults, comm, overlap: as of ExchangingOptimizer.
+        params, defaults, comm, overlap, fixed: as of ExchangingOptimizer.
         rule: what travels, and what is done with it.
         max_norm: clips the gradients, before anything travels, by one factor on all ranks: max_norm
             over the root of the mean over the ranks of the squared norms of their gradients. That
@@ -53,7 +53,10 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         threshold: bytes of a parameter below which it is small. Small ones, and those of one
             dimension, travel together, at bf16 where others do at int8 or less.
 
-    Parameters of 16 bits have a float32 master copy, which is what steps.
+    Parameters of 16 bits have a float32 master copy, which is what steps. Change their weights by
+    ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
+    follows an assignment to ``parameter.data``. The next step undoes ``parameter.data.clamp_()``
+    and other writes into ``.data``, which nothing shows.
 
     A parameter that has a gradient on some ranks has a zero one on the others. One that has none
     anywhere stays as it is; its momentum goes on as with a gradient of zero.
@@ -78,8 +81,10 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         max_norm: float | None = None,
         threshold: int = 32 << 10,
         overlap: bool = False,
+        fixed: Mapping[str, object] | None = None,
     ) -> None:
-        require("max_norm", max_norm, max_norm is None or max_norm > 0)
+        is_norm = max_norm is None or (at_least(max_norm, 0) and max_norm > 0)
+        require("max_norm", repr(max_norm), is_norm)
         for exchange in rule.exchanges(1):
             codec_name(exchange.compression)
         if overlap and max_norm is not None:
@@ -92,7 +97,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         self._threshold = require_whole("threshold", threshold, 0)
         self.carried = 0
         self.feedback = FeedbackStore()
-        super().__init__(params, defaults, comm, overlap)
+        common = {"max_norm": max_norm, "threshold": threshold}
+        super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})})
         if overlap:
             self._extend()
 
@@ -118,6 +124,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
                 "optimizer with overlap=False"
             )
         begun = None if self._overlap is None else self._overlap.take()
+        for span in self._spans:
+            self._follow(span)
         verdict = agree(
             self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
             found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
@@ -149,9 +157,19 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _launch(self, span: Span, factor: float = 1.0, step: int | None = None) -> Flight:
         span.group = self.param_groups[span.group_index]
         span.step = self.steps + 1 if step is None else step
+        if step is None:  # in backward; else the step has followed
+            self._follow(span)
         span.gather(factor)
         exchanges = self._rule.exchanges(span.step)
         return Flight(self._comm, self._rule, span, exchanges, self.feedback)
+
+    def _follow(self, span: Span) -> None:
+        written = span.follow()
+        if written:
+            self._rule.follow(span, written)
+
+    def _alike(self) -> dict[str, object]:
+        return {**super()._alike(), **self._rule.alike()}
 
     def _land(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
@@ -194,14 +212,6 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
                 f"{self._threshold} bytes: they travel at bf16. Give a lower threshold=, or "
                 "compression='bf16'"
             )
-
-    def _alike(self) -> object:
-        """What all ranks must have the same of before a step."""
-        groups = [
-            {name: group[name] for name in sorted(group) if name not in ("params", "param_names")}
-            for group in self.param_groups
-        ]
-        return {"steps": self.steps, "groups": groups}
 
     # ---- states ----
 

@@ -10,7 +10,8 @@
 
 In B the ranks' parameters differ between exchanges: save and evaluate where ``is_together``. The
 anchor is p at the last exchange. (The paper has p_i - u_i for it, which roundings make differ from
-rank to rank.) v and m are unbiased, and where v is 0 nothing moves.
+rank to rank.) Weights that somebody else writes in B are the new anchor, with u_i = 0. v and m are
+unbiased, and where v is 0 nothing moves.
 
 As published (deepspeed_compat): biased, without a mask; and u_i (sqrt(v) + eps) travels.
 
@@ -20,6 +21,7 @@ and A's end with it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,10 +31,10 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .arithmetic import mask, with_decay
-from .checks import codec_name, require_adam
+from .checks import at_least, codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
-from .span import Span
+from .span import Place, Span
 from .wire import WireOptimizer
 
 
@@ -51,6 +53,11 @@ class ZeroOneAdam(WireOptimizer):
 
     Attributes:
         is_together: whether all ranks have the same parameters, after the latest step.
+
+    Who writes to the weights behind var_freeze_step writes the same on all ranks, as
+    ``load_state_dict`` of a model does; what depends on the weights is the same where the ranks are
+    together. Else ``step`` raises MismatchError on all ranks. After the optimizer's
+    ``load_state_dict`` its first step takes the weights for those that were saved with the state.
     """
 
     _rule: _ZeroOne
@@ -74,11 +81,12 @@ class ZeroOneAdam(WireOptimizer):
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        for name, value in (
-            ("var_freeze_step", var_freeze_step), ("var_update_scaler", var_update_scaler),
-            ("local_step_scaler", local_step_scaler), ("local_step_clipper", local_step_clipper),
-        ):  # fmt: skip
-            require(f"{name} value", value, value >= 1)
+        paces = {
+            "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
+            "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
+        }  # fmt: skip
+        for name, value in paces.items():
+            require(f"{name} value", value, at_least(value, 1))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         kind = _Published if deepspeed_compat else _ZeroOne
         renewals = Renewals(var_update_scaler, var_freeze_step)
@@ -86,7 +94,9 @@ class ZeroOneAdam(WireOptimizer):
         codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
         densely = codec_name(dense, "dense=")
         rule = kind(var_freeze_step, renewals, pace, codec, densely)
-        super().__init__(params, defaults, rule, comm, **settings)
+        fixed = {**paces, "compression": codec, "dense": densely,
+                 "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
     def is_together(self) -> bool:
@@ -141,6 +151,7 @@ class _ZeroOne(Rule):
         self._is_local = False  # in B
         self._ages: dict[str, tuple[int, int]] = {}  # of each span, means taken into m and v
         self._rates: dict[str, float] = {}  # L
+        self._written: dict[int, int] = {}  # by parameter, checksums of what somebody else wrote
         self.is_together = True
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
@@ -210,6 +221,23 @@ class _ZeroOne(Rule):
     def _root(self, span: Span) -> torch.Tensor:
         return (span.state["exp_avg_sq"] / self.gains(span)[1]).sqrt_().add_(span.group["eps"])
 
+    def follow(self, span: Span, written: Sequence[Place]) -> None:
+        if not self._is_local:
+            return
+        for place in written:
+            span.view(span.state["anchor"], place).copy_(span.stepped(place))
+            span.view(span.state["moved"], place).zero_()
+            flat = place.parameter.detach().cpu().reshape(-1)
+            self._written[place.index] = zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
+        if len(written) == len(span.places):
+            self._rates[span.name] = 0.0
+
+    def alike(self) -> Mapping[str, object]:
+        return {
+            f"the checksum of what was written to parameter {index} outside of the optimizer": one
+            for index, one in sorted(self._written.items())
+        }
+
     # ---- what the published form does otherwise ----
 
     def gains(self, span: Span) -> tuple[float, float]:
@@ -237,6 +265,7 @@ class _ZeroOne(Rule):
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         step = max((span.step for span in spans), default=0)
+        self._written.clear()
         if self._is_local:
             self.is_together = self._pace.is_due(step)
             self._pace.advance()
@@ -265,6 +294,7 @@ class _ZeroOne(Rule):
         self._pace.load_state_dict(state["pace"])
         self._is_local, self.is_together = state["is_local"], state["is_together"]
         self._rates = dict(state["rates"])
+        self._written.clear()
         self._ages = {name: (first, second) for name, (first, second) in state["ages"].items()}
 
 

@@ -9,8 +9,8 @@ host memory are views of ``shown``; others are copied from it.
 
 Invariants: ``master`` and the optimizer's states begin at a cache line, and are numpy's, which asks
 for huge pages: a step of scattered lines takes three times as long without them. A parameter that
-somebody else writes to, as one who loads a checkpoint, is noticed by its version before the next
-step.
+somebody else writes to, as one who loads a checkpoint, or whose ``.data`` somebody assigns, is
+noticed by its mark before the next step (Place.mark).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from ...chunks import Entries, Floats, put
 from ...sparse import SparseExchange
-from ..optim.span import Numbered, places_of
+from ..optim.span import Mark, Numbered, places_of
 
 BLOCK = 16
 BUCKET_BYTES = 25 << 20
@@ -67,37 +67,36 @@ class Bucket:
         self.master: Floats = in_lines(self.count)
         seen = first.dtype if self._aliased else torch.float32
         self._shown = torch.zeros(self.count, dtype=seen)
-        self._versions = [-1] * len(self.places)
-        for place in self.places:
-            place.view(self._shown).copy_(place.parameter.detach())
-            if self._aliased:
-                place.parameter.data = place.view(self._shown)
+        self._marks: list[Mark] = [()] * len(self.places)
         self.follow()
 
     def gather(self) -> bool:
-        """Takes the parameters' gradients; False if they have none."""
+        """Takes the parameters' gradients; False if they have none. Raises TensorError unless they
+        are dense."""
         for place in self.places:
-            part, gradient = place.view(self.gradient), place.parameter.grad
+            part, gradient = place.view(self.gradient), place.gradient()
             if gradient is None:
                 part.zero_()
             else:
-                part.copy_(gradient.detach())
+                part.copy_(gradient)
         return any(place.parameter.grad is not None for place in self.places)
 
     def is_current(self) -> bool:
-        """Whether nobody else has written to the parameters."""
-        return all(
-            place.parameter._version == version
-            for place, version in zip(self.places, self._versions, strict=True)
-        )
+        """Whether nobody else has written to the parameters. Raises ConfigError where one has
+        another size, dtype or device than before."""
+        return [place.mark() for place in self.places] == self._marks
 
     def follow(self) -> None:
-        """Takes parameters that somebody else has written to."""
+        """Takes parameters that somebody else has written to, and makes them views again where
+        they have other memory. Raises ConfigError as ``is_current``."""
         master = torch.from_numpy(self.master)
         for number, place in enumerate(self.places):
-            if place.parameter._version != self._versions[number]:
-                place.view(master).copy_(place.parameter.detach())
-                place.view(self._shown).copy_(place.parameter.detach())
+            if place.mark() != self._marks[number]:
+                value, shown = place.parameter.detach().clone(), place.view(self._shown)
+                place.view(master).copy_(value)
+                shown.copy_(value)
+                if self._aliased and not _is_same_memory(place.parameter, shown):
+                    place.parameter.data = shown
         self._remember()
 
     def show(self, entries: Entries, kernel_set: str) -> None:
@@ -119,7 +118,11 @@ class Bucket:
         self._remember()
 
     def _remember(self) -> None:
-        self._versions = [place.parameter._version for place in self.places]
+        self._marks = [place.mark() for place in self.places]
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def lay_out(parameters: Sequence[Numbered], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:

@@ -28,7 +28,7 @@ from ...exact import is_exact
 from ...sparse import SparseExchange
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
-from ..optim.span import Numbered
+from ..optim.span import Numbered, places_of
 from ..settings import require
 from .bucket import BLOCK, Bucket, States, lay_out
 from .pipeline import Pipeline, Round
@@ -48,6 +48,11 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         values, aggregate, exchange, chunk: as of ``ringcomm.sparse.SparseExchange``.
 
     A gradient that is not finite leaves out its bucket, on all ranks.
+
+    Change weights by ``copy_`` and other operations under ``torch.no_grad()``, which the next step
+    follows, as it follows an assignment to ``parameter.data``; memory formats as channels_last are
+    not kept. It undoes ``parameter.data.clamp_()`` and other writes into ``.data``, which nothing
+    shows.
 
     Memory, beside parameter and gradient: 20 bytes for each element (gradient and weights, float32;
     the weights that the model sees; the residual, twice), and the optimizer's 4.25 or 8.
@@ -83,7 +88,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         self._latest: dict[str, Round] = {}
         self._unseen: tuple[Sequence[Round], Future[None]] | None = None
         self._had_gradient = False
-        super().__init__(params, defaults, comm, overlap)
+        super().__init__(params, defaults, comm, overlap,
+                         {"staleness": staleness, **self._settings})  # fmt: skip
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
@@ -160,7 +166,8 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         if not bucket.is_current():
             self._follow(bucket)
         self._had_gradient |= bucket.gather()
-        one = Round(bucket, dict(self.param_groups[bucket.group]), self.steps + 1)
+        alike = self._alike() if bucket is self._spans[0] else None
+        one = Round(bucket, dict(self.param_groups[bucket.group]), self.steps + 1, alike)
         self._latest[bucket.name] = one
         self._pipeline.add(one)
         return one
@@ -181,12 +188,15 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
     # ---- layout ----
 
     def _add(self, new: Sequence[Numbered]) -> None:
-        for bucket in lay_out(new):
-            bucket.exchange = self._exchange(self.comm, bucket.count)
-            bucket.states = self.states(bucket.count, -(-bucket.count // BLOCK))
-            self._spans.append(bucket)
+        added = [self._prepared(bucket) for bucket in lay_out(new)]
+        self._spans += added
         if self._overlap is not None:
-            self._overlap.watch(self._spans)
+            self._overlap.extend(added)  # what has begun is applied as it arrives, so it goes on
+
+    def _prepared(self, bucket: Bucket) -> Bucket:
+        bucket.exchange = self._exchange(self.comm, bucket.count)
+        bucket.states = self.states(bucket.count, -(-bucket.count // BLOCK))
+        return bucket
 
     def _exchange(self, comm: Communicator, count: int) -> SparseExchange:
         return SparseExchange(comm, count, block=BLOCK, **self._settings)  # type: ignore[arg-type]
@@ -231,28 +241,57 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         return f"sparse.{self.method}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned; the model gets the
-        weights that are in it. Nothing is sent.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
+        model gets the weights that are in it. Nothing is sent. Parameters that it does not have
+        keep their weights, and begin anew.
 
         Raises ConfigError for a state of another method, model, rank or world size.
         """
         own = saved.require_method(state_dict, self._method())
         self._settle()
         told = own["buckets"]
-        known = [[place.index for place in bucket.places] for bucket in self._spans]
-        if [one["indices"] for one in told] != known or any(
-            len(one["master"]) != bucket.count
-            for one, bucket in zip(told, self._spans, strict=True)
-        ):
-            raise ConfigError("the state is of another model, or of other parameter groups")
-        for one, bucket in zip(told, self._spans, strict=True):
+        self._require_own(told)
+        buckets = self._laid_out_as(told)
+        for one, bucket in zip(told, buckets, strict=True):
             if is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
                 bucket.exchange.load_state_dict(one["exchange"])
         self._load_common(state_dict, own)
-        for one, bucket in zip(told, self._spans, strict=True):
+        if buckets is not self._spans:
+            self._spans = buckets
+            self._latest.clear()
+            if self._overlap is not None:
+                self._overlap.watch(buckets)
+        for one, bucket in zip(told, buckets, strict=True):
             bucket.load(one["master"])
             for name, array in bucket.states.items():
                 array[:] = one["states"][name].numpy().view(array.dtype)
+
+    def _require_own(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ConfigError for what another rank, or one of another world, has saved for itself.
+        """
+        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
+        for there in [one["exchange"]["exact"] for one in told if is_exact(one["exchange"])][:1]:
+            if there != place:
+                raise ConfigError(
+                    f"the state is of rank {there.get('rank')} of {there.get('world_size')} alone, "
+                    f"and this is rank {place['rank']} of {place['world_size']}: each rank loads "
+                    "what it has saved itself, and optimizer.gather_state_dict() makes states for "
+                    "all ranks and worlds"
+                )
+
+    def _laid_out_as(self, told: Sequence[Mapping[str, Any]]) -> list[Bucket]:
+        """The buckets of a saved state: those that there are, if they are the same. Raises
+        ConfigError where it does not fit the parameters."""
+        every = self._numbered()
+        held = [saved.held_by(one["indices"], every, lambda dtype: dtype) for one in told]
+        for one, parameters in zip(told, held, strict=True):
+            if len(one["master"]) != places_of(parameters, BLOCK)[-1].stop:
+                raise ConfigError("the state is of another model, or of other parameter groups")
+        if [one["indices"] for one in told] == [
+            [place.index for place in bucket.places] for bucket in self._spans
+        ]:
+            return self._spans
+        return [self._prepared(Bucket(parameters)) for parameters in held]
 
     def _settle(self) -> None:
         """Nothing is on its way any more."""

@@ -4,9 +4,11 @@
     this thread         | choose 1, send      | choose 2, send  | choose 3, send, step 1 | ...
 
 Invariants: rounds are submitted, and waited for, in the order of ``add`` and ``finish``, whatever
-time each takes: the same on all ranks. The communicator is this thread's alone. The master copy is
-touched by this thread only, but where nothing is on its way. The model's weights are not touched at
-all: entries then have the new weights, for whoever shows them.
+time each takes: the same on all ranks. The first round of a step tells what must be alike on all
+ranks by a message of its own, which travels before it; nothing is applied where it is not. The
+communicator is this thread's alone. The master copy is touched by this thread only, but where
+nothing is on its way. The model's weights are not touched at all: entries then have the new
+weights, for whoever shows them.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from ...chunks import Entries
 from ...errors import ConfigError
 from ...sparse import SparseRound
+from ...work import Work
+from ..optim.agreement import fingerprint, require_equal
 from ..worker import Worker
 from .bucket import Bucket
 
@@ -36,15 +40,20 @@ class Round:
         bucket: whose gradient travels.
         group: the hyperparameters, as they were when it began.
         number: of the step, from 1.
+        alike: what all ranks must have the same of in this step; None: another round tells it.
         entries: the sums, once they are there; then the new weights. Poisoned where a gradient was
             not finite, and nothing has been changed then.
     """
 
-    def __init__(self, bucket: Bucket, group: dict[str, Any], number: int) -> None:
-        self.bucket, self.group, self.number = bucket, group, number
+    def __init__(
+        self, bucket: Bucket, group: dict[str, Any], number: int,
+        alike: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        self.bucket, self.group, self.number, self.alike = bucket, group, number, alike
         self.entries: Entries | None = None
         self.taken = threading.Event()  # the gradient is needed no more
         self.sent: SparseRound | None = None
+        self.told: Work | None = None  # the fingerprints of what must be alike
 
     def drop(self) -> None:
         """It cannot be: what was sent is applied as it arrives."""
@@ -79,6 +88,9 @@ class Pipeline:
     def _begin(self, one: Round) -> None:
         try:
             if self._error is None:
+                if one.alike is not None:
+                    comm = one.bucket.exchange.comm
+                    one.told = comm.allgather(fingerprint(one.alike), async_op=True)
                 one.sent = one.bucket.exchange.submit(one.bucket.gradient)
                 self._flying.append(one)
                 if len(self._flying) > _IN_FLIGHT:
@@ -97,6 +109,8 @@ class Pipeline:
     def _land(self) -> None:
         one = self._flying.popleft()
         assert one.sent is not None
+        if one.told is not None and one.alike is not None:
+            require_equal(one.bucket.exchange.comm, one.told.wait(), one.alike)
         one.entries = one.sent.wait()
         if not one.entries.poisoned:
             self._apply(one)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...chunks import AdamStep, SgdStep, adam, sgd
-from ..optim.checks import require_adam
+from ..optim.checks import at_least, require_adam
 from ..settings import require
 from .bucket import States, in_lines
 from .optimizer import SparseOptimizer
@@ -36,9 +36,9 @@ class SGD(SparseOptimizer):
         self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False, **more: Any,
     ) -> None:  # fmt: skip
-        require("learning rate", lr, lr >= 0)
-        require("momentum value", momentum, 0 <= momentum < 1)
-        require("weight_decay value", weight_decay, weight_decay >= 0)
+        require("learning rate", lr, at_least(lr, 0))
+        require("momentum value", momentum, at_least(momentum, 0) and momentum < 1)
+        require("weight_decay value", weight_decay, at_least(weight_decay, 0))
         require("Nesterov momentum requires a momentum", None, not nesterov or momentum > 0)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
                     "nesterov": nesterov}  # fmt: skip

@@ -1,0 +1,191 @@
+"""States of ringcomm.torch.sparse, and parameters that come later."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+from ringcomm import Communicator, ConfigError
+
+torch = pytest.importorskip("torch")
+
+from sparse_training import import_late, loss_of, model_of, weights  # noqa: E402
+
+from ringcomm.torch.sparse import SGD, Adam  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Made = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_torch_imports_late() -> None:
+    import_late()
+
+
+@pytest.mark.parametrize("make", [SGD, Adam])
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("exchange", ["gather", "owner"])
+def test_a_restart_goes_on_to_the_bit(make: Made, staleness: int, exchange: str) -> None:
+    settings = {"lr": 0.05, "density": 0.1, "staleness": staleness, "exchange": exchange}
+
+    def run(comm: Communicator) -> None:
+        model, other = model_of(1), model_of(2)
+
+        def steps(model: Any, optimizer: Any, first: int) -> Any:
+            for step in range(first, first + 4):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            optimizer.flush()
+            return weights(model)
+
+        with make(model.parameters(), comm=comm, **settings) as optimizer:
+            steps(model, optimizer, 0)
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            want = steps(model, optimizer, 4)
+        file.seek(0)
+        with make(other.parameters(), comm=comm, **settings) as optimizer:
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
+            assert torch.equal(steps(other, optimizer, 4), want)
+
+    run_ranks(2, run)
+
+
+def test_a_restart_in_another_world_loses_nothing() -> None:
+    """What was not applied is the same: the mean over the ranks of what each has left."""
+
+    def left(optimizer: Any) -> Any:
+        state = optimizer.gather_state_dict()["ringcomm"]["buckets"]
+        return torch.cat([one["exchange"]["worker"] + one["exchange"]["owner"] for one in state])
+
+    def save(comm: Communicator) -> tuple[Any, Any]:
+        model = model_of(1)
+        with SGD(model.parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model, comm.rank, step).backward()
+                optimizer.step()
+            return optimizer.gather_state_dict(), left(optimizer)
+
+    state, before = run_ranks(3, save)[1]
+    assert before.any()
+
+    def load(comm: Communicator) -> Any:
+        with SGD(model_of(1).parameters(), lr=0.05, density=0.1, comm=comm) as optimizer:
+            optimizer.load_state_dict(state)
+            return left(optimizer)
+
+    torch.testing.assert_close(run_ranks(2, load)[0], before)
+
+
+def test_an_exact_state_of_another_rank_or_world_is_refused() -> None:
+    states = run_ranks(2, lambda comm: exact_state(comm))
+
+    def load(comm: Communicator) -> None:
+        model = model_of(2)
+        with SGD(model.parameters(), comm=comm) as optimizer:
+            before = weights(model)
+            with pytest.raises(ConfigError, match=r"of 2 alone, .*gather_state_dict\(\) makes"):
+                optimizer.load_state_dict(states[1 - comm.rank])
+            assert torch.equal(weights(model), before)
+
+    run_ranks(1, load)
+    run_ranks(2, load)
+
+
+def exact_state(comm: Communicator) -> Any:
+    with SGD(model_of(1).parameters(), comm=comm) as optimizer:
+        return optimizer.state_dict()
+
+
+def test_states_of_others_are_refused() -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of(1)
+        with SGD(model.parameters(), comm=comm) as one, Adam(model.parameters(), comm=comm) as two:
+            with pytest.raises(ConfigError, match=r"state is of sparse\.Adam"):
+                one.load_state_dict(two.state_dict())
+            with pytest.raises(ConfigError, match="another optimizer"):
+                one.load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
+        small = torch.nn.Linear(3, 3)
+        with SGD(small.parameters(), comm=comm) as three:
+            state = three.state_dict()
+        with SGD(model.parameters(), comm=comm) as one, \
+             pytest.raises(ConfigError, match="another model"):  # fmt: skip
+            one.load_state_dict(state)
+
+    run_ranks(1, run)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("how", ["thaw", "add_param_group"])
+def test_parameters_that_come_later_are_trained_from_then_on(how: str, staleness: int) -> None:
+    """The same with overlap and without; and a state of then goes on to the bit."""
+
+    def steps(model: Any, optimizer: Any, rank: int, numbers: range) -> None:
+        for step in numbers:
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+
+    def make(model: Any, comm: Communicator, overlap: bool) -> Any:
+        held = model[2:].parameters() if how == "add_param_group" else model.parameters()
+        return SGD(held, lr=0.1, comm=comm, density=0.1, overlap=overlap, staleness=staleness)
+
+    def add(model: Any, optimizer: Any) -> None:
+        model[0].requires_grad_(True)
+        if how == "add_param_group":
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
+
+    def run(comm: Communicator, overlap: bool) -> Any:
+        model, other = model_of(1), model_of(2)
+        model[0].requires_grad_(False)
+        with make(model, comm, overlap) as optimizer:
+            steps(model, optimizer, comm.rank, range(2))
+            before = model[0].weight.detach().clone()
+            add(model, optimizer)
+            steps(model, optimizer, comm.rank, range(2, 5))
+            optimizer.flush()
+            assert not torch.equal(model[0].weight, before)
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            steps(model, optimizer, comm.rank, range(5, 7))
+            optimizer.flush()
+        file.seek(0)
+        with make(other, comm, overlap) as optimizer:
+            if how == "add_param_group":
+                add(other, optimizer)
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
+            steps(other, optimizer, comm.rank, range(5, 7))
+            optimizer.flush()
+            assert torch.equal(weights(other), weights(model))
+        return weights(model)
+
+    got = [run_ranks(2, lambda comm, way=way: run(comm, way)) for way in (False, True)]
+    assert all(torch.equal(one, got[0][0]) for pair in got for one in pair)
+
+
+def test_a_state_of_fewer_parameters_is_loaded() -> None:
+    """The others are laid out when they are trained."""
+
+    def run(comm: Communicator, overlap: bool) -> None:
+        model, other = model_of(1), model_of(1)
+        model[0].requires_grad_(False)
+        with SGD(model.parameters(), comm=comm, overlap=overlap) as optimizer:
+            loss_of(model, comm.rank, 0).backward()
+            optimizer.step()
+            state = optimizer.state_dict()
+        with SGD(other.parameters(), lr=0.1, comm=comm, overlap=overlap) as optimizer:
+            optimizer.load_state_dict(state)
+            assert torch.equal(weights(other), weights(model))
+            loss_of(other, comm.rank, 1).backward()
+            optimizer.step()
+            assert not torch.equal(other[0].weight, model[0].weight)
+
+    for overlap in (False, True):
+        run_ranks(2, lambda comm, way=overlap: run(comm, way))
