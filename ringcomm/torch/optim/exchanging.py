@@ -72,9 +72,8 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self.steps = 0
         self.skipped = 0
         self.waited_s = 0.0
-        require_alike(
-            self._comm, {"optimizer": self._method(), "overlap": overlap, **fixed}
-        )  # fmt: skip
+        about = {"optimizer": self._method(), "overlap": overlap, **fixed}
+        require_alike(self._comm, about)
         super().__init__(params, defaults)
 
     def __reduce__(self) -> NoReturn:

@@ -24,6 +24,7 @@ import torch
 
 from ...codecs import BLOCK
 from ...errors import ConfigError
+from ..tensors import repeat_last
 from .checks import require_dense
 
 Layout = Literal["blocks", "apart", "joined"]
@@ -201,10 +202,7 @@ class Span:
     def fill_padding(self, flat: torch.Tensor) -> None:
         """Repeats each parameter's last elements behind it."""
         for place in self.places:
-            lacking = place.stop - place.end
-            if lacking:
-                own = flat[max(place.start, place.end - lacking) : place.end]
-                flat[place.end : place.stop] = own.repeat(-(-lacking // len(own)))[:lacking]
+            repeat_last(flat, place.start, place.end, place.stop)
 
     def show_master(self) -> None:
         """Behind an update: rounds the master copy to the parameters."""
