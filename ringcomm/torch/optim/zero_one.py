@@ -43,7 +43,8 @@ class ZeroOneAdam(WireOptimizer):
 
     Args:
         lr, betas, eps, weight_decay: as of torch.optim.AdamW.
-        var_freeze_step: the last step of A; best about the end of the learning rate's warm-up.
+        var_freeze_step: the last step of A: behind the learning rate's warm-up, and late enough for
+            the variance to have settled, which takes a good part of a short run.
         var_update_scaler: renewals of the variance until their interval doubles.
         local_step_scaler: steps of B until the interval of exchanges doubles.
         local_step_clipper: the longest such interval.
