@@ -48,7 +48,7 @@ from .transport import FlatTransport, GradientFuture, Transport, failed_future
 
 _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "comm": ("a ringcomm.Communicator", ("allreduce",)),
-    "model": ("a torch.nn.Module", ("parameters", "named_parameters")),
+    "model": ("a torch.nn.Module", ("named_parameters",)),
     "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
     "policy": (
         "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
