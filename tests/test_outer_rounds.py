@@ -289,7 +289,7 @@ def test_of_a_rank_that_is_not_finite_all_fragments_are_brought_to_the_anchor() 
     assert all(bool(torch.isfinite(after).all()) for after, *_ in found)
 
 
-def test_a_rank_whose_optimizer_is_poisoned_is_told() -> None:
+def test_a_rank_whose_optimizer_is_poisoned_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def rank(comm: Communicator) -> list[str]:
         model = Bag([300])
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -307,6 +307,7 @@ def test_a_rank_whose_optimizer_is_poisoned_is_told() -> None:
     assert "went on from the anchor" in texts[0]
     assert len(texts) >= 3
     assert all("optimizer.state.clear()" in text for text in texts[1:])
+    assert "was without the deltas of ranks [0]" in caplog.text
 
 
 # ---- buffers ----

@@ -462,7 +462,6 @@ def test_a_method_and_an_optimizer_train_or_are_refused(
 
 @pytest.mark.slow
 def test_zero_one_adam_learns_in_a_run_of_some_epochs() -> None:
-    """It does not where its variance is kept from the rate's peak on."""
     report = train(small(model="vit-mini", method="momentum", optimizer="zero-one-adam",
                          steps=None, epochs=6), World())  # fmt: skip
     assert report["held_out"]["accuracy"] > 0.4

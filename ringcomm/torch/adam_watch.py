@@ -81,11 +81,13 @@ class AdamWatch:
     def __init__(self, unsuited: Unsuited) -> None:
         self.unsuited = unsuited
         self._ids: set[int] = set()
+        self._is_over = False
         before_steps.add(self._look)
 
     def see(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watches these as well."""
-        self._ids.update(map(id, parameters))
+        """Watches these as well, unless it is over."""
+        if not self._is_over:
+            self._ids.update(map(id, parameters))
 
     def _look(self, optimizer: Any) -> None:
         """Raises ConfigError if it is refused, through ``optimizer.step()``."""
@@ -95,10 +97,14 @@ class AdamWatch:
             for group in optimizer.param_groups:
                 self._ids.difference_update(map(id, group["params"]))
             if not self._ids:
-                before_steps.remove(self._look)
+                self._end()
             return
         text = self.unsuited.text.format(name=type(optimizer).__name__)
         if self.unsuited.refused:
             raise ConfigError(text)
-        before_steps.remove(self._look)
+        self._end()
         warnings.warn(text, stacklevel=4)  # told of the line behind torch's and steps.py's
+
+    def _end(self) -> None:
+        self._is_over = True
+        before_steps.remove(self._look)

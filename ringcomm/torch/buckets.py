@@ -73,7 +73,7 @@ def in_shape_of(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """A view of the parameter's part of a bucket in the parameter's shape. DDP lays it out as the
     parameter lies in memory, if that has no gaps (channels_last, say), else row by row."""
     strides = parameter.stride()
-    if torch.empty_like(parameter, device="meta").stride() != strides:
+    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != strides:
         return flat.view(parameter.shape)
     return flat.as_strided(parameter.shape, strides, flat.storage_offset())
 

@@ -106,15 +106,16 @@ class Correction:
             scale: the loss scale that is in both.
         """
         mine = [span for span in spans if id(span[0]) in self._names]
-        own = _norms([sent[start:stop] for _, start, stop in mine])
-        means = _norms([handed[start:stop] for _, start, stop in mine])
-        for (parameter, start, stop), *norms in zip(mine, own, means, strict=True):
+        own, means = (
+            _norms([flat[start:stop] for _, start, stop in mine], scale) for flat in (sent, handed)
+        )
+        for (parameter, start, stop), norm, mean in zip(mine, own, means, strict=True):
             key = id(parameter)
             if key not in self._sent:
                 self._sent[key] = torch.empty_like(parameter, dtype=sent.dtype)
             gradient = in_shape_of(parameter, sent[start:stop])
             torch.mul(gradient, 1 / scale, out=self._sent[key])
-            self._norms[key] = norms[0] / scale, norms[1] / scale
+            self._norms[key] = norm, mean
             self._in_flight.add(key)
             self._applied.pop(key, None)
 
@@ -279,11 +280,13 @@ class Correction:
         }  # fmt: skip
 
 
-def _norms(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+def _norms(tensors: Sequence[torch.Tensor | None], scale: float = 1.0) -> list[torch.Tensor]:
+    """Over the scale that is in the tensors."""
     there = [tensor for tensor in tensors if tensor is not None]
     dtypes = (tensor.dtype for tensor in there)
     widest = functools.reduce(torch.promote_types, dtypes, torch.float32)
-    return list(torch._foreach_norm(there, 2, dtype=widest)) if there else []
+    norms = list(torch._foreach_norm(there, 2, dtype=widest)) if there else []
+    return list(torch._foreach_div(norms, scale)) if norms and scale != 1 else norms
 
 
 def _length(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

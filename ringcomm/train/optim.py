@@ -24,7 +24,7 @@ _DEFAULTS = {
     "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
 }  # fmt: skip
 _FINAL_RATE = 0.01
-_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it: a tenth was too short
+_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it, at least
 _BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
 
 Groups = list[dict[str, Any]]

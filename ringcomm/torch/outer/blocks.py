@@ -71,7 +71,8 @@ class Block:
     def clear_padding(self, flat: torch.Tensor) -> None:
         """Makes zero of what lies between the tensors of a flat one."""
         for _, end, stop in self._places():
-            flat[end:stop] = 0
+            if end < stop:
+                flat[end:stop] = 0
 
     def fill_padding(self, flat: torch.Tensor) -> None:
         """Makes a flat tensor ready for the wire, where its codec repeats."""

@@ -355,7 +355,7 @@ class Rounds:
         if headers is None:
             return
         self.reference = flight.reference
-        if any(headers.dropped):
+        if headers.dropped:
             _log.warning("outer step: round %d was without the deltas of ranks %s, whose weights "
                          "were not finite", self.number - 1,
                          [self.peers.members[rank] for rank in headers.dropped])  # fmt: skip
