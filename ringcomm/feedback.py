@@ -60,7 +60,8 @@ class ErrorFeedback(Residuals):
         Args:
             comm: the communicator on which it was used; None: the default one.
             exact: this rank's own residuals as they are, for the same rank of a world of the same
-                size, which goes on from it to the bit. Nothing is sent; each rank saves its own.
+                size, which goes on from it to the bit, topk of large tensors excepted. Nothing is
+                sent; each rank saves its own.
 
         Returns:
             ``worker`` and ``owner``, float32[count] each (torch tensors where torch has been
@@ -181,7 +182,7 @@ class FeedbackStore:
         """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale`` and ``format``.
 
         A collective, and few: small tensors travel together. With ``exact`` none: it is then this
-        rank's own, to go on from to the bit.
+        rank's own, to go on from to the bit (topk of large tensors excepted).
         """
         names, comm = sorted(self._items), _use(comm)
         state: dict[str, Any] = {"format": _FORMAT, "loss_scale": self._loss_scale}

@@ -310,8 +310,11 @@ def test_it_refuses_what_cannot_work() -> None:
         ({"allow": "int4"}, "give a list of codecs"),
         ({"allow": ["fp16"]}, "what may be allowed"),
         ({"allow": ["int5"]}, "allow='int5' is unknown"),
-        ({"max_accumulate": 0}, "max_accumulate=0"),
-        ({"max_accumulate": 1.5}, "max_accumulate=1.5"),
+        ({"max_accumulate": 0}, "Invalid max_accumulate: 0"),
+        ({"max_accumulate": 1.5}, "Invalid max_accumulate: 1.5"),
+        ({"warmup_steps": -1}, "Invalid warmup_steps: -1"),
+        ({"linear": "no"}, "give True or False"),
+        ({"model": 5}, "give a torch.nn.Module"),
     ):
         with pytest.raises(ConfigError, match=text):
             Auto(**settings)  # type: ignore[arg-type]

@@ -44,10 +44,13 @@ class Unsuited:
 
     def suits(self, kind: type) -> bool:
         """Whether a class of optimizers is none of these, neither by ancestry nor by name."""
-        names = [base.__name__.lower() for base in kind.__mro__]
-        if any(word in name for name in names for word in _LET_PASS):
-            return True
-        return not any(word in name for name in names for word in self.kinds)
+        return is_named(kind, _LET_PASS) or not is_named(kind, self.kinds)
+
+
+def is_named(kind: type, words: Iterable[str]) -> bool:
+    """Whether one of the words, in lower case, is in the name of the class or of an ancestor."""
+    names = [base.__name__.lower() for base in kind.__mro__]
+    return any(word in name for name in names for word in words)
 
 
 ONEBIT = Unsuited(

@@ -35,6 +35,7 @@ from .account import StepReport
 from .buckets import Bucket
 from .exchange import CommExchange
 from .named_feedback import COMPRESSIBLE
+from .settings import require_able, require_truth, require_whole
 from .steps import before_steps, has_any
 from .streams import Fetched
 
@@ -82,12 +83,13 @@ class Auto:
     ) -> None:
         if isinstance(allow, str):
             raise ConfigError(f"allow={allow!r}: give a list of codecs, as [{allow!r}]")
-        if not isinstance(max_accumulate, int) or max_accumulate < 1:
-            raise ConfigError(f"max_accumulate={max_accumulate!r}: give a number of micro-batches")
+        require_able("model", model)
         self._settings: dict[str, Any] = {
-            "allow": tuple(allow), "linear": linear, "max_accumulate": max_accumulate,
-            "warmup_steps": warmup_steps,
-        }  # fmt: skip
+            "allow": tuple(allow),
+            "linear": linear if linear is None else require_truth("linear", linear),
+            "max_accumulate": require_whole("max_accumulate", max_accumulate, 1),
+            "warmup_steps": require_whole("warmup_steps", warmup_steps, 0),
+        }
         self._set_up(1.0 if model is None else _trained_share(model))
 
     def _set_up(self, share: float) -> None:

@@ -9,7 +9,8 @@ So after each step the optimizer makes one more on trial, with this rank's gradi
 
 u is the optimizer's own step from its own state, so a gradient answers to the step before it, as in
 synchronous training at a constant rate. Only the noise of one rank's gradient is added, in one
-step's weight.
+step's weight. By that noise a rank's gradient is longer than the mean, and would turn more signs of
+a momentum: for an optimizer that goes by signs g has the length of the mean that was applied last.
 
 Invariants: the model holds the weights ahead from a forward that trains to the end of the backward
 that is exchanged, and at no other time: an evaluation, a ``state_dict`` of the model and the
@@ -31,6 +32,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, RingcommError
+from .adam_watch import is_named
 from .buckets import in_shape_of
 from .steps import after_steps, before_steps, has_any, remove_all
 
@@ -38,6 +40,7 @@ _DECAY = 0.99  # of the unit, per step
 _CLIPPED = 0.999  # of the unit: what is shorter has been clipped; of a limit: to a lower one
 # Elements that are tried at once, as so many of the optimizer's state are copied: for a cache.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+_BY_SIGNS = ("lion", "sign", "rprop")
 
 Twins = Mapping[torch.nn.Parameter, torch.Tensor]
 """By parameter, a copy with a gradient to try."""
@@ -162,9 +165,7 @@ class Correction:
         stepped = [weight for _, weights in groups for weight in weights]
         if not stepped or not _can_be_tried(optimizer):
             return
-        first = next(p for group in optimizer.param_groups for p in group["params"]
-                     if id(p) in self._names)  # fmt: skip
-        factor = self._factor(id(first), stepped)
+        factor = self._factor(optimizer, stepped)
         with _on_trial(optimizer) as step:
             for group, weights in groups:
                 for chunk in _chunks(weights):
@@ -176,22 +177,39 @@ class Correction:
         self._in_flight -= keys
         self._ready |= keys
 
-    def _factor(self, key: int, weights: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-        """What makes this rank's gradients in flight what would be applied. Means have told it: how
-        much shorter they were when they were applied than when they were handed out is the unit,
-        such as a scale that the hook was not told of, and where they were shorter still, they were
-        clipped to a limit.
-
-        Args:
-            key: of the optimizer, in what is known of units.
-        """
+    def _factor(
+        self, optimizer: torch.optim.Optimizer, weights: Sequence[torch.nn.Parameter]
+    ) -> torch.Tensor:
+        """What this rank's gradients in flight are multiplied by on trial: what makes them what
+        would be applied; for an optimizer that goes by signs, as long as what was applied."""
         device = weights[0].device
         norms = [self._norms[id(weight)] for weight in weights]
         sent, handed = (_length([pair[which] for pair in norms], device) for which in (0, 1))
         # Gradients that a closure has made within the step:
         self._measure([weight for weight in weights if id(weight) not in self._applied], None)
         applied = _length([self._applied.pop(id(weight)) for weight in weights], device)
-        unit, limit = self._units.get(key, torch.zeros(2, device=device))
+        if is_named(type(optimizer), _BY_SIGNS):
+            factor = applied / sent
+        else:
+            first = next(p for group in optimizer.param_groups for p in group["params"]
+                         if id(p) in self._names)  # fmt: skip
+            factor = self._as_applied(id(first), sent, handed, applied)
+        return torch.where(sent.isfinite() & factor.isfinite(), factor, 0.0)
+
+    def _as_applied(
+        self, key: int, sent: torch.Tensor, handed: torch.Tensor, applied: torch.Tensor
+    ) -> torch.Tensor:
+        """What makes of a gradient handed out one that is applied. Means have told it: how much
+        shorter they were when they were applied than when they were handed out is the unit, such
+        as a scale that the hook was not told of, and where they were shorter still, they were
+        clipped to a limit.
+
+        Args:
+            key: of the optimizer, in what is known of units.
+            sent, handed, applied: the lengths of this rank's gradient, of the mean that was handed
+                out, and of that in the step.
+        """
+        unit, limit = self._units.get(key, sent.new_zeros(2))
         tells = applied.isfinite() & handed.isfinite() & (handed > 0)
         now = torch.where(tells, applied / handed, 0.0)
         unit = torch.maximum(now, _DECAY * unit)
@@ -201,8 +219,7 @@ class Correction:
         limit = torch.where(clipped & lower, applied, limit)
         limit = torch.where(tells & ~clipped & higher, 0.0, limit)  # it is not clipped any more
         self._units[key] = torch.stack([unit, limit])
-        factor = torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
-        return torch.where(sent.isfinite(), factor, 0.0)
+        return torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
 
     def _twin(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
         """A copy of the weight with the gradient to try."""

@@ -27,8 +27,9 @@ from .codec_policy import CodecPolicy
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .group import default_comm
-from .hooks import HookState, require_able
+from .hooks import HookState
 from .named_feedback import NamedFeedback
+from .settings import require_able
 from .shares import Shares
 from .stale import Stale1
 from .transport import GradientFuture

@@ -41,29 +41,10 @@ from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .pace import pace_of
-from .settings import require_whole
+from .settings import require_able, require_truth, require_whole
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
-
-_ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "comm": ("a ringcomm.Communicator", ("allreduce",)),
-    "model": ("a torch.nn.Module", ("named_parameters",)),
-    "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
-    "policy": (
-        "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
-    ),
-    "transport": ("a Transport", ("bind", "begin", "launch")),
-}  # fmt: skip
-
-
-def require_able(name: str, value: object) -> None:
-    """Raises ConfigError if an argument of that name is neither None nor an object that can do what
-    it is for."""
-    give, methods = _ABLE[name]
-    able = all(callable(getattr(value, method, None)) for method in methods)
-    if value is not None and (isinstance(value, type) or not able):
-        raise ConfigError(f"{name}={value!r}: give {give}, or None")
 
 
 class HookState:
@@ -138,7 +119,7 @@ class HookState:
         self.threshold = require_whole("threshold", threshold, 0)
         self.warmup_steps = require_whole("warmup_steps", warmup_steps, 0)
         self.scaler = scaler
-        self.force = force
+        self.force = require_truth("force", force)
         self.steps = 0
         self.account = Account()
         self.transport = FlatTransport(comm) if transport is None else transport

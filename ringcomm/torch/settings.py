@@ -7,10 +7,21 @@ numpy's; truth values are none.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..calls import is_integer, is_number
 from ..errors import ConfigError
+
+_ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "comm": ("a ringcomm.Communicator", ("allreduce",)),
+    "model": ("a torch.nn.Module", ("named_parameters",)),
+    "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
+    "policy": (
+        "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
+    ),
+    "transport": ("a Transport", ("bind", "begin", "launch")),
+}  # fmt: skip
 
 
 def require(what: str, value: object, holds: bool) -> None:
@@ -37,3 +48,19 @@ def require_whole(name: str, value: Any, least: int) -> int:
     if not is_integer(value) or value < least:
         raise ConfigError(f"Invalid {name}: {value!r}; give an integer of at least {least}")
     return int(value)
+
+
+def require_truth(name: str, value: Any) -> bool:
+    """The value, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"Invalid {name}: {value!r}; give True or False")
+    return value
+
+
+def require_able(name: str, value: object) -> None:
+    """Raises ConfigError if an argument of that name is neither None nor an object that can do what
+    it is for."""
+    give, methods = _ABLE[name]
+    able = all(callable(getattr(value, method, None)) for method in methods)
+    if value is not None and (isinstance(value, type) or not able):
+        raise ConfigError(f"{name}={value!r}: give {give}, or None")

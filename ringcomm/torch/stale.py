@@ -37,7 +37,7 @@ from .backward import after_backward
 from .buckets import Bucket, in_shape_of
 from .correction import Correction
 from .named_feedback import NamedFeedback
-from .settings import require_whole
+from .settings import require_truth, require_whole
 from .steps import remove_all
 from .streams import future_on
 from .transport import GradientFuture, Transport
@@ -61,7 +61,7 @@ class Stale1:
             its state. There is none for an optimizer whose step needs a closure, nor while the
             model as a whole is in ``eval()``.
 
-    Raises ConfigError for a negative number of steps.
+    Raises ConfigError for a negative number of steps, or a correction that is no truth value.
     """
 
     dense_steps: int = 100
@@ -69,6 +69,7 @@ class Stale1:
 
     def __post_init__(self) -> None:
         require_whole("dense_steps", self.dense_steps, 0)
+        require_truth("correction", self.correction)
 
 
 @dataclasses.dataclass
