@@ -182,7 +182,7 @@ def test_undo_is_of_the_last_call() -> None:
     ("settings", "fix"),
     [
         ({"scaler": 1024.0}, "scaler=1024.0: give a torch.amp.GradScaler, or None"),
-        ({"force": "no"}, "Invalid force: .no.; give True or False"),
+        ({"force": "no"}, "Invalid force: 'no'; give True or False"),
         ({"model": 5}, "model=5: give a torch.nn.Module, or None"),
         ({"model": nn.Linear}, "give a torch.nn.Module, or None"),
         ({"model": 5, "compression": "auto"}, "model=5: give a torch.nn.Module, or None"),
