@@ -237,7 +237,7 @@ def test_what_does_not_go_with_it() -> None:
     for bad in (-1, True, 0.5):
         with pytest.raises(ConfigError, match="Invalid dense_steps"):
             Stale1(dense_steps=bad)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Invalid correction: 0.5; give True or False"):
+    with pytest.raises(ConfigError, match=r"Invalid correction: 0\.5; give True or False"):
         Stale1(correction=0.5)  # type: ignore[arg-type]
     again = pickle.loads(pickle.dumps(state))
     assert again.compression == "int4"

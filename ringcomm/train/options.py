@@ -94,6 +94,7 @@ class Options:
             raise ConfigError(f"{flag} needs a place for checkpoints; add --checkpoint DIR")
         if self.dense_steps and not self.hook:
             raise ConfigError("--dense-steps is about ringcomm's hook; use --hook")
+        self._require_task()
         self._require_method()
         if self.compression == AUTO:
             if not self.hook or self.method != "gradients":
@@ -120,6 +121,17 @@ class Options:
                     "use --hook, or another codec"
                 )
 
+    def _require_task(self) -> None:
+        """Raises ConfigError for settings of other models or data than those chosen."""
+        is_resnet = self.model.startswith("resnet")
+        about = {"width": (is_resnet, "ResNets"), "dropout": (not is_resnet, "ViT and GPT"),
+                 "image_size": (self.data.startswith("folder:"), "images of a folder"),
+                 "context": (self.data.startswith("stdlib-text"), "text")}  # fmt: skip
+        for name, (is_used, what) in about.items():
+            if not is_used and getattr(self, name) != getattr(Options, name):
+                raise ConfigError(f"--{name.replace('_', '-')} is about {what}; leave it out with "
+                                  f"--model {self.model} and --data {self.data}")  # fmt: skip
+
     def _require_method(self) -> None:
         """Raises ConfigError for settings of other methods than the one chosen."""
         if self.method != "gradients" and (self.backend == "gloo" or not self.hook):
@@ -127,9 +139,10 @@ class Options:
                               "--no-hook")  # fmt: skip
         about = {"every": ("outer",), "outer": ("outer",), "fragments": ("outer",),
                  "delay": ("outer", "sparse"), "dense_steps": DDP_METHODS,
-                 "bucket_mb": DDP_METHODS}  # fmt: skip
+                 "bucket_mb": DDP_METHODS, "trial_steps": DDP_METHODS}  # fmt: skip
         for name, methods in about.items():
-            if self.method not in methods and getattr(self, name) != getattr(Options, name):
+            value = getattr(self, name)
+            if self.method not in methods and value and value != getattr(Options, name):
                 what = "outer steps" if "outer" in methods else "DDP's exchange of gradients"
                 raise ConfigError(f"--{name.replace('_', '-')} is about {what}; add --method "
                                   f"{methods[0]}, or leave it out")  # fmt: skip
