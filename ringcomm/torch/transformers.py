@@ -68,13 +68,22 @@ class OuterStepCallback(TrainerCallback):
     on_epoch_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Beside the Trainer's own files. A collective."""
+        """Beside the Trainer's own files, with a warning where these are in a folder that no
+        callback is told of, as in a search of hyperparameters. A collective."""
         if self.outer is None:
             return
         kept = self.outer.state_dict()
         folder = _folder(args, state)
-        if state.is_world_process_zero and folder.is_dir():
+        if not state.is_world_process_zero:
+            return
+        if folder.is_dir():
             torch.save(kept, folder / _FILE)
+        else:
+            warnings.warn(
+                f"there is no {folder}: OuterStep's state is not in this checkpoint, and training "
+                "that resumes from it begins OuterStep anew",
+                stacklevel=2,
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """A last round, so that all ranks end with the same weights. A collective."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -217,8 +218,9 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     found = []
 
     class Sees(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
+        def on_train_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
             found.append(callback.outer.iteration)  # type: ignore[union-attr]
+            callback.on_save(SimpleNamespace(output_dir="nowhere"), state, control)
 
     for resume_from, expected, told in (("moved", 4, 0), (None, 0, 1)):
         model, _ = _gpt2(rank, folder)
@@ -230,6 +232,8 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
             trainer.train(resume_from_checkpoint="moved")
         assert found[-1] == expected, found
         assert sum("give OuterStepCallback(resume_from" in str(w.message) for w in caught) == told
+        unsaved = sum("there is no nowhere/checkpoint-4" in str(w.message) for w in caught)
+        assert unsaved == (rank.number == 0)
         dist.barrier()
     _end(rank, model, folder, "outer-transformers")
 
