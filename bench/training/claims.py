@@ -59,6 +59,7 @@ CLAIMS = (
         Claim("1-bit Adam", f"onebit-adam-{share}", "adamw", "printed") for share in FREEZES
     ),
     *(Claim("1-bit Adam", f"freeze-{share}", "adamw", "printed") for share in FREEZES),
+    Claim("1-bit Adam", "onebit-adam-40-kept", "freeze-40", "printed"),
     Claim("1-bit Adam", "zero-one-adam", "adamw", "printed"),
     Claim("1-bit LAMB", "onebit-lamb", "lamb", "margin", 0.03),
     Claim("1-bit LAMB", "lamb", "adamw", "printed"),

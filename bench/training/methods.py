@@ -325,6 +325,8 @@ _WIRE = (
               **_ADAM, **_PLAIN, refresh=None, freeze=share / 100)
         for share in FREEZES
     ),
+    _wire("onebit-adam-40-kept", "OneBitAdam, frozen at 40 % and never renewed", ADAM, **_ADAM,
+          refresh=None, freeze=0.4),
     _wire("onebit-adam-no-mask", "1-bit Adam as published, without a mask, frozen at 5 %", ADAM,
           **_ADAM, deepspeed_compat=True, freeze=0.05),
     _wire("lamb", "LAMB, nothing compressed, never frozen", LAMB, **_LAMB, **_PLAIN, freeze=1),
