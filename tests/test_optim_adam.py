@@ -24,9 +24,9 @@ from ranks import run_ranks
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
 from ringcomm.torch.optim import SGD, OneBitAdam
-from ringcomm.torch.optim.adam import units_of
 from ringcomm.torch.optim.freezing import FreezePoint, Renewals
 from ringcomm.torch.optim.sums import norm, total
+from ringcomm.torch.optim.units import Units
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -152,7 +152,8 @@ def test_no_momentum_is_lost_over_renewals() -> None:
                 applied += state["exp_avg"].numpy().reshape(-1)
         (name,) = optimizer.feedback
         left = optimizer.feedback[name].state_dict(comm)
-        units = units_of(optimizer.spans[0], "bounded").numpy()
+        (piece,) = optimizer.spans[0].pieces()
+        units = Units("bounded").of(piece).numpy()
         rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * units
         assert np.abs(rest).max() > 1e-4
         return float(np.abs(given - applied - rest).max())

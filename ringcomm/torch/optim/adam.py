@@ -35,20 +35,19 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ...codecs import BLOCK, Compression
+from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .arithmetic import average_in, mask, move, parts, root_of, with_decay
+from .arithmetic import average_in, mask, momentum_in, move, parts, root_of, with_decay
 from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
 from .span import Span
 from .sums import total
+from .units import CHOICES, Choice, Units
 from .wire import WireOptimizer
 
 Refresh = Literal["exponential"] | None
-Units = Literal["bounded", "update", "momentum"]
-_BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
 _USES = 4  # of an interval between renewals, until it doubles
 _MOST = 128  # steps between renewals, or the variance's memory where that is longer
 
@@ -95,13 +94,13 @@ class OneBitAdam(WireOptimizer):
         total_steps: int | None = None,
         compression: Compression | None = "onebit",
         dense: Compression | None = "bf16",
-        units: Units = "bounded",
+        units: Choice = "bounded",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Any,
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        require("units value", repr(units), units in ("bounded", "update", "momentum"))
+        require("units value", repr(units), units in CHOICES)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         renews = refresh is not None and not deepspeed_compat
@@ -155,9 +154,7 @@ class TwoStages(Rule):
         if what == "gradient":
             out.copy_(span.gradient)
         else:
-            beta = span.group["betas"][0]
-            torch.mul(span.state["exp_avg"], beta, out=out)
-            out.add_(span.gradient, alpha=1 - beta)
+            momentum_in(span, out)
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
@@ -203,15 +200,19 @@ class Frozen(TwoStages):
 
     method = "OneBitAdam"
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Units) -> None:
+    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Choice) -> None:
         super().__init__(point, compression, dense)
-        self._units: Units = units
+        self._units = Units(units)
         self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        super().outgoing(what, span, out)
-        if what == "momentum":
-            mask(span, out.div_(units_of(span, self._units)))
+        if what == "gradient":
+            out.copy_(span.gradient)
+            return
+        for piece in span.pieces():
+            part = piece.of(out)
+            momentum_in(piece, part)
+            mask(piece, part.div_(self._units.of(piece)))
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -222,23 +223,30 @@ class Frozen(TwoStages):
         if "gradient" in means:
             self._dense_step(span, means["gradient"])
         else:
-            self._momentum_step(span, mask(span, means["momentum"]))
+            self._momentum_step(span, means["momentum"])
         return None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
-        units = units_of(span, self._units)
-        torch.mul(mean, units, out=span.state["exp_avg"])
-        self.apply(span, mask(span, mean.mul_(units.div_(root_of(span)))))
+        for piece in span.pieces():
+            part, units = mask(piece, piece.of(mean)), self._units.of(piece)
+            torch.mul(part, units, out=piece.state["exp_avg"])
+            part.mul_(units.div_(root_of(piece)))
+            if span.group["eps"] == 0:  # q / r is 0 / 0 where v is 0
+                mask(piece, part)
+        self.apply(span, mean)
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
         """Moves the parameters by u, and by their decay."""
         move(span, update)
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
-        average_in(span, gradient)
-        (first, second), group = self._gains(span), span.group
-        root = span.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(group["eps"])
-        self.apply(span, mask(span, (span.state["exp_avg"] / first).div_(root)))
+        first, second = self._gains(span)
+        for piece in span.pieces():
+            part = piece.of(gradient)
+            average_in(piece, part)
+            root = piece.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(span.group["eps"])
+            mask(piece, torch.div(piece.state["exp_avg"], first, out=part).div_(root))
+        self.apply(span, gradient)
 
     def _meet(self, span: Span) -> None:
         """A span that there was no dense step of."""
@@ -260,28 +268,14 @@ class Frozen(TwoStages):
                 span.state["exp_avg_sq"].div_(second)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "ages": dict(self._ages), "units": self._units}
+        return {**super().state_dict(), "ages": dict(self._ages), "units": self._units.choice}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require(f"the state is of units={state['units']!r}, in which its residuals are; this "
-                f"optimizer has {self._units!r}", None, state["units"] == self._units)  # fmt: skip
+                f"optimizer has {self._units.choice!r}", None,
+                state["units"] == self._units.choice)  # fmt: skip
         super().load_state_dict(state)
         self._ages = dict(state["ages"])
-
-
-def units_of(span: Span, units: Units) -> torch.Tensor:
-    """q. The same on all ranks to the bit, as sums are made element by element."""
-    root = root_of(span)
-    if units == "update" or span.is_small:  # the small ones travel by no codec that has blocks
-        return root
-    if units == "momentum":
-        return torch.ones_like(root)
-    squares = (root * root).view(-1, BLOCK)
-    while squares.shape[1] > 1:
-        half = squares.shape[1] // 2
-        squares = squares[:, :half] + squares[:, half:]
-    typical = squares.div_(BLOCK).sqrt_().expand(-1, BLOCK).reshape(-1)
-    return torch.minimum(typical, root.mul_(_BOUND))
 
 
 class Renewed(Frozen):
@@ -291,7 +285,7 @@ class Renewed(Frozen):
     local = frozenset({"own_sq"})
 
     def __init__(
-        self, point: FreezePoint, compression: str, dense: str, units: Units, beta2: float
+        self, point: FreezePoint, compression: str, dense: str, units: Choice, beta2: float
     ) -> None:
         super().__init__(point, compression, dense, units)
         self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
@@ -304,7 +298,7 @@ class Renewed(Frozen):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "variance":
             out.copy_(span.state["own_sq"])
-            self._own(span, out)
+            _own(span, out)
         else:
             super().outgoing(what, span, out)
 
@@ -312,24 +306,24 @@ class Renewed(Frozen):
         self, span: Span, means: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor] | None:
         super().update(span, means)
-        self._own(span, span.state["own_sq"])
+        _own(span, span.state["own_sq"])
         return self._renew(span, means["variance"]) if "variance" in means else None
-
-    def _own(self, span: Span, square: torch.Tensor) -> None:
-        beta = span.group["betas"][1]
-        square.mul_(beta).addcmul_(span.gradient, span.gradient, value=1 - beta)
 
     def _meet(self, span: Span) -> None:
         """Has its variance by the next renewal."""
 
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """From the mean of the ranks' own squares. Returns the residuals' factors."""
-        before, share = units_of(span, self._units), 1 / span.world_size
+        factor, share = torch.empty_like(square), 1 / span.world_size
+        for piece in span.pieces():
+            piece.of(factor).copy_(self._units.of(piece))
         square.div_(self._gains(span)[1])
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
-        return {"momentum": mask(span, before.div_(units_of(span, self._units)))}
+        for piece in span.pieces():
+            mask(piece, piece.of(factor).div_(self._units.of(piece)))
+        return {"momentum": factor}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         dropped = super().finish(spans)
@@ -348,3 +342,11 @@ class Renewed(Frozen):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.renewals.load_state_dict(state["renewals"])
+
+
+def _own(span: Span, square: torch.Tensor) -> None:
+    """This rank's gradient into the mean square of its own."""
+    beta = span.group["betas"][1]
+    for piece in span.pieces():
+        gradient = piece.gradient
+        piece.of(square).mul_(beta).addcmul_(gradient, gradient, value=1 - beta)

@@ -18,6 +18,7 @@ from ...communicator import Communicator
 from ...feedback import ErrorFeedback, FeedbackStore
 from ...work import Work
 from ..buckets import average
+from ..tensors import all_finite
 from .rule import Exchange, Rule
 from .span import Span
 
@@ -102,7 +103,7 @@ class Flight:
         mean = self._means[what]
         if self._quantised[what]:  # then it is NaN, everywhere
             mean = mean[:1]
-        return bool(mean.isfinite().all())
+        return all_finite(mean)
 
     def _undo(self) -> None:
         for feedback in self._used:

@@ -30,6 +30,7 @@ from .checks import require_dense
 Layout = Literal["blocks", "apart", "joined"]
 Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20
+PIECE = 1 << 15  # elements, a multiple of BLOCK: a few tensors of it fit into a core's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +167,14 @@ class Span:
         """The part of one parameter, in its shape."""
         return place.view(flat)
 
+    def pieces(self) -> Iterator[Piece]:
+        """The span in pieces, in order, each of whole blocks of the codec. On a processor they are
+        so short that a piece stays in its cache from one operation to the next; a device gets the
+        span in one piece."""
+        size = PIECE if self.device.type == "cpu" else self.count
+        for start in range(0, self.count, size):
+            yield Piece(self, start, min(start + size, self.count))
+
     def zeros(self) -> torch.Tensor:
         """A flat tensor of the span's size."""
         return torch.zeros(self.count, dtype=self.dtype, device=self.device)
@@ -232,6 +241,29 @@ class Span:
         self.view(flat, self.places[number]).copy_(value)
         if flat is self.master:
             self._marks[number] = self.places[number].mark()
+
+
+class Piece:
+    """Neighbouring elements of a span, start to stop, for arithmetic element by element.
+
+    Attributes:
+        group: as of the span.
+        state, gradient: the span's, of these elements.
+    """
+
+    def __init__(self, span: Span, start: int, stop: int) -> None:
+        self.span, self.start, self.stop = span, start, stop
+        self.group = span.group
+        self.state = {name: self.of(flat) for name, flat in span.state.items()}
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """See above."""
+        return self.of(self.span.gradient)
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The part of another flat tensor of the span."""
+        return flat[self.start : self.stop]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

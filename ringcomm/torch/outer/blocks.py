@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ConfigError
-from ..tensors import repeat_last
+from ..tensors import all_finite, repeat_last
 from .merges import Merge
 
 Named = tuple[str, torch.Tensor]
@@ -91,7 +91,7 @@ class Block:
     @property
     def is_finite(self) -> bool:
         """Whether all values of the tensors are."""
-        return all(bool(torch.isfinite(tensor).all()) for _, tensor in self.tensors)
+        return all(all_finite(tensor) for _, tensor in self.tensors)
 
     def merge(self, merge: Merge, at_send: torch.Tensor) -> None:
         """Brings the tensors to the anchor, with what they have gained since ``at_send``, a flat
@@ -116,10 +116,10 @@ class Block:
         finite. Where the two are equal it is zero, also where they are infinite."""
         base = self._held()
         delta = torch.sub(base, local, out=out)
-        if bool(torch.isfinite(delta.sum())):  # one pass of memory; a sum may also overflow
+        if all_finite(delta):
             return delta, True
         delta.masked_fill_(base == local, 0)
-        return delta, bool(torch.isfinite(delta).all())
+        return delta, all_finite(delta)
 
     def _held(self) -> torch.Tensor:
         """The anchor as the model's dtypes hold it."""

@@ -1,0 +1,71 @@
+"""Units: in which units a preconditioned momentum travels, q of OneBitAdam.
+
+    "momentum"   q = 1
+    "update"     q = r,  r = sqrt(v) + eps
+    "bounded"    q = min(R, 5 r),  R the root of the mean r^2 of a block of the codec
+
+R is remembered, as v stands still between renewals: a float32 for every block.
+
+Invariants: q follows from v and eps, and is the same on all ranks to the bit, as a block is summed
+up element by element in one order. Small spans have q = r: they travel by no codec that has blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from ...codecs import BLOCK
+from .arithmetic import root_of
+from .span import Piece, Span
+
+Choice = Literal["bounded", "update", "momentum"]
+CHOICES = ("bounded", "update", "momentum")
+_BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
+
+
+@dataclasses.dataclass(frozen=True)
+class _Typical:
+    """R of each block, and the state of v that it is of."""
+
+    square: torch.Tensor
+    version: int
+    blocks: torch.Tensor
+
+
+class Units:
+    """q of the elements of spans, by one choice."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self._typical: dict[str, _Typical] = {}  # by span
+
+    def of(self, piece: Piece) -> torch.Tensor:
+        """q of each element; the caller's to overwrite."""
+        root = root_of(piece)
+        if self.choice == "update" or piece.span.is_small:
+            return root
+        if self.choice == "momentum":
+            return torch.ones_like(root)
+        typical = self._typical_of(piece.span)[piece.start // BLOCK : piece.stop // BLOCK]
+        return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
+
+    def _typical_of(self, span: Span) -> torch.Tensor:
+        square = span.state["exp_avg_sq"]
+        known = self._typical.get(span.name)
+        if known is None or known.square is not square or known.version != square._version:
+            blocks = torch.cat([_typical(piece) for piece in span.pieces()])
+            known = self._typical[span.name] = _Typical(square, square._version, blocks)
+        return known.blocks
+
+
+def _typical(piece: Piece) -> torch.Tensor:
+    """R, [blocks, 1]."""
+    root = root_of(piece)
+    squares = (root * root).view(-1, BLOCK)
+    while squares.shape[1] > 1:
+        half = squares.shape[1] // 2
+        squares = squares[:, :half] + squares[:, half:]
+    return squares.div_(BLOCK).sqrt_()

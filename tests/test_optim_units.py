@@ -1,0 +1,96 @@
+"""Optimizers whose arithmetic is done in pieces of a span; the units in which momenta travel; and
+whether values are finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from optim_cases import gradients, parameters
+from ranks import run_ranks
+
+from ringcomm import Communicator
+from ringcomm.codecs import BLOCK
+from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
+from ringcomm.torch.optim.span import Numbered, Span, lay_out
+from ringcomm.torch.optim.units import Units
+from ringcomm.torch.tensors import all_finite
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+SHAPES = [(300, 217), (40, 33), (77,)]
+
+
+def span_of(count: int) -> Span:
+    """A large one, with a variance."""
+    parameter = torch.nn.Parameter(torch.zeros(count, 1))
+    (made,) = lay_out([Numbered(0, 0, parameter)], 0, ("exp_avg_sq",))
+    made.group = {"eps": 1e-8}
+    made.state["exp_avg_sq"].copy_(torch.rand(made.count) ** 4)
+    return made
+
+
+@pytest.mark.parametrize("kind", [OneBitAdam, OneBitLamb])
+@pytest.mark.parametrize("eps", [1e-8, 0.0])
+def test_pieces_change_no_bit(
+    kind: type[OneBitAdam], eps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of dense steps, steps at 1 bit and renewals, also where an element never has a gradient."""
+
+    def body(comm: Communicator) -> bytes:
+        params = parameters(SHAPES)
+        optimizer = kind(params, 1e-3, eps=eps, freeze=3, comm=comm, threshold=0)
+        for step in range(1, 11):
+            own = gradients(SHAPES, step, comm.world_size)[comm.rank]
+            for parameter, gradient in zip(params, own, strict=True):
+                parameter.grad = torch.from_numpy(np.float32(gradient)).view_as(parameter)
+                parameter.grad[:3] = 0
+            optimizer.step()
+        return b"".join(parameter.detach().numpy().tobytes() for parameter in params)
+
+    whole = run_ranks(2, body)
+    monkeypatch.setattr(span, "PIECE", 2 * BLOCK)
+    assert run_ranks(2, body) == whole
+    assert np.isfinite(np.frombuffer(whole[0], np.float32)).all()
+
+
+def test_pieces_cover_a_span_once() -> None:
+    """In order, each of whole blocks."""
+    made = span_of(3 * span.PIECE + 5)
+    pieces = list(made.pieces())
+    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
+    assert pieces[-1].stop == made.count
+    assert all(piece.start % BLOCK == 0 and piece.stop % BLOCK == 0 for piece in pieces)
+
+
+def test_bounded_units_by_their_formula() -> None:
+    """min(R, 5 r), in float64."""
+    made = span_of(2 * span.PIECE)
+    units = np.concatenate([Units("bounded").of(piece).numpy() for piece in made.pieces()])
+    root = np.sqrt(made.state["exp_avg_sq"].numpy().astype(np.float64)) + 1e-8
+    typical = np.sqrt((root.reshape(-1, BLOCK) ** 2).mean(1)).repeat(BLOCK)
+    np.testing.assert_allclose(units, np.minimum(typical, 5 * root), rtol=1e-5)
+
+
+def test_units_follow_the_variance() -> None:
+    """What is remembered of it is not used when it has changed."""
+    made, units = span_of(BLOCK), Units("bounded")
+    (piece,) = made.pieces()
+    before = units.of(piece)
+    made.state["exp_avg_sq"].mul_(4.0)
+    torch.testing.assert_close(units.of(piece), 2 * before)
+    made.state["exp_avg_sq"] = made.state["exp_avg_sq"] / 4.0
+    (piece,) = made.pieces()
+    torch.testing.assert_close(units.of(piece), before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_finite_finds_one_of_many(bad: float, dtype: torch.dtype) -> None:
+    """Wherever it is; and no sum of large values is taken for one."""
+    values = torch.full((1001,), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(values)
+    assert all_finite(values[:0])
+    for place in (0, 500, 1000):
+        broken = values.clone()
+        broken[place] = bad
+        assert not all_finite(broken)
