@@ -25,6 +25,10 @@ METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step 
 DOCUMENT_HEADS = ("", "method", "beside", *HEADS[3:6], HEADS[7])
 TRAINING = {"T1": "", "T4": ", fine-tuning"}
 PARAMETERS = 471_936
+#: Of the plot's curves: one optimizer each, all of whose ranks step as one with nothing lost; and
+#: one method of each family.
+SYNCHRONOUS = ("adamw", "muon", "sgd", "lion")
+CURVES = (*SYNCHRONOUS, "int4", "onebit-adam", "lion-momentum", "adamw-stale", "outer-int4")
 
 
 def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
@@ -196,19 +200,14 @@ def _pair(claim: Claim, plan: Plan) -> stats.Paired | None:
 
 
 def _curves(plan: Plan, axes: Any) -> None:
-    from matplotlib import rcParams
-
-    colors = rcParams["axes.prop_cycle"].by_key()["color"]
-    styles = [style for style in ("-", "--", ":", "-.") for _ in colors]
-    axes.set_prop_cycle(color=4 * colors, linestyle=styles)
-    for method in plan.methods:
-        rows = list(plan.finals("T1", method.name).values())
+    for name in CURVES:
+        rows = list(plan.finals("T1", name).values())
         curves = [row["curve"] for row in rows if all(loss for _, loss in row["curve"])]
-        if curves and method.share == 1 and not method.tuned_as:
-            steps = [step * method.accumulate for step, _ in curves[0]]
+        if curves:
+            steps = [step for step, _ in curves[0]]
             means = [sum(curve[at][1] for curve in curves) / len(curves)
                      for at in range(len(steps))]  # fmt: skip
-            axes.plot(steps, means, label=method.name, linewidth=1)
+            axes.plot(steps, means, "-" if name in SYNCHRONOUS else "--", label=METHODS[name].about)
     axes.set(xlabel="batches of each rank (T1)", ylabel="nats, mean over the seeds", ylim=(1.2, 3))
     if axes.lines:
-        axes.legend(fontsize=7, ncols=2)
+        axes.legend(fontsize=8)
