@@ -11,8 +11,10 @@ Time to target is a product, whose factors are measured apart:
                     times; over one whole cycle of the trace or more.
 
 PowerSGD is timed at rank 1, for at a hundredth of the size that is the share of the bytes (0.7 %)
-that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. The hook that stands for torch's
-16 bits is its fp16 hook: DDP refuses the bf16 one without NCCL, and their bytes are the same.
+that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. It has one bucket, for over gloo
+it hangs with several: its hook waits, on one of gloo's two threads, for an all-reduce that these two
+must make. The hook that stands for torch's 16 bits is its fp16 hook: DDP refuses the bf16 one
+without NCCL, and their bytes are the same.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _OUTER = {"kind": "apart", "steps": 1}
 WAYS: Mapping[str, tuple[float, steps.Way]] = {  # bytes of a parameter and step, about; the way
     FP32: (6.0, _GLOO),
     HALF: (3.0, {**_GLOO, "hook": "fp16"}),
-    POWERSGD: (0.1, {**_GLOO, "hook": "powersgd", "rank": 1}),
+    POWERSGD: (0.1, {**_GLOO, "hook": "powersgd", "rank": 1, "bucket_mb": None}),
     "int8": (1.5, {**_OURS, "codec": "int8"}),
     "int4": (0.8, {**_OURS, "codec": "int4"}),
     AUTO: (0.8, {**_OURS, "codec": "auto", "allow": ["int4"], "settle": 40}),
