@@ -1,4 +1,4 @@
-"""Optimizers whose arithmetic is done in pieces of a span; the units in which momenta travel; and
+"""Optimizers whose arithmetic is done in tiles of a span; the units in which momenta travel; and
 whether values are finite."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ringcomm.torch.optim import OneBitAdam, OneBitLamb, span
 from ringcomm.torch.optim.span import Numbered, Span, lay_out
 from ringcomm.torch.optim.units import Units
 from ringcomm.torch.tensors import all_finite
+from ringcomm.torch.tiles import tile_elements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 SHAPES = [(300, 217), (40, 33), (77,)]
@@ -31,7 +32,7 @@ def span_of(count: int) -> Span:
 
 @pytest.mark.parametrize("kind", [OneBitAdam, OneBitLamb])
 @pytest.mark.parametrize("eps", [1e-8, 0.0])
-def test_pieces_change_no_bit(
+def test_tiles_change_no_bit(
     kind: type[OneBitAdam], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of dense steps, steps at 1 bit and renewals, also where an element never has a gradient."""
@@ -48,24 +49,24 @@ def test_pieces_change_no_bit(
         return b"".join(parameter.detach().numpy().tobytes() for parameter in params)
 
     whole = run_ranks(2, body)
-    monkeypatch.setattr(span, "PIECE", 2 * BLOCK)
+    monkeypatch.setattr(span, "tile_elements", lambda: 2 * BLOCK)
     assert run_ranks(2, body) == whole
     assert np.isfinite(np.frombuffer(whole[0], np.float32)).all()
 
 
-def test_pieces_cover_a_span_once() -> None:
+def test_tiles_cover_a_span_once() -> None:
     """In order, each of whole blocks."""
-    made = span_of(3 * span.PIECE + 5)
-    pieces = list(made.pieces())
-    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
-    assert pieces[-1].stop == made.count
-    assert all(piece.start % BLOCK == 0 and piece.stop % BLOCK == 0 for piece in pieces)
+    made = span_of(3 * tile_elements() + 5)
+    tiles = list(made.tiles())
+    assert [tile.start for tile in tiles] == [0, *(tile.stop for tile in tiles[:-1])]
+    assert tiles[-1].stop == made.count
+    assert all(tile.start % BLOCK == 0 and tile.stop % BLOCK == 0 for tile in tiles)
 
 
 def test_bounded_units_by_their_formula() -> None:
     """min(R, 5 r), in float64."""
-    made = span_of(2 * span.PIECE)
-    units = np.concatenate([Units("bounded").of(piece).numpy() for piece in made.pieces()])
+    made = span_of(2 * tile_elements())
+    units = np.concatenate([Units("bounded").of(tile).numpy() for tile in made.tiles()])
     root = np.sqrt(made.state["exp_avg_sq"].numpy().astype(np.float64)) + 1e-8
     typical = np.sqrt((root.reshape(-1, BLOCK) ** 2).mean(1)).repeat(BLOCK)
     np.testing.assert_allclose(units, np.minimum(typical, 5 * root), rtol=1e-5)
@@ -74,13 +75,13 @@ def test_bounded_units_by_their_formula() -> None:
 def test_units_follow_the_variance() -> None:
     """What is remembered of it is not used when it has changed."""
     made, units = span_of(BLOCK), Units("bounded")
-    (piece,) = made.pieces()
-    before = units.of(piece)
+    (tile,) = made.tiles()
+    before = units.of(tile)
     made.state["exp_avg_sq"].mul_(4.0)
-    torch.testing.assert_close(units.of(piece), 2 * before)
+    torch.testing.assert_close(units.of(tile), 2 * before)
     made.state["exp_avg_sq"] = made.state["exp_avg_sq"] / 4.0
-    (piece,) = made.pieces()
-    torch.testing.assert_close(units.of(piece), before)
+    (tile,) = made.tiles()
+    torch.testing.assert_close(units.of(tile), before)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -24,7 +24,7 @@ from ringcomm.torch import OuterStep
 from ringcomm.torch.outer import Carry, Lerp, Mean
 from ringcomm.torch.outer.flight import Flight
 from ringcomm.torch.outer.merges import Merge
-from ringcomm.torch.outer.tiles import tiles
+from ringcomm.torch.tiles import tiles
 from ringcomm.torch.worker import Worker
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]

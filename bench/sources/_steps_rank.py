@@ -7,8 +7,8 @@
     kind        settings
     alone       nothing is exchanged
     gradients   DDP: bucket_mb (null: one bucket, which travels after backward), accumulate, and
-                codec of ringcomm's hook, with "auto" what it is to allow; or over "gloo" by hook
-                null, "fp16", "bf16" or "powersgd", of a rank
+                codec of ringcomm's hook, with "auto" what it is to allow; or over a backend,
+                "gloo" or "ringcomm", by torch's hook null, "fp16", "bf16" or "powersgd", of a rank
     momentum    optimizer of ringcomm.torch.optim, settings of it
     apart       settings of OuterStep
     sparse      settings of ringcomm.torch.sparse.Adam
@@ -145,7 +145,7 @@ class Gradients(Alone):
         )
         self._through, self._ddp = ddp, ddp
         self._state: HookState | None = None
-        if settings.get("over") == "gloo":
+        if "over" in settings:
             _torch_hook(ddp, group, settings.get("hook"), settings.get("rank", POWERSGD_RANK))
         else:
             if "allow" in settings:

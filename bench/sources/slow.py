@@ -11,10 +11,11 @@ Time to target is a product, whose factors are measured apart:
                     times; over one whole cycle of the trace or more.
 
 PowerSGD is timed at rank 1, for at a hundredth of the size that is the share of the bytes (0.7 %)
-that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. It has one bucket, for over gloo
-it hangs with several: its hook waits, on one of gloo's two threads, for an all-reduce that these two
-must make. The hook that stands for torch's 16 bits is its fp16 hook: DDP refuses the bf16 one
-without NCCL, and their bytes are the same.
+that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. It has one bucket, for its hook
+begins a second all-reduce where a bucket's first one ends: with several buckets each rank has an
+order of its own, in which gloo hangs and ringcomm raises MismatchError. The hook that stands for
+torch's 16 bits is its fp16 hook: DDP refuses the bf16 one without NCCL, and their bytes are the
+same.
 """
 
 from __future__ import annotations
@@ -54,16 +55,19 @@ OVER_FP32, OVER_16_BITS, AUTO_WITHIN = 20.0, 5.0, 1.05
 ROWS = Path(__file__).resolve().parent.parent / "results" / "convergence.jsonl"
 
 FP32, HALF, POWERSGD = "DDP, gloo fp32", "DDP, gloo, torch's fp16 hook", "DDP, gloo, PowerSGD"
+OURS = "DDP, ringcomm, PowerSGD"
 AUTO, STELLA = "auto", "StellaTrain's path"
 FIXED = ("int8", "int4")
 
 _GLOO = {"kind": "gradients", "over": "gloo", "bucket_mb": 1.0}
+_POWERSGD = {**_GLOO, "hook": "powersgd", "rank": 1, "bucket_mb": None}
 _OURS = {"kind": "gradients", "bucket_mb": 1.0}
 _OUTER = {"kind": "apart", "steps": 1}
 WAYS: Mapping[str, tuple[float, steps.Way]] = {  # bytes of a parameter and step, about; the way
     FP32: (6.0, _GLOO),
     HALF: (3.0, {**_GLOO, "hook": "fp16"}),
-    POWERSGD: (0.1, {**_GLOO, "hook": "powersgd", "rank": 1, "bucket_mb": None}),
+    POWERSGD: (0.1, _POWERSGD),
+    OURS: (0.1, {**_POWERSGD, "over": "ringcomm"}),
     "int8": (1.5, {**_OURS, "codec": "int8"}),
     "int4": (0.8, {**_OURS, "codec": "int4"}),
     AUTO: (0.8, {**_OURS, "codec": "auto", "allow": ["int4"], "settle": 40}),
@@ -80,6 +84,7 @@ METHODS: Mapping[str, tuple[str, str]] = {
     FP32: ("adamw", FP32),
     HALF: ("torch-fp16", HALF),
     POWERSGD: ("powersgd-4", POWERSGD),
+    OURS: ("powersgd-4", OURS),
     "int8": ("int8", "int8"),
     "int4": ("int4", "int4"),
     AUTO: ("", AUTO),

@@ -209,10 +209,10 @@ class Frozen(TwoStages):
         if what == "gradient":
             out.copy_(span.gradient)
             return
-        for piece in span.pieces():
-            part = piece.of(out)
-            momentum_in(piece, part)
-            mask(piece, part.div_(self._units.of(piece)))
+        for tile in span.tiles():
+            part = tile.of(out)
+            momentum_in(tile, part)
+            mask(tile, part.div_(self._units.of(tile)))
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -227,12 +227,12 @@ class Frozen(TwoStages):
         return None
 
     def _momentum_step(self, span: Span, mean: torch.Tensor) -> None:
-        for piece in span.pieces():
-            part, units = mask(piece, piece.of(mean)), self._units.of(piece)
-            torch.mul(part, units, out=piece.state["exp_avg"])
-            part.mul_(units.div_(root_of(piece)))
+        for tile in span.tiles():
+            part, units = mask(tile, tile.of(mean)), self._units.of(tile)
+            torch.mul(part, units, out=tile.state["exp_avg"])
+            part.mul_(units.div_(root_of(tile)))
             if span.group["eps"] == 0:  # q / r is 0 / 0 where v is 0
-                mask(piece, part)
+                mask(tile, part)
         self.apply(span, mean)
 
     def apply(self, span: Span, update: torch.Tensor) -> None:
@@ -241,11 +241,11 @@ class Frozen(TwoStages):
 
     def _dense_step(self, span: Span, gradient: torch.Tensor) -> None:
         first, second = self._gains(span)
-        for piece in span.pieces():
-            part = piece.of(gradient)
-            average_in(piece, part)
-            root = piece.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(span.group["eps"])
-            mask(piece, torch.div(piece.state["exp_avg"], first, out=part).div_(root))
+        for tile in span.tiles():
+            part = tile.of(gradient)
+            average_in(tile, part)
+            root = tile.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(span.group["eps"])
+            mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(root))
         self.apply(span, gradient)
 
     def _meet(self, span: Span) -> None:
@@ -315,14 +315,14 @@ class Renewed(Frozen):
     def _renew(self, span: Span, square: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """From the mean of the ranks' own squares. Returns the residuals' factors."""
         factor, share = torch.empty_like(square), 1 / span.world_size
-        for piece in span.pieces():
-            piece.of(factor).copy_(self._units.of(piece))
+        for tile in span.tiles():
+            tile.of(factor).copy_(self._units.of(tile))
         square.div_(self._gains(span)[1])
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
-        for piece in span.pieces():
-            mask(piece, piece.of(factor).div_(self._units.of(piece)))
+        for tile in span.tiles():
+            mask(tile, tile.of(factor).div_(self._units.of(tile)))
         return {"momentum": factor}
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
@@ -347,6 +347,6 @@ class Renewed(Frozen):
 def _own(span: Span, square: torch.Tensor) -> None:
     """This rank's gradient into the mean square of its own."""
     beta = span.group["betas"][1]
-    for piece in span.pieces():
-        gradient = piece.gradient
-        piece.of(square).mul_(beta).addcmul_(gradient, gradient, value=1 - beta)
+    for tile in span.tiles():
+        gradient = tile.gradient
+        tile.of(square).mul_(beta).addcmul_(gradient, gradient, value=1 - beta)

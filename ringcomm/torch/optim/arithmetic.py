@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .span import Piece, Span
+from .span import Span, Tile
 
 
 def parts(span: Span, name: str) -> list[torch.Tensor]:
@@ -16,26 +16,26 @@ def parts(span: Span, name: str) -> list[torch.Tensor]:
     return [span.view(span.state[name], place) for place in span.places]
 
 
-def average_in(span: Span | Piece, gradient: torch.Tensor) -> None:
+def average_in(span: Span | Tile, gradient: torch.Tensor) -> None:
     """A gradient into m and v."""
     beta1, beta2 = span.group["betas"]
     span.state["exp_avg"].lerp_(gradient, 1 - beta1)
     span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
 
 
-def momentum_in(span: Span | Piece, out: torch.Tensor) -> None:
+def momentum_in(span: Span | Tile, out: torch.Tensor) -> None:
     """b1 m + (1-b1) g, the momentum with this rank's gradient."""
     beta = span.group["betas"][0]
     torch.mul(span.state["exp_avg"], beta, out=out)
     out.add_(span.gradient, alpha=1 - beta)
 
 
-def root_of(span: Span | Piece) -> torch.Tensor:
+def root_of(span: Span | Tile) -> torch.Tensor:
     """r: what Adam divides by."""
     return span.state["exp_avg_sq"].sqrt().add_(span.group["eps"])
 
 
-def mask(span: Span | Piece, values: torch.Tensor) -> torch.Tensor:
+def mask(span: Span | Tile, values: torch.Tensor) -> torch.Tensor:
     """The values, made 0 where the span has no variance."""
     return values.masked_fill_(span.state["exp_avg_sq"] == 0, 0.0)
 

@@ -25,12 +25,12 @@ import torch
 from ...codecs import BLOCK
 from ...errors import ConfigError
 from ..tensors import repeat_last
+from ..tiles import tile_elements
 from .checks import require_dense
 
 Layout = Literal["blocks", "apart", "joined"]
 Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20
-PIECE = 1 << 15  # elements, a multiple of BLOCK: a few tensors of it fit into a core's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +167,11 @@ class Span:
         """The part of one parameter, in its shape."""
         return place.view(flat)
 
-    def pieces(self) -> Iterator[Piece]:
-        """The span in pieces, in order, each of whole blocks of the codec. On a processor they are
-        so short that a piece stays in its cache from one operation to the next; a device gets the
-        span in one piece."""
-        size = PIECE if self.device.type == "cpu" else self.count
+    def tiles(self) -> Iterator[Tile]:
+        """All elements, in order. A device, whose memory is fast, gets them in one tile."""
+        size = tile_elements() if self.device.type == "cpu" else self.count
         for start in range(0, self.count, size):
-            yield Piece(self, start, min(start + size, self.count))
+            yield Tile(self, start, min(start + size, self.count))
 
     def zeros(self) -> torch.Tensor:
         """A flat tensor of the span's size."""
@@ -243,8 +241,8 @@ class Span:
             self._marks[number] = self.places[number].mark()
 
 
-class Piece:
-    """Neighbouring elements of a span, start to stop, for arithmetic element by element.
+class Tile:
+    """Elements of a span, start to stop, for arithmetic element by element.
 
     Attributes:
         group: as of the span.

@@ -19,7 +19,7 @@ import torch
 
 from ...codecs import BLOCK
 from .arithmetic import root_of
-from .span import Piece, Span
+from .span import Span, Tile
 
 Choice = Literal["bounded", "update", "momentum"]
 CHOICES = ("bounded", "update", "momentum")
@@ -42,28 +42,28 @@ class Units:
         self.choice = choice
         self._typical: dict[str, _Typical] = {}  # by span
 
-    def of(self, piece: Piece) -> torch.Tensor:
+    def of(self, tile: Tile) -> torch.Tensor:
         """q of each element; the caller's to overwrite."""
-        root = root_of(piece)
-        if self.choice == "update" or piece.span.is_small:
+        root = root_of(tile)
+        if self.choice == "update" or tile.span.is_small:
             return root
         if self.choice == "momentum":
             return torch.ones_like(root)
-        typical = self._typical_of(piece.span)[piece.start // BLOCK : piece.stop // BLOCK]
+        typical = self._typical_of(tile.span)[tile.start // BLOCK : tile.stop // BLOCK]
         return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
 
     def _typical_of(self, span: Span) -> torch.Tensor:
         square = span.state["exp_avg_sq"]
         known = self._typical.get(span.name)
         if known is None or known.square is not square or known.version != square._version:
-            blocks = torch.cat([_typical(piece) for piece in span.pieces()])
+            blocks = torch.cat([_typical(tile) for tile in span.tiles()])
             known = self._typical[span.name] = _Typical(square, square._version, blocks)
         return known.blocks
 
 
-def _typical(piece: Piece) -> torch.Tensor:
+def _typical(tile: Tile) -> torch.Tensor:
     """R, [blocks, 1]."""
-    root = root_of(piece)
+    root = root_of(tile)
     squares = (root * root).view(-1, BLOCK)
     while squares.shape[1] > 1:
         half = squares.shape[1] // 2

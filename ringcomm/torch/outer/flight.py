@@ -26,11 +26,11 @@ import torch
 from ...communicator import Communicator
 from ...errors import RingcommError
 from ...work import Work
+from ..tiles import tiles
 from .blocks import Block, Scratch
 from .header import Header, Headers, scale
 from .merges import Merge
 from .rules import Memory, Rule
-from .tiles import tiles
 from .wires import Sent, Wire
 
 

@@ -19,7 +19,7 @@ import torch
 
 from ...errors import ConfigError, did_you_mean
 from ..settings import require_number
-from .tiles import tiles
+from ..tiles import tiles
 
 
 class Merge(Protocol):
