@@ -72,8 +72,8 @@ def test_bounded_units_by_their_formula() -> None:
     np.testing.assert_allclose(units, np.minimum(typical, 5 * root), rtol=1e-5)
 
 
-def test_units_follow_the_variance() -> None:
-    """What is remembered of it is not used when it has changed."""
+def test_units_follow_variance_and_eps() -> None:
+    """What is remembered is not used when they have changed."""
     made, units = span_of(BLOCK), Units("bounded")
     (tile,) = made.tiles()
     before = units.of(tile)
@@ -82,6 +82,9 @@ def test_units_follow_the_variance() -> None:
     made.state["exp_avg_sq"] = made.state["exp_avg_sq"] / 4.0
     (tile,) = made.tiles()
     torch.testing.assert_close(units.of(tile), before)
+    made.group["eps"] = 1.0
+    torch.testing.assert_close(units.of(tile), Units("bounded").of(tile))
+    assert (units.of(tile) > before).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -28,11 +28,16 @@ _BOUND = 5.0  # times an element's update: the noise that it gets of its block's
 
 @dataclasses.dataclass(frozen=True)
 class _Typical:
-    """R of each block, and the state of v that it is of."""
+    """R of each block, and the v and eps that it is of."""
 
     square: torch.Tensor
     version: int
+    eps: float
     blocks: torch.Tensor
+
+    def is_of(self, square: torch.Tensor, eps: float) -> bool:
+        """Whether v and eps are still what they were."""
+        return self.square is square and self.version == square._version and self.eps == eps
 
 
 class Units:
@@ -53,11 +58,11 @@ class Units:
         return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
 
     def _typical_of(self, span: Span) -> torch.Tensor:
-        square = span.state["exp_avg_sq"]
+        square, eps = span.state["exp_avg_sq"], span.group["eps"]
         known = self._typical.get(span.name)
-        if known is None or known.square is not square or known.version != square._version:
+        if known is None or not known.is_of(square, eps):
             blocks = torch.cat([_typical(tile) for tile in span.tiles()])
-            known = self._typical[span.name] = _Typical(square, square._version, blocks)
+            known = self._typical[span.name] = _Typical(square, square._version, eps, blocks)
         return known.blocks
 
 
