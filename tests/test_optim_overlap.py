@@ -16,15 +16,9 @@ from ranks import World, run_ranks
 from torch import nn
 
 from ringcomm import Communicator, ConfigError
-from ringcomm.torch.optim import SGD, span
+from ringcomm.torch.optim import SGD
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture(autouse=True)
-def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A span for each large parameter."""
-    monkeypatch.setattr(span, "SPAN_BYTES", 1)
 
 
 def net() -> nn.Module:
@@ -39,7 +33,9 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def made(model: nn.Module, comm: Communicator, codec: str = "onebit", **settings: Any) -> SGD:
-    return SGD(model.parameters(), 0.1, compression=codec, comm=comm, threshold=0, **settings)  # type: ignore[arg-type]
+    """A span for each large parameter."""
+    parts = {"threshold": 0, "span_bytes": 1}
+    return SGD(model.parameters(), 0.1, compression=codec, comm=comm, **parts, **settings)  # type: ignore[arg-type]
 
 
 def went(optimizer: SGD) -> int:

@@ -137,6 +137,7 @@ def test_ranks_with_other_models_fail_at_once() -> None:
     [
         (SGD, "max_norm", (None, 1.0)),
         (SGD, "threshold", (1024, 4096)),
+        (SGD, "span_bytes", (1024, 4096)),
         (SGD, "compression", ("int4", "onebit")),
         (SGD, "warmup_steps", (0, 3)),
         (SGD, "overlap", (False, True)),

@@ -211,6 +211,7 @@ def test_warm_up_steps_are_gentle() -> None:
         ({"max_norm": 0.0}, "max_norm"),
         ({"max_norm": "1"}, "Invalid max_norm: '1'"),
         ({"threshold": -1}, "threshold"),
+        ({"span_bytes": 0}, "span_bytes"),
         ({"max_norm": 1.0, "overlap": True}, "give one of the two"),
     ],
 )

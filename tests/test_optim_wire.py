@@ -416,20 +416,14 @@ def test_what_does_not_fill_a_block_travels_as_well_as_the_rest() -> None:
     run_ranks(3, body)
 
 
-def test_many_spans_go_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringcomm.torch.optim import span
-
-    def body(comm: Communicator) -> Net:
+def test_many_spans_go_one_behind_the_other() -> None:
+    def body(comm: Communicator, span_bytes: int, parts: int) -> Net:
         model = Net()
-        optimizer = Lion(model.parameters(), 1e-2, comm=comm, threshold=0)
+        optimizer = Lion(model.parameters(), 1e-2, comm=comm, threshold=0, span_bytes=span_bytes)
         go_on(model, optimizer, comm, range(3))
         assert len(optimizer.spans) == parts
         return model
 
-    parts = 3
-    monkeypatch.setattr(span, "SPAN_BYTES", 10_000)
     with World(2) as world:
-        assert alike(world.run(body))
-        monkeypatch.setattr(span, "SPAN_BYTES", 1)
-        parts = 5
-        assert alike(world.run(body))
+        assert alike(world.run(partial(body, span_bytes=10_000, parts=3)))
+        assert alike(world.run(partial(body, span_bytes=1, parts=5)))

@@ -104,7 +104,8 @@ def ways(layers: Sequence[Sequence[int]], settle: int) -> dict[str, steps.Way]:
     plain = {"kind": "gradients", "settle": 2, "untimed": 0, "bucket_mb": None}
     hidden = {**plain, "bucket_mb": gradient_mb / 20}
     momentum = {"kind": "momentum", "untimed": 0, "steps": 2, "settle": settle}
-    late, early = {"freeze": 10**6, "overlap": True}, {"freeze": 2, "overlap": True}
+    during = {"overlap": True, "span_bytes": round(gradient_mb / 20 * 2**20)}
+    late, early = {**during, "freeze": 10**6}, {**during, "freeze": 2}
     return {
         steps.ALONE: {"kind": "alone", "settle": 1, "untimed": 0},
         FP32: {**plain, "codec": "none"},

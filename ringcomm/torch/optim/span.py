@@ -5,8 +5,8 @@
     small   | bias | norm | bias |
 
 A parameter is large if it has more than one dimension and ``threshold`` bytes. Large ones are
-joined until a span has SPAN_BYTES; the small ones of a group are one span. All ranks lay out alike,
-as that follows from the parameters' shapes and order.
+joined until a span has ``span_bytes``; the small ones of a group are one span. All ranks lay out
+alike, as that follows from the parameters' shapes and order.
 
 Invariants: a span's flat tensors have one dtype: float64 for float64 parameters, else float32. The
 padding repeats values of the block's own parameter, so a block's scale is that of its values. What
@@ -30,7 +30,7 @@ from .checks import require_dense
 
 Layout = Literal["blocks", "apart", "joined"]
 Mark = tuple[object, ...]
-SPAN_BYTES = 25 << 20
+SPAN_BYTES = 25 << 20  # as a bucket of DDP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +271,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def lay_out(
     parameters: Sequence[Numbered], threshold: int, states: Sequence[str],
-    layout: Layout = "blocks",
+    layout: Layout = "blocks", span_bytes: int = SPAN_BYTES,
 ) -> list[Span]:  # fmt: skip
     """Spans of parameters, in the order in which they travel: large ones first, those of the last
     parameters before the others, as backward has these first; then small ones.
@@ -279,6 +279,7 @@ def lay_out(
     Args:
         layout: "blocks" as above. For rules that must repeat what others exchange "apart", each
             parameter a span, or "joined", all of a group a span: none small, and without padding.
+        span_bytes: of "blocks", at which a span is full.
     """
     filling: dict[tuple[Any, ...], list[Numbered]] = {}
     full: list[tuple[bool, list[Numbered]]] = []
@@ -290,7 +291,7 @@ def lay_out(
         held = filling.setdefault(key, [])
         held.append(one)
         nbytes = sum(each.parameter.numel() for each in held) * wide(parameter.dtype).itemsize
-        is_full = nbytes >= SPAN_BYTES and layout == "blocks" and not small
+        is_full = nbytes >= span_bytes and layout == "blocks" and not small
         if is_full or layout == "apart":
             full.append((small, filling.pop(key)))
     full += [(key[0], held) for key, held in filling.items()]

@@ -33,7 +33,7 @@ from .checks import at_least, codec_name
 from .exchanging import ExchangingOptimizer, warn_caller
 from .flight import Flight
 from .rule import Rule
-from .span import Numbered, Span, lay_out
+from .span import SPAN_BYTES, Numbered, Span, lay_out
 
 _IN_FLIGHT = 4  # spans
 
@@ -52,6 +52,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
             between backward and step works as well; it clips each rank's gradient by its own norm.
         threshold: bytes of a parameter below which it is small. Small ones, and those of one
             dimension, travel together, at bf16 where others do at int8 or less.
+        span_bytes: large parameters are joined until they have so many bytes, and travel together;
+            with ``overlap`` they begin when backward has the last of these gradients.
 
     Parameters of 16 bits have a float32 master copy, which is what steps. Change their weights by
     ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
@@ -80,6 +82,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         *,
         max_norm: float | None = None,
         threshold: int = 32 << 10,
+        span_bytes: int = SPAN_BYTES,
         overlap: bool = False,
         fixed: Mapping[str, object] | None = None,
     ) -> None:
@@ -95,9 +98,10 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         self._rule = rule
         self._max_norm = max_norm
         self._threshold = require_whole("threshold", threshold, 0)
+        self._span_bytes = require_whole("span_bytes", span_bytes, 1)
         self.carried = 0
         self.feedback = FeedbackStore()
-        common = {"max_norm": max_norm, "threshold": threshold}
+        common = {"max_norm": max_norm, "threshold": threshold, "span_bytes": span_bytes}
         super().__init__(params, defaults, comm, overlap, {**common, **(fixed or {})})
         if overlap:
             self._extend()
@@ -189,7 +193,9 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
 
     def _add(self, new: Sequence[Numbered]) -> None:
         rule = self._rule
-        self._use(self._spans + lay_out(new, self._threshold, rule.states, rule.layout))
+        self._use(self._spans + lay_out(
+            new, self._threshold, rule.states, rule.layout, self._span_bytes
+        ))  # fmt: skip
         self._tell_small()
 
     def _use(self, spans: list[Span]) -> None:
