@@ -402,6 +402,8 @@ _OTHER_OPTIMIZERS = (
 
 _SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
     Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain),
+    Method("powersgd-4-long", "torch's PowerSGD hook, rank 4, 3 times the steps", powersgd,
+           {"rank": 4}, world="process", share=3.0, tuned_as="powersgd-4"),
     *(
         Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name)
         for name, about, build, options in (
