@@ -234,7 +234,7 @@ def stellatrain(place: Place, *, density: float = 1 / 64) -> Recipe:
 
     optimizer = ringcomm.torch.sparse.Adam(
         place.model.parameters(), lr=place.lr, betas=BETAS, weight_decay=DECAY, comm=place.comm,
-        density=density, overlap=False,
+        density=density, decoupled_weight_decay=True, overlap=False,
     )  # fmt: skip
     return Recipe([optimizer], around=optimizer)
 
