@@ -235,9 +235,11 @@ def table(found: Found) -> list[Sequence[str]]:
 
 def draw(found: Found, figure: Any) -> None:
     """Throughput over that of fp32 gradients, by rate, a line for each way; a panel per model."""
-    panels = figure.subplots(1, len(MODELS), sharey=True)
+    models = [one for one in MODELS
+              if any(row["settings"]["model"] == one for row in found.values())]  # fmt: skip
+    panels = figure.subplots(1, max(1, len(models)), sharey=True, squeeze=False)[0]
     shown = (*((way, "") for way in (*BESIDE, ADAM)), (ADAM, DENSE), (ADAM, DENSE8), (LAMB, DENSE))
-    for axes, model in zip(panels, MODELS, strict=True):
+    for axes, model in zip(panels, models, strict=False):
         most = max((row["settings"]["hosts"] for row in found.values()
                     if row["settings"]["model"] == model), default=0)  # fmt: skip
         rows = sorted((row for row in found.values() if row["settings"]["model"] == model
@@ -248,8 +250,9 @@ def draw(found: Found, figure: Any) -> None:
             axes.plot(rates, [over(row, FP32, way, "step_s", dense) for row in rows], "o-",
                       label=f"{way} after {dense}" if dense else way)  # fmt: skip
         axes.axhline(3.3, color="gray", linestyle=":")
-        axes.set(title=f"{model}, {most} hosts", xlabel="Mbit/s")
-        if rows:
-            axes.set(xscale="log", yscale="log")
-    panels[0].set_ylabel("throughput over fp32 gradients'; dotted: 1-bit Adam's paper")
+        axes.set(title=f"{model}, {most} hosts", xlabel="Mbit/s", xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}")
+    panels[0].set_ylabel("throughput over fp32's; dotted: the paper's 3.3")
     panels[0].legend(fontsize=7)
