@@ -255,4 +255,5 @@ def draw(found: Found, figure: Any) -> None:
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter("{x:g}")
     panels[0].set_ylabel("throughput over fp32's; dotted: the paper's 3.3")
-    panels[0].legend(fontsize=7)
+    if models:
+        panels[0].legend(fontsize=7)
