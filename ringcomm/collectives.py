@@ -204,6 +204,8 @@ class Collectives:
     ) -> Any:
         """Copies root's tensor into every rank's ``tensor``, in place, and returns that (or the
         Work). On root it is only read."""
+        if timeout is None and not async_op and self._shortcut.broadcast(tensor, root):
+            return tensor
         check_autograd(tensor)  # on root, too, or the others alone would refuse
         dst = view(tensor, writable=self.rank != root)
         return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
@@ -433,6 +435,8 @@ class Collectives:
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Returns None, or the Work is over, when every rank has called it."""
+        if timeout is None and not async_op and self._shortcut.barrier():
+            return None
         return self._run(lib.RC_BARRIER, None, None, 0, async_op=async_op, timeout=timeout)
 
     @overload

@@ -1,8 +1,9 @@
-"""The short way for the commonest call: an all-reduce of a dense tensor, in place.
+"""The short way for the commonest calls: an all-reduce or a broadcast of a dense tensor, in place,
+and a barrier.
 
 What the long way makes for each call (a View, a Work, the checks of all arguments) takes longer
 than a small message takes over the wire: 15 us against 3. Here the call is prepared once for each
-(dtype, op, compression), the memory is asked for directly, the core submits and waits in one call,
+dtype and kind of call, the memory is asked for directly, the core submits and waits in one call,
 and there is a Work only where that takes long or is interrupted.
 
 It takes no lock of the communicator, which could not be held while it waits. Instead it says that
@@ -34,9 +35,17 @@ _VOID = ffi.typeof("void *")
 _cast, _from_buffer = ffi.cast, ffi.from_buffer
 _CALL = ffi.typeof("rc_call *")
 _SLOT = ffi.typeof("rc_work **")
+_ALLREDUCE, _BROADCAST, _BARRIER = lib.RC_ALLREDUCE, lib.RC_BROADCAST, lib.RC_BARRIER
+
+Kind = tuple[int, str, str | None, int]
+"""A collective, its op, compression and root."""
+Memory = tuple[Any, Any, int]
+"""A dtype object, a pointer, and a count of elements."""
+
+_NO_MEMORY: Memory = (None, ffi.NULL, 0)
 
 
-def plain_memory(obj: Any) -> tuple[Any, Any, int] | None:
+def plain_memory(obj: Any) -> Memory | None:
     """What a View of the commonest tensors comes down to: numpy's or torch's own class, dense, on
     the CPU, and writable.
 
@@ -68,7 +77,7 @@ class Shortcut:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._templates: dict[tuple[Any, str, str | None], tuple[Any, str]] = {}
+        self._templates: dict[tuple[Any, Kind], tuple[Any, str]] = {}  # by dtype and kind
         self._slots: list[Any] = []  # that no call uses, all NULL
 
     def allreduce(self, tensor: Any, op: str, compression: str | None) -> bool:
@@ -82,16 +91,28 @@ class Shortcut:
             TensorError, ConfigError: as the long way does.
             RingcommError: the collective failed; the class says how.
         """
-        memory = plain_memory(tensor)
+        return self._run(tensor, plain_memory(tensor), (_ALLREDUCE, op, compression, 0))
+
+    def broadcast(self, tensor: Any, root: int) -> bool:
+        """The same of a broadcast of root's tensor, which is writable there, too."""
+        if type(root) is not int:  # True and 1.0 are equal to 1
+            return False
+        return self._run(tensor, plain_memory(tensor), (_BROADCAST, "sum", None, root))
+
+    def barrier(self) -> bool:
+        """The same of a barrier."""
+        return self._run(None, _NO_MEMORY, (_BARRIER, "sum", None, 0))
+
+    def _run(self, tensor: Any, memory: Memory | None, kind: Kind) -> bool:
         comm = self._comm
         if memory is None or comm._engine.forked or comm.is_timed:
             return False
         dtype, address, count = memory
         try:
-            known = self._templates.get((dtype, op, compression))
+            known = self._templates.get((dtype, kind))
         except TypeError:  # not hashable, so neither is a name
             return False
-        call = (known or self._remember(tensor, dtype, op, compression))[0]
+        call = (known or self._remember(tensor, dtype, kind))[0]
         if comm._pipe is not None:
             comm._pipe.drain()
         try:
@@ -107,7 +128,7 @@ class Shortcut:
                 return False
             result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
         finally:  # after an interrupt, too, the core goes on with the tensor
-            work = self._make_work(slot, tensor, op, compression) if slot[0] else None
+            work = self._make_work(slot, tensor, kind) if slot[0] else None
             comm._inside.pop(slot, None)
         if work is not None:
             work.wait()
@@ -117,7 +138,7 @@ class Shortcut:
         return bool(result == OK)
 
     def submit(self, tensor: Any, op: str, compression: str | None) -> Work | None:
-        """The same without waiting, for a torch tensor.
+        """An all-reduce without waiting, for a torch tensor.
 
         Returns:
             The Work; None where this is another case or was refused, as ``allreduce`` has it.
@@ -127,9 +148,8 @@ class Shortcut:
         if memory is None or comm.is_inherited or comm.is_timed:
             return None
         dtype, address, count = memory
-        template, name = self._templates.get((dtype, op, compression)) or self._remember(
-            tensor, dtype, op, compression
-        )
+        kind = (_ALLREDUCE, op, compression, 0)
+        template, name = self._templates.get((dtype, kind)) or self._remember(tensor, dtype, kind)
         call = ffi.new(_CALL, template[0])
         call.count = count
         call.src = call.dst = address
@@ -152,20 +172,19 @@ class Shortcut:
             comm._collect()
         return work
 
-    def _remember(
-        self, tensor: Any, dtype: Any, op: str, compression: str | None
-    ) -> tuple[Any, str]:
-        made = self._make_call(tensor, op, compression)
-        self._templates[dtype, op, compression] = made
+    def _remember(self, tensor: Any, dtype: Any, kind: Kind) -> tuple[Any, str]:
+        made = self._templates[dtype, kind] = self._make_call(tensor, kind)
         return made
 
-    def _make_call(self, tensor: Any, op: str, compression: str | None) -> tuple[Any, str]:
-        comm, src = self._comm, view(tensor, writable=True)
-        return make_call(lib.RC_ALLREDUCE, src, src, src.count, op, compression, 0,
+    def _make_call(self, tensor: Any, kind: Kind) -> tuple[Any, str]:
+        collective, op, compression, root = kind
+        comm, src = self._comm, None if tensor is None else view(tensor, writable=True)
+        return make_call(collective, src, src, src.count if src else 0, op, compression, root,
                          comm.world_size, comm.config.timeout, False, False)  # fmt: skip
 
-    def _make_work(self, slot: Any, tensor: Any, op: str, compression: str | None) -> Work:
-        name = self._make_call(tensor, op, compression)[1]
-        work = Work(self._comm, name, (view(tensor, writable=True),), tensor, slot)
+    def _make_work(self, slot: Any, tensor: Any, kind: Kind) -> Work:
+        name = self._make_call(tensor, kind)[1]
+        views = () if tensor is None else (view(tensor, writable=True),)
+        work = Work(self._comm, name, views, tensor, slot)
         self._comm._in_flight[id(work)] = work
         return work

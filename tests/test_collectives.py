@@ -37,16 +37,19 @@ def world(n: int, **options: Any) -> World:
 # ---- results ----
 
 
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("dtype", ["f32", "u8", "i64"])
-def test_broadcast_from_every_root(n: int, dtype: str) -> None:
+def test_broadcast_from_every_root(n: int, dtype: str, memory: bool) -> None:
     def body(comm: Communicator) -> None:
         for root, count in itertools.product(range(n), COUNTS):
             mine = elements(dtype, count, comm.rank)
             assert comm.broadcast(mine, root) is mine
             assert same(mine, elements(dtype, count, root))
+        assert (comm.stats()["shared_bytes"] > 0) == shares
 
-    with world(n, lanes=2) as ranks:
+    shares = memory and n > 1
+    with world(n, lanes=2, memory=n if shares else 0) as ranks:
         ranks.run(body)
 
 

@@ -432,7 +432,7 @@ def test_groups_schedulers_and_16_bits() -> None:
 
 
 def test_sums_do_not_depend_on_the_order() -> None:
-    """Backwards, and in threads' tiles, a float32 sum differs; these do not."""
+    """Backwards, and in threads' pieces, a float32 sum differs; these do not."""
     values = torch.from_numpy(np.random.default_rng(0).lognormal(0, 4, 100_003)).float()
     assert total(values) == total(values.flip(0)) == total(values[torch.randperm(len(values))])
     assert total(values) == pytest.approx(float(values.double().sum()), rel=1e-9)

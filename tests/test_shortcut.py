@@ -1,4 +1,4 @@
-"""The short way of an all-reduce (shortcut.py): which calls take it, and that nobody can tell."""
+"""The short way (shortcut.py): which calls take it, and that nobody can tell."""
 
 from __future__ import annotations
 
@@ -100,6 +100,38 @@ def test_it_reduces_where_the_tensor_lies(kind: str) -> None:
         assert not comm._in_flight
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize("kind", ["np", pytest.param("torch", marks=pytest.mark.torch)])
+def test_it_broadcasts_where_the_tensor_lies(kind: str) -> None:
+    def body(comm: Communicator) -> None:
+        for root in (0, 2, 1, 2):  # the last is remembered
+            tensor = made(f"{kind}.ones((3, 5))") * (comm.rank + 1)
+            assert comm.broadcast(tensor, root) is tensor
+            assert tensor.tolist() == [[root + 1] * 5] * 3
+            assert comm.barrier() is None
+        assert not comm._in_flight
+
+    run_ranks(3, body)
+
+
+def test_it_refuses_roots_as_the_long_way_does() -> None:
+    def body(comm: Communicator) -> None:
+        ones = np.ones(4)
+        comm.broadcast(ones, 1)
+        root: Any
+        for root in (True, 1.0, -1, 2, "sum", None, [1]):
+            with pytest.raises(ConfigError, match="is not in a world of 2"):
+                comm.broadcast(ones, root)
+        assert comm.broadcast(ones, np.int64(1)) is ones
+        comm.barrier()
+        comm.close()
+        with pytest.raises(NotInitializedError, match="is closed"):
+            comm.broadcast(ones, 1)
+        with pytest.raises(NotInitializedError, match="is closed"):
+            comm.barrier()
+
+    run_ranks(2, body)
 
 
 def test_it_refuses_as_the_long_way_does() -> None:

@@ -75,6 +75,22 @@ static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t
 
 /* ---- the stages of a lap ---- */
 
+/* Of a broadcast; on a single host a rank's place is its rank. */
+static int is_root(const shared_memory *s, const rc_work *w)
+{
+    return s->region.self == w->shared.call.root;
+}
+
+/* 1 if the others need values of this rank. */
+static int has_part(const shared_memory *s, const rc_work *w)
+{
+    switch (w->shared.call.collective) {
+    case RC_BARRIER: return 0;
+    case RC_BROADCAST: return is_root(s, w);
+    default: return 1;
+    }
+}
+
 /* So many bytes are there for others to read. */
 static void count_bytes(shared_memory *s, rc_work *w, uint64_t bytes)
 {
@@ -87,7 +103,7 @@ static void contribute_lap(shared_memory *s, rc_work *w, uint64_t lap)
     region *r = &s->region;
     const shared_run *run = &w->shared;
     region_rank *self = &r->rank[r->self];
-    for (uint32_t chunk = 0; chunk < run->chunks; chunk++) {
+    for (uint32_t chunk = 0; chunk < run->chunks && has_part(s, w); chunk++) {
         span at = span_of(run, chunk, lap);
         if (run->chunks > 1 && (int)chunk == r->self)
             continue;
@@ -150,7 +166,17 @@ static void put_result(shared_memory *s, rc_work *w, uint64_t bytes)
     region_advance(&s->region, REGION_RESULTED);
 }
 
-static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *error)
+/* The root's values, as all decode them; the root may have them in place. */
+static void take_broadcast(const shared_memory *s, const rc_work *w, uint64_t lap)
+{
+    const shared_run *run = &w->shared;
+    int in_place = run->call.src == run->call.dst && codec_stores_plain(&run->codec);
+    if (!is_root(s, w) || !in_place)
+        store(run, span_of(run, 0, lap), part_at(s, run->call.root, lap, 0));
+}
+
+/* Everybody's contributions to the whole, or to this rank's chunk. */
+static void join_contributions(shared_memory *s, rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
     const shared_run *run = &w->shared;
@@ -159,7 +185,6 @@ static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *
     int one_shot = run->chunks == 1;
     uint32_t chunk = one_shot ? 0 : (uint32_t)r->self;
     span at = span_of(run, chunk, lap);
-    RC_TRY(check_calls(s, w, lap, error));
     for (int i = 0; i < r->ranks; i++)
         wires[i] = i == r->self ? NULL : part_at(s, i, lap, chunk);
     if (one_shot || s->hosts > 1) {
@@ -170,8 +195,18 @@ static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *
         store(run, at, result);
         put_result(s, w, at.count * c->wire_bytes);
     }
-    region_advance(r, REGION_JOINED);
-    if (one_shot)
+}
+
+static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *error)
+{
+    RC_TRY(check_calls(s, w, lap, error));
+    switch (w->shared.call.collective) {
+    case RC_BARRIER: break;
+    case RC_BROADCAST: take_broadcast(s, w, lap); break;
+    default: join_contributions(s, w, lap);
+    }
+    region_advance(&s->region, REGION_JOINED);
+    if (w->shared.chunks == 1)
         put_result(s, w, 0); /* nobody reads it */
     return RC_OK;
 }
@@ -296,6 +331,15 @@ shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error)
     return SHARED_BUSY;
 }
 
+/* 1 if each rank takes the whole tensor from all who contribute. */
+static int takes_whole(const shared_memory *s, const shared_run *run, rc_algorithm wanted)
+{
+    uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
+    if (run->call.collective != RC_ALLREDUCE)
+        return 1;
+    return s->hosts == 1 && plan_choose_shared(s->region.ranks, wire_bytes, wanted) == RC_ONE_SHOT;
+}
+
 void shared_enter(shared_memory *s, rc_work *w, work_env *env)
 {
     shared_run *run = &w->shared;
@@ -308,15 +352,15 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     codec_init(&run->codec, kernels, &among_ranks, env->world_size);
     if (s->hosts > 1)
         codec_leave_unfinished(&run->codec);
-    uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
-    if (s->hosts == 1 &&
-        plan_choose_shared((int)ranks, wire_bytes, work_wanted(&w->call, env)) == RC_ONE_SHOT)
+    if (takes_whole(s, run, work_wanted(&w->call, env)))
         run->chunks = 1;
     else
         room = region_part_bytes(&s->region);
     run->chunk_elems = chunk_elems_of(run->call.count, run->chunks);
     run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
+    if (w->call.collective == RC_BARRIER)
+        run->laps = 1; /* of nothing */
     s->laps += run->laps;
     work_note_start(w);
     w->env = env;

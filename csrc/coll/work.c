@@ -354,7 +354,7 @@ uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
 
 rc_algorithm work_wanted(const rc_call *call, const work_env *env)
 {
-    if (env->algorithm != RC_AUTO)
+    if (env->algorithm != RC_AUTO || call->collective != RC_ALLREDUCE)
         return env->algorithm;
     return plan_tuned(&env->table, work_wire_bytes(call, env));
 }

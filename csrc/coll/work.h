@@ -117,7 +117,8 @@ void work_release(rc_work *w);
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems);
 /* Bytes of a call's elements as they travel. */
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
-/* The algorithm that the setting or the table wants for a call; RC_AUTO: neither says. */
+/* The algorithm that the setting, or the table of all-reduces, wants for a call; RC_AUTO: neither
+ * says. */
 rc_algorithm work_wanted(const rc_call *call, const work_env *env);
 /* The algorithm of a call that does not go through shared memory. */
 rc_algorithm work_algorithm(const rc_call *call, const work_env *env);

@@ -26,24 +26,28 @@ static rc_call drawn_call(rc_collective collective, uint64_t most)
     return call;
 }
 
-static void run_counts(world_options options)
+static void run_counts(rc_collective collective, world_options options)
 {
     static const uint64_t counts[] = {1, 2, 255, 257, 5000, 40001};
     options.memory = 1;
     world *w = world_open(options);
     for (size_t i = 0; i < CHECK_COUNT(counts); i++) {
-        rc_call call = drawn_call(RC_ALLREDUCE, 1);
+        rc_call call = drawn_call(collective, 1);
         call.count = counts[i];
         trial t = trial_draw(call, w->size, &seed);
         t.algorithm = options.algorithm;
         world_run(w, &t, &seed);
     }
     rc_comm_stats stats;
+    uint64_t shared_by_all = 0;
     for (int rank = 0; rank < w->size; rank++) {
         rc_comm_stats_get(w->comms[rank], &stats);
-        CHECK(stats.shared_bytes > 0);
+        CHECK(stats.shared_bytes > 0 || collective == RC_BROADCAST); /* roots' alone */
+        CHECK_EQ(stats.payload_bytes, stats.shared_bytes); /* nothing over links */
         CHECK_EQ(stats.works, CHECK_COUNT(counts));
+        shared_by_all += stats.shared_bytes;
     }
+    CHECK(shared_by_all > 0);
     world_close(w);
 }
 
@@ -53,10 +57,12 @@ static void all_worlds(void)
     for (size_t i = 0; i < CHECK_COUNT(sizes); i++)
         for (int a = RC_DIRECT; a <= RC_ONE_SHOT; a++)
             for (int engines = 0; engines < 2; engines++)
-                run_counts((world_options){.size = sizes[i],
-                                           .algorithm = (rc_algorithm)a,
-                                           .engines = engines,
-                                           .spin_us = engines && sizes[i] == 2 ? 50 : 0});
+                for (int broadcasts = 0; broadcasts < 2; broadcasts++)
+                    run_counts(broadcasts ? RC_BROADCAST : RC_ALLREDUCE,
+                               (world_options){.size = sizes[i],
+                                               .algorithm = (rc_algorithm)a,
+                                               .engines = engines,
+                                               .spin_us = engines && sizes[i] == 2 ? 50 : 0});
 }
 
 /* Collectives over links, and an algorithm that only they have, among those through memory. */

@@ -126,10 +126,16 @@ static void mismatches(void)
     other.collective = RC_BROADCAST;
     other.root = 0;
     check_mismatch(base, other, "rank 0 called allreduce", "rank 1 called broadcast");
+    base = other;
+    other.root = 1;
+    check_mismatch(base, other, "rank 0 called broadcast(f32[64], root=0)",
+                   "rank 1 called broadcast(f32[64], root=1)");
+    other.collective = RC_REDUCE;
+    check_mismatch(base, other, "rank 0 called broadcast", "rank 1 called reduce");
 }
 
-/* Who has sent a broadcast is done with it and goes on to the all-reduce; the two are called the
- * other way round elsewhere. Each side must hear of the broadcast. */
+/* Who has sent its part of a reduce is done with it and goes on to the all-reduce; the two are
+ * called the other way round elsewhere. Each side must hear of the reduce. */
 static void a_different_order(void)
 {
     float data[2][2] = {{0.0F}};
@@ -141,17 +147,16 @@ static void a_different_order(void)
             rc_error error;
             for (int i = 0; i < 2; i++) {
                 int rank = (first + i) % 2;
-                rc_call reduce = small_call(RC_ALLREDUCE, &data[rank][0], 1);
-                rc_call broadcast = small_call(RC_BROADCAST, &data[rank][1], 1);
-                broadcast.root = 1;
-                works[rank][0] = submit(w->comms[rank], rank == 0 ? &reduce : &broadcast);
-                works[rank][1] = submit(w->comms[rank], rank == 0 ? &broadcast : &reduce);
+                rc_call all = small_call(RC_ALLREDUCE, &data[rank][0], 1);
+                rc_call to_first = small_call(RC_REDUCE, &data[rank][1], 1);
+                works[rank][0] = submit(w->comms[rank], rank == 0 ? &all : &to_first);
+                works[rank][1] = submit(w->comms[rank], rank == 0 ? &to_first : &all);
             }
             for (int rank = 0; rank < 2; rank++) {
                 CHECK_EQ(outcome(works[rank][1], &error), RC_MISMATCH);
                 CHECK_EQ(error.rank, 1 - rank);
                 CHECK_EQ(error.seq, 1); /* of the work, */
-                if (!CHECK(strstr(error.message, "called broadcast(") != NULL ||
+                if (!CHECK(strstr(error.message, "called reduce(") != NULL ||
                            strstr(error.message, "rank 1 called something else, then") != NULL))
                     fprintf(stderr, "the error is: %s\n", error.message);
                 rc_work_free(works[rank][0]);
