@@ -66,10 +66,9 @@ def points(quick: bool) -> list[Point]:
         size: dict[str, Any] = {"sizes": [4 * KIB, 64 * KIB], "rounds": 1, "budget": 0.02}
         return [_point(name, 2, 2, "tcp", {**size, "libraries": ["ringcomm", "gloo"]})
                 for name in ("broadcast", "allreduce")]
-    size = {"rounds": 5, "budget": 0.3}
     made = []
-    for collective, sizes in (("broadcast", BROADCASTS), ("allreduce", ALLREDUCES)):
-        told = {**size, "sizes": list(sizes)}
+    for collective, sizes, rounds in (("broadcast", BROADCASTS, 3), ("allreduce", ALLREDUCES, 5)):
+        told = {"rounds": rounds, "budget": 0.3, "sizes": list(sizes)}
         made += [_point(collective, hosts, hosts, "tcp", {**told, "libraries": list(TCP)})
                  for hosts in reversed(HOSTS)]  # fmt: skip
         made.append(_point(collective, 0, 2, "tcp", {**told, "libraries": list(TCP)}))
