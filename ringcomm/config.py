@@ -141,8 +141,8 @@ class Config:
     table or, without one, the cost model says of its size. Same on all ranks."""
 
     shared_memory: bool = True
-    """Let all-reduces among ranks of one host go through memory that they share, and in a job of one
-    host broadcasts and barriers. Off on one rank means off on all."""
+    """Let all-reduces among ranks of one host go through memory that they share, and in a job of
+    one host broadcasts and barriers. Off on one rank means off on all."""
 
     tune_table: str = ""
     """File with the table that ``python -m ringcomm tune`` makes, followed where algorithm is auto.
