@@ -43,7 +43,7 @@ static void run_counts(rc_collective collective, world_options options)
     for (int rank = 0; rank < w->size; rank++) {
         rc_comm_stats_get(w->comms[rank], &stats);
         CHECK(stats.shared_bytes > 0 || collective == RC_BROADCAST); /* roots' alone */
-        CHECK_EQ(stats.payload_bytes, stats.shared_bytes); /* nothing over links */
+        CHECK_EQ(stats.payload_bytes, stats.shared_bytes);           /* nothing over links */
         CHECK_EQ(stats.works, CHECK_COUNT(counts));
         shared_by_all += stats.shared_bytes;
     }
