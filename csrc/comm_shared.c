@@ -1,9 +1,9 @@
 /* comm_shared.c - works that go through the memory of one host. See comm.h and coll/shared.h.
  *
- * On one host, all-reduces, broadcasts and barriers go through memory and all else over links, side
- * by side. Among hosts, an all-reduce is on links only after it has been through memory; till then
- * it counts as not called, for the order and the credit of what links carry, and what is called
- * after it waits.
+ * On one host, all-reduces and broadcasts go through memory and all else over links, side by side.
+ * Among hosts, an all-reduce is on links only after it has been through memory; till then it counts
+ * as not called, for the order and the credit of what links carry, and what is called after it
+ * waits.
  *
  * A rank that has nothing to do in memory polls it, with the engine, or dozes in the engine's wait
  * for events; then whoever brings what it waits for rings, with a heartbeat on their link. A futex

@@ -142,7 +142,7 @@ class Config:
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share, and in a job of
-    one host broadcasts and barriers. Off on one rank means off on all."""
+    one host broadcasts. Off on one rank means off on all."""
 
     tune_table: str = ""
     """File with the table that ``python -m ringcomm tune`` makes, followed where algorithm is auto.

@@ -70,11 +70,13 @@ def test_waiting_is_asleep(nursery: Nursery, spin_us: int) -> None:
 
 
 def test_counters_say_which_way() -> None:
-    """Only all-reduces by an algorithm that memory has go through it."""
+    """All-reduces by an algorithm that memory has go through it, and broadcasts; others do not."""
     config = ringcomm.Config(timeout=30.0, algorithm="ring")
     for settings, shared in ((None, True), (config, False)):
         with World(3, memory=True, config=settings) as world:
-            world.run(lambda comm: comm.broadcast(np.ones(1000), 0))
+            world.run(lambda comm: comm.reduce(np.ones(1000), 0))
             assert [comm.stats()["shared_bytes"] for comm in world.comms] == [0] * 3
+            world.run(lambda comm: comm.broadcast(np.ones(1000), 0))
+            assert [comm.stats()["shared_bytes"] for comm in world.comms] == [8000 * shared, 0, 0]
             world.run(lambda comm: comm.allreduce(np.ones(1000)))
             assert all((comm.stats()["shared_bytes"] > 0) == shared for comm in world.comms)

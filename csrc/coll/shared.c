@@ -84,11 +84,7 @@ static int is_root(const shared_memory *s, const rc_work *w)
 /* 1 if the others need values of this rank. */
 static int has_part(const shared_memory *s, const rc_work *w)
 {
-    switch (w->shared.call.collective) {
-    case RC_BARRIER: return 0;
-    case RC_BROADCAST: return is_root(s, w);
-    default: return 1;
-    }
+    return w->shared.call.collective != RC_BROADCAST || is_root(s, w);
 }
 
 /* So many bytes are there for others to read. */
@@ -200,11 +196,10 @@ static void join_contributions(shared_memory *s, rc_work *w, uint64_t lap)
 static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *error)
 {
     RC_TRY(check_calls(s, w, lap, error));
-    switch (w->shared.call.collective) {
-    case RC_BARRIER: break;
-    case RC_BROADCAST: take_broadcast(s, w, lap); break;
-    default: join_contributions(s, w, lap);
-    }
+    if (w->shared.call.collective == RC_BROADCAST)
+        take_broadcast(s, w, lap);
+    else
+        join_contributions(s, w, lap);
     region_advance(&s->region, REGION_JOINED);
     if (w->shared.chunks == 1)
         put_result(s, w, 0); /* nobody reads it */
@@ -359,8 +354,6 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     run->chunk_elems = chunk_elems_of(run->call.count, run->chunks);
     run->lap_elems = room / run->codec.wire_bytes / PLAN_ALIGN * PLAN_ALIGN;
     run->laps = (run->chunk_elems + run->lap_elems - 1) / run->lap_elems;
-    if (w->call.collective == RC_BARRIER)
-        run->laps = 1; /* of nothing */
     s->laps += run->laps;
     work_note_start(w);
     w->env = env;

@@ -1,4 +1,4 @@
-/* shared.h - all-reduce, broadcast and barrier through the memory that the ranks of one host share.
+/* shared.h - all-reduce and broadcast through the memory that the ranks of one host share.
  *
  * A work's tensor goes through a region (shm/region.h) in laps. In each lap a rank
  *
@@ -10,8 +10,9 @@
  * of the algorithm of that name over links, bit for bit. Laps overlap: a rank contributes some laps
  * ahead, so that two ranks at the same speed hardly ever wait for each other.
  *
- * Where all ranks share one host, a broadcast is one-shot with the root's contribution alone, and a
- * barrier a lap of nothing.
+ * Where all ranks share one host, a broadcast is one-shot with the root's contribution alone. A
+ * barrier stays on links: there its frames come behind those of all that was called before, so it
+ * ends only where these were the same calls.
  *
  * Among several hosts, each with as many ranks, the chunk that a rank has joined is its host's part
  * of a sum. The ranks that hold the same chunk, one of each host, all-reduce it over links, by the

@@ -204,8 +204,8 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
 /* Gives the communicator memory that the ranks of this host share: a file that was empty at first,
  * the same for all of them. hosts[rank], for all ranks, is equal for those of one host; all hosts
  * have as many, 2 to 64. All-reduces then go through it: those by RC_AUTO, and on a single host
- * those by RC_DIRECT and RC_ONE_SHOT, and broadcasts and barriers where config.algorithm is one of
- * these. Closes fd, also on failure. Before rc_comm_start; on all ranks or on none. */
+ * those by RC_DIRECT and RC_ONE_SHOT, and broadcasts where config.algorithm is one of these. Closes
+ * fd, also on failure. Before rc_comm_start; on all ranks or on none. */
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
 /* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
  * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all

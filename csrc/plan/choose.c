@@ -110,11 +110,8 @@ uint64_t plan_segment_limit(const rc_call *call, int world_size, uint64_t wire_b
 
 int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted)
 {
-    int is_barrier = call->collective == RC_BARRIER;
-    int on_one_host = is_barrier || call->collective == RC_BROADCAST;
-    if (call->collective != RC_ALLREDUCE && !(on_one_host && hosts == 1))
-        return 0;
-    if (call->count == 0 && !is_barrier)
+    int is_broadcast = call->collective == RC_BROADCAST && hosts == 1;
+    if (call->count == 0 || (call->collective != RC_ALLREDUCE && !is_broadcast))
         return 0;
     if (plan_quantises(call))
         return hosts > 1 && wanted == RC_AUTO;

@@ -76,15 +76,12 @@ static void close_world(void)
 
 static rc_call drawn_call(uint64_t most)
 {
-    static const rc_collective kinds[] = {RC_ALLREDUCE, RC_ALLREDUCE, RC_BROADCAST, RC_BARRIER};
-    rc_call call = {.collective = kinds[draw_below(&seed, CHECK_COUNT(kinds))],
+    rc_call call = {.collective = draw_below(&seed, 3) ? RC_ALLREDUCE : RC_BROADCAST,
                     .dtype = (rc_dtype)draw_below(&seed, RC_DTYPE_COUNT),
                     .op = (rc_op)draw_below(&seed, RC_OP_COUNT)};
     if (call.dtype == RC_F32 || call.dtype == RC_F64)
         call.codec = (rc_codec)draw_below(&seed, RC_CODEC_FP16 + 1);
     call.count = 1 + draw_below(&seed, draw_below(&seed, 3) ? 600 : most);
-    if (call.collective == RC_BARRIER)
-        call = (rc_call){.collective = RC_BARRIER};
     return call;
 }
 
