@@ -117,9 +117,8 @@ class Callers:
         self._source.interrupt()
         if inside:
             return
-        while self._threads:
-            with contextlib.suppress(KeyError):
-                next(iter(self._threads)).join()
+        while thread := self._any_thread():
+            thread.join()
         at_end()
 
     # ---- threads ----
@@ -135,6 +134,10 @@ class Callers:
             self._threads.discard(thread)
             self._spare -= 1
             raise
+
+    def _any_thread(self) -> threading.Thread | None:
+        with self._lock:  # a thread is added and started under it
+            return next(iter(self._threads), None)
 
     def _run(self) -> None:
         _here.callers = self

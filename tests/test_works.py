@@ -208,7 +208,10 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(
         assert over.wait(PATIENCE)
 
     run_ranks(2, body)
-    assert [kind.__name__ in (record.exc_text or "") for record in caplog.records] == [True] * 2
+    # Another communicator of this process may keep the threads that call back; one of them may have
+    # been relieved in a callback that raised, and log it after the last callback.
+    assert until(lambda: len(caplog.records) == 2, PATIENCE)
+    assert all(kind.__name__ in str(record.exc_info) for record in caplog.records)
 
 
 def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
