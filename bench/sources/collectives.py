@@ -5,8 +5,7 @@ Libraries run by turns, a job each, in rounds whose order rotates (_rounds.py). 
 by itself, from the first rank's start to the last rank's end; all-reduces back to back, as usual. A
 ratio is a library's time over ringcomm's in one round, then the median over the rounds.
 
-On the loopback "tcp" has every library on sockets; in "shared memory" each may use its own, which
-ringcomm has for all-reduces alone.
+On the loopback "tcp" has every library on sockets; in "shared memory" each uses its own.
 """
 
 from __future__ import annotations
