@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, run_ranks
-from patience import PROMPT
+from patience import PATIENCE, PROMPT
 from test_rendezvous import expected, rounds, rows
 
 from ringcomm.bootstrap import rendezvous
@@ -75,10 +75,10 @@ def test_store_with_missing_ranks() -> None:
 def test_broken_store() -> None:
     store = FakeStore()
     store.broken = True
-    outcome = over_store(lambda _: store, 2, [0], 5.0)[0]
+    outcome = over_store(lambda _: store, 2, [0], PATIENCE)[0]
     assert isinstance(outcome.error, BootstrapError)
     assert "connection reset" in str(outcome.error)
-    assert outcome.seconds < 1
+    assert outcome.seconds < PROMPT
 
 
 # -- MPI and parents --
@@ -150,7 +150,7 @@ def test_mpi_with_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for outcome in outcomes.values():
         assert isinstance(outcome.error, BootstrapError)
         assert "not all 3 ranks" in str(outcome.error)
-        assert outcome.seconds < 1.5
+        assert outcome.seconds < 0.3 + PROMPT
 
 
 class Parent:
