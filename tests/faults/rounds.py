@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from faults.rank import Rank
 
 import ringcomm
-from ringcomm.membership import Membership
+from ringcomm.membership import Membership, Round
 
 STOP = b"stop"
 
@@ -35,6 +37,17 @@ def work(
         config=ringcomm.Config.from_env(timeout=timeout),
     ) as membership:  # fmt: skip
         state, number, told = np.zeros(1), 0, False
+
+        def agree(how: Callable[..., Round], *arguments: Any) -> Round | None:
+            """None: the job cannot go on, and the test is told why."""
+            began = time.monotonic()
+            try:
+                return how(*arguments)
+            except ringcomm.RingcommError as error:
+                rank.emit("failed", kind=type(error).__name__, text=str(error),
+                          took=time.monotonic() - began)  # fmt: skip
+                return None
+
         if forks and os.fork() == 0:
             os.read(0, 1)
             os._exit(0)
@@ -42,11 +55,8 @@ def work(
         while True:
             began = time.monotonic()
             told = told or (rank.events != 1 and hold < 0 and not forks and rank.was_told())
-            try:
-                round_ = membership.begin_round(number, STOP if told else b"")
-            except ringcomm.RingcommError as error:
-                rank.emit("failed", kind=type(error).__name__, text=str(error),
-                          took=time.monotonic() - began)  # fmt: skip
+            round_ = agree(membership.begin_round, number, STOP if told else b"")
+            if round_ is None:
                 return
             waited = time.monotonic() - began
             values = np.full(count, membership.rank + 1.0)
@@ -64,7 +74,9 @@ def work(
                     break
                 except ringcomm.RingcommError as error:
                     rank.emit("lost", kind=type(error).__name__, text=str(error), rank=error.rank)
-                    round_ = membership.lost(error)
+                    round_ = agree(membership.lost, error)
+                    if round_ is None:
+                        return
             assert np.all(result == result[0])
             state += result[0] + 1
             number = round_.number + 1
