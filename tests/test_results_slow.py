@@ -138,6 +138,17 @@ def test_claims() -> None:
     assert {one.met for one in slow.claims({})} == {None}
 
 
+def test_the_fastest_is_named_beside_a_method_that_never_gets_there() -> None:
+    found = rows()
+    found["steps stellatrain-long"] = {"curves": {"1": NEVER, "2": NEVER}}
+    found["steps stellatrain"]["curves"] = {"1": NEVER, "2": NEVER}
+    found["steps int8"], found["time int8"] = found["steps int4"], row_of_time(1.5)
+    claims = {one.what: one for one in slow.claims(found)}
+    beside = claims[f"time to {slow.TARGET} nats, the fastest method beside {slow.STELLA_LONG}"]
+    assert beside.ours == "it never gets there (int4)"
+    assert beside.met
+
+
 def test_auto_beside_the_fixed_codecs_falls_short_where_one_is_faster() -> None:
     found = rows()
     found[f"time {slow.AUTO}"]["iteration_s"] = 0.7
