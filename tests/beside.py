@@ -37,6 +37,11 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NICE = 10
+APART = (
+    "test_convergence.py", "test_results_hybrid.py", "test_results_slow.py", "test_frameworks.py",
+)  # fmt: skip
+"""Files of tests that are bound by the processor: a run of the whole suite leaves them to
+test_apart.py, which runs them beside the others."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 

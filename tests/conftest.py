@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beside import Beside, Done
+from beside import APART, Beside, Done
 from faults.job import Nursery, clean_environment, nursery_of
 from patience import until
 
@@ -31,6 +31,8 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 # ---- what runs beside the tests ----
+
+collect_ignore = list(APART)  # which pytest heeds for files that are not named
 
 
 def _turn(item: pytest.Item) -> int:

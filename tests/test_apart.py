@@ -1,0 +1,23 @@
+"""Tests that run in processes of their own, beside the others (beside.py). Their files are named in
+beside.APART; who names one of them to pytest runs it as any other.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from beside import APART, Done
+
+
+def file_beside(name: str) -> pytest.MarkDecorator:
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", f"tests/{name}")
+    return pytest.mark.beside(*command, lane="apart")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [pytest.param(name, marks=file_beside(name)) for name in APART])
+def test_a_file(file: str, beside: Done) -> None:
+    if beside.code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        pytest.skip(beside.output[-200:])
+    assert beside.code == pytest.ExitCode.OK, f"{file}:\n{beside.output[-8000:]}"
