@@ -251,9 +251,11 @@ def draw(found: Found, figure: Any) -> None:
                       label=f"{way} after {dense}" if dense else way)  # fmt: skip
         axes.axhline(3.3, color="gray", linestyle=":")
         axes.set(title=f"{model}, {most} hosts", xlabel="Mbit/s", xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=30)
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
     panels[0].set_ylabel("throughput over fp32's; dotted: the paper's 3.3")
     if models:
-        panels[0].legend(fontsize=7)
+        lines = panels[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=4, fontsize=7)

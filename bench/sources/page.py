@@ -78,15 +78,16 @@ def draw_summary(everything: Everything, path: Path) -> None:
             for one in source.claims(rows) if one.ratio is not None]  # fmt: skip
     figure = _figure(11, max(2.0, 0.36 * len(bars) + 1.2))
     axes = figure.add_subplot()
-    ratios = [one.ratio or 1.0 for _, one in bars]
+    ratios = [one.ratio or 0.0 for _, one in bars]
+    least, most = 0.95 * min([1.0, *filter(None, ratios)]), max([1.1, *ratios]) ** (1 / BARS_SHARE)
     for place, (ratio, (_, one)) in enumerate(zip(ratios[::-1], bars[::-1], strict=True)):
-        axes.barh(place, ratio - 1, left=1, color="tab:blue" if ratio >= 1 else "tab:red")
+        axes.barh(place, max(ratio, least) - 1, left=1,
+                  color="tab:blue" if ratio >= 1 else "tab:red")  # fmt: skip
         axes.annotate(f"{one.ours} (document: {one.document})", (max(ratio, 1), place),
                       xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
     if bars:
-        least, most = 0.95 * min(1.0, *ratios), max(1.1, *ratios) ** (1 / BARS_SHARE)
         axes.set_xscale("log")
         axes.set_xlim(least, most)
         ticks = [tick for tick in TICKS if least <= tick <= most]

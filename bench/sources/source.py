@@ -57,7 +57,8 @@ class Claim:
         ours: the same, "" where it was not measured.
         bound: what ours has to reach.
         met: whether it does; None: not measured.
-        ratio: ours over the document's, above 1 where ours is better, for the picture; None: none.
+        ratio: ours over the document's, above 1 where ours is better, 0 where it never gets there,
+            for the picture; None: none.
     """
 
     what: str
