@@ -239,6 +239,17 @@ def stellatrain(place: Place, *, density: float = 1 / 64) -> Recipe:
     return Recipe([optimizer], around=optimizer)
 
 
+def stellatrain_sgd(place: Place, *, density: float = 1 / 64) -> Recipe:
+    """The same under SGD with momentum."""
+    import ringcomm.torch.sparse
+
+    optimizer = ringcomm.torch.sparse.SGD(
+        place.model.parameters(), lr=place.lr, momentum=0.9, comm=place.comm, density=density,
+        overlap=False,
+    )  # fmt: skip
+    return Recipe([optimizer], around=optimizer)
+
+
 # ---- outer steps ----
 
 
@@ -402,6 +413,8 @@ _OTHER_OPTIMIZERS = (
 
 _SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
     Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain),
+    Method("stellatrain-sgd", "the largest 1/64 of the cache lines, sparse SGD", stellatrain_sgd,
+           {}, SGD),
     Method("powersgd-4-long", "torch's PowerSGD hook, rank 4, 3 times the steps", powersgd,
            {"rank": 4}, world="process", share=3.0, tuned_as="powersgd-4"),
     *(
@@ -409,6 +422,8 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
         for name, about, build, options in (
             ("stellatrain", "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
              stellatrain, {}),
+            ("stellatrain-sgd", "the largest 1/64 of the lines, sparse SGD, 3 times the steps",
+             stellatrain_sgd, {}),
             ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30}),
             ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
              {"every": 30, "rule": ("Sparse", 1 / 64)}),
