@@ -10,9 +10,12 @@ import pytest
 from beside import APART, Done
 
 
+LIMIT = "--timeout=600"  # of a test, on a busy machine, where all else goes first
+
+
 def file_beside(name: str) -> pytest.MarkDecorator:
-    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", f"tests/{name}")
-    return pytest.mark.beside(*command, lane="apart")
+    pytest_itself = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", LIMIT, "-rs")
+    return pytest.mark.beside(*pytest_itself, f"tests/{name}")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ ROWS = Path(__file__).resolve().parent.parent / "results" / "convergence.jsonl"
 FP32, HALF, POWERSGD = "DDP, gloo fp32", "DDP, gloo, torch's fp16 hook", "DDP, gloo, PowerSGD"
 POWERSGD_LONG, OURS = f"{POWERSGD}, long", "DDP, ringcomm, PowerSGD"
 AUTO, STELLA = "auto", "StellaTrain's path"
-STELLA_LONG, STELLA_SGD = f"{STELLA}, long", f"{STELLA}, SGD"
+STELLA_LONG = f"{STELLA}, long"
 FIXED = ("int8", "int4")
 
 _GLOO = {"kind": "gradients", "over": "gloo", "bucket_mb": 1.0}
@@ -96,8 +96,7 @@ METHODS: Mapping[str, tuple[str, str]] = {
     "OuterStep sparse, H = 30, long": ("outer-sparse-64-long", "OuterStep sparse, H = 30"),
     STELLA: ("stellatrain", STELLA),
     STELLA_LONG: ("stellatrain-long", STELLA),
-    STELLA_SGD: ("stellatrain-sgd", STELLA),
-    f"{STELLA_SGD}, long": ("stellatrain-sgd-long", STELLA),
+    f"{STELLA}, SGD": ("stellatrain-sgd", STELLA),
 }
 BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG)
 COLUMNS = (FP32, HALF, POWERSGD_LONG)

@@ -422,8 +422,6 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
         for name, about, build, options in (
             ("stellatrain", "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
              stellatrain, {}),
-            ("stellatrain-sgd", "the largest 1/64 of the lines, sparse SGD, 3 times the steps",
-             stellatrain_sgd, {}),
             ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30}),
             ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
              {"every": 30, "rule": ("Sparse", 1 / 64)}),
