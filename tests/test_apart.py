@@ -9,7 +9,6 @@ import sys
 import pytest
 from beside import APART, Done
 
-
 LIMIT = "--timeout=600"  # of a test, on a busy machine, where all else goes first
 
 
