@@ -1,6 +1,7 @@
 /* test_comm_unexpected.c - frames that come before their receive or collective is called: tens of
  * thousands of them, in any order, take time in proportion to their number, and each finds the call
  * that it is for. */
+#include <math.h>
 #include <time.h>
 
 #include "world.h"
@@ -134,13 +135,25 @@ static double sends_held(receive_fn *receive, uint32_t count)
     return took;
 }
 
+/* Most messages take at most so many times as long as few. A busy machine switches threads more
+ * often, which costs CPU time as well, so the least of some runs counts. */
+static void expect_within(double times, double (*run)(receive_fn *, uint32_t), receive_fn *receive,
+                          uint32_t count, uint32_t other)
+{
+    double few = INFINITY, most = INFINITY;
+    for (int tries = 0; tries < 5 && !(most < few * times); tries++) {
+        few = fmin(few, run(receive, count));
+        most = fmin(most, run(receive, other));
+    }
+    if (!CHECK(most < few * times))
+        fprintf(stderr, "%u messages took %.3f s, %u took %.3f s\n", count, few, other, most);
+}
+
 /* Eight times as many take eight times as long, and what a larger table costs; quadratic code takes
  * 64 times as long. */
 static void expect_linear(double (*run)(receive_fn *, uint32_t), receive_fn *receive)
 {
-    double few = run(receive, FEW), most = run(receive, MOST);
-    if (!CHECK(most < few * TIMES * 3))
-        fprintf(stderr, "%d messages took %.3f s, %d took %.3f s\n", FEW, few, MOST, most);
+    expect_within(TIMES * 3, run, receive, FEW, MOST);
 }
 
 static void many_sends_before_their_receives(void)
@@ -191,10 +204,7 @@ static double reduce_beside(receive_fn *receive, uint32_t count)
 
 static void many_receives_beside_a_collective(void)
 {
-    double alone = reduce_beside(receive_from_rank, 1),
-           beside = reduce_beside(receive_from_rank, MOST);
-    if (!CHECK(beside < 4 * alone))
-        fprintf(stderr, "alone %.3f s, beside %d receives %.3f s\n", alone, MOST, beside);
+    expect_within(4, reduce_beside, receive_from_rank, 1, MOST);
 }
 
 int main(void)
