@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from .reducing import Reducing
 from .works import seconds_of
 
 _Base: Any = dist.ProcessGroup
+_C10D: Any = torch._C._distributed_c10d
+_ASKS_BACKENDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 _GRACE = 0.5  # seconds; a barrier of all ranks does not mean that all before it is over
 
 
@@ -52,6 +55,17 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._coalescing = None
         self._quick_ops = {}
         self._detailed = detail.is_on()
+        if _ASKS_BACKENDS:
+            self._register_stand_in()
+
+    def _register_stand_in(self) -> None:
+        """Registers a Backend that carries nothing, for what torch's C++ asks each group's backend
+        (its name, what it supports), as the flight recorder of 2.15 does for every new group."""
+        stand_in = _stand_in_class()(self.comm.rank, self.comm.world_size)
+        kind = _Base.BackendType.CUSTOM
+        self._set_default_backend(kind)
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), kind, stand_in)
 
     @property
     def options(self) -> Options:
@@ -161,6 +175,26 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
     def __del__(self) -> None:
         if hasattr(self, "comm"):
             self.shutdown()
+
+
+@functools.cache
+def _stand_in_class() -> Any:
+    """The class of the Backend that RingcommGroup registers with torch's C++."""
+
+    class StandIn(_C10D.Backend):  # type: ignore[misc]
+        @property
+        def options(self) -> Any:
+            return _C10D.Backend.Options("ringcomm")
+
+        def getBackendName(self) -> str:  # noqa: N802 (torch's)
+            return "ringcomm"
+
+    # C++ answers for each property that a subclass does not define by asking the subclass again:
+    # without end.
+    for name in dir(_C10D.Backend):
+        if "supports_" in name and isinstance(getattr(_C10D.Backend, name), property):
+            setattr(StandIn, name, False)
+    return StandIn
 
 
 def default_comm() -> Communicator:
