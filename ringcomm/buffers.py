@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from . import storages
 from ._native import ffi
 from .errors import TensorError
 
@@ -77,9 +78,27 @@ class View:
         """Bytes of all elements."""
         return self.count * ITEM_BYTES[self.dtype]
 
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether memory that the call or ``finish`` uses lies from address start to stop."""
+        if start < self.address + self.nbytes and self.address < stop:
+            return True
+        return _overlaps(self._keep, start, stop)
+
     def new(self, shape: tuple[int, ...]) -> Any:
         """An uninitialised tensor of the same library and dtype."""
         return self._make(shape)
+
+
+def _overlaps(kept: Any, start: int, stop: int) -> bool:
+    if isinstance(kept, (tuple, list)):
+        return any(_overlaps(part, start, stop) for part in kept)
+    if isinstance(kept, View):
+        return kept.overlaps(start, stop)
+    if not hasattr(kept, "untyped_storage"):
+        return False
+    storage = kept.untyped_storage()
+    first = storage.data_ptr()
+    return bool(start < first + storage.nbytes() and first < stop)
 
 
 def view(obj: Any, *, writable: bool) -> View:
@@ -120,6 +139,7 @@ def _kind(obj: Any) -> str:
 
 
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
+    storages.guard(torch)
     if tensor.device.type == "meta":
         raise TensorError("a tensor on device 'meta' has no memory; make it on the CPU or a GPU")
     if tensor.device.type != "cpu":
@@ -133,14 +153,14 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     dtype = NUMPY_NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise unsupported(str(tensor.dtype))
-    dense = tensor.detach()
+    target = dense = tensor.detach()
     finish = None
     if not dense.is_contiguous() or dense.is_neg():
         gathered = dense.resolve_neg().contiguous()
         if writable:
             if _shares_memory(tensor.shape, tensor.stride(), 1):
                 raise TensorError(_SHARED)
-            target, storage = dense, dense.untyped_storage()
+            storage = dense.untyped_storage()
             nbytes = storage.nbytes()
 
             def finish() -> None:
@@ -159,7 +179,8 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=tensor.dtype)
 
-    return View(tensor, dense, address, dtype, tensor.shape, tensor.numel(), make, finish)
+    keep = (dense, target)
+    return View(tensor, keep, address, dtype, tensor.shape, tensor.numel(), make, finish)
 
 
 # ---- numpy and what numpy can wrap ----

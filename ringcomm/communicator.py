@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native, deepspeed
+from . import _native, deepspeed, storages
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
@@ -35,7 +35,7 @@ from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
-from .shortcut import Shortcut
+from .shortcut import Memory, Shortcut
 from .summary import summary_of
 from .timeline import Timeline
 from .work import SLICE_MS, Work
@@ -93,7 +93,8 @@ class Communicator(Collectives):
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
         # signal handler may close within such a call.
         self._lock = threading.RLock()
-        self._inside: dict[Any, int] = {}  # calls that use it without: their thread (shortcut.py)
+        # Calls that use it without: their thread, and what keeps their memory (shortcut.py).
+        self._inside: dict[Any, tuple[int, Any]] = {}
         self._in_flight: dict[int, Work] = {}
         self._collect_at = _UNWAITED
         self._timeline: Timeline | None = None
@@ -258,7 +259,7 @@ class Communicator(Collectives):
                 self._pipe.stop()
             for work in list(self._in_flight.values()):
                 work.done()
-            while set(self._inside.values()) - {threading.get_ident()}:
+            while {thread for thread, _ in self._inside.values()} - {threading.get_ident()}:
                 time.sleep(_LOOK_S)  # their works are over
             lib.rc_comm_free(handle)
             _native.release_engine(self.config.kernel_set)
@@ -368,10 +369,9 @@ class Communicator(Collectives):
         if where is not None and where.count:
             return self._fly(call, name, views, result, where, feedback, async_op, on_done)
         error = ffi.new("rc_error *")
-        work = Work(self, name, views, result)
+        work = Work(self, name, views, result, feedback=feedback)
         if isinstance(feedback, Residuals):
             feedback.hold(work)
-            work.borrow(feedback)
         if self._pipe is not None:
             self._pipe.drain()
         with self._lock:
@@ -414,10 +414,8 @@ class Communicator(Collectives):
         feedback: Feedback, async_op: bool, on_done: Callable[[Work], None] | None,
     ) -> Any:  # fmt: skip
         pipe = self._pipe_to(where)
-        work = DeviceWork(self, name, views, result, where, on_done)
+        work = DeviceWork(self, name, views, result, where, on_done, feedback)
         call.notify = 0
-        if isinstance(feedback, Residuals):
-            work.borrow(feedback)
         try:  # held before the core has it, as above
             self._in_flight[id(work)] = work
             code, error = pipe.submit(work, call)
@@ -496,6 +494,21 @@ def _close_all() -> None:
         if not all(work.done() for work in list(comm._in_flight.values())):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
+
+
+def _user_of(start: int, stop: int) -> str:
+    """For storages.py."""
+    for comm in [comm for comm in list(_alive) if not comm.is_inherited]:
+        for work in list(comm._in_flight.values()):
+            if work.uses(start, stop):
+                return f"{work.name} #{work.seq}"
+        for _, keep in list(comm._inside.values()):
+            if keep is not None and Memory(keep).overlaps(start, stop):
+                return "a collective of another thread"
+    return ""
+
+
+storages.user_of = _user_of
 
 
 def works_of_process() -> int:

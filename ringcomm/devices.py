@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import buffers, cuda, dlpack
+from . import buffers, cuda, dlpack, storages
 from .buffers import NUMPY_NAMES, View
 from .errors import TensorError
 
@@ -194,6 +194,7 @@ def _torch_following(torch: Any, device: Any) -> Iterator[None]:
 
 
 def _torch_view(torch: Any, tensor: Any, writable: bool) -> DeviceView:
+    storages.guard(torch)
     if tensor.layout != torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise TensorError(f"a tensor of layout {layout} is not supported; pass a dense one")

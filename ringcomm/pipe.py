@@ -16,7 +16,7 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,10 @@ class DeviceWork(Work):
 
     def __init__(
         self, comm: Communicator, name: str, views: tuple[View, ...], result: Any,
-        where: DeviceView, on_landing: Callable[[Work], None] | None,
+        where: DeviceView, on_landing: Callable[[Work], None] | None, feedback: object,
     ) -> None:  # fmt: skip
-        super().__init__(comm, name, views, result, ffi.new("rc_flight **"))
+        super().__init__(comm, name, views, result, ffi.new("rc_flight **"), feedback)
+        self._held: Sequence[View] = views
         self._where = where
         self._on_landing = on_landing
 
@@ -136,7 +137,7 @@ class DeviceWork(Work):
         """The flight is over: raises its error, or has the stream go on behind it."""
         if result != OK:
             raise self._make_error(result) if self._error is None else self._error
-        streams = streams_of(self._views)
+        streams = streams_of(self._held)
         if cuda.NO_STREAM in streams or not streams:
             while (result := int(lib.rc_flight_landed(self._slot[0], SLICE_MS))) == AGAIN:
                 pass
@@ -273,7 +274,7 @@ class Pipe:
 
 def _one_stream(work: DeviceWork) -> int:
     """The stream that the work's call follows. Raises TensorError."""
-    streams = [stream for stream in streams_of(work._views) if stream != cuda.NO_STREAM]
+    streams = [stream for stream in streams_of(work._held) if stream != cuda.NO_STREAM]
     if len(streams) > 1:
         raise TensorError(
             f"{work.name}: the call's tensors follow streams {', '.join(map(hex, streams))}; let "

@@ -32,35 +32,37 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 _VOID = ffi.typeof("void *")
-_cast, _from_buffer = ffi.cast, ffi.from_buffer
+_cast, _from_buffer, _buffer = ffi.cast, ffi.from_buffer, ffi.buffer
 _CALL = ffi.typeof("rc_call *")
 _SLOT = ffi.typeof("rc_work **")
 _ALLREDUCE, _BROADCAST, _BARRIER = lib.RC_ALLREDUCE, lib.RC_BROADCAST, lib.RC_BARRIER
 
 Kind = tuple[int, str, str | None, int]
 """A collective, its op, compression and root."""
-Memory = tuple[Any, Any, int]
-"""A dtype object, a pointer, and a count of elements."""
+Plain = tuple[Any, Any, int, Any]
+"""A dtype object, a pointer, a count of elements, and what keeps the memory valid."""
 
-_NO_MEMORY: Memory = (None, ffi.NULL, 0)
+_NO_MEMORY: Plain = (None, ffi.NULL, 0, None)
 
 
-def plain_memory(obj: Any) -> Memory | None:
+def plain_memory(obj: Any) -> Plain | None:
     """What a View of the commonest tensors comes down to: numpy's or torch's own class, dense, on
     the CPU, and writable.
 
     Returns:
-        Its dtype object (of any dtype), a pointer to its memory, and its count of elements. None
-        for any other object.
+        Its dtype object (of any dtype), a pointer to its memory, its count of elements, and what
+        keeps that memory valid whatever becomes of the tensor: for torch its storage, as
+        ``tensor.data = other`` gives the tensor another one. None for any other object.
     """
     kind = type(obj)
     if kind is np.ndarray:
         if not obj.flags.carray:
             return None
         try:
-            return obj.dtype, _from_buffer(obj), obj.size
+            address = _from_buffer(obj)  # which keeps the array
         except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
             return None
+        return obj.dtype, address, obj.size, address
     torch = sys.modules.get("torch")
     if torch is None or kind is not torch.Tensor:
         return None
@@ -69,7 +71,36 @@ def plain_memory(obj: Any) -> Memory | None:
         return None
     if obj.requires_grad and torch.is_grad_enabled():  # the long way knows who may change it
         return None
-    return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel()
+    return obj.dtype, _cast(_VOID, obj.data_ptr()), obj.numel(), obj.untyped_storage()
+
+
+class Memory:
+    """The whole memory of a plain tensor, held for a Work.
+
+    Args:
+        keep: what plain_memory returned: a storage of torch, or a buffer of cffi.
+    """
+
+    __slots__ = ("_base", "_keep")
+
+    def __init__(self, keep: Any) -> None:
+        self._keep = keep
+        self._base = self._start()
+
+    def _start(self) -> int:
+        keep = self._keep
+        return int(keep.data_ptr() if hasattr(keep, "data_ptr") else _cast("uintptr_t", keep))
+
+    def finish(self) -> None:
+        """Raises ValueError if the storage was moved while the core wrote to where it was."""
+        if self._start() != self._base:
+            raise ValueError("its storage was resized in flight")
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any of it lies from address start to stop."""
+        keep = self._keep
+        nbytes = keep.nbytes() if hasattr(keep, "nbytes") else len(_buffer(keep))
+        return start < self._base + nbytes and self._base < stop
 
 
 class Shortcut:
@@ -77,7 +108,8 @@ class Shortcut:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._templates: dict[tuple[Any, Kind], tuple[Any, str]] = {}  # by dtype and kind
+        # By dtype and kind: an rc_call, and its name with "{}" for the count of elements.
+        self._templates: dict[tuple[Any, Kind], tuple[Any, str]] = {}
         self._slots: list[Any] = []  # that no call uses, all NULL
 
     def allreduce(self, tensor: Any, op: str, compression: str | None) -> bool:
@@ -103,11 +135,11 @@ class Shortcut:
         """The same of a barrier."""
         return self._run(None, _NO_MEMORY, (_BARRIER, "sum", None, 0))
 
-    def _run(self, tensor: Any, memory: Memory | None, kind: Kind) -> bool:
+    def _run(self, tensor: Any, memory: Plain | None, kind: Kind) -> bool:
         comm = self._comm
         if memory is None or comm._engine.forked or comm.is_timed:
             return False
-        dtype, address, count = memory
+        dtype, address, count, keep = memory
         try:
             known = self._templates.get((dtype, kind))
         except TypeError:  # not hashable, so neither is a name
@@ -122,13 +154,13 @@ class Shortcut:
         try:
             # Before the handle is read: close() waits for who is inside. No signal handler, which
             # may close, runs between the reading and C.
-            comm._inside[slot] = get_ident()
+            comm._inside[slot] = get_ident(), keep
             handle = comm._handle
             if handle is None:
                 return False
             result = lib.rc_run(handle, call, count, address, SLICE_MS, slot)
         finally:  # after an interrupt, too, the core goes on with the tensor
-            work = self._make_work(slot, tensor, kind) if slot[0] else None
+            work = self._make_work(slot, tensor, memory, kind) if slot[0] else None
             comm._inside.pop(slot, None)
         if work is not None:
             work.wait()
@@ -147,14 +179,14 @@ class Shortcut:
         memory = plain_memory(tensor)
         if memory is None or comm.is_inherited or comm.is_timed:
             return None
-        dtype, address, count = memory
+        dtype, address, count, keep = memory
         kind = (_ALLREDUCE, op, compression, 0)
         template, name = self._templates.get((dtype, kind)) or self._remember(tensor, dtype, kind)
         call = ffi.new(_CALL, template[0])
         call.count = count
         call.src = call.dst = address
         call.waits = 0
-        work = Work(comm, f"{name[: name.index('[')]}[{count}])", (), tensor)
+        work = Work(comm, name.format(count), (Memory(keep),), tensor)
         if comm._pipe is not None:
             comm._pipe.drain()
         with comm._lock:
@@ -173,18 +205,18 @@ class Shortcut:
         return work
 
     def _remember(self, tensor: Any, dtype: Any, kind: Kind) -> tuple[Any, str]:
-        made = self._templates[dtype, kind] = self._make_call(tensor, kind)
-        return made
-
-    def _make_call(self, tensor: Any, kind: Kind) -> tuple[Any, str]:
         collective, op, compression, root = kind
         comm, src = self._comm, None if tensor is None else view(tensor, writable=True)
-        return make_call(collective, src, src, src.count if src else 0, op, compression, root,
-                         comm.world_size, comm.config.timeout, False, False)  # fmt: skip
+        count = src.count if src else 0
+        call, name = make_call(collective, src, src, count, op, compression, root,
+                               comm.world_size, comm.config.timeout, False, False)  # fmt: skip
+        made = self._templates[dtype, kind] = call, name.replace(f"[{count}]", "[{}]")
+        return made
 
-    def _make_work(self, slot: Any, tensor: Any, kind: Kind) -> Work:
-        name = self._make_call(tensor, kind)[1]
-        views = () if tensor is None else (view(tensor, writable=True),)
-        work = Work(self._comm, name, views, tensor, slot)
+    def _make_work(self, slot: Any, tensor: Any, memory: Plain, kind: Kind) -> Work:
+        dtype, _, count, keep = memory
+        name = self._templates[dtype, kind][1].format(count)
+        held = () if keep is None else (Memory(keep),)
+        work = Work(self._comm, name, held, tensor, slot)
         self._comm._in_flight[id(work)] = work
         return work

@@ -1,8 +1,12 @@
 """Work: one submitted collective in flight.
 
-Invariants: a Work keeps the tensors of its call alive and untouched by others until the core is
-done with them, also when the caller drops it. Its result is complete after the first wait, done or
-exception that sees it finished. Waiting stays interruptible: the C wait is cut into slices.
+A Work is the one record of what the core borrows for a call: the memory of its tensors, and the
+residuals of its feedback. Its communicator holds it from before the core has the call until the
+core is done with it, whatever becomes of the caller's Work, tensors and result.
+
+Invariants: what keeps memory valid is given when a Work is made, and let go of in ``_finish``
+alone. Its result is complete after the first wait, done or exception that sees it finished. Waiting
+stays interruptible: the C wait is cut into slices.
 """
 
 from __future__ import annotations
@@ -10,12 +14,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import callers
 from ._native import AGAIN, OK, error_class, ffi, lib, text
-from .buffers import View
 from .calls import is_number
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
 
@@ -23,6 +26,17 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 SLICE_MS = 100
+
+
+class Held(Protocol):
+    """What keeps memory valid that the core borrows: a View, or the shortcut's Memory."""
+
+    @property
+    def finish(self) -> Callable[[], None] | None:
+        """To be called once the core is done. Raises where the result is not in the tensor."""
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any of the memory lies from address start to stop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +66,10 @@ class Work:
     """A collective in flight, as returned by calls with ``async_op=True``. Until it is over its
     tensors must be neither written, read for the result, nor resized: not a tensor's storage
     either (``untyped_storage().resize_()``, as FSDP does), since the core goes on using the memory.
-    A torch tensor whose storage has moved raises TensorError when the work is over; by then the
-    memory that it gave up may have been written to.
+    Resizing such a storage from Python raises TensorError.
 
-    A Work may be dropped: its tensors are held until it is over, and let go of by one of the next
-    calls on its communicator, or when that is closed.
+    A Work may be dropped, and its tensors with it: their memory is held until the collective is
+    over, and let go of by one of the next calls on its communicator, or when that is closed.
 
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.
@@ -72,17 +85,18 @@ class Work:
         self,
         comm: Communicator,
         name: str,
-        views: tuple[View, ...],
+        held: Sequence[Held],
         result: Any,
         slot: Any = None,
+        feedback: object = None,
     ) -> None:
         self.name = name
         # Where rc_submit puts the handle: NULL before, and for good if it was never reached.
         self._slot = ffi.new("rc_work **") if slot is None else slot
         self._comm = comm
-        self._views = views
+        self._held = held
+        self._feedback = feedback
         self._result = result
-        self._borrowed: Any = None
         self._error: RingcommError | None = None
         self._finished = False
         self._lock = threading.Lock()
@@ -90,13 +104,12 @@ class Work:
     def __del__(self, free: Any = lib.rc_work_free) -> None:  # globals may be gone at exit
         free(self._slot[0])
 
-    def borrow(self, feedback: object) -> None:
-        """Keeps what the core uses besides the tensors until the collective is over."""
-        self._borrowed = feedback
+    def uses(self, start: int, stop: int) -> bool:
+        """Whether the core may still read or write memory from address start to stop."""
+        return not self.done() and any(held.overlaps(start, stop) for held in self._held)
 
-    def forget(self) -> None:
-        """Nobody asks for the result: the tensor is kept until the collective is over, not longer.
-        """
+    def forget_result(self) -> None:
+        """Drops the caller's tensor, for whose content nobody asks any more."""
         self._result = None
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -223,16 +236,16 @@ class Work:
                 self._error = self._scatter_back()
             else:
                 self._error = self._make_error(result)
-            self._views = ()
-            self._borrowed = None
+            self._held = ()
+            self._feedback = None
             self._finished = True
         self._comm.note_over(self)
 
     def _scatter_back(self) -> RingcommError | None:
         try:
-            for view in self._views:
-                if view.finish is not None:
-                    view.finish()
+            for held in self._held:
+                if held.finish is not None:
+                    held.finish()
         except Exception as error:  # the tensor was changed in flight
             return TensorError(f"{self.name} #{self.seq}: the result is complete, and cannot be "
                                f"written to the tensor: {error}", seq=self.seq)  # fmt: skip

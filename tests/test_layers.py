@@ -3,8 +3,8 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
 
     C       include < base < kernels, plan < codec, sparse < net, shm, cuda < coll < comm < api
             < pipe
-    Python  errors, callers < logs < config, codecs < bootstrap, _native, dlpack, adaptive
-            < buffers < cuda
+    Python  errors, callers < logs < config, codecs < bootstrap, _native, dlpack, adaptive,
+            storages < buffers < cuda
             < chunks, devices, residuals < calls < work < fusion, counters, shortcut, opening,
             summary, deepspeed, pipe, timeline < collectives < communicator < membership < api
             < exact < feedback, sparse < the package itself < torch < tools, train < __main__
@@ -41,7 +41,7 @@ PYTHON_LAYERS = [
     {"errors", "intervals", "callers"},
     {"logs"},
     {"config", "codecs"},
-    {"bootstrap", "_native", "dlpack", "adaptive"},
+    {"bootstrap", "_native", "dlpack", "adaptive", "storages"},
     {"buffers"},
     {"cuda"},
     {"devices", "residuals", "chunks"},

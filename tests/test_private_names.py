@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "communicator.py": {"_callbacks", "_error", "_slot", "_tell"},
     "feedback.py": {"_owner"},
     "fusion.py": {"_run"},
-    "pipe.py": {"_slot", "_views"},
+    "pipe.py": {"_slot"},
     "shortcut.py": {"_collect", "_engine", "_handle", "_in_flight", "_inside", "_lock",
                     "_pipe", "_slot"},
     "tools/tune.py": {"_joined"},

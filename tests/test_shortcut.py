@@ -62,7 +62,7 @@ def test_dense_tensors_are_plain(expression: str) -> None:
     tensor = made(expression)
     found = plain_memory(tensor)
     assert found is not None
-    dtype, _, count = found
+    dtype, _, count, _ = found
     assert (dtype, count) == (tensor.dtype, tensor.size if hasattr(tensor, "flags") else
                               tensor.numel())  # fmt: skip
 

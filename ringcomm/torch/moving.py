@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from .._native import lib
-from .submit import Call, Submitter, Tensors, copy, one, root_of
-from .tensors import joined, moved, packed, require_alike, unpack
+from .submit import Call, Submitter, Tensors, one, root_of
+from .tensors import copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
 
 PIECES_TAG = 1 << 31
@@ -53,7 +53,8 @@ class Moving(Submitter):
         call = Call(
             collective, src, moved(target, writable=True, reads=False), src.count, root=root
         )
-        after = None if flat is not None else lambda: unpack(target, rows)
+        targets = [row.detach() for row in rows]
+        after = None if flat is not None else lambda: unpack(target, targets)
         return self._start(name, [call], rows, opts, after)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:
@@ -136,7 +137,8 @@ class Moving(Submitter):
             else torch.empty_like(output, memory_format=torch.contiguous_format)
         )
         calls = self._pieces(_split(target, output_splits, n, "output"), sources)
-        after = None if target is output else lambda: copy(output, target)
+        strided = output.detach()
+        after = None if target is output else lambda: copy(strided, target)
         return self._start("all_to_all", calls, [output], opts, after)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingWork:

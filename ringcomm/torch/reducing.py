@@ -15,8 +15,8 @@ import torch.distributed as dist
 from .._native import lib
 from ..errors import TensorError
 from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
-from .submit import Call, Submitter, copy, one, root_of
-from .tensors import KNOWN, joined, memory_of, moved, packed, require_alike
+from .submit import Call, Submitter, one, root_of
+from .tensors import KNOWN, copy, joined, memory_of, moved, packed, require_alike
 from .works import RingWork, seconds_of, together
 
 _AllreduceOptions: Any = dist.AllreduceOptions
@@ -141,12 +141,13 @@ class Reducing(Submitter):
         call, rows = self._gathered(src)
         if dst is None:
             return call, None
+        target = dst.detach()
 
         def join() -> None:
             result = how.joined(rows)
             if collective == lib.RC_REDUCE_SCATTER:
                 result = result.reshape(self.comm.world_size, -1)[self.comm.rank]
-            copy(dst, result)
+            copy(target, result)
 
         return call, join
 

@@ -77,11 +77,6 @@ def precede_chosen(calls: Sequence[Call]) -> None:
         torch_stream(torch, chosen, device).wait_stream(torch.cuda.current_stream(device))
 
 
-def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Values of a tensor into another of as many elements."""
-    target.detach().copy_(source.detach().reshape(target.shape))
-
-
 class Submitter:
     """What the parts of a group share.
 

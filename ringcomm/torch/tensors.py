@@ -92,12 +92,24 @@ def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors]) if found is None else found
 
 
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies the values of a tensor into another of as many elements.
+
+    Raises ValueError if the target's storage has been resized to less than it needs, to which torch
+    would write nevertheless.
+    """
+    last = sum((n - 1) * step for n, step in zip(target.shape, target.stride(), strict=True))
+    needed = (target.storage_offset() + last + 1) * target.element_size()
+    if target.numel() and target.untyped_storage().nbytes() < needed:
+        raise ValueError("its storage was resized in flight")
+    target.detach().copy_(source.detach().reshape(target.shape))
+
+
 def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copies a flat tensor into several, in order."""
     at = 0
     for tensor in tensors:
-        part = flat[at : at + tensor.numel()]
-        tensor.detach().copy_(part.view(tensor.shape))
+        copy(tensor, flat[at : at + tensor.numel()])
         at += tensor.numel()
 
 

@@ -105,7 +105,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._tensors = []
         for part in self._parts:
             if isinstance(part, Work):
-                part.forget()
+                part.forget_result()
 
     @classmethod
     def finished(cls, tensors: list[torch.Tensor]) -> RingWork:
