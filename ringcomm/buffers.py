@@ -49,9 +49,12 @@ class View:
         shape: as the caller's object has it.
         finish: call once after the collective: scatters a gathered copy back. ValueError if that
             cannot be, or if the memory was given up meanwhile.
+        is_copy: whether the result is not in the object before ``finish``.
     """
 
-    __slots__ = ("_keep", "_make", "address", "count", "dtype", "finish", "owner", "shape")
+    __slots__ = (
+        "_keep", "_make", "address", "count", "dtype", "finish", "is_copy", "owner", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class View:
         count: int,
         make: Callable[[tuple[int, ...]], Any],
         finish: Callable[[], None] | None = None,
+        is_copy: bool = False,
     ) -> None:
         self.owner = owner
         self.shape = tuple(shape)
@@ -70,6 +74,7 @@ class View:
         self.address = address if count else 0
         self.dtype = dtype
         self.finish = finish
+        self.is_copy = is_copy
         self._keep = keep
         self._make = make
 
@@ -179,8 +184,10 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=tensor.dtype)
 
-    keep = (dense, target)
-    return View(tensor, keep, address, dtype, tensor.shape, tensor.numel(), make, finish)
+    return View(
+        tensor, (dense, target), address, dtype, tensor.shape, tensor.numel(), make, finish,
+        is_copy=writable and dense is not target,
+    )  # fmt: skip
 
 
 # ---- numpy and what numpy can wrap ----
@@ -280,7 +287,10 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
     def make(shape: tuple[int, ...]) -> Any:
         return np.empty(shape, dtype=array.dtype)
 
-    return View(obj, (array, dense), _address(dense), dtype, array.shape, array.size, make, finish)
+    return View(
+        obj, (array, dense), _address(dense), dtype, array.shape, array.size, make, finish,
+        is_copy=finish is not None,
+    )  # fmt: skip
 
 
 def _address(dense: np.ndarray[Any, Any]) -> int:

@@ -61,9 +61,18 @@ def is_number(value: object) -> bool:
     return isinstance(value, _NUMBERS) and value == value and type(value) is not bool
 
 
+USERS_TAGS = 2**31
+"""Tags of callers are below; those above are for sends and receives that make up a collective."""
+
+
+def is_message(collective: int, tag: int) -> bool:
+    """Whether a call is a send or receive of the caller's."""
+    return collective in (lib.RC_SEND, lib.RC_RECV) and tag < USERS_TAGS
+
+
 def check_tag(tag: object) -> int:
-    """A user's tag of a send or receive. Raises ConfigError."""
-    if not is_integer(tag) or not 0 <= tag < 2**31:
+    """Returns a caller's tag of a send or receive. Raises ConfigError."""
+    if not is_integer(tag) or not 0 <= tag < USERS_TAGS:
         raise ConfigError(f"tag={tag!r}: give an integer from 0 to 2^31 - 1")
     return int(tag)
 

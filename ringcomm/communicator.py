@@ -26,7 +26,7 @@ from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
 from .buffers import View
-from .calls import Feedback, is_integer, make_call
+from .calls import Feedback, is_integer, is_message, make_call
 from .collectives import Collectives
 from .config import Config, names_arguments
 from .counters import Stats, count_works, read_counters
@@ -199,6 +199,10 @@ class Communicator(Collectives):
         with self._lock:
             return 0 if self._handle is None or self.is_inherited else count_works(self._handle)
 
+    def works_in_flight(self) -> list[Work]:
+        """The works that nobody has seen the end of, in the order in which they were called."""
+        return list(self._in_flight.values())
+
     def failure(self) -> RingcommError | None:
         """Why every later call will raise, as after a peer was lost; None while all is well."""
         error = ffi.new("rc_error *")
@@ -257,7 +261,7 @@ class Communicator(Collectives):
             lib.rc_comm_close(handle, 0)
             if self._pipe is not None:
                 self._pipe.stop()
-            for work in list(self._in_flight.values()):
+            for work in self.works_in_flight():
                 work.done()
             while {thread for thread, _ in self._inside.values()} - {threading.get_ident()}:
                 time.sleep(_LOOK_S)  # their works are over
@@ -370,6 +374,7 @@ class Communicator(Collectives):
             return self._fly(call, name, views, result, where, feedback, async_op, on_done)
         error = ffi.new("rc_error *")
         work = Work(self, name, views, result, feedback=feedback)
+        work.is_message = is_message(collective, tag)
         if isinstance(feedback, Residuals):
             feedback.hold(work)
         if self._pipe is not None:
@@ -415,6 +420,7 @@ class Communicator(Collectives):
     ) -> Any:  # fmt: skip
         pipe = self._pipe_to(where)
         work = DeviceWork(self, name, views, result, where, on_done, feedback)
+        work.is_message = is_message(call.collective, call.tag)
         call.notify = 0
         try:  # held before the core has it, as above
             self._in_flight[id(work)] = work
@@ -455,7 +461,7 @@ class Communicator(Collectives):
             if not work.done():
                 break
         if len(in_flight) > self._collect_at:
-            for work in list(in_flight.values()):
+            for work in self.works_in_flight():
                 work.done()
             self._collect_at = 2 * len(in_flight) + _UNWAITED
 
@@ -491,7 +497,7 @@ def _close_all() -> None:
     deadline = time.monotonic() + _CLOSE_MS / 1000
     for comm in [comm for comm in _alive if not comm.is_inherited]:
         left = int((deadline - time.monotonic()) * 1000)
-        if not all(work.done() for work in list(comm._in_flight.values())):
+        if not all(work.done() for work in comm.works_in_flight()):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
 
@@ -499,7 +505,7 @@ def _close_all() -> None:
 def _user_of(start: int, stop: int) -> str:
     """For storages.py."""
     for comm in [comm for comm in list(_alive) if not comm.is_inherited]:
-        for work in list(comm._in_flight.values()):
+        for work in comm.works_in_flight():
             if work.uses(start, stop):
                 return f"{work.name} #{work.seq}"
         for _, keep in list(comm._inside.values()):

@@ -74,9 +74,11 @@ class Work:
     Attributes:
         name: the call, for messages: ``allreduce(f32[1024])``.
         trace_id: its number in a timeline; 0: none yet.
+        is_message: whether it is a send or receive of the caller's.
     """
 
     trace_id = 0
+    is_message = False
     _slot: Any = (ffi.NULL,)
     #: None: nobody asked; empty: all that asked were told.
     _callbacks: tuple[Callable[[Work], None], ...] | None = None

@@ -43,7 +43,7 @@ def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", ["shapes", "messages", "asynchronous"])
+@pytest.mark.parametrize("name", ["shapes", "messages", "asynchronous", "promises"])
 def test_results_are_right(nursery: Nursery, name: str, world: int) -> None:
     with Job(nursery, world, LOOPBACK) as job:
         job.start(getattr(groups, name))

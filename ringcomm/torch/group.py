@@ -32,7 +32,7 @@ from .works import seconds_of
 _Base: Any = dist.ProcessGroup
 _C10D: Any = torch._C._distributed_c10d
 _ASKS_BACKENDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
-_GRACE = 0.5  # seconds; a barrier of all ranks does not mean that all before it is over
+_GRACE = 0.5  # seconds for what may never be over: a message that its peer does not take
 
 
 class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
@@ -54,6 +54,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._name = self._desc = ""
         self._coalescing = None
         self._quick_ops = {}
+        self._undelivered = set()
         self._detailed = detail.is_on()
         if _ASKS_BACKENDS:
             self._register_stand_in()
@@ -156,12 +157,18 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         return group
 
     def shutdown(self) -> None:
-        """Leaves the group, and gives collectives in flight half a second to end by themselves;
-        they fail then. Called by destroy_process_group."""
-        leave_by = time.monotonic() + _GRACE
-        for work in list(self.comm._in_flight.values()):
+        """Waits for collectives in flight, each until its timeout as others may be late, and leaves
+        the group. Messages in flight fail after half a second. Called by destroy_process_group."""
+        self._leave(self.comm.config.timeout)
+
+    def _leave(self, patience: float) -> None:
+        began = time.monotonic()
+        for work in self.comm.works_in_flight():
+            until = began + (_GRACE if work.is_message else patience)
             with contextlib.suppress(RingcommError):
-                work.wait(max(0.0, leave_by - time.monotonic()))
+                work.wait(max(0.0, until - time.monotonic()))
+        for delivered in list(self._undelivered):
+            delivered.is_completed()
         self.comm.close()
 
     _shutdown = shutdown
@@ -174,7 +181,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     def __del__(self) -> None:
         if hasattr(self, "comm"):
-            self.shutdown()
+            self._leave(_GRACE)
 
 
 @functools.cache

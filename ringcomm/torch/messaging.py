@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from .._native import lib
+from ..calls import check_tag
 from ..errors import CommTimeoutError, RingcommError
-from .moving import PIECES_TAG
 from .submit import Call, Submitter, one
 from .tensors import moved
 from .works import RingWork, together
@@ -19,19 +19,19 @@ class Messaging(Submitter):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingWork:
         """To a rank of this group, for a receive of the same tag."""
         src = moved(one(tensors, "send"), writable=False)
-        call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=_tag(tag))
+        call = Call(lib.RC_SEND, src, None, src.count, root=self._peer(dst), tag=check_tag(tag))
         return self._start("send", [call], list(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingWork:
         """What a rank of this group sends with this tag."""
         dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=_tag(tag))
+        call = Call(lib.RC_RECV, None, dst, dst.count, root=self._peer(src), tag=check_tag(tag))
         return self._start("recv", [call], list(tensors))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingWork:
         """The next that any rank sends with this tag; the Work knows which."""
         dst = moved(one(tensors, "recv"), writable=True, reads=False)
-        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=_tag(tag))
+        call = Call(lib.RC_RECV, None, dst, dst.count, root=None, tag=check_tag(tag))
         return self._start("recvAnySource", [call], list(tensors))
 
     def _peer(self, rank: int) -> int:
@@ -49,8 +49,16 @@ class Messaging(Submitter):
         return together(works)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> RingWork:
-        """Over when every rank has called it."""
-        return self._start("barrier", [Call(lib.RC_BARRIER, None, None, 0)], [], opts)
+        """Is over when every rank has called it, and this rank's earlier collectives are over."""
+        earlier = [work for work in self.comm.works_in_flight() if not work.is_message]
+        undelivered = list(self._undelivered)
+
+        def deliver() -> None:
+            for work in undelivered:
+                work.wait()
+
+        call = Call(lib.RC_BARRIER, None, None, 0)
+        return self._start("barrier", [call], [], opts, deliver if undelivered else None, earlier)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names the ranks that have not called it: on rank 0 all of them,
@@ -71,9 +79,3 @@ class Messaging(Submitter):
                 ranks = "Ranks" if "," in missing[1] else "Rank"
                 text = f"{ranks} {missing[1]} failed to pass monitoredBarrier"
             raise type(error)(f"{text}: {error}", rank=error.rank, host=error.host) from error
-
-
-def _tag(tag: int) -> int:
-    if not 0 <= tag < PIECES_TAG:
-        raise ValueError(f"tag {tag}: give one from 0 to 2^31 - 1")
-    return tag

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from .._native import lib
+from ..calls import USERS_TAGS
 from .submit import Call, Submitter, Tensors, one, root_of
 from .tensors import copy, joined, moved, packed, require_alike, unpack
 from .works import RingWork, together
-
-PIECES_TAG = 1 << 31
-"""Users' tags are below."""
 
 
 class Moving(Submitter):
@@ -158,8 +156,8 @@ class Moving(Submitter):
             to, source = (rank + distance) % n, (rank - distance) % n
             src = moved(inputs[to], writable=False)
             dst = moved(outputs[source], writable=True, reads=False)
-            calls.append(Call(lib.RC_SEND, src, None, src.count, root=to, tag=PIECES_TAG))
-            calls.append(Call(lib.RC_RECV, None, dst, dst.count, root=source, tag=PIECES_TAG))
+            calls.append(Call(lib.RC_SEND, src, None, src.count, root=to, tag=USERS_TAGS))
+            calls.append(Call(lib.RC_RECV, None, dst, dst.count, root=source, tag=USERS_TAGS))
         if outputs[rank].numel() != inputs[rank].numel():
             raise ValueError("all_to_all: the piece that stays here has two sizes")
         copy(outputs[rank], inputs[rank])

@@ -42,5 +42,5 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
 
     return View(
         tensor, (found, source, host), found.address, found.dtype, found.shape, found.count,
-        source.new_empty, finish if writable else None,
+        source.new_empty, finish if writable else None, is_copy=writable,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from .. import cuda
 from ..buffers import View
 from ..communicator import Communicator
 from ..devices import DeviceView, torch_stream
+from ..work import Work
 from . import detail, profiling
 from .options import Options
 from .staging import staged
@@ -90,6 +91,7 @@ class Submitter:
     _coalescing: list[RingWork] | None
     _detailed: bool
     _quick_ops: dict[Any, tuple[str, str | None] | None]
+    _undelivered: set[RingWork]  # asynchronous ones whose result is still to be copied
 
     def _start(
         self,
@@ -98,24 +100,34 @@ class Submitter:
         tensors: Tensors,
         opts: Any = None,
         after: Callable[[], None] | None = None,
+        earlier: Sequence[Work] = (),
     ) -> RingWork:
-        """Submits the calls of one collective; waits for them if torch is going to."""
+        """Submits the calls of one collective; waits for them if torch is going to.
+
+        Args:
+            tensors: the result.
+            after: what is left to do on this rank when they are over.
+            earlier: works that have to be over, too.
+        """
         if self._detailed:
             detail.compare(self.comm, name, tensors)
-        if profiling.is_on():
-            return profiling.recorded(name, lambda: self._submit(calls, tensors, opts, after))
-        return self._submit(calls, tensors, opts, after)
+
+        def submit() -> RingWork:
+            return self._submit(calls, tensors, opts, after, earlier)
+
+        return profiling.recorded(name, submit) if profiling.is_on() else submit()
 
     def _is_watched(self) -> bool:
         """Whether there is more to do for a collective than to submit it."""
         return self._detailed or self._coalescing is not None or profiling.is_on()
 
     def _submit(
-        self, calls: Sequence[Call], tensors: Tensors, opts: Any, after: Callable[[], None] | None
-    ) -> RingWork:
+        self, calls: Sequence[Call], tensors: Tensors, opts: Any,
+        after: Callable[[], None] | None, earlier: Sequence[Work],
+    ) -> RingWork:  # fmt: skip
         at_once = not getattr(opts, "asyncOp", True) and self._coalescing is None
         timeout = seconds_of(getattr(opts, "timeout", None))
-        alone = at_once and len(calls) == 1
+        alone = at_once and len(calls) == 1 and not earlier
         precede_chosen(calls)
         parts = [
             self.comm._run(
@@ -130,9 +142,12 @@ class Submitter:
             for view in (call.src, call.dst)
             if after is not None and isinstance(view, DeviceView)
         ]
-        work = RingWork(() if alone else parts, tensors, after, used)
+        work = RingWork(() if alone else [*parts, *earlier], tensors, after, used)
         if at_once:
             work.wait()
+        elif after is not None or any(call.dst is not None and call.dst.is_copy for call in calls):
+            self._undelivered.add(work)
+            work.deliver(self._undelivered.discard)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

@@ -174,7 +174,7 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         self._dropped_well = True
         if not self.is_completed():
             callers.step_aside()  # a callback that asks for this may wait for it
-        self._watch(over)
+        self._when_over(lambda: over.set_result(None))
         return self._future
 
     getFuture = get_future  # noqa: N815 (torch's)
@@ -185,9 +185,21 @@ class RingWork(_TorchWork):  # type: ignore[misc]
         over = future_on(_devices(self._tensors))
         self._future = change(over.then(self._outcome))
         self._recorded = True
-        self._watch(over, elsewhere=bool(self._parts))
+        self._when_over(lambda: over.set_result(None), elsewhere=bool(self._parts))
 
-    def _watch(self, over: Any, elsewhere: bool = False) -> None:
+    def deliver(self, delivered: Callable[[RingWork], None]) -> None:
+        """Has ``after`` called when all parts are over, also if this is dropped, and then
+        ``delivered`` of this."""
+
+        def over() -> None:
+            self._settle()
+            delivered(self)
+
+        self._when_over(over)
+
+    def _when_over(self, then: Callable[[], None], elsewhere: bool = False) -> None:
+        """Calls ``then`` once all parts are over: at once, if they are and it need not be in
+        another thread."""
         left = len(self._parts)
         counting = threading.Lock()
 
@@ -197,10 +209,10 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 left -= 1
                 last = left == 0
             if last:
-                over.set_result(None)
+                then()
 
         if not elsewhere and (self.is_completed() or self._over):
-            over.set_result(None)
+            then()
             return
         for part in self._parts:
             part.call_back(one_over, elsewhere)

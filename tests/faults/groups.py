@@ -4,6 +4,7 @@ happens at the edges."""
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from faults.rank import Rank
-from patience import PATIENCE
+from patience import PATIENCE, until
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
@@ -304,6 +305,63 @@ def asynchronous(rank: Rank) -> None:
     dist.barrier()
     rank.emit("right")
     dist.destroy_process_group()
+
+
+def promises(rank: Rank) -> None:
+    """What torch's users rely on: a barrier ends earlier works, and what is dropped arrives."""
+    me, n = _open()
+    for asynchronous in (False, True):
+        for number in range(5):
+            tensors = [torch.full((2_000_000,), float(me + k)) for k in range(3)]
+            for tensor in tensors:
+                dist.all_reduce(tensor, async_op=True)
+            barrier = dist.barrier(async_op=asynchronous)
+            if asynchronous:
+                barrier.wait()
+            expected = [n * k + n * (n - 1) / 2 for k in range(3)]
+            assert [float(t[-1]) for t in tensors] == expected, number
+    rows, parts = [torch.zeros(5) for _ in range(n)], [torch.zeros(5) for _ in range(n)]
+    bits, strided = torch.full((5,), 1 << me), torch.full((5, 2), float(me))[:, 0]
+    wide = torch.zeros(n, 2)[:, 0]
+    _drop_asynchronous(me, rows, parts, bits, strided, wide)
+    arrived = (
+        lambda: [float(row[4]) for row in rows] == [float(i) for i in range(n)],
+        lambda: me != 0 or [float(part[4]) for part in parts] == [float(i) for i in range(n)],
+        lambda: int(bits[4]) == (1 << n) - 1,
+        lambda: float(strided[4]) == n * (n - 1) / 2,
+        lambda: wide.tolist() == [float(i) for i in range(n)],
+    )
+    for number, has_arrived in enumerate(arrived):
+        assert until(has_arrived, PATIENCE), number
+    count = 262_139  # of no other tensor
+    for _ in range(20):
+        dist.all_gather([torch.empty(count) for _ in range(n)], torch.ones(count), async_op=True)
+    dist.barrier()
+    assert until(lambda: _alive(count) == 0, PATIENCE), _alive(count)
+    last = torch.full((1000,), float(me))
+    if me == 1:
+        time.sleep(0.8)  # as long as the other waits for the end of what it has in flight
+    work = dist.all_reduce(last, async_op=True)
+    dist.destroy_process_group()
+    assert work.wait()
+    assert float(last[0]) == n * (n - 1) / 2
+    rank.emit("right")
+
+
+def _drop_asynchronous(
+    me: int, rows: list[Any], parts: list[Any], bits: Any, strided: Any, wide: Any
+) -> None:
+    dist.all_gather(rows, torch.full((5,), float(me)), async_op=True)
+    dist.gather(torch.full((5,), float(me)), parts if me == 0 else None, async_op=True)
+    dist.all_reduce(bits, dist.ReduceOp.BOR, async_op=True)
+    dist.all_reduce(strided, async_op=True)
+    dist.all_to_all_single(wide, torch.full((len(rows),), float(me)), async_op=True)
+
+
+def _alive(count: int) -> int:
+    """Tensors of this many elements that Python holds."""
+    gc.collect()
+    return sum(type(o) is torch.Tensor and o.numel() == count for o in gc.get_objects())
 
 
 def many_groups(rank: Rank) -> None:
