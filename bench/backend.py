@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -28,6 +29,7 @@ from sweep import parse_sizes
 import ringcomm.torch  # noqa: F401
 
 BACKENDS = ("ringcomm", "gloo")
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def call_of(name: str, tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[bool], object]:
@@ -37,7 +39,7 @@ def call_of(name: str, tensor: torch.Tensor, group: dist.ProcessGroup) -> Callab
         return lambda a: dist.all_reduce(tensor, group=group, async_op=a)
     if name == "all_gather":
         out = tensor.new_empty(n * tensor.numel())
-        return lambda a: dist.all_gather_into_tensor(out, tensor, group=group, async_op=a)
+        return lambda a: _all_gather(out, tensor, group=group, async_op=a)
     if name == "broadcast":
         return lambda a: dist.broadcast(tensor, 0, group=group, async_op=a)
     return lambda a: dist.barrier(group=group, async_op=a)

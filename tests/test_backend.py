@@ -70,6 +70,22 @@ def test_many_groups_at_once(nursery: Nursery, world: int) -> None:
         job.finish(quietly=False)
 
 
+def test_what_torch_asks_of_a_group(nursery: Nursery) -> None:
+    with Job(nursery, 2, {**LOOPBACK, "TORCH_DIST_NAN_CHECK": "1"}) as job:
+        job.start(groups.of_today)
+        for device in ("cpu", "cuda"):
+            for event in job.expect_all("map"):
+                assert event["kind"] == "ConfigError", event
+                assert f"those on {device} to gloo" in event["text"]
+        for _ in range(2):
+            for event in job.expect_all("nan"):
+                assert event["kind"] == "TensorError", event
+                assert "RuntimeError" in event["kinds"]
+                assert "float32[2] has a NaN" in event["text"]
+        job.expect_all("right")
+        job.finish(quietly=False)
+
+
 def test_options(nursery: Nursery) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(groups.options)
@@ -151,7 +167,7 @@ def test_bad_input_is_refused(nursery: Nursery) -> None:
     kinds = {
         "sparse": "TypeError", "op": "TypeError", "dtype": "TypeError", "list": "ValueError",
         "size": "ValueError", "part": "ValueError", "splits": "ValueError", "rows": "ValueError",
-        "tag": "ValueError", "expanded": "TypeError", "meta": "TypeError",
+        "tag": "ValueError", "expanded": "TypeError",
     }  # fmt: skip
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(groups.refused)

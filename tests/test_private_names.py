@@ -26,7 +26,6 @@ EXCEPTIONS = {
     "tools/tune.py": {"_joined"},
     "tools/tuning.py": {"_follow"},
     "torch/buckets.py": {"_run"},
-    "torch/group.py": {"_in_flight"},
     "torch/reducing.py": {"_shortcut"},
     "torch/submit.py": {"_run"},
     "work.py": {"_engine"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -32,11 +33,30 @@ def register() -> None:
 
 
 def _create(made: Any, options: Any) -> RingcommGroup:
-    """What torch calls for every new group, on each of its ranks."""
+    """Makes a group. Called by torch for every new one, on each of its ranks.
+
+    Raises ConfigError for a map such as "cpu:gloo,cuda:ringcomm": torch replaces the whole group by
+    what this returns, and it would carry the other backend's tensors, too.
+    """
+    _refuse_mixture(sys._getframe(1).f_locals.get("backend_config"))
     whole = not made.global_ranks_in_group
     return open_group(
         made.store, made.group_rank, made.group_size, made.timeout, options, made.group_id, whole
     )
+
+
+def _refuse_mixture(config: Any) -> None:
+    """config: torch's BackendConfig, a local variable of the function that makes groups: it is the
+    only place that says what other devices are to have. None: not found, in a torch to come."""
+    chosen = config.get_device_backend_map() if hasattr(config, "get_device_backend_map") else {}
+    others = {device: name for device, name in chosen.items() if name != NAME}
+    if others:
+        wanted = ",".join(f"{device}:{name}" for device, name in chosen.items())
+        raise ConfigError(
+            f'backend "{wanted}": a group of ringcomm carries the tensors of all devices, so it '
+            f"cannot leave those on {' and '.join(others)} to {' and '.join(others.values())}; "
+            'give backend="ringcomm", and make another group by new_group(backend=...) for the rest'
+        )
 
 
 def open_group(

@@ -1,18 +1,23 @@
-"""TORCH_DISTRIBUTED_DEBUG=DETAIL: before each collective, all ranks compare what they call.
+"""What torch's debug variables ask for before each collective.
 
-The core compares collective, op, dtype and number of elements with every frame in any case; here
-shapes are compared too, and a difference is found before anything is changed.
+TORCH_DISTRIBUTED_DEBUG=DETAIL    all ranks compare what they call. The core compares collective,
+                                  op, dtype and number of elements with every frame in any case;
+                                  here shapes are compared too, before anything is changed.
+TORCH_DIST_NAN_CHECK=1            a rank does not send a tensor with a NaN.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
+from ..buffers import View
 from ..communicator import Communicator
-from ..errors import MismatchError
+from ..errors import MismatchError, TensorError
 
 _BYTES = 400
 #: Where all ranks' tensors have one shape.
@@ -24,6 +29,21 @@ def is_on() -> bool:
     """Whether the user asked for it."""
     torch_says: Any = dist
     return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
+
+
+def checks_nan() -> bool:
+    """Whether the user asked for the check of NaNs."""
+    return os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
+
+
+def require_no_nan(name: str, sources: Iterable[View]) -> None:
+    """Raises TensorError (a RuntimeError) if what a collective is about to send has a NaN."""
+    for tensor in [source.owner for source in sources]:
+        if tensor.is_floating_point() and tensor.isnan().any():
+            raise TensorError(
+                f"{name}: the tensor {tensor.dtype}{list(tensor.shape)} has a NaN, and "
+                "TORCH_DIST_NAN_CHECK=1 is set; nothing was sent"
+            )
 
 
 def compare(comm: Communicator, name: str, tensors: Any) -> None:

@@ -43,7 +43,10 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         options: its Options.
     """
 
+    # What torch's Python asks of a group's backend, by the names of all releases.
     supports_splitting = True
+    supports_abort_hooks = supports_coalescing = supports_reconfigure = supports_shrinking = False
+    supports_time_estimate = _supports_time_estimate = supports_window = False
 
     def __init__(self, store: Any, comm: Communicator, options: Options, regroup: Any) -> None:
         super().__init__(comm.rank, comm.world_size)
@@ -56,6 +59,7 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
         self._quick_ops = {}
         self._undelivered = set()
         self._detailed = detail.is_on()
+        self._checks_nan = detail.checks_nan()
         if _ASKS_BACKENDS:
             self._register_stand_in()
 
@@ -110,6 +114,10 @@ class RingcommGroup(Reducing, Moving, Messaging, _Base):  # type: ignore[misc]
 
     getRank = rank  # noqa: N815
     getSize = size  # noqa: N815
+
+    def supports_tensor_alloc(self, _device: Any = None) -> bool:
+        """Whether the group has memory of its own for tensors to communicate: it has none."""
+        return False
 
     def get_group_store(self) -> Any:
         """The store that the group was made with."""

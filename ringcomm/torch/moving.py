@@ -64,11 +64,7 @@ class Moving(Submitter):
 
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
         """Into one tensor, world_size times as large as the input."""
-        if output.numel() != self.comm.world_size * source.numel() or output.dtype != source.dtype:
-            raise ValueError(
-                f"all_gather_into_tensor: the output is {output.dtype}{list(output.shape)}, and "
-                f"must be {self.comm.world_size} times {source.dtype}{list(source.shape)}"
-            )
+        self._require_whole("all_gather_into_tensor", output, source)
         src = moved(source, writable=False)
         call = Call(lib.RC_ALLGATHER, src, moved(output, writable=True, reads=False), src.count)
         return self._start("all_gather", [call], [output], opts)
@@ -91,6 +87,23 @@ class Moving(Submitter):
         self._require_world(rows, "gather")
         require_alike(rows, source, "gather")
         return self._collect("gather", lib.RC_GATHER, list(rows), source, opts, root)
+
+    def gather_single(self, output: Any, source: Any, opts: Any = None) -> RingWork:
+        """Into one tensor on the root, world_size times as large as the input; elsewhere the output
+        is not used."""
+        root, src, dst = root_of(opts), moved(source, writable=False), None
+        if self.comm.rank == root:
+            self._require_whole("gather_single", output, source)
+            dst = moved(output, writable=True, reads=False)
+        call = Call(lib.RC_GATHER, src, dst, src.count, root=root)
+        return self._start("gather", [call], [output], opts)
+
+    def _require_whole(self, name: str, output: torch.Tensor, source: torch.Tensor) -> None:
+        if output.numel() != self.comm.world_size * source.numel() or output.dtype != source.dtype:
+            raise ValueError(
+                f"{name}: the output is {output.dtype}{list(output.shape)}, and must be "
+                f"{self.comm.world_size} times {source.dtype}{list(source.shape)}"
+            )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> RingWork:
         """From a list of world_size tensors on the root; elsewhere inputs are empty."""
@@ -165,6 +178,7 @@ class Moving(Submitter):
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
+    gather_into_tensor = gather_single
     alltoall_base = all_to_all_single
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import cuda
+from .._native import lib
 from ..buffers import View
 from ..communicator import Communicator
 from ..devices import DeviceView, torch_stream
@@ -22,6 +23,7 @@ from ..work import Work
 from . import detail, profiling
 from .options import Options
 from .staging import staged
+from .tensors import MetaView
 from .works import RingWork, seconds_of
 
 Tensors = list[torch.Tensor]
@@ -90,6 +92,7 @@ class Submitter:
     _options: Options
     _coalescing: list[RingWork] | None
     _detailed: bool
+    _checks_nan: bool
     _quick_ops: dict[Any, tuple[str, str | None] | None]
     _undelivered: set[RingWork]  # asynchronous ones whose result is still to be copied
 
@@ -109,6 +112,12 @@ class Submitter:
             after: what is left to do on this rank when they are over.
             earlier: works that have to be over, too.
         """
+        if any(isinstance(view, MetaView) for call in calls for view in (call.src, call.dst)):
+            return RingWork.finished(list(tensors))
+        if self._checks_nan:
+            rank = self.comm.rank  # a broadcast has its target as source everywhere
+            sends = [c for c in calls if c.collective != lib.RC_BROADCAST or c.root == rank]
+            detail.require_no_nan(name, [call.src for call in sends if call.src is not None])
         if self._detailed:
             detail.compare(self.comm, name, tensors)
 
@@ -119,7 +128,8 @@ class Submitter:
 
     def _is_watched(self) -> bool:
         """Whether there is more to do for a collective than to submit it."""
-        return self._detailed or self._coalescing is not None or profiling.is_on()
+        watched = self._detailed or self._checks_nan or self._coalescing is not None
+        return watched or profiling.is_on()
 
     def _submit(
         self, calls: Sequence[Call], tensors: Tensors, opts: Any,

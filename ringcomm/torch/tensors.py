@@ -27,14 +27,21 @@ KNOWN = {
 }  # fmt: skip
 
 
+class MetaView(View):
+    """Stands for a tensor on device "meta". It has no memory, so there is nothing to send."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor, tensor, 0, "u8", tensor.shape, tensor.numel(), tensor.new_empty)
+
+
 def require_dense(tensor: torch.Tensor) -> None:
-    """Raises TensorError for what has no memory of its own on the CPU."""
+    """Raises TensorError for what is no dense tensor on the CPU, a GPU or "meta"."""
     if tensor.layout != torch.strided or tensor.is_nested:
         raise TensorError(
             f"ringcomm takes dense tensors, not {tensor.layout}"
             + (" (nested)" if tensor.is_nested else "")
         )
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
         raise TensorError(f"a tensor on device '{tensor.device}' is not supported")
     if tensor.is_quantized:
         raise TensorError(f"a tensor of dtype {tensor.dtype} is not supported")
@@ -61,6 +68,8 @@ def memory_of(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> Vi
     take it, host memory that stands for it (staging.py)."""
     if tensor.device.type == "cpu":
         return view(tensor, writable=writable)
+    if tensor.is_meta:
+        return MetaView(tensor)
     if is_piped(tensor, writable=writable):
         return view(tensor, writable=writable)
     return staged(tensor, writable=writable, reads=reads)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -171,6 +172,9 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                 return self._future
             over = future_on(_devices(self._tensors))
             self._future = over.then(self._outcome)
+            halves = [t for t in self._tensors if t.is_cpu and t.dtype == torch.float16]
+            if halves and len(halves) == len(self._tensors):
+                self._future = _for_cpp()(self._future, halves)
         self._dropped_well = True
         if not self.is_completed():
             callers.step_aside()  # a callback that asks for this may wait for it
@@ -270,6 +274,20 @@ class RingWork(_TorchWork):  # type: ignore[misc]
             self._after = None
             self._used = ()
             self._over = True
+
+
+@functools.cache
+def _for_cpp() -> Any:
+    """Makes of a Future that Python completes one whose list of tensors torch's C++ can read, as
+    DDP's built-in hook FP16_COMPRESS does: the value of the first is a Python object to it."""
+    return torch.jit.CompilationUnit("""
+def when_over(over: Future[List[Tensor]], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(over)
+    return tensors
+
+def for_cpp(over: Future[List[Tensor]], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(when_over, over, tensors)
+""").for_cpp
 
 
 def _devices(tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -25,6 +25,11 @@ NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.in
            torch.int8, torch.uint8)  # fmt: skip
 MOVED = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 Ops = dist.ReduceOp
+# torch's names from 2.13 on, and before
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 
 def _open(**options: Any) -> tuple[int, int]:
@@ -81,7 +86,7 @@ def _moves(everyones: list[torch.Tensor], me: int, n: int) -> None:
     dist.all_gather(rows, x)
     assert _equal(rows, everyones)
     whole = torch.cat(rows).zero_()
-    dist.all_gather_into_tensor(whole, x)
+    all_gather_single(whole, x)
     assert torch.equal(whole, torch.cat(everyones))
     exchanged = torch.zeros_like(x)
     dist.all_to_all_single(exchanged, x)
@@ -98,7 +103,7 @@ def _reductions(x: torch.Tensor, groups: list[Any], me: int, n: int) -> None:
         _both(lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, name)
         total, part = x.clone(), torch.zeros(1, 6, dtype=x.dtype)
         dist.all_reduce(total, op)
-        dist.reduce_scatter_tensor(part, x, op)  # of which some releases of gloo know only sums
+        reduce_scatter_single(part, x, op)  # of which some releases of gloo know only sums
         assert torch.equal(part[0], total[me]), name
         for root in range(n):
             mine = [dist.group.WORLD, groups[1]]
@@ -187,7 +192,7 @@ def _functional(x: torch.Tensor) -> list[torch.Tensor]:
 def _plain(x: torch.Tensor) -> list[torch.Tensor]:
     total, rows = x * 3, torch.empty(dist.get_world_size() * len(x))
     dist.all_reduce(total)
-    dist.all_gather_into_tensor(rows, total + x)
+    all_gather_single(rows, total + x)
     return [total, rows]
 
 
@@ -364,6 +369,52 @@ def _alive(count: int) -> int:
     return sum(type(o) is torch.Tensor and o.numel() == count for o in gc.get_objects())
 
 
+def of_today(rank: Rank) -> None:
+    """What torch's C++ and newer releases ask of a group."""
+    me, n = _open()
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = torch.nn.Linear(3, 2)
+        torch.nn.init.ones_(model.weight)
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        ddp._register_builtin_comm_hook(kind)
+        for _ in range(3):
+            model.zero_grad()
+            ddp(torch.full((1, 3), float(me))).sum().backward()
+            assert (model.weight.grad == (n - 1) / 2).all(), kind
+    half = dist.all_reduce(torch.ones(2, dtype=torch.float16), async_op=True).get_future()
+    assert half.wait()[0].tolist() == [n, n]
+    meta = torch.empty(n, device="meta")
+    dist.all_reduce(meta)
+    dist.broadcast(meta, 0)
+    all_gather_single(torch.empty(n * n, device="meta"), meta)
+    dist.all_to_all_single(torch.empty_like(meta), meta)
+    assert dist.all_reduce(meta, async_op=True).wait()
+    group: Any = dist.group.WORLD
+    for name in ("coalescing", "shrinking", "reconfigure", "window", "abort_hooks"):
+        assert getattr(group, f"supports_{name}") is False
+    assert group.supports_splitting
+    assert not group.supports_tensor_alloc(torch.device("cpu"))
+    whole = torch.zeros(n, 2) if me == 1 else torch.zeros(0)
+    if hasattr(dist, "gather_single"):
+        dist.gather_single(torch.full((2,), float(me)), whole, dst=1)
+    else:
+        options = dist.GatherOptions()
+        options.rootRank = 1
+        group.gather_single(whole, torch.full((2,), float(me)), options).wait()
+    assert me != 1 or whole[:, 1].tolist() == [float(i) for i in range(n)]
+    for backend in ("cpu:gloo,cuda:ringcomm", "cpu:ringcomm,cuda:gloo"):
+        rank.attempt("map", lambda name=backend: dist.new_group(backend=name))
+    bad = torch.tensor([1.0, float("nan")])
+    for checked in (lambda: dist.all_reduce(bad), lambda: dist.broadcast(bad, me)):
+        rank.attempt("nan", checked)
+    fresh = torch.full((2,), float("nan") if me else 3.0)
+    dist.broadcast(fresh, 0)
+    assert fresh.tolist() == [3.0, 3.0]
+    dist.all_reduce(torch.ones(2))
+    rank.emit("right")
+    dist.destroy_process_group()
+
+
 def many_groups(rank: Rank) -> None:
     """Groups that overlap, used from several threads at once, and split."""
     me, n = _open()
@@ -438,13 +489,12 @@ def refused(rank: Rank) -> None:
         "op": lambda: dist.all_reduce(x, Ops.BAND),
         "dtype": lambda: dist.all_reduce(x.to(torch.int16)),
         "list": lambda: dist.all_gather([x], x) if n > 1 else None,
-        "size": lambda: dist.all_gather_into_tensor(x, x),
-        "part": lambda: dist.reduce_scatter_tensor(x, x),
+        "size": lambda: all_gather_single(x, x),
+        "part": lambda: reduce_scatter_single(x, x),
         "splits": lambda: dist.all_to_all_single(x, x.clone(), [1] * n, [1] * n),
         "rows": lambda: dist.all_to_all_single(x[:-1], x[:-1].clone()),
         "tag": lambda: dist.group.WORLD.send([x], (dist.get_rank() + 1) % n, -1),
         "expanded": lambda: dist.all_reduce(torch.ones(1).expand(5)),
-        "meta": lambda: dist.all_reduce(torch.ones(3, device="meta")),
     }
     for name, call in tries.items():
         rank.attempt(name, call)
