@@ -1,4 +1,5 @@
-"""Every exception of ringcomm: one family, each also a builtin type that users already catch.
+"""Every exception of ringcomm: one family, each also a builtin type that users already catch. And
+what words them: ``naming`` for the collectives within a call, ``warn_caller`` for warnings.
 
 Invariants: an error names what happened, who is held responsible (rank, host, rail, lane), during
 which collective (seq) and after how long, and says what to do. Errors survive pickling, so they
@@ -7,8 +8,12 @@ cross process pools whole.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -101,3 +106,39 @@ def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
     empty where none is near."""
     near = difflib.get_close_matches(str(given), list(known), 1)
     return f": did you mean {prefix}{near[0]}?" if near else ""
+
+
+_named = threading.local()
+
+
+@contextlib.contextmanager
+def naming(call: str) -> Iterator[None]:
+    """Names the call that collectives are part of in the errors with which they fail: who reads
+    "allgather(u8[32])" knows then that it was "gather_state_dict() of HookState". Within another
+    one of this thread it does nothing, as the outermost call is the user's."""
+    if getattr(_named, "call", None) is not None:
+        yield
+        return
+    _named.call = call
+    try:
+        yield
+    except RingcommError as error:
+        text = str(error)
+        if error.seq is not None and not text.startswith(call):
+            alike = ", which all ranks must call" if isinstance(error, MismatchError) else ""
+            error.args = (f"{call}{alike}: {text}",)
+        raise
+    finally:
+        _named.call = None
+
+
+def warn_caller(text: str) -> None:
+    """Warns of the line outside of ringcomm and torch that has led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_inside(frame.f_globals["__name__"]):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in ("ringcomm", "torch")

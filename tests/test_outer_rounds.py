@@ -289,22 +289,25 @@ def test_of_a_rank_that_is_not_finite_all_fragments_are_brought_to_the_anchor() 
     assert all(bool(torch.isfinite(after).all()) for after, *_ in found)
 
 
-def test_a_rank_whose_optimizer_is_poisoned_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_whose_optimizer_is_poisoned_unseen_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def rank(comm: Communicator) -> list[str]:
         model = Bag([300])
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with OuterStep(model, optimizer, every=2, comm=comm):
+            with OuterStep(model, None, every=2, comm=comm) as outer:
                 for step in range(8):
                     loss = model.parts[0].square().sum()
                     (loss * float("nan") if step == 1 else loss).backward()
                     optimizer.step()
                     optimizer.zero_grad()
+                    outer.tick()
         return [str(one.message) for one in caught if "not finite" in str(one.message)]
 
     texts = run_ranks(1, rank)[0]
-    assert "went on from the anchor" in texts[0]
+    assert "it went on from the anchor" in texts[0]
     assert len(texts) >= 3
     assert all("optimizer.state.clear()" in text for text in texts[1:])
     assert "was without the deltas of ranks [0]" in caplog.text

@@ -13,15 +13,13 @@ ones in the same order. Nothing else exchanges the gradients of these parameters
 from __future__ import annotations
 
 import contextlib
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn
 
 import torch
 
 from ...communicator import Communicator
-from ...errors import RingcommError
+from ...errors import RingcommError, warn_caller
 from ..group import default_comm
 from ..settings import require
 from . import saved
@@ -207,15 +205,3 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         found in it."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self.steps, self.skipped = int(own["steps"]), int(own["skipped"])
-
-
-def warn_caller(text: str) -> None:
-    """Warns of the line outside of ringcomm and torch that has led here."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_inside(frame.f_globals["__name__"]):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
-
-
-def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in ("ringcomm", "torch")

@@ -23,14 +23,14 @@ from typing import Any
 
 from ...codecs import parse
 from ...communicator import Communicator
-from ...errors import ConfigError
+from ...errors import ConfigError, warn_caller
 from ...exact import is_exact
 from ...feedback import FeedbackStore
 from ..settings import require, require_whole
 from . import saved
 from .agreement import agree
 from .checks import at_least, codec_name
-from .exchanging import ExchangingOptimizer, warn_caller
+from .exchanging import ExchangingOptimizer
 from .flight import Flight
 from .rule import Rule
 from .span import SPAN_BYTES, Numbered, Span, lay_out

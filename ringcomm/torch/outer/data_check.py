@@ -52,7 +52,7 @@ class FirstBatch:
 def digest_of(batch: Any) -> bytes:
     """Of the tensors in nested lists, tuples and dictionaries; zeros where there are none."""
     digest, is_empty = hashlib.blake2b(digest_size=16), True
-    for tensor in _tensors(batch):
+    for tensor in tensors_in(batch):
         is_empty = False
         some = tensor.detach().flatten()[:_MOST_ELEMENTS].cpu().contiguous()
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -60,13 +60,14 @@ def digest_of(batch: Any) -> bytes:
     return NOTHING if is_empty else digest.digest()
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """The dense tensors in nested lists, tuples and dictionaries."""
     if isinstance(batch, torch.Tensor):
         if batch.layout == torch.strided:
             yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from _tensors(value)
+            yield from tensors_in(value)

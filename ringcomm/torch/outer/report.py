@@ -29,6 +29,7 @@ class OuterReport:
         left: ranks that were lost or late, in the order of their leaving.
         joined: ranks that came back.
         dropped: rounds in which this rank's deltas did not count, as its weights were not finite.
+        skipped: steps that were left out on this rank, as a gradient was not finite.
     """
 
     iterations: int = 0
@@ -42,6 +43,7 @@ class OuterReport:
     left: list[int] = dataclasses.field(default_factory=list)
     joined: list[int] = dataclasses.field(default_factory=list)
     dropped: int = 0
+    skipped: int = 0
 
     @property
     def utilisation(self) -> float:

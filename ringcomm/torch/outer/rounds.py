@@ -51,13 +51,6 @@ from .report import OuterReport, Stopwatch
 _log = logging.getLogger("ringcomm")
 
 _SCALARS = 1024  # bytes in which a state's scalars travel
-_DROPPED = ("OuterStep: this rank's weights were not finite; they did not count in this round, and "
-            "it went on from the anchor")  # fmt: skip
-_DROPPED_AGAIN = (
-    "OuterStep: this rank's weights were not finite again, right after it had gone on from the "
-    "anchor: its optimizer's state, such as Adam's means, may not be finite either. Clear it "
-    "(optimizer.state.clear()), or start again from a checkpoint"
-)
 
 
 class Rounds:
@@ -70,6 +63,7 @@ class Rounds:
         digest: returns the first batch's digest, 16 bytes.
         timeout: seconds for a collective; None: as the communicator has it.
         on_away: called when this rank has been given the state of others.
+        on_dropped: called when this rank's deltas did not count, as its weights were not finite.
 
     Attributes:
         iteration: iterations made by this rank, added to those of the state that it began from.
@@ -82,6 +76,7 @@ class Rounds:
     def __init__(
         self, fragments: list[Fragment], pace: Pace, delay: int,
         digest: Callable[[], bytes], timeout: float | None, on_away: Callable[[], None],
+        on_dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self.fragments, self.pace = fragments, pace
         self.iteration = self.number = 0
@@ -92,12 +87,12 @@ class Rounds:
         self.report = OuterReport()
         self.watch = Stopwatch(self.report)
         self._delay, self._setup, self._timeout = delay, b"", timeout
-        self._digest, self._on_away = digest, on_away
+        self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
         self._peers: Peers | None = None
         self._entered = 0
         self._trip = 0.0
         self._scratch = Scratch()
-        self._is_checked = self._was_dropped = False
+        self._is_checked = False
         self._worker = Worker("ringcomm outer step")
         self._job: Future[None] | None = None
 
@@ -347,8 +342,7 @@ class Rounds:
         """After a round: what follows from the headers."""
         if flight.is_dropped:
             self.report.dropped += 1
-            warnings.warn(_DROPPED_AGAIN if self._was_dropped else _DROPPED, stacklevel=2)
-        self._was_dropped = flight.is_dropped
+            self._on_dropped()
         self.report.rounds += 1
         self.report.sent_bytes += flight.sent_bytes
         self.report.payload_bytes += flight.fragment.nbytes

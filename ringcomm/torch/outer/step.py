@@ -15,6 +15,7 @@ It is put together from parts that do not know each other:
     rules.py      how the anchor follows them    merges.py    how the local weights follow it
     rounds.py     the rounds, and their end      peers.py     who takes part
     data_check.py, apart.py                      what is warned of and refused
+    guard.py      steps that are left out
 
 Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
 without exchange is intended here, so the default process group is not warned of; an OuterStep that
@@ -49,6 +50,7 @@ from .blocks import Block
 from .data_check import FirstBatch, digest_of
 from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
+from .guard import Guard
 from .merges import Carry, Merge, merge_of
 from .pace import AtEnd, Pace, pace_of
 from .peers import FixedPeers, Peers
@@ -161,7 +163,12 @@ class OuterStep:
         ))  # fmt: skip
         self._about = about.encode()
         self._first_batch: FirstBatch | None = None
-        self._core = Rounds(cut_up, pace, delay, self._digest, timeout, self._wires.forget)
+        self._core = Rounds(
+            cut_up, pace, delay, self._digest, timeout, self._wires.forget,
+            lambda: self._guard.take_up_again(),
+        )  # fmt: skip
+        names = {id(p): name for name, p in inner_of(model).named_parameters()}
+        self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
         self._watch_steps()
 
@@ -195,6 +202,7 @@ class OuterStep:
             silence.forget(dist.group.WORLD)
         self._watch_steps()
         self._first_batch = FirstBatch(self._model)
+        self._guard.start()
         self._ticks.start(self._tick)
         self._is_attached = True
         with _attaching:
@@ -234,6 +242,7 @@ class OuterStep:
 
     def _let_go(self) -> None:
         self._ticks.stop()
+        self._guard.stop()
         silence.forget(self)
         if self._first_batch is not None:
             self._first_batch.stop()
