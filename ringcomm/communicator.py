@@ -31,7 +31,7 @@ from .collectives import Collectives
 from .config import Config, names_arguments
 from .counters import Stats, count_works, read_counters
 from .devices import DeviceView, common_device
-from .errors import ConfigError, NotInitializedError, RingcommError, TensorError
+from .errors import ConfigError, NotInitializedError, RingcommError, TensorError, naming
 from .opening import check, open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
@@ -147,6 +147,7 @@ class Communicator(Collectives):
 
     # ---- the rest of its life ----
 
+    @naming("split() of Communicator")
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Makes a communicator of the ranks that give the same color.
 

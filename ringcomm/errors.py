@@ -13,6 +13,7 @@ import difflib
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -108,7 +109,8 @@ def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
     return f": did you mean {prefix}{near[0]}?" if near else ""
 
 
-_named = threading.local()
+_naming = threading.local()
+_named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # one may be raised again and again
 
 
 @contextlib.contextmanager
@@ -116,20 +118,20 @@ def naming(call: str) -> Iterator[None]:
     """Names the call that collectives are part of in the errors with which they fail: who reads
     "allgather(u8[32])" knows then that it was "gather_state_dict() of HookState". Within another
     one of this thread it does nothing, as the outermost call is the user's."""
-    if getattr(_named, "call", None) is not None:
+    if getattr(_naming, "is_in", False):
         yield
         return
-    _named.call = call
+    _naming.is_in = True
     try:
         yield
     except RingcommError as error:
-        text = str(error)
-        if error.seq is not None and not text.startswith(call):
-            alike = ", which all ranks must call" if isinstance(error, MismatchError) else ""
-            error.args = (f"{call}{alike}: {text}",)
+        if error.seq is not None and error not in _named:  # a collective's
+            alike = " (all ranks must take part)" if isinstance(error, MismatchError) else ""
+            error.args = (f"{call}{alike}: {error}",)
+            _named.add(error)
         raise
     finally:
-        _named.call = None
+        _naming.is_in = False
 
 
 def warn_caller(text: str) -> None:

@@ -1,32 +1,42 @@
-"""Exact states of residuals: what one rank has left, for the same rank of a world of the same size.
+"""A rank's own state: what it has left, for the same rank of a world of the same size.
 
-What FeedbackStore.state_dict makes by itself fits a world of any size, as it holds what all ranks
-lack together; a job that goes on from it follows the same curve, not the same bits. An exact state
-is this rank's own residuals as they are, so that a job which goes on from it does so to the bit
-(but by topk, which looks for a threshold in samples that are placed by the number of the call):
+    state_dict()         this rank's own, as it is: nothing is sent, and training goes on to the bit
+                         (but by topk in large tensors, which looks for its threshold in samples
+                         that are placed by the number of the call)
+    gather_state_dict()  what all ranks lack together, by a collective: the same on all, for a world
+                         of any size, in which training follows the same curve, not the same bits
+    load_state_dict()    takes either
+
+An own state of residuals has these keys, of which a gathered one lacks the first and the last two:
 
     exact         {"world_size": 4, "rank": 1}: the place that it belongs to
     worker        what is left of this rank's contributions: float32[count]
     owner         what is left of the results that it makes, from element owner_start on: float32
     padding       None, or what onebit-deepspeed has left after the tensor's end: worker, owner
 
+Another rank of as many may load it, as where only rank 0 has saved: what was that rank's own starts
+from zero then, with a warning. In a world of another size it is refused.
+
 Invariants: it holds tensors, strings and numbers only, so torch.load reads it with
-weights_only=True. Another place refuses it, and changes nothing.
+weights_only=True. What is refused changes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, warn_caller
 from .residuals import Floats, Padding
 
 Place = Mapping[str, int]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OPS = (None, "sum", "avg", "gather")
 
@@ -56,31 +66,82 @@ class ExactState:
 
 
 def is_exact(state: object) -> bool:
-    """Whether it is one, of a tensor or of several."""
+    """Whether it is a rank's own, of a tensor or of several."""
     return isinstance(state, Mapping) and "exact" in state
 
 
-def require_place(state: Mapping[str, Any], place: Place, name: str) -> None:
-    """Raises ConfigError unless the state belongs to this place."""
+def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
+    """Whether a rank's own state is this rank's. Another's of a world of the same size gets a
+    warning.
+
+    Args:
+        place: this rank's.
+        name: of what loads it, for messages.
+
+    Raises ConfigError in a world of another size, or for a state that does not say whose it is.
+    """
     there = state["exact"]
     if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
         raise ConfigError(f"{name}: this is no exact state: it does not say whose it is")
-    if there["world_size"] != place["world_size"]:
+    if any(there.get(size) != place.get(size) for size in ("world_size", "places")):
         raise ConfigError(
-            f"{name}: the state is exact, of a world of {there['world_size']}, and this is one of "
-            f"{place['world_size']}; states that are saved without exact=True fit any"
+            f"{name}: the state belongs to {_told(there)} alone, and this is {_told(place)}: "
+            "state_dict() is for a world of the same size; gather_state_dict(), which all ranks "
+            "call, makes states for any"
         )
-    if dict(there) != dict(place):
-        raise ConfigError(
-            f"{name}: the state is exact, of {_told(there)}, and this is {_told(place)}; each rank "
-            "saves its own, in a file of its own, and loads that"
-        )
+    if dict(there) == dict(place):
+        return True
+    warn_caller(
+        f"{name}: the state belongs to {_told(there)} alone, and this is {_told(place)}: what only "
+        "that rank had, as residuals, starts from zero. Save state_dict() on each rank, in a file "
+        "of its own, or gather_state_dict(), the same on all ranks"
+    )
+    return False
+
+
+def as_own(state: Mapping[str, Any], place: Place, name: str) -> Mapping[str, Any]:
+    """A rank's own state of a tensor or of several as this rank's: where it is another's, with no
+    residuals. Warns and raises as ``is_own``."""
+    if is_own(state, place, name):
+        return state
+    empty: Mapping[str, Any] = _emptied(state, place)
+    return empty
+
+
+def _emptied(state: Any, place: Place) -> Any:
+    """What is no such state is left for ``read`` to refuse."""
+    if not isinstance(state, Mapping):
+        return state
+    empty = {**state, "exact": dict(place)}
+    if isinstance(state.get("tensors"), Mapping):
+        inner = {name: place[name] for name in ("world_size", "rank")}
+        empty["tensors"] = {name: _emptied(one, inner) for name, one in state["tensors"].items()}
+    elif hasattr(state.get("worker"), "__len__"):
+        zeros = np.zeros(len(state["worker"]), np.float32)
+        empty.update(worker=zeros, owner=zeros[:0], owner_start=0, padding=None)
+    return empty
+
+
+def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
+    """A ``state_dict`` that says what has taken the place of ``exact=``."""
+
+    @functools.wraps(state_dict)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "exact" in kwargs:
+            raise ConfigError(
+                "state_dict() takes no exact=: it is always this rank's own, exact, and sends "
+                "nothing; gather_state_dict(), which all ranks call, is for a world of any size"
+            )
+        return state_dict(*args, **kwargs)
+
+    return checked
 
 
 def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
-    """What was kept. Raises ConfigError for another place's, or what is none."""
-    require_place(state, place, name)
+    """What was kept of one tensor, which is of this place. Raises ConfigError for what is none."""
     wrong = ConfigError(f"{name}: this is no exact state of an ErrorFeedback")
+    if state["exact"] != dict(place):
+        raise wrong
     start, padding = state.get("owner_start"), state.get("padding")
     scale = state.get("loss_scale")
     if not isinstance(start, int) or state.get("op") not in _OPS:
@@ -116,6 +177,7 @@ def _floats(value: object, wrong: ConfigError) -> Floats:
 
 def _told(place: Place) -> str:
     """ "rank 1 of 4", and what else there is of it."""
-    known = ("rank", "world_size")
-    more = [f"{name} {value}" for name, value in place.items() if name not in known]
-    return ", ".join([f"rank {place['rank']} of {place['world_size']}", *more])
+    text = f"rank {place['rank']} of {place['world_size']}"
+    if "places" in place:
+        text = f"place {place['place']} of {place['places']} on host {text.removeprefix('rank ')}"
+    return text

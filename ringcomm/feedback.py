@@ -7,9 +7,9 @@ the workers, and what is left at the owners. So a checkpoint holds
     worker   the mean, or sum, over all ranks of what is left of their contributions: float32[count]
     owner    what is left of the results, whichever rank has it:                      float32[count]
 
-whatever the world size. A restart gives each rank an equal share of the one (of a mean: the mean),
-and its part of the other. So what all results lack is the same, and the bits that follow may differ
-from those of the unbroken job. Exact states (exact.py) are for those who want these.
+whatever the world size (``gather_state_dict``). A restart gives each rank an equal share of the one
+(of a mean: the mean), and its part of the other. So what all results lack is the same, and the bits
+that follow may differ from those of the unbroken job. Each rank's own state has these (exact.py).
 
 Invariants: a state holds tensors, strings and numbers only, so torch.load reads it with
 weights_only=True. Nothing is changed by a load that raises.
@@ -27,8 +27,8 @@ from .api import default_communicator
 from .codecs import BLOCK
 from .communicator import Communicator
 from .deepspeed import Chunks
-from .errors import ConfigError, MismatchError
-from .exact import ExactState, Place, as_callers, is_exact, read, require_place
+from .errors import ConfigError, MismatchError, naming
+from .exact import ExactState, Place, as_callers, as_own, is_exact, read, without_exact
 from .residuals import Floats, Padding, Residuals, require_scale
 
 _FORMAT = 1
@@ -49,46 +49,58 @@ class ErrorFeedback(Residuals):
     cannot be pickled or copied: see ``state_dict``.
     """
 
-    def state_dict(
-        self, comm: Communicator | None = None, *, exact: bool = False
-    ) -> dict[str, Any]:
-        """What a checkpoint must keep, independent of the number of ranks.
-
-        A collective: all ranks call it, and all get the same. Costs an all-reduce of two float32
-        per element.
+    @without_exact
+    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """This rank's own residuals, with which the same rank of a world of the same size goes on
+        to the bit (topk of large tensors excepted). Nothing is sent; each rank saves its own.
 
         Args:
             comm: the communicator on which it was used; None: the default one.
-            exact: this rank's own residuals as they are, for the same rank of a world of the same
-                size, which goes on from it to the bit, topk of large tensors excepted. Nothing is
-                sent; each rank saves its own.
 
         Returns:
-            ``worker`` and ``owner``, float32[count] each (torch tensors where torch has been
-            imported, else numpy arrays), ``op``, ``parts`` (which rank owns what: "direct", or
-            "deepspeed" if onebit-deepspeed was the last codec), ``loss_scale`` and ``format``.
+            ``worker``, float32[count], and ``owner``, float32, for the elements from
+            ``owner_start`` on (torch tensors where torch has been imported, else numpy arrays),
+            ``padding``, ``op``, ``loss_scale``, ``format``, and in ``exact`` whose it is.
+
+        Raises ConfigError while a collective in flight uses it.
+        """
+        return {"format": _FORMAT, **self._exact().told(_place(_use(comm)))}
+
+    @naming("gather_state_dict() of ErrorFeedback")
+    def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """What all ranks lack together, for a world of any size. A collective: all ranks call it,
+        and all get the same. It costs an all-reduce of two float32 per element.
+
+        Args:
+            comm: the communicator on which it was used; None: the default one.
+
+        Returns:
+            ``worker`` and ``owner``, float32[count] each (torch tensors or numpy arrays, as
+            above), ``op``, ``parts`` (which rank owns what: "direct", or "deepspeed" if
+            onebit-deepspeed was the last codec), ``loss_scale`` and ``format``.
 
         Raises:
             ConfigError: a collective in flight uses it, or an all-gather made it.
-            MismatchError: the ranks' are not of one size and op.
+            MismatchError: the ranks' are not of one size and op, or not all call it.
             RingcommError: as ``allreduce``.
         """
-        if exact:
-            return {"format": _FORMAT, **self._exact().told(_place(_use(comm)))}
         return _save([self], [""], _use(comm))[0]
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator | None = None) -> None:
-        """Goes on from what ``state_dict`` returned, in a world of any size. Nothing is sent; all
-        ranks must load the same state, or each its own exact one.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        rank loads its own, or all load the same.
 
         Args:
             comm: the communicator on which it is going to be used; None: the default one.
 
         Raises:
-            ConfigError: it is no such state, of another size, or in use; or an exact one of
-                another rank or world size.
+            ConfigError: it is no such state, of another size, or in use; or the own one of a rank
+                of a world of another size. (Of another rank of as many: it starts from zero, with a
+                warning.)
         """
         comm = _use(comm)
+        if is_exact(state):
+            state = as_own(state, _place(comm), self.name)
         known = _read(state, self.name, comm)
         _require_size(known, self.count, self.name)
         self._take(known, comm)
@@ -176,27 +188,33 @@ class FeedbackStore:
         for one in self._items.values():
             change(one)
 
-    def state_dict(
-        self, comm: Communicator | None = None, *, exact: bool = False
-    ) -> dict[str, Any]:
-        """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale`` and ``format``.
+    @without_exact
+    def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale``, ``format``, and in
+        ``exact`` whose it is. Nothing is sent."""
+        comm = _use(comm)
+        return {**self._told({name: self._items[name].state_dict(comm) for name in self._names()}),
+                "exact": dict(_place(comm))}  # fmt: skip
 
-        A collective, and few: small tensors travel together. With ``exact`` none: it is then this
-        rank's own, to go on from to the bit (topk of large tensors excepted).
-        """
-        names, comm = sorted(self._items), _use(comm)
-        state: dict[str, Any] = {"format": _FORMAT, "loss_scale": self._loss_scale}
-        if exact:
-            saved = [self._items[name].state_dict(comm, exact=True) for name in names]
-            state["exact"] = dict(_place(comm))
-        else:
-            saved = _save([self._items[name] for name in names], names, comm)
-        return {**state, "tensors": dict(zip(names, saved, strict=True))}
+    @naming("gather_state_dict() of FeedbackStore")
+    def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
+        """ErrorFeedback.gather_state_dict of all: ``tensors`` by name, ``loss_scale`` and
+        ``format``. A collective, and few: small tensors travel together."""
+        names = self._names()
+        saved = _save([self._items[name] for name in names], names, _use(comm))
+        return self._told(dict(zip(names, saved, strict=True)))
+
+    def _names(self) -> list[str]:
+        return sorted(self._items)
+
+    def _told(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return {"format": _FORMAT, "loss_scale": self._loss_scale, "tensors": tensors}
 
     def load_state_dict(
         self, state: Mapping[str, Any], comm: Communicator | None = None, *, strict: bool = True
     ) -> None:
-        """Goes on from what ``state_dict`` returned, as ErrorFeedback.load_state_dict does.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, as
+        ErrorFeedback.load_state_dict does.
 
         Args:
             strict: names must be the same where the store has any, and no new ones are made from
@@ -205,7 +223,8 @@ class FeedbackStore:
 
         Raises:
             ConfigError: it is no such state, or of another model; says which names are missing,
-                unexpected, or of another size. Or an exact one of another rank or world size.
+                unexpected, or of another size. Or it is the own one of a rank of a world of another
+                size.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):
             raise ConfigError("this is no state of a FeedbackStore: it has no 'tensors'")
@@ -214,7 +233,7 @@ class FeedbackStore:
         require_scale("the state's loss_scale", scale)
         comm = _use(comm)
         if is_exact(state):
-            require_place(state, _place(comm), "the store")
+            state = as_own(state, _place(comm), "the store")
         known = {name: _read(one, repr(name), comm) for name, one in state["tensors"].items()}
         self._require_same(known, strict)
         self._each(lambda one: None)
@@ -316,8 +335,8 @@ def _save(
         if one._op == "gather":
             raise ConfigError(
                 f"{one.name} was made by all-gathers: it belongs to this rank's own tensor, and "
-                "has no form that is independent of the number of ranks; save it on each rank, "
-                "with exact=True"
+                "has no form that is independent of the number of ranks; save state_dict() on each "
+                "rank"
             )
     _require_agreement(items, names, comm)
     saved: list[dict[str, Any]] = []

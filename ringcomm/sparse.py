@@ -32,8 +32,8 @@ import numpy as np
 from .api import default_communicator
 from .chunks import Bytes, Entries, Floats, Format, as_view, join, select
 from .communicator import Communicator
-from .errors import ConfigError, MismatchError, RingcommError
-from .exact import as_callers, is_exact, require_place
+from .errors import ConfigError, MismatchError, RingcommError, naming
+from .exact import as_callers, is_exact, is_own, without_exact
 from .work import Work
 
 _STATE = 1
@@ -191,59 +191,70 @@ class SparseExchange:
 
     # ---- states ----
 
-    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
-        """What a checkpoint must keep. A collective that gives all ranks the same, for any world
-        size: what all results lack, ``worker`` as the mean of what is left of the deltas, ``owner``
-        what is left of the sums. It costs an all-reduce of two float32 per element.
+    @without_exact
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's own residuals, with which the same rank of a world of the same size goes on
+        to the bit: ``worker``, float32[count], ``owner``, float32, for the elements from
+        ``owner_start`` on, ``count``, ``format``, and in ``exact`` whose it is. Nothing is sent.
 
-        Args:
-            exact: this rank's own residuals as they are, for the same rank of a world of the same
-                size, which goes on from it to the bit. Nothing is sent.
+        Raises ConfigError while a round is in flight.
+        """
+        self._require_idle()
+        start, owner = self._way.left()
+        return {"format": _STATE, "count": self.count, "owner_start": start, "exact": self._place(),
+                "worker": as_callers(self._residual.copy()), "owner": as_callers(owner.copy()),
+                }  # fmt: skip
+
+    @naming("gather_state_dict() of SparseExchange")
+    def gather_state_dict(self) -> dict[str, Any]:
+        """What all results lack, for a world of any size: ``worker`` as the mean of what is left of
+        the deltas, ``owner`` what is left of the sums, float32[count] each. A collective that gives
+        all ranks the same. It costs an all-reduce of two float32 per element.
 
         Raises:
             ConfigError: a round is in flight.
-            MismatchError: the ranks' tensors differ in size.
+            MismatchError: the ranks' tensors differ in size, or not all ranks call it.
             RingcommError: as ``allreduce``.
         """
         self._require_idle()
         start, owner = self._way.left()
-        told: dict[str, Any] = {"format": _STATE, "count": self.count, "owner_start": start}
-        if exact:
-            place = {"world_size": self.comm.world_size, "rank": self.comm.rank}
-            return {**told, "exact": place, "worker": as_callers(self._residual.copy()),
-                    "owner": as_callers(owner.copy())}  # fmt: skip
+        whole = np.zeros(self.count, np.float32)
+        whole[start : start + len(owner)] = owner
         sizes = self.comm.allgather(np.array([self.count]))
         if (sizes != self.count).any():
             raise MismatchError(f"the ranks' tensors have {sizes.ravel().tolist()} elements")
-        whole = np.zeros(self.count, np.float32)
-        whole[start : start + len(owner)] = owner
         worker = self.comm.allreduce(self._residual.copy(), "avg")
         self.comm.allreduce(whole)
-        return {**told, "owner_start": 0, "worker": as_callers(worker), "owner": as_callers(whole)}
+        return {"format": _STATE, "count": self.count, "owner_start": 0,
+                "worker": as_callers(worker), "owner": as_callers(whole)}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned. Nothing is sent; all ranks load the same, or
-        each its own exact one.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        rank loads its own, or all load the same.
 
         Raises:
-            ConfigError: a round is in flight; it is no such state, or of another size; or an exact
-                one of another rank or world size. Nothing was changed then.
+            ConfigError: a round is in flight; it is no such state, or of another size; or the own
+                one of a rank of a world of another size. Nothing was changed then. (Of another rank
+                of as many: the residuals start from zero, with a warning.)
         """
         self._require_idle()
         worker, owner, start = self._read(state)
+        is_others = is_exact(state) and not is_own(state, self._place(), "the sparse exchange")
         self._undoable = None
-        if is_exact(state):
+        if is_others:
+            self._way.load(np.zeros_like(worker), np.zeros_like(worker))
+        elif is_exact(state):
             self._way.load_exact(worker, owner, start)
         else:
             self._way.load(worker, owner)
+
+    def _place(self) -> dict[str, int]:
+        return {"world_size": self.comm.world_size, "rank": self.comm.rank}
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Floats, Floats, int]:
         wrong = ConfigError("this is no state of a SparseExchange")
         if not isinstance(state, Mapping) or state.get("format") != _STATE:
             raise wrong
-        if is_exact(state):
-            place = {"world_size": self.comm.world_size, "rank": self.comm.rank}
-            require_place(state, place, "the sparse exchange")
         if state.get("count") != self.count:
             raise ConfigError(
                 f"the state is of {state.get('count')} elements, and this exchange of {self.count}"

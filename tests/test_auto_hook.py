@@ -291,7 +291,7 @@ def test_a_checkpoint_goes_on_in_the_same_codec(scripted: Told) -> None:
         state = hook(comm, model)
         for step in range(10):
             reduce(state, model, gradients_of(model, comm.rank, step))
-        saved = state.state_dict()
+        saved = state.gather_state_dict()
         assert saved["policy"]["codec"] == "int8"
         assert saved["steps"] == 10
         again = hook(comm, model)

@@ -232,7 +232,7 @@ def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
         both.check()
         both.reduce("int8")
         both.reduce("fp8")
-        states = [one.state_dict(comm) for one in both.feedbacks]
+        states = [one.gather_state_dict(comm) for one in both.feedbacks]
         both.each(lambda one: one.undo())
         both.check()
         for one, state in zip(both.feedbacks, states, strict=True):

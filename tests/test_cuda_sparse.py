@@ -142,7 +142,8 @@ def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
         both.reduce("topk", values=values)
         both.check()
         states = [
-            one.state_dict(comm) for one, comm in zip(both.feedbacks, both.comms, strict=True)
+            one.gather_state_dict(comm)
+            for one, comm in zip(both.feedbacks, both.comms, strict=True)
         ]
         both.reduce("topk:0.1")
         for one, state, where in zip(both.feedbacks, states, both.comms, strict=True):

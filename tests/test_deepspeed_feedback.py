@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def lacking(comm: Communicator, feedback: ErrorFeedback) -> Array:
-    state = feedback.state_dict(comm)
+    state = feedback.gather_state_dict(comm)
     return np.asarray(state["worker"], np.float64) + np.asarray(state["owner"], np.float64)
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_lost_over_steps_codecs_and_a_restart(first: int, second: int
             x = xs[comm.rank]
             lacks -= comm.allreduce(x, "avg", compression=codec, feedback=feedback)
         assert np.abs(lacking(comm, feedback) - lacks).max() <= 1e-3
-        return feedback.state_dict(comm), lacks
+        return feedback.gather_state_dict(comm), lacks
 
     with World(first) as world:
         saved = world.run(lambda comm: run(comm, 0, None))
@@ -92,13 +92,13 @@ def test_a_state_keeps_the_mean_and_the_owners_errors(n: int) -> None:
         for step in range(3):
             average(comm, values(count, comm.rank, step), feedback)
         owner = feedback.owner
-        state = feedback.state_dict(comm)
+        state = feedback.gather_state_dict(comm)
         assert state["parts"] == "deepspeed"
         restored = ErrorFeedback()
         restored.load_state_dict(state, comm)
         assert bits(restored.owner) == bits(owner)
         assert bits(restored.worker) == bits(np.asarray(state["worker"]))
-        assert restored.state_dict(comm)["parts"] == "deepspeed"
+        assert restored.gather_state_dict(comm)["parts"] == "deepspeed"
         begin = errors_of(restored)
         assert not begin.worker[count:].any()
         chunk = len(begin.server)

@@ -1,5 +1,5 @@
-"""Exact states of error feedback: a job of the same size goes on from them to the bit, which one
-that goes on from an ordinary state does not; another place refuses them."""
+"""Each rank's own state of error feedback: a job of the same size goes on from it to the bit, which
+one that goes on from a gathered state does not. (What other ranks make of it: test_states.py.)"""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def test_an_exact_state_goes_on_to_the_bit(codec: str, world: int) -> None:
     def unbroken(comm: Communicator) -> None:
         store = FeedbackStore()
         steps(comm, store, codec, 0, 5)
-        for exact in (False, True):
-            saved[comm.rank][exact] = stored(store.state_dict(comm, exact=exact))
+        saved[comm.rank] = {
+            True: stored(store.state_dict(comm)), False: stored(store.gather_state_dict(comm)),
+        }  # fmt: skip
         whole[comm.rank] = steps(comm, store, codec, 5, 9)
 
     def resumed(comm: Communicator, exact: bool) -> bool:
@@ -78,50 +79,15 @@ def test_one_feedback_and_all_gathers_too() -> None:
         x = np.random.default_rng(comm.rank).standard_normal(999).astype(np.float32)
         feedback, again = ErrorFeedback(), ErrorFeedback()
         comm.allgather(x, compression="int4", feedback=feedback)
-        with pytest.raises(ConfigError, match="exact=True"):
-            feedback.state_dict(comm)
-        again.load_state_dict(stored(feedback.state_dict(comm, exact=True)), comm)
+        with pytest.raises(ConfigError, match=r"save state_dict\(\) on each"):
+            feedback.gather_state_dict(comm)
+        again.load_state_dict(stored(feedback.state_dict(comm)), comm)
         assert again.worker.tobytes() == feedback.worker.tobytes()
         one = comm.allgather(x, compression="int4", feedback=feedback)
         other = comm.allgather(x, compression="int4", feedback=again)
         assert one.tobytes() == other.tobytes()
 
     run_ranks(3, body)
-
-
-def test_an_exact_state_costs_no_collective() -> None:
-    def body(comm: Communicator) -> None:
-        store = FeedbackStore()
-        steps(comm, store, "int4", 0, 1)
-        before = comm.stats()["works"]
-        store.state_dict(comm, exact=True)
-        assert comm.stats()["works"] == before
-
-    run_ranks(2, body)
-
-
-def test_another_place_refuses_it() -> None:
-    saved: dict[int, Any] = {}
-
-    def save(comm: Communicator) -> None:
-        store = FeedbackStore()
-        steps(comm, store, "int4", 0, 2)
-        saved[comm.rank] = store.state_dict(comm, exact=True)
-
-    def load(comm: Communicator, whose: int, says: str) -> None:
-        store = FeedbackStore()
-        steps(comm, store, "int4", 0, 1)
-        before = store["w"].worker.tobytes()
-        for target, state in ((store, saved[whose]), (store["w"], saved[whose]["tensors"]["w"])):
-            with pytest.raises(ConfigError, match=says):
-                target.load_state_dict(state, comm)
-        assert store["w"].worker.tobytes() == before
-
-    run_ranks(2, save)
-    run_ranks(3, lambda comm: load(comm, 0, "exact, of a world of 2, and this is one of 3"))
-    run_ranks(2, lambda comm: load(
-        comm, 1 - comm.rank, f"of rank {1 - comm.rank} of 2, and this is rank {comm.rank} of 2"
-    ))  # fmt: skip
 
 
 DAMAGE: list[Callable[[dict[str, Any]], object]] = [
@@ -143,7 +109,7 @@ def test_what_is_none_is_refused(damage: Callable[[dict[str, Any]], object]) -> 
     def body(comm: Communicator) -> None:
         store = FeedbackStore()
         steps(comm, store, "int4", 0, 1)
-        state = copy.deepcopy(store.state_dict(comm, exact=True)["tensors"]["w"])
+        state = copy.deepcopy(store.state_dict(comm)["tensors"]["w"])
         damage(state)
         with pytest.raises(ConfigError):
             store["w"].load_state_dict(state, comm)
@@ -176,7 +142,7 @@ def test_the_hook_goes_on_to_the_bit(codec: str) -> None:
 
         state = fresh()
         run(state, 0, 4)
-        exact, any_world = state.state_dict(exact=True), state.state_dict()
+        exact, any_world = state.state_dict(), state.gather_state_dict()
         whole = run(state, 4, 7)
         for saved, expected in ((exact, True), (any_world, False)):
             state = fresh()

@@ -89,7 +89,7 @@ def divisor(comm: Communicator, op: str) -> int:
 
 def lacking(comm: Communicator, feedback: ErrorFeedback) -> Array:
     """What the results lack, from a checkpoint, whose sum it is."""
-    state = feedback.state_dict(comm)
+    state = feedback.gather_state_dict(comm)
     return np.asarray(state["worker"], np.float64) + np.asarray(state["owner"], np.float64)
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_lost_over_200_steps_and_a_restart(
                 comm.allreduce(x, op, compression=codec, feedback=feedback)
                 sums.add(x, total_of(count, comm.world_size, step), divisor(comm, op))
             sums.assert_telescopes(lacking(comm, feedback), codec)
-            saved[codec] = feedback.state_dict(comm), sums
+            saved[codec] = feedback.gather_state_dict(comm), sums
         return saved
 
     with World(first, lanes=2, config=SMALL) as world:
@@ -361,7 +361,7 @@ def test_several_ranks_on_each_host(hosts: int, local: int) -> None:
                 comm.allreduce(x, "avg", compression=codec, feedback=feedback)
                 sums.add(x, total_of(count, comm.world_size, step), comm.world_size)
             sums.assert_telescopes(lacking(comm, feedback), codec)
-            saved[codec] = feedback.state_dict(comm), sums
+            saved[codec] = feedback.gather_state_dict(comm), sums
         return saved
 
     def in_world(n: int, memory: int, states: dict[str, Any] | None, steps: range) -> Any:

@@ -115,7 +115,7 @@ def uses(comm: Communicator, feedback: ErrorFeedback) -> list[Callable[[], Any]]
         lambda: feedback.worker,
         lambda: feedback.owner,
         lambda: feedback.rescale(2.0),
-        lambda: feedback.state_dict(comm),
+        lambda: feedback.gather_state_dict(comm),
         lambda: comm.allreduce_many([ones()], feedback=[feedback]),
     ]
 
@@ -202,12 +202,12 @@ def test_an_empty_tensor_and_an_unused_feedback() -> None:
     def body(comm: Communicator) -> None:
         for codec in CODECS:
             feedback = ErrorFeedback()
-            state = feedback.state_dict(comm)
+            state = feedback.gather_state_dict(comm)
             assert len(state["worker"]) == 0
             feedback.load_state_dict(state, comm)
             comm.allreduce(ones(0), compression=codec, feedback=feedback)
             assert feedback.count == 0
-            feedback.load_state_dict(feedback.state_dict(comm), comm)
+            feedback.load_state_dict(feedback.gather_state_dict(comm), comm)
             feedback.rescale(3.0)
 
     run_ranks(3, body)
@@ -221,7 +221,7 @@ def test_torch_saves_and_loads_states_without_running_code() -> None:
         store = FeedbackStore()
         x = torch.randn(3000, generator=torch.Generator().manual_seed(comm.rank))
         comm.allreduce(x.clone(), "avg", compression="int4", feedback=store["w"])
-        state = store.state_dict(comm)
+        state = store.gather_state_dict(comm)
         assert isinstance(state["tensors"]["w"]["worker"], torch.Tensor)
         file = io.BytesIO()
         torch.save(state, file)
@@ -230,7 +230,7 @@ def test_torch_saves_and_loads_states_without_running_code() -> None:
         again = torch.load(file, weights_only=True)
         other = FeedbackStore()
         other.load_state_dict(again, comm)
-        back = other.state_dict(comm)["tensors"]["w"]
+        back = other.gather_state_dict(comm)["tensors"]["w"]
         assert torch.allclose(back["worker"], state["tensors"]["w"]["worker"], rtol=1e-6)
         assert torch.equal(back["owner"], state["tensors"]["w"]["owner"])
 
@@ -241,7 +241,7 @@ def test_states_without_torch_are_numpys(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
     def body(comm: Communicator) -> None:
-        state = ErrorFeedback(10).state_dict(comm)
+        state = ErrorFeedback(10).gather_state_dict(comm)
         assert isinstance(state["worker"], np.ndarray)
         assert pickle.loads(pickle.dumps(state))["op"] is None
 
@@ -281,7 +281,7 @@ def test_residuals_of_allgathers_are_not_saved() -> None:
         feedback = ErrorFeedback()
         comm.allgather(ones(), compression="onebit", feedback=feedback)
         with pytest.raises(ConfigError, match="made by all-gathers"):
-            feedback.state_dict(comm)
+            feedback.gather_state_dict(comm)
 
     run_ranks(2, body)
 
@@ -289,14 +289,14 @@ def test_residuals_of_allgathers_are_not_saved() -> None:
 def test_the_default_communicator() -> None:
     feedback = ErrorFeedback(3)
     with pytest.raises(ringcomm.NotInitializedError):
-        feedback.state_dict()
+        feedback.gather_state_dict()
     ringcomm.init(0, 1)
     try:
         ringcomm.allreduce(ones(3), compression="onebit", feedback=feedback)
-        feedback.load_state_dict(feedback.state_dict())
+        feedback.load_state_dict(feedback.gather_state_dict())
         store = FeedbackStore()
         ringcomm.allreduce_many([ones(3), ones(4)], feedback=[store["a"], store["b"]])
-        store.load_state_dict(store.state_dict())
+        store.load_state_dict(store.gather_state_dict())
         ringcomm.reduce_scatter(ones(3), compression="int8", feedback=feedback)
         ringcomm.allgather(ones(3), compression="int4", feedback=ErrorFeedback())
     finally:
@@ -341,10 +341,10 @@ def test_a_thousand_small_tensors_are_saved_by_a_few_collectives() -> None:
             x = rng.standard_normal(sizes[name]).astype(np.float32)
             comm.allreduce(x, "avg", compression="onebit", feedback=store[name])
         before = comm.stats()["works"]
-        state = store.state_dict(comm)
+        state = store.gather_state_dict(comm)
         assert comm.stats()["works"] - before <= 4
         for name in some:
-            alone = store[name].state_dict(comm)
+            alone = store[name].gather_state_dict(comm)
             assert bits(alone["worker"]) == bits(state["tensors"][name]["worker"])
             assert bits(alone["owner"]) == bits(state["tensors"][name]["owner"])
         return state
@@ -364,7 +364,7 @@ def test_ranks_with_different_stores_are_told() -> None:
         store.add("a", 5)
         store.add("b" if comm.rank else "c", 5)
         with pytest.raises(MismatchError, match="different tensors, sizes or ops; rank"):
-            store.state_dict(comm)
+            store.gather_state_dict(comm)
 
     run_ranks(2, body)
 
@@ -402,7 +402,7 @@ def test_an_empty_store_takes_the_names_and_no_others() -> None:
         saved = store_of(a=100, b=20)
         saved.loss_scale = 4.0
         comm.allreduce(ones(100) * comm.rank, "avg", compression="onebit", feedback=saved["a"])
-        state = saved.state_dict(comm)
+        state = saved.gather_state_dict(comm)
         store = FeedbackStore()
         store.load_state_dict(state, comm)
         assert list(store) == ["a", "b"]

@@ -78,8 +78,7 @@ def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
             ("overlap", "hosts have 2 or 4 ranks"),
             ("stranger", "rank 2 is not in the group that it gave"),
             ("other model", "'aside.weight' has 4096 elements there and 2304 here"),
-            ("other place", "and this is rank"),
-            ("flat", "the state is exact, of a world of 2"),
+            ("flat", "the state belongs to place"),
             ("copy", "a copy of a HierarchicalState has no connections"),
         ):
             for event in job.expect_all(name):
@@ -93,6 +92,10 @@ def test_what_it_refuses_counts_and_saves(nursery: Nursery) -> None:
             assert half / 8 + event["small"] <= sent < half / 6 + event["small"] + 99
             assert step["hidden_s"] <= step["compute_s"]
         assert all(event["own"] for event in job.expect_all("exact"))
+        for rank, event in enumerate(job.expect_all("other place")):
+            (text,), there = event["told"], f"{rank // 2} of 2"
+            assert f"belongs to place {1 - rank % 2} of 2 on host {there} alone, and" in text
+            assert event["left"] == 0
         for event in job.expect_all("saved"):
             assert event["kept"], "a dropped step changed residuals"
             assert event["flat"], "HookState saves something else"

@@ -61,7 +61,7 @@ def test_first_steps_travel_at_bf16(codec: str) -> None:
                      for name, n in sizes.items())  # fmt: skip
         state = state_of(comm, model, codec, warmup_steps=3)
         sent = [wire_bytes(state, model, step) for step in range(2)]
-        saved = state.state_dict()
+        saved = state.gather_state_dict()
         assert saved["steps"] == 2
         state = state_of(comm, model, codec, warmup_steps=3)
         state.load_state_dict(saved)
@@ -103,7 +103,7 @@ def test_residuals_follow_a_scaler() -> None:
                 parameter.grad = got[name].reshape(parameter.shape)
             scaler.step(optimizer)
             scaler.update()
-            state.state_dict()
+            state.gather_state_dict()
             kept.append({name: state.feedback[name].worker for name in LARGE})
             assert state.loss_scale == (1024.0 if step < 3 else 512.0)
         for name in LARGE:
@@ -466,7 +466,7 @@ def test_a_checkpoint_is_not_of_a_step() -> None:
         state.reset()
         for step in range(2):
             reduce(state, model, gradients_of(model, comm.rank, step), 2)
-            state.state_dict()
+            state.gather_state_dict()
             comm.allreduce(np.ones(10000, np.float32))
         report = state.report()
         assert [step["wire_bytes"] for step in report.steps] == [alone, alone]

@@ -151,7 +151,7 @@ def test_no_momentum_is_lost_over_renewals() -> None:
                 given += 0.9 * moment + 0.1 * np.mean([one[0] for one in grads], axis=0)
                 applied += state["exp_avg"].numpy().reshape(-1)
         (name,) = optimizer.feedback
-        left = optimizer.feedback[name].state_dict(comm)
+        left = optimizer.feedback[name].gather_state_dict(comm)
         (tile,) = optimizer.spans[0].tiles()
         units = Units("bounded").of(tile).numpy()
         rest = (np.asarray(left["worker"]) + np.asarray(left["owner"])) * units

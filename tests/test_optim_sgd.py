@@ -135,7 +135,7 @@ def test_what_has_arrived_and_what_is_left_is_what_was_sent() -> None:
             return SGD(params, 1.0, 0.0, compression="onebit", comm=comm, threshold=THRESHOLD)
 
         model, optimizer = steps_of(comm, make, range(steps))
-        left = optimizer.feedback.state_dict(comm)["tensors"]
+        left = optimizer.feedback.gather_state_dict(comm)["tensors"]
         return model.embed.detach(), left, list(optimizer.spans)
 
     embed, left, spans = run_ranks(3, body)[0]

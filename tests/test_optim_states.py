@@ -116,7 +116,7 @@ def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: 
         model.load_state_dict(weights)
         optimizer.load_state_dict(state)
         go_on(model, optimizer, comm, range(10, 20))
-        left = optimizer.feedback.state_dict(comm)["tensors"]
+        left = optimizer.feedback.gather_state_dict(comm)["tensors"]
         span = next(span for span in optimizer.spans if not span.is_small)
         place = next(p for p in span.places if p.parameter is model.embed)
         lacks = left[f"momentum/{span.name}"]
@@ -156,20 +156,20 @@ def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None
         if comm.rank == 0:
             files.extend(saved([model.state_dict(), optimizer.state_dict()]))
 
-    def load(comm: Communicator) -> tuple[int, torch.nn.Module]:
+    def load(comm: Communicator) -> tuple[float, torch.nn.Module]:
         model = Net()
         optimizer = MAKES["onebit"](list(model.parameters()), comm)
         model.load_state_dict(files[0])
         optimizer.load_state_dict(files[1])
-        kept = len(optimizer.feedback)
+        kept = sum(float(abs(optimizer.feedback[one].worker).sum()) for one in optimizer.feedback)
         go_on(model, optimizer, comm, range(3, 5))
         return kept, model
 
     with World(2) as world:
         world.run(save)
-        with pytest.warns(UserWarning, match=r"rank 0 of 2.* this is rank 1 of 2: they start"):
+        with pytest.warns(UserWarning, match=r"rank 0 of 2.* this is rank 1 of 2: .* from zero"):
             (own, first), (other, second) = world.run(load)
-    assert own == 1
+    assert own > 0
     assert other == 0
     assert alike([first, second])
 

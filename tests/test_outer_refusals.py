@@ -88,7 +88,7 @@ def test_models_and_optimizers_that_do_not_fit(comm: Communicator) -> None:
             outer.count(-1)
     outer.detach()  # harmless
     with pytest.raises(ConfigError, match="attach it first"):
-        OuterStep(model, sgd(model), min_peers=1).load_state_dict(outer.state_dict())
+        OuterStep(model, sgd(model), min_peers=1).load_state_dict(outer.gather_state_dict())
 
 
 def warned(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[str]:
@@ -133,7 +133,7 @@ def test_within_the_anchor(comm: Communicator) -> None:
     optimizer = sgd(model)
     with OuterStep(model, optimizer, every=10, comm=comm) as outer:
         train(model, optimizer, 0, range(4))
-        saved = outer.state_dict()
+        saved = outer.gather_state_dict()
         with outer.anchor():
             for call in (outer.flush, outer.detach, lambda: outer.load_state_dict(saved)):
                 with pytest.raises(ConfigError, match=r"within outer\.anchor"):
@@ -200,4 +200,5 @@ def test_a_compiled_model(comm: Communicator) -> None:
     with OuterStep(compiled, optimizer, every=2, comm=comm) as outer:  # type: ignore[arg-type]
         train(compiled, optimizer, 0, range(4))  # type: ignore[arg-type]
         assert outer.rounds == 2
-        assert set(outer.state_dict()["anchor"]) == {name for name, _ in model.named_parameters()}
+        names = {name for name, _ in model.named_parameters()}
+        assert set(outer.state_dict()["anchor"]) == names

@@ -65,7 +65,7 @@ def test_restart_in_mid_run_to_the_bit(way: dict[str, Any], stop: int) -> None:
         with outer:
             counted(outer, comm.rank, model, optimizer, range(stop))
             saved = reread([
-                model.state_dict(), optimizer.state_dict(), outer.state_dict(exact=True),
+                model.state_dict(), optimizer.state_dict(), outer.state_dict(),
             ])  # fmt: skip
             counted(outer, comm.rank, model, optimizer, range(stop, 21))
         unbroken = weights(model)
@@ -89,7 +89,7 @@ def test_restart_in_another_world(way: dict[str, Any], others: int) -> None:
         model, optimizer, outer = made(comm, **way)
         with outer:
             train(model, optimizer, comm.rank, range(12))
-            saved = reread(outer.state_dict())
+            saved = reread(outer.gather_state_dict())
             local = weights(model)
             outer.detach()
             with outer.anchor():
@@ -119,8 +119,8 @@ def test_what_has_not_travelled_is_in_the_state() -> None:
         model, optimizer, outer = made(comm, every=2)
         with outer:
             train(model, optimizer, comm.rank, range(6))
-            saved = outer.state_dict()
-            again = outer.state_dict()
+            saved = outer.gather_state_dict()
+            again = outer.gather_state_dict()
             for one, other in zip(saved["anchor"].items(), again["anchor"].items(), strict=True):
                 assert torch.equal(one[1], other[1])
         return saved, 0.0
@@ -131,7 +131,7 @@ def test_what_has_not_travelled_is_in_the_state() -> None:
     def second(comm: Communicator) -> Any:
         _, _, outer = made(comm, every=2)
         outer.load_state_dict(saved)
-        return outer.state_dict()["wires"]["tensors"]["fragment 0"]
+        return outer.gather_state_dict()["wires"]["tensors"]["fragment 0"]
 
     for told in run_ranks(2, second):
         assert float(left["worker"].abs().sum()) > 0
@@ -142,7 +142,7 @@ def test_what_has_not_travelled_is_in_the_state() -> None:
 def test_states_that_do_not_fit_are_refused() -> None:
     def rank(comm: Communicator) -> None:
         _, _, outer = made(comm, every=4)
-        state = outer.state_dict(exact=True)
+        state = outer.state_dict()
         for wrong, text in (
             ({}, "no state of an OuterStep"),
             ({"method": "OneBitAdam"}, "but of OneBitAdam"),
@@ -150,7 +150,6 @@ def test_states_that_do_not_fit_are_refused() -> None:
             ({**state, "outer": "Mean"}, "outer=Mean, and this OuterStep has outer=Nesterov"),
             ({**state, "fragments": 2}, "fragments=2"),
             ({**state, "anchor": {"x": torch.zeros(1)}}, "another model"),
-            ({**state, "exact": {**state["exact"], "rank": 5}}, "exact one of rank 5 of 1"),
         ):
             with pytest.raises(ConfigError, match=text):
                 outer.load_state_dict(wrong)
@@ -164,7 +163,7 @@ def test_a_rank_without_a_state_gets_that_of_the_others() -> None:
         model, optimizer, outer = made(comm, every=4)
         with outer:
             train(model, optimizer, comm.rank, range(8))
-        state, after = outer.state_dict(exact=True), weights(model)
+        state, after = outer.state_dict(), weights(model)
         model, optimizer, outer = made(comm, every=4)
         if comm.rank == 1:
             outer.load_state_dict(state)
@@ -185,7 +184,7 @@ def test_a_state_of_another_kind_of_every(there: Any, here: Any) -> None:
 
     def rank(comm: Communicator) -> None:
         _, _, outer = made(comm, every=there)
-        saved = outer.state_dict()
+        saved = outer.gather_state_dict()
         model, _, outer = made(comm, every=here)
         with torch.no_grad():
             model[0].weight.add_(1.0)  # type: ignore[index]

@@ -417,12 +417,12 @@ def test_what_is_not_finite_does_not_deliver_residuals(n: int, codec: str | None
         feedback = ErrorFeedback(1000)
         if n > 1:
             comm.allreduce(values(1000, comm.rank), compression="onebit", feedback=feedback)
-        before = feedback.state_dict(comm)
+        before = feedback.gather_state_dict(comm)
         x = values(1000, comm.rank)
         x[77] = np.inf
         comm.allreduce(x, compression=codec, feedback=feedback)
         assert not np.isfinite(x[77])
-        left = feedback.state_dict(comm)
+        left = feedback.gather_state_dict(comm)
         lacked, lacks = (np.asarray(one["worker"] + one["owner"]) for one in (before, left))
         assert np.allclose(lacks, lacked, rtol=1e-6, atol=1e-6)
         assert lacked.any() or n == 1

@@ -84,26 +84,6 @@ def test_a_restart_in_another_world_loses_nothing() -> None:
     torch.testing.assert_close(run_ranks(2, load)[0], before)
 
 
-def test_an_exact_state_of_another_rank_or_world_is_refused() -> None:
-    states = run_ranks(2, lambda comm: exact_state(comm))
-
-    def load(comm: Communicator) -> None:
-        model = model_of(2)
-        with SGD(model.parameters(), comm=comm) as optimizer:
-            before = weights(model)
-            with pytest.raises(ConfigError, match=r"of 2 alone, .*gather_state_dict\(\) makes"):
-                optimizer.load_state_dict(states[1 - comm.rank])
-            assert torch.equal(weights(model), before)
-
-    run_ranks(1, load)
-    run_ranks(2, load)
-
-
-def exact_state(comm: Communicator) -> Any:
-    with SGD(model_of(1).parameters(), comm=comm) as optimizer:
-        return optimizer.state_dict()
-
-
 def test_states_of_others_are_refused() -> None:
     def run(comm: Communicator) -> None:
         model = model_of(1)

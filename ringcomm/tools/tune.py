@@ -22,7 +22,7 @@ from ..bootstrap import tuned
 from ..bootstrap.tuned import Cluster, Document, Measured, Row
 from ..communicator import Communicator
 from ..config import TUNE_TABLE_OFF, Config
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError, RingcommError, naming
 from . import costs, tuning
 from .tuning import MODEL, Contenders, Sample
 
@@ -86,6 +86,7 @@ def _size(text: str) -> int:
 # ---- measuring ----
 
 
+@naming("python -m ringcomm tune")
 def _tune(options: argparse.Namespace) -> int:
     asked = Config.from_env()
     sizes = _sizes(options)
@@ -111,6 +112,7 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
+@naming("python -m ringcomm tune")
 def _check(options: argparse.Namespace) -> int:
     sizes = _sizes(options)
     with Communicator.create(config=Config.from_env()) as comm:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ..buffers import View
 from ..communicator import Communicator
-from ..errors import MismatchError, TensorError
+from ..errors import MismatchError, TensorError, naming
 
 _BYTES = 400
 #: Where all ranks' tensors have one shape.
@@ -59,7 +59,8 @@ def compare(comm: Communicator, name: str, tensors: Any) -> None:
         shapes = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in tensors)
         call = f"{name}({shapes})"
     mine = np.frombuffer(call.encode()[:_BYTES].ljust(_BYTES, b"\0"), np.uint8)
-    calls = [bytes(row).rstrip(b"\0") for row in comm.allgather(mine)]
+    with naming(f"the comparison of shapes before {call}"):
+        calls = [bytes(row).rstrip(b"\0") for row in comm.allgather(mine)]
     for rank, other in enumerate(calls):
         if other != calls[0]:
             raise MismatchError(

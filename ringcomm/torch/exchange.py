@@ -11,10 +11,13 @@ does at most, and gets its error.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from ..adaptive.agreement import Later
 from ..communicator import Communicator
@@ -51,6 +54,11 @@ class CommExchange:
         """See Exchange."""
         return _spread(self._comm, text)
 
+    def shared(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of the rank that decides, of tensors, strings and numbers, on all. Collective,
+        and waited for."""
+        return _unpacked(_shared(self._comm, _packed(state)))
+
     def latency_s(self) -> float:
         """What the smallest all-reduce takes. Collective, and waited for."""
         taken = []
@@ -78,6 +86,13 @@ class GridExchange(CommExchange):
         """Of the ranks of place 0."""
         return super().gather(row) if self._speaks else lambda: [list(row)]
 
+    def shared(self, state: dict[str, Any]) -> dict[str, Any]:
+        """See CommExchange."""
+        packed = _packed(state)
+        if self._speaks:
+            packed = _shared(self._comm, packed)
+        return _unpacked(_shared(self._row, packed))
+
     def spread(self, text: str) -> Later[str]:
         """See Exchange."""
         told = super().spread(text) if self._speaks else lambda: ""
@@ -96,3 +111,21 @@ def _spread(comm: Communicator, text: str) -> Later[str]:
         return buffer.tobytes().rstrip(b"\0").decode("ascii")
 
     return told
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
+    return state
+
+
+def _shared(comm: Communicator, packed: bytes) -> bytes:
+    """Rank 0's bytes on all."""
+    size = comm.broadcast(np.array([len(packed)]))
+    own = packed if comm.rank == 0 else bytes(int(size[0]))
+    return bytes(comm.broadcast(np.frombuffer(own, np.uint8).copy()))

@@ -21,7 +21,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError
+from ..errors import ConfigError, RingcommError, naming
 from ..work import Work
 
 _WATCH = 1  # the tag of what says that a rank is through with a step
@@ -43,6 +43,7 @@ class Grid:
     Raises ConfigError, on all ranks alike, if the local groups are no such grid.
     """
 
+    @naming("HierarchicalState()")
     def __init__(self, comm: Communicator, local_group: Any) -> None:
         members = _members(local_group)
         self.group = local_group

@@ -162,8 +162,8 @@ class HierarchicalState(HookState):
             and all-gather for the gradients' device. All hosts have equally many ranks. Nothing
             else should use it during backward.
 
-    ``state_dict`` is of the form that HookState has, so a checkpoint fits either, and any number of
-    hosts and ranks.
+    ``gather_state_dict`` is of the form that HookState has, so a checkpoint fits either, and any
+    number of hosts and ranks.
 
     Attributes:
         comm: the communicator of the ranks of equal place, one on each host; ``report()`` counts

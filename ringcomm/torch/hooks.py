@@ -32,7 +32,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..codecs import CODECS, Codec, Compression
 from ..communicator import Communicator
-from ..errors import ConfigError, RingcommError, TensorError
+from ..errors import ConfigError, RingcommError, TensorError, naming
+from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
@@ -196,33 +197,53 @@ class HookState:
         parameter that is not the model's."""
         return self.residuals.feedback_of(parameter)
 
-    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
-        """What a checkpoint must keep: the residuals and gradients in flight, by parameter, what
-        the policy has learnt, and the steps where any of these depends on them. Empty where there
-        is nothing of it. A collective; see ``FeedbackStore.state_dict``.
+    @without_exact
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must keep: the residuals and gradients in flight, by parameter, what the
+        policy has learnt, and the steps where any of these depends on them. Empty where there is
+        nothing of it. Nothing is sent.
 
-        It fits a world of any size, and training goes on from it along the same curve, though not
-        to the bit. With ``exact`` it does go on to the bit, in a world of the same size: the state
-        is then this rank's own, to be saved by each rank in a file of its own. Nothing is sent. Not
-        by topk in tensors of more than 256 / density elements: there it draws a sample, whose place
-        follows the number of the call."""
-        parts = {"policy": self._policy.state_dict(), "pace": self._pace.state_dict(exact)}
+        Each rank saves its own, in a file of its own, and in a world of the same size goes on from
+        it to the bit. (Not by topk in tensors of more than 256 / density elements: there it draws a
+        sample, whose place follows the number of the call.)"""
+        return self._state(own=True)
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """The state for a world of any size, the same on all ranks: training goes on from it along
+        the same curve, though not to the bit. A collective; see
+        ``FeedbackStore.gather_state_dict``, and for what it raises."""
+        with naming(f"gather_state_dict() of {type(self).__name__}"):
+            return self._state(own=False)
+
+    def _state(self, *, own: bool) -> dict[str, Any]:
+        policy = self._policy.state_dict()
+        if policy and not own:
+            policy = self.transport.exchange.shared(policy)
+        parts = {"policy": policy, "pace": self._pace.state_dict(own)}
         state: dict[str, Any] = {key: part for key, part in parts.items() if part}
         if self.warmup_steps or state:
             state["steps"] = self.steps
         if self.residuals.keeps:
             self.residuals.settle()
-            saved = self.feedback.state_dict(self.comm, exact=exact)
+            store = self.feedback
+            saved = store.state_dict(self.comm) if own else store.gather_state_dict(self.comm)
             state["feedback"] = self.transport.joined(saved)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Goes on from what ``state_dict`` returned, in a world of any size (an exact one: of the
-        same); an empty one starts from zero. The model must have got its weights before. A codec
-        that leaves nothing delivers what was left. See ``FeedbackStore.load_state_dict``.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned; an empty one starts
+        from zero. Nothing is sent; each rank loads its own, or all load the same. The model must
+        have got its weights before. A codec that leaves nothing delivers what was left. Parameters
+        that are not in it, as they are trained since, start from zero.
 
-        Raises ConfigError if it is of another model or threshold, or if this state can keep no
-        residuals: it has feedback=False, or no model. Or an exact one of another rank or world.
+        Args:
+            strict: False: leaves out what is of no parameter that is trained, or is small, here.
+
+        Raises:
+            ConfigError: it is of another model or threshold, or the own one of a rank of a world of
+                another size; or this state can keep no residuals: it has feedback=False, or no
+                model. (The own one of another rank of as many: residuals start from zero, with a
+                warning.)
         """
         if not state:
             return
@@ -240,7 +261,7 @@ class HookState:
             self.residuals.settle()
             self.residuals.reserve()
             own = self.transport.divided(residuals)
-            self.feedback.load_state_dict(own, self.comm, strict=strict)
+            self.residuals.load(own, self.comm, strict)
         if policy is not None:
             self._policy.load_state_dict(policy)
         if pace is not None:
@@ -256,8 +277,8 @@ class HookState:
 
         At the end of training, so that no gradient is lost, and before an evaluation or a
         checkpoint of the model that is to have all of them. The next backward has nothing to hand
-        out, and its optimizer step gets zeros. ``state_dict`` needs no flush: it has what is in
-        flight. Raises the error of a transfer that failed."""
+        out, and its optimizer step gets zeros. A state needs no flush: it has what is in flight.
+        Raises the error of a transfer that failed."""
         if self.scaler is not None:
             self.loss_scale = self.scaler.get_scale()
         return self._pace.flush()
@@ -300,7 +321,8 @@ class HookState:
         if self.scaler is not None:
             self.loss_scale = self.scaler.get_scale()
         try:
-            self._policy.begin(self.steps, self.transport.exchange)
+            with naming("the agreement of HookState('auto')"):
+                self._policy.begin(self.steps, self.transport.exchange)
         except RingcommError as error:
             self.transport.error = self.error or error
             raise

@@ -88,7 +88,7 @@ class OuterStepCallback(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """A last round, so that all ranks end with the same weights. A collective."""
         if self.outer is not None:
-            self._saved = self.outer.state_dict()
+            self._saved = self.outer.gather_state_dict()
             self.outer.flush()
             self.outer.detach()
             self.outer = None
@@ -96,7 +96,7 @@ class OuterStepCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """OuterStep's. A collective, as Lightning's checkpoints are."""
-        return self._saved if self.outer is None else self.outer.state_dict()
+        return self._saved if self.outer is None else self.outer.gather_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there when training starts."""

@@ -7,11 +7,12 @@ were (``settle``), on all ranks alike, as all see the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 
+from ..communicator import Communicator
 from ..errors import ConfigError
 from ..feedback import ErrorFeedback, FeedbackStore
 from .streams import Poison
@@ -112,6 +113,21 @@ class NamedFeedback:
     def can_keep(self) -> bool:
         """Whether a state's residuals can be taken over."""
         return self.wanted is not False and bool(self._names)
+
+    def load(self, state: Mapping[str, Any], comm: Communicator, strict: bool) -> None:
+        """Goes on from a store's state. What it lacks, as a layer that is trained since, starts
+        from zero. Raises ConfigError as the store does, and where strict for names that are unknown
+        here: what they have would be lost."""
+        tensors = state.get("tensors")
+        unknown = sorted(set(tensors) - set(self.store)) if isinstance(tensors, Mapping) else []
+        if strict and unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise ConfigError(
+                "the state is of another model, or of one of which more is trained: it has "
+                f"{', '.join(map(repr, unknown[:3]))}{more}, unknown here; "
+                "load_state_dict(..., strict=False) leaves out what that has"
+            )
+        self.store.load_state_dict(state, comm, strict=False)
 
     def reserve(self) -> None:
         """An ErrorFeedback for each large parameter."""

@@ -50,8 +50,8 @@ class Pace(Protocol):
     def flush(self) -> bool:
         """See ``HookState.flush``."""
 
-    def state_dict(self, exact: bool) -> dict[str, Any]:
-        """What a checkpoint must keep of it, the same on all ranks; empty for nothing. ``exact``:
+    def state_dict(self, own: bool) -> dict[str, Any]:
+        """What a checkpoint must keep of it, the same on all ranks; empty for nothing. ``own``:
         with what is this rank's own, so that training goes on to the bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class EveryStep:
         """Nothing is in flight between two steps."""
         return False
 
-    def state_dict(self, exact: bool) -> dict[str, Any]:
+    def state_dict(self, own: bool) -> dict[str, Any]:
         """Nothing."""
         return {}
 

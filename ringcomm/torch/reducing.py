@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .._native import lib
-from ..errors import TensorError
+from ..errors import TensorError, naming
 from .ops import Reduction, as_reduced, is_sum, reduction, takes_compression
 from .submit import Call, Submitter, one, root_of
 from .tensors import KNOWN, copy, joined, memory_of, moved, packed, require_alike
@@ -177,6 +177,7 @@ class Reducing(Submitter):
         src, dst = moved(tensor, writable=False), moved(rows, writable=True, reads=False)
         return Call(lib.RC_ALLGATHER, src, dst, src.count), rows
 
+    @naming("all_reduce() of a sparse tensor")
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> RingWork:
         """Indices and values of all ranks are gathered, padded to the longest, and added up."""
         if not is_sum(op):

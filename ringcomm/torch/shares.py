@@ -1,7 +1,7 @@
 """Residuals of a rank's share of each parameter, and the checkpoint that has all shares joined.
 
 Invariants: a checkpoint is of the form that a FeedbackStore saves of whole parameters, so it fits
-any number of hosts and ranks. An exact one is a rank's own, and says where in its host that is.
+any number of hosts and ranks. A rank's own says where in its host that is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError
-from ..exact import is_exact, require_place
+from ..exact import as_own, is_exact
 from .grid import Grid
 
 _KINDS = ("worker", "owner")
@@ -32,14 +32,14 @@ class Shares:
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The store's state with the row's shares one after the other. A collective of the row,
-        save for an exact one."""
+        save for a rank's own."""
         if is_exact(saved):
             return {**saved, "exact": saved["exact"] | self._place()}
         return {**saved, "tensors": self._whole(saved["tensors"])}
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """This rank's share of such a state; what is none is left for the store to refuse. Raises
-        ConfigError for another model's, or an exact one of another place."""
+        ConfigError for another model's, or the own one of a rank of another grid."""
         tensors = saved.get("tensors")
         if not isinstance(tensors, Mapping):
             return saved
@@ -52,12 +52,9 @@ class Shares:
         return {"places": self._grid.places, "place": self._grid.place}
 
     def _without_place(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        comm, known = self._grid.column, {"world_size", "rank"}
-        require_place(
-            saved, {"world_size": comm.world_size, "rank": comm.rank, **self._place()}, "the state"
-        )
-        own = {name: value for name, value in saved["exact"].items() if name in known}
-        return {**saved, "exact": own}
+        column = {"world_size": self._grid.column.world_size, "rank": self._grid.column.rank}
+        own = as_own(saved, {**column, **self._place()}, "the hook")
+        return {**own, "exact": column}
 
     def _whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         names = sorted(tensors)

@@ -289,7 +289,7 @@ class OneStepStale:
             arrived[name] = (parameter, mean)
         return arrived
 
-    def state_dict(self, exact: bool) -> dict[str, Any]:
+    def state_dict(self, own: bool) -> dict[str, Any]:
         """See Pace. The means are the same on all ranks, and fit a world of any size; where the
         coming backward takes place is each rank's own."""
         means = {
@@ -298,7 +298,7 @@ class OneStepStale:
         }
         scale = self._residuals.store.loss_scale
         state: dict[str, Any] = {"means": means, "loss_scale": scale}
-        if exact and self._correction is not None:
+        if own and self._correction is not None:
             state["correction"] = self._correction.state_dict()
         return state
 

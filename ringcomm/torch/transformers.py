@@ -72,7 +72,7 @@ class OuterStepCallback(TrainerCallback):
         callback is told of, as in a search of hyperparameters. A collective."""
         if self.outer is None:
             return
-        kept = self.outer.state_dict()
+        kept = self.outer.gather_state_dict()
         folder = _folder(args, state)
         if not state.is_world_process_zero:
             return

@@ -19,7 +19,7 @@ import torch
 from .. import cuda
 from ..codecs import Codec
 from ..communicator import Communicator
-from ..errors import RingcommError
+from ..errors import RingcommError, naming
 from ..work import Work
 from .account import Account
 from .buckets import Bucket, Part, Parts, average
@@ -63,7 +63,7 @@ class Transport(Protocol):
 
     def joined(self, saved: dict[str, Any]) -> dict[str, Any]:
         """A FeedbackStore's state as a checkpoint has it, of whole parameters. A collective, save
-        for an exact one."""
+        for a rank's own."""
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """The way back: this rank's share of what a checkpoint has."""
@@ -173,6 +173,7 @@ class _Flight:
         """After the last submit: the bucket's gradients, once all its works are over and well, and
         ``arrived`` has been called."""
 
+        @naming("the exchange of gradients of HookState")
         def result(_: Any) -> torch.Tensor:
             for work in self._works:
                 if self._transport.error is None:

@@ -247,7 +247,7 @@ class Run:
         """Write a checkpoint; no rank goes on before it is on disk. Collective."""
         epoch, position = divmod(self.step, self.sampler.steps_per_epoch)
         method = self.engine.method
-        kept = method.state_dict()
+        kept = method.gather_state_dict()
         with method.evaluated():
             state = checkpoint.new_state(
                 self._settings(),

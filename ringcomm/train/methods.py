@@ -9,8 +9,7 @@ in training. ``method_of`` chooses it by the options.
     Largest     the largest of gradients, by ringcomm.torch.sparse            every step
     Apart       the weights, by ringcomm.torch.OuterStep                      every so many steps
 
-Invariants: methods that say "collective" must be called by all ranks in the same order. What
-``state_dict`` returns is the same on all ranks, and fits a world of any size.
+Invariants: methods that say "collective" must be called by all ranks in the same order.
 """
 
 from __future__ import annotations
@@ -87,12 +86,13 @@ class Method:
         """The optimizer's part of a checkpoint. Collective."""
         return self.optimizer.state_dict()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What else must be kept over a restart; empty if nothing. Collective."""
+    def gather_state_dict(self) -> dict[str, Any]:
+        """What else must be kept over a restart, the same on all ranks and for any number of them;
+        empty if nothing. Collective."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give back what ``state_dict`` returned, after ``connect``. Collective."""
+        """Give back what ``gather_state_dict`` returned, after ``connect``."""
 
 
 class Gradients(Method):
@@ -156,9 +156,9 @@ class Gradients(Method):
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
-        """That of ringcomm's hook."""
-        save = getattr(self._hook, "state_dict", None)
+    def gather_state_dict(self) -> dict[str, Any]:
+        """That of ringcomm's hook. Collective."""
+        save = getattr(self._hook, "gather_state_dict", None)
         return dict(save()) if save else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,9 +277,9 @@ class Apart(Method):
             report.payload_bytes - payload, report.sent_bytes - sent, report.waited_s - waited
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def gather_state_dict(self) -> dict[str, Any]:
         """That of OuterStep. Collective."""
-        return self._outer.state_dict()
+        return self._outer.gather_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into OuterStep."""

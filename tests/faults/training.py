@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -210,7 +211,7 @@ def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:
         buckets.append(state.report()["buckets"])
         out = out + got.double()
         exact = exact + torch.stack(_everyones(_gradients(alone))).double().mean(0)
-        saved = state.state_dict()
+        saved = state.gather_state_dict()
     tensors = saved["feedback"]["tensors"]
     left, large = [], []
     for name, p in model.named_parameters():
@@ -465,25 +466,30 @@ def hierarchy(rank: Rank) -> None:
         ddp(_batch(rank, step, torch.float32), True).square().sum().backward()
     elements = sum(p.numel() for p in model.parameters())
     rank.emit("report", elements=elements, small=7 * WIDTH, report=state.report())
-    before = state.state_dict()
+    before = state.gather_state_dict()
     x = _batch(rank, 3, torch.float32)
     if rank.number == 3:
         x[0, 0] = float("nan")
     ddp(x, True).square().sum().backward()
-    kept = _same(before, state.state_dict())
+    kept = _same(before, state.gather_state_dict())
     flat = HookState("onebit", comm, model=model, threshold=4096)
     flat.load_state_dict(before)
-    alike = _same(before, flat.state_dict())
-    state.load_state_dict(flat.state_dict())
-    rank.emit("saved", kept=kept, flat=alike, back=_same(before, state.state_dict()))
-    exact = state.state_dict(exact=True)
+    alike = _same(before, flat.gather_state_dict())
+    state.load_state_dict(flat.gather_state_dict())
+    rank.emit("saved", kept=kept, flat=alike, back=_same(before, state.gather_state_dict()))
+    exact = state.state_dict()
     state.load_state_dict(exact)
-    own = _bits(exact) == _bits(state.state_dict(exact=True)) != _bits(before)
+    own = _bits(exact) == _bits(state.state_dict()) != _bits(before)
     rank.emit("exact", own=own)
     exact["feedback"]["exact"]["place"] = 1 - rank.number % 2
-    rank.attempt("other place", lambda: state.load_state_dict(exact))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state.load_state_dict(exact)
+    left = sum(float(abs(state.feedback[name].worker).sum()) for name in state.feedback)
+    rank.emit("other place", told=[str(one.message) for one in caught], left=left)
     rank.attempt("flat", lambda: flat.load_state_dict(exact))
-    stranger = HookState("onebit", comm, model=nn.Linear(64, 64), threshold=4096).state_dict()
+    other = HookState("onebit", comm, model=nn.Linear(64, 64), threshold=4096)
+    stranger = other.gather_state_dict()
     stranger["feedback"]["tensors"]["aside.weight"] = stranger["feedback"]["tensors"].pop("weight")
     rank.attempt("other model", lambda: state.load_state_dict(stranger))
     again = pickle.loads(pickle.dumps(state))

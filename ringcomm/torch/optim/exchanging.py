@@ -19,7 +19,7 @@ from typing import Any, Generic, NoReturn
 import torch
 
 from ...communicator import Communicator
-from ...errors import RingcommError, warn_caller
+from ...errors import RingcommError, naming, warn_caller
 from ..group import default_comm
 from ..settings import require
 from . import saved
@@ -71,8 +71,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self.skipped = 0
         self.waited_s = 0.0
         about = {"optimizer": self._method(), "overlap": overlap, **fixed}
-        require_alike(self._comm, about)
-        super().__init__(params, defaults)
+        with naming(f"{type(self).__name__}()"):
+            require_alike(self._comm, about)
+            super().__init__(params, defaults)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{type(self).__name__} cannot be copied or pickled; use state_dict()")
@@ -109,9 +110,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         for parameter in parameters:
             require_dense(parameter, "a parameter")
         about = [(list(p.shape), p.dtype, p.requires_grad) for p in parameters]
-        require_same(self._comm, about, "parameters")
-        for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
-            work.wait()
+        with naming(f"add_param_group() of {type(self).__name__}"):
+            require_same(self._comm, about, "parameters")
+            for work in [self._comm.broadcast(p.detach(), async_op=True) for p in parameters]:
+                work.wait()
         self._calls = 0
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -134,7 +136,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), naming(f"step() of {type(self).__name__}"):
             self._extend()
             self._refuse_others()
             self._step()

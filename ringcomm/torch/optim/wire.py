@@ -23,8 +23,7 @@ from typing import Any
 
 from ...codecs import parse
 from ...communicator import Communicator
-from ...errors import ConfigError, warn_caller
-from ...exact import is_exact
+from ...errors import ConfigError, naming, warn_caller
 from ...feedback import FeedbackStore
 from ..settings import require, require_whole
 from . import saved
@@ -223,19 +222,19 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
 
     def state_dict(self) -> dict[str, Any]:
         """torch.optim's form, with the residuals of this rank. Nothing is sent. Each rank that
-        saves and loads its own, in a world of the same size, goes on to the bit. Where another
-        rank's is loaded, residuals start from zero, with a warning: see ``gather_state_dict``."""
-        return self._told(self.feedback.state_dict(self._comm, exact=True))
+        saves and loads its own, in a world of the same size, goes on to the bit."""
+        return self._told(self.feedback.state_dict(self._comm))
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """The same, for a world of any size: what all ranks have not delivered. A collective; all
-        ranks get the same."""
-        state = self._told(self.feedback.state_dict(self._comm))
-        for span in self._spans:
-            for name in sorted(self._rule.local):
-                mean = self._comm.allreduce(span.state[name].clone(), "avg")
-                for place in span.places:
-                    state["state"][place.index][name] = span.view(mean, place)
+        """torch.optim's form, with what all ranks have not delivered, for a world of any size. A
+        collective; all ranks get the same. Raises what ``allreduce`` raises."""
+        with naming(f"gather_state_dict() of {type(self).__name__}"):
+            state = self._told(self.feedback.gather_state_dict(self._comm))
+            for span in self._spans:
+                for name in sorted(self._rule.local):
+                    mean = self._comm.allreduce(span.state[name].clone(), "avg")
+                    for place in span.places:
+                        state["state"][place.index][name] = span.view(mean, place)
         return state
 
     def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
@@ -247,12 +246,16 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         return self._rule.method
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
+        rank loads its own, or all load the same. Parameters that are trained since begin anew.
 
-        Raises ConfigError for a state of another method, or of another model.
+        Raises ConfigError for a state of another method, of another model, or the own one of a rank
+        of a world of another size. (Of another rank of as many: residuals start from zero, with a
+        warning.)
         """
         own = saved.require_method(state_dict, self._method())
-        feedback = self._read_feedback(own["feedback"])
+        feedback = FeedbackStore()
+        feedback.load_state_dict(own["feedback"], self._comm, strict=False)
         if self._overlap is not None:
             self._overlap.drop()
         spans = saved.read_spans(
@@ -261,22 +264,5 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         )  # fmt: skip
         self._load_common(state_dict, own)
         self._use(spans)
-        if self._overlap is not None:
-            self._extend()
         self._rule.load_state_dict(own["rule"])
         self.feedback = feedback
-
-    def _read_feedback(self, told: Mapping[str, Any]) -> FeedbackStore:
-        store = FeedbackStore()
-        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
-        if is_exact(told) and dict(told["exact"]) != place:
-            there = told["exact"]
-            warn_caller(
-                f"the state has residuals of rank {there.get('rank')} of "
-                f"{there.get('world_size')}, and this is rank {place['rank']} of "
-                f"{place['world_size']}: they start from zero. optimizer.gather_state_dict() makes "
-                "states for all ranks and worlds"
-            )
-            return store
-        store.load_state_dict(told, self._comm, strict=False)
-        return store

@@ -133,7 +133,7 @@ class Guard:
 def _first_not_finite(gradients: Sequence[torch.Tensor]) -> int | None:
     """The index of the first that is not, or whose square is not. Of each device one result is
     waited for."""
-    dense = [one._values() if one.is_sparse else one for one in gradients]
+    dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
     for device in {one.device for one in dense}:
         at = [index for index, one in enumerate(dense) if one.device == device and one.numel()]
         wide = torch.float32

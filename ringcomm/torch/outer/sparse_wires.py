@@ -99,13 +99,17 @@ class SparseWires:
         self._wires[name] = SparseWire(self._rule, count)
         return self._wires[name]
 
-    def state_dict(self, comm: Communicator, *, exact: bool) -> dict[str, Any]:
+    def state_dict(self, comm: Communicator) -> dict[str, Any]:
         """See Wires."""
-        blocks = {
-            name: wire.exchange_on(comm).state_dict(exact=exact)
-            for name, wire in self._wires.items()
-        }
-        return {"kind": _KIND, "blocks": blocks}
+        return {"kind": _KIND, "blocks": {
+            name: wire.exchange_on(comm).state_dict() for name, wire in self._wires.items()
+        }}  # fmt: skip
+
+    def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
+        """See Wires."""
+        return {"kind": _KIND, "blocks": {
+            name: wire.exchange_on(comm).gather_state_dict() for name, wire in self._wires.items()
+        }}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """See Wires."""

@@ -1,9 +1,9 @@
 """What a checkpoint keeps of an OuterStep.
 
-    both kinds        anchor and the rules' memory by tensors' names, iteration, number of the
-                      round, what wires have left over
-    for any world     a round on its way is taken as applied; ranks go on from the anchor
-    exact             a round on its way as it is, and what this rank has trained since its rounds
+    both kinds      anchor and the rules' memory by tensors' names, iteration, number of the round,
+                    what wires have left over
+    gathered        a round on its way is taken as applied; ranks go on from the anchor
+    a rank's own    a round on its way as it is, and what this rank has trained since its rounds
 
 Invariants: a state holds tensors, strings, numbers and containers of these only, so torch.load
 reads it with weights_only=True. It shares no memory with what goes on. Nothing is changed by a load
@@ -19,6 +19,8 @@ import torch
 
 from ...communicator import Communicator
 from ...errors import ConfigError
+from ...exact import is_own
+from ..exchange import CommExchange
 from .flight import Flight, Outcome, Unit
 from .rounds import Rounds
 from .wires import Wires
@@ -29,25 +31,29 @@ _KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number
          "pace"}  # fmt: skip
 
 
-def told(core: Rounds, wires: Wires, comm: Communicator, *, exact: bool) -> dict[str, Any]:
-    """The state. A collective unless exact; a round on its way must have come."""
+def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
+    """This rank's own state, or the gathered one, which is a collective. A round on its way must
+    have come."""
     anchor: dict[str, torch.Tensor] = {}
     memory: dict[str, dict[str, torch.Tensor]] = {}
     number = core.number
-    for unit, at, kept in _settled(core, is_applied=not exact):
+    for unit, at, kept in _settled(core, is_applied=not own):
         anchor.update((name, part.clone()) for name, part in unit.block.parts(at))
         for slot, tensor in kept.items():
             parts = unit.block.parts(tensor)
             memory.setdefault(slot, {}).update((name, part.clone()) for name, part in parts)
-    if core.flight is not None and not exact:
+    if core.flight is not None and not own:
         number += 1
+    counted = {"iteration": core.iteration, "pace": core.pace.state_dict()}
+    if not own:  # ranks may count otherwise
+        counted = CommExchange(comm).shared(counted)
     state = {
-        "format": _FORMAT, "method": _METHOD, "outer": _rule_of(core), "iteration": core.iteration,
-        "number": number, "reference": core.reference, "pace": core.pace.state_dict(),
-        "fragments": len(core.fragments), "anchor": anchor, "memory": memory,
-        "wires": wires.state_dict(comm, exact=exact),
+        "format": _FORMAT, "method": _METHOD, "outer": _rule_of(core), **counted,
+        "number": number, "reference": core.reference, "fragments": len(core.fragments),
+        "anchor": anchor, "memory": memory,
+        "wires": wires.state_dict(comm) if own else wires.gather_state_dict(comm),
     }  # fmt: skip
-    if exact:
+    if own:
         state["exact"] = {
             "rank": comm.rank, "world_size": comm.world_size,
             "since": [[one.iterations, one.tokens] for one in core.fragments],
@@ -89,42 +95,45 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
     """Goes on from a state. Raises ConfigError for one that does not fit."""
     _require_fit(core, state)
     exact = state.get("exact")
-    if exact is not None:
-        here = (comm.rank, comm.world_size)
-        if (exact["rank"], exact["world_size"]) != here:
-            raise ConfigError(
-                f"the state is the exact one of rank {exact['rank']} of {exact['world_size']}, and "
-                f"this is rank {here[0]} of {here[1]}; state_dict() without exact fits any world"
-            )
+    place = {"world_size": comm.world_size, "rank": comm.rank}
+    own = exact is not None and is_own(
+        {"exact": {name: exact[name] for name in place}}, place, "OuterStep"
+    )
     core.land()
-    wires.load_state_dict(state["wires"], comm)
+    if own or exact is None:
+        wires.load_state_dict(state["wires"], comm)
+    else:
+        wires.forget()
     for fragment in core.fragments:
         fragment.iterations, fragment.tokens = 0, 0.0
         for unit in fragment.units:
             _fill(unit, unit.block.anchor, state["anchor"])
             for slot, tensor in unit.memory.items():
                 _fill(unit, tensor, state["memory"][slot])
-            if exact is None:
+            if not own:
                 unit.follow(None)
     core.iteration, core.number = int(state["iteration"]), int(state["number"])
     core.reference, core.has_state = state["reference"], True
     core.pace.load_state_dict(state["pace"])
     if exact is not None:
-        _load_exact(core, exact)
+        _load_exact(core, exact, own=own)
 
 
-def _load_exact(core: Rounds, exact: Mapping[str, Any]) -> None:
-    for fragment, (iterations, tokens) in zip(core.fragments, exact["since"], strict=True):
-        fragment.iterations, fragment.tokens = int(iterations), float(tokens)
+def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
+    """What is a rank's own, and the round on its way. Of another rank's that round's result alone
+    counts, which is the same on all."""
+    if own:
+        for fragment, (iterations, tokens) in zip(core.fragments, exact["since"], strict=True):
+            fragment.iterations, fragment.tokens = int(iterations), float(tokens)
     flight = exact["flight"]
     if flight is not None:
         fragment = core.fragments[core.number % len(core.fragments)]
         outcome = Outcome([mean.clone() for mean in flight["means"]], flight["is_moving"], None)
-        at_send = flight["at_send"]
+        at_send = flight["at_send"] if own else None
         core.flight = Flight.restored(
             fragment, flight["due"],
             None if at_send is None else [one.clone() for one in at_send],
-            outcome, flight["is_dropped"],
+            outcome, flight["is_dropped"] and own,
         )  # fmt: skip
 
 

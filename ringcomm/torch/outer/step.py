@@ -38,7 +38,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...communicator import Communicator
-from ...errors import ConfigError, RingcommError
+from ...errors import ConfigError, RingcommError, naming
+from ...exact import without_exact
 from ...membership import Membership
 from .. import silence
 from ..group import default_comm
@@ -174,6 +175,7 @@ class OuterStep:
 
     # ---- its life ----
 
+    @naming("attach() of OuterStep")
     def attach(self) -> OuterStep:
         """Begins: a collective. All ranks go on from the anchor of the first one, or, where states
         were loaded, from these.
@@ -220,6 +222,7 @@ class OuterStep:
         silence.forget(self)
         silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
 
+    @naming("flush() of OuterStep")
     def flush(self) -> None:
         """Brings all ranks to the anchor, with all that they have trained: a collective. Ranks that
         do not flush yet are waited for, and their rounds taken part in.
@@ -231,6 +234,7 @@ class OuterStep:
         with self._core.watch.paused():
             self._core.flush()
 
+    @naming("detach() of OuterStep")
     def detach(self) -> None:
         """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
         not attached, nothing happens."""
@@ -308,25 +312,32 @@ class OuterStep:
 
     # ---- checkpoints ----
 
-    def state_dict(self, *, exact: bool = False) -> dict[str, Any]:
-        """What a checkpoint must keep: anchor, outer momentum, what codecs have left, iteration. A
-        collective, whose result fits a world of any size: all ranks go on from the anchor, and what
-        they have trained since the last round is left out.
-
-        With ``exact`` nothing is sent: it is this rank's own, for the same rank of a world of the
-        same size. Together with this rank's model and optimizer states training goes on from it to
-        the bit."""
+    @without_exact
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must keep: anchor, outer momentum, what codecs have left, a round on its
+        way, iteration. Nothing is sent. Together with this rank's model and optimizer states the
+        same rank of a world of the same size goes on from it to the bit."""
         self._core.settle()
-        return state.told(self._core, self._wires, self._wires_comm, exact=exact)
+        return state.told(self._core, self._wires, self._wires_comm, own=True)
+
+    @naming("gather_state_dict() of OuterStep")
+    def gather_state_dict(self) -> dict[str, Any]:
+        """The state for a world of any size, the same on all ranks. A collective. All ranks go on
+        from the anchor; what they have trained since the last round is left out.
+
+        Raises what ``allreduce`` raises."""
+        self._core.settle()
+        return state.told(self._core, self._wires, self._wires_comm, own=False)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned, before or (with min_peers only) after
-        ``attach``. All ranks must load; nothing is sent. An exact state leaves the model's weights
-        as they are: load this rank's own, too, after ``attach`` where that came first. Any other
-        one brings the model to the anchor.
+        """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, before or (with
+        min_peers only) after ``attach``. All ranks must load; nothing is sent. This rank's own
+        state leaves the model's weights as they are: load its own weights, too, after ``attach``
+        where that came first. Any other state brings the model to the anchor.
 
-        Raises ConfigError for the state of something else, of another model, rule or cut, or an
-        exact one of another rank or world size."""
+        Raises ConfigError for the state of something else, of another model, rule or cut, or the
+        own one of a rank of a world of another size. (Of another rank of as many: what that rank
+        alone had starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
         state.load(self._core, self._wires, self._wires_comm, saved)
 
@@ -364,6 +375,7 @@ class OuterStep:
 
     # ---- helpers ----
 
+    @naming("a round of OuterStep")
     def _tick(self) -> None:
         if self._is_swapped:
             raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "

@@ -125,11 +125,14 @@ class Wires(Protocol):
     def wire(self, name: str, count: int) -> Wire:
         """The wire of a block of so many elements; names differ."""
 
-    def state_dict(self, comm: Communicator, *, exact: bool) -> dict[str, Any]:
-        """What a checkpoint stores. A collective unless ``exact``: then it is this rank's own."""
+    def state_dict(self, comm: Communicator) -> dict[str, Any]:
+        """What this rank has left. Nothing is sent."""
+
+    def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
+        """What all ranks have left, for a world of any size. A collective."""
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Goes on from what either has returned."""
 
     def forget(self) -> None:
         """Drops what they remember: this rank has missed rounds."""
@@ -163,9 +166,13 @@ class DenseWires:
             return DenseWire(self._codec, False)
         return DenseWire(self._codec, self._store.add(name, count))
 
-    def state_dict(self, comm: Communicator, *, exact: bool) -> dict[str, Any]:
+    def state_dict(self, comm: Communicator) -> dict[str, Any]:
         """See Wires."""
-        return self._store.state_dict(comm, exact=exact) if self._keeps else {}
+        return self._store.state_dict(comm) if self._keeps else {}
+
+    def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
+        """See Wires."""
+        return self._store.gather_state_dict(comm) if self._keeps else {}
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """See Wires."""

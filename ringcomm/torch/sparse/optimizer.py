@@ -14,7 +14,7 @@ model by what has arrived and is not shown yet; ``flush`` shows it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
@@ -23,8 +23,8 @@ import torch
 
 from ...chunks import take
 from ...communicator import Communicator
-from ...errors import ConfigError
-from ...exact import is_exact
+from ...errors import ConfigError, naming
+from ...exact import is_exact, is_own
 from ...sparse import SparseExchange
 from ..optim import saved
 from ..optim.exchanging import ExchangingOptimizer
@@ -215,24 +215,25 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """param_groups, and under "ringcomm" what this rank has of each bucket. Nothing is sent,
-        but with staleness all is shown first, so all ranks save after the same step. Each saves its
-        own; in a world of the same size it goes on to the bit."""
-        return self._told(exact=True)
+        """param_groups, and under "ringcomm" what this rank has of each bucket. Nothing is sent.
+        (With staleness what is on its way is shown first, as by ``flush``.) Each rank that saves
+        and loads its own, in a world of the same size, goes on to the bit."""
+        return self._told(lambda exchange: exchange.state_dict())
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """The same for a world of any size: what all ranks together have not applied yet. A
-        collective; all ranks get the same."""
-        return self._told(exact=False)
+        """The same with what all ranks together have not applied yet, for a world of any size. A
+        collective; all ranks get the same. Raises what ``allreduce`` raises."""
+        with naming(f"gather_state_dict() of {self._method()}"):
+            return self._told(lambda exchange: exchange.gather_state_dict())
 
-    def _told(self, *, exact: bool) -> dict[str, Any]:
+    def _told(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
         self._settle()
         return self._saved(buckets=[
             {
                 "indices": [place.index for place in bucket.places],
                 "master": torch.from_numpy(bucket.master.copy()),
                 "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
-                "exchange": bucket.exchange.state_dict(exact=exact),
+                "exchange": saved_of(bucket.exchange),
             }
             for bucket in self._spans
         ])  # fmt: skip
@@ -242,18 +243,24 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` or ``gather_state_dict`` returned, with its buckets; the
-        model gets the weights that are in it. Nothing is sent. Parameters that it does not have
-        keep their weights, and begin anew.
+        model gets the weights that are in it. Nothing is sent; each rank loads its own, or all load
+        the same. Parameters that it does not have keep their weights, and begin anew.
 
-        Raises ConfigError for a state of another method, model, rank or world size.
+        Raises ConfigError for a state of another method or model, or the own one of a rank of a
+        world of another size. (Of another rank of as many: residuals start from zero, with a
+        warning.)
         """
         own = saved.require_method(state_dict, self._method())
         self._settle()
         told = own["buckets"]
-        self._require_own(told)
+        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
+        exact = next((one["exchange"] for one in told if is_exact(one["exchange"])), None)
+        is_others = exact is not None and not is_own(exact, place, self._method())
         buckets = self._laid_out_as(told)
         for one, bucket in zip(told, buckets, strict=True):
-            if is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
+            if is_others:
+                bucket.exchange = self._exchange(self.comm, bucket.count)
+            elif is_exact(one["exchange"]) or one["exchange"]["count"] == bucket.count:
                 bucket.exchange.load_state_dict(one["exchange"])
         self._load_common(state_dict, own)
         if buckets is not self._spans:
@@ -265,19 +272,6 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
             bucket.load(one["master"])
             for name, array in bucket.states.items():
                 array[:] = one["states"][name].numpy().view(array.dtype)
-
-    def _require_own(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ConfigError for what another rank, or one of another world, has saved for itself.
-        """
-        place = {"world_size": self._comm.world_size, "rank": self._comm.rank}
-        for there in [one["exchange"]["exact"] for one in told if is_exact(one["exchange"])][:1]:
-            if there != place:
-                raise ConfigError(
-                    f"the state is of rank {there.get('rank')} of {there.get('world_size')} alone, "
-                    f"and this is rank {place['rank']} of {place['world_size']}: each rank loads "
-                    "what it has saved itself, and optimizer.gather_state_dict() makes states for "
-                    "all ranks and worlds"
-                )
 
     def _laid_out_as(self, told: Sequence[Mapping[str, Any]]) -> list[Bucket]:
         """The buckets of a saved state: those that there are, if they are the same. Raises

@@ -1,0 +1,382 @@
+"""One contract for the state of every object: state_dict() is this rank's own and exchanges
+nothing, gather_state_dict() is the same on all ranks, and load_state_dict() takes either."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import ddp_buckets
+import numpy as np
+import torch
+from ddp_buckets import gradients_of, reduce
+from outer_training import net, train, weights
+from ranks import World, run_ranks
+from sparse_training import import_late
+from torch import nn
+
+from ringcomm import Communicator, ConfigError, ErrorFeedback, FeedbackStore
+from ringcomm.communicator import works_of_process
+from ringcomm.errors import RingcommError
+from ringcomm.sparse import SparseExchange
+from ringcomm.torch import HookState, OuterStep, optim, sparse
+from ringcomm.torch.outer import Sparse
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
+
+COUNT, THRESHOLD = 5000, 4096
+SHAPES = {"large": (32, 256), "filter": (16, 16, 3, 3), "vector": (64,), "scalar": ()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_torch_imports_late() -> None:
+    import_late()
+
+
+# ---- the objects, each with something to do ----
+
+
+class Job:
+    """An object in use on one rank.
+
+    Attributes:
+        obj: the object.
+        comm: what its gather_state_dict() goes by.
+    """
+
+    obj: Any
+    comm: Communicator
+    known: tuple[Communicator, ...] = ()  # what its methods need
+
+    def state_dict(self) -> Any:
+        return stored(self.obj.state_dict(*self.known))
+
+    def gather_state_dict(self) -> Any:
+        return stored(self.obj.gather_state_dict(*self.known))
+
+    def load_state_dict(self, state: Any) -> None:
+        self.obj.load_state_dict(state, *self.known)
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        """Makes steps, whose inputs follow from rank and number. What they came to."""
+        raise NotImplementedError
+
+    def beside(self) -> Any:
+        """What a checkpoint has beside the object's state."""
+        return None
+
+    def load_beside(self, kept: Any) -> None:
+        """Takes it."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+def values(rank: int, step: int) -> Any:
+    return np.random.default_rng([step, rank]).standard_normal(COUNT).astype(np.float32)
+
+
+class Feedback(Job):
+    """An ErrorFeedback, or one of a store."""
+
+    def __init__(self, comm: Communicator, obj: Any) -> None:
+        self.comm, self.obj, self.known = comm, obj, (comm,)
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        one = self.obj["w"] if isinstance(self.obj, FeedbackStore) else self.obj
+        out = []
+        for step in range(first, last):
+            x = values(self.comm.rank, step)
+            self.comm.allreduce(x, "avg", compression="int4", feedback=one)
+            out.append(torch.from_numpy(x))
+        return torch.stack(out)
+
+
+class Exchange(Job):
+    def __init__(self, comm: Communicator, way: Any) -> None:
+        self.comm, self.obj = comm, SparseExchange(comm, COUNT, density=0.1, exchange=way)
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        steps = range(first, last)
+        sums = [self.obj.submit(values(self.comm.rank, step)).wait().scatter() for step in steps]
+        return torch.stack([torch.from_numpy(one) for one in sums])
+
+
+class Hooked(Job):
+    def __init__(self, comm: Communicator, codec: Any, **settings: Any) -> None:
+        self.comm, self._model = comm, ddp_buckets.Net()
+        self.obj = HookState(codec, comm, model=self._model, threshold=THRESHOLD, **settings)
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        out = []
+        for step in range(first, last):
+            got = reduce(self.obj, self._model, gradients_of(self._model, self.comm.rank, step), 2)
+            out += [part.reshape(-1) for part in got.values()]
+        return torch.cat(out).clone()
+
+
+class Trained(Job):
+    """An optimizer that exchanges, with the parameters that it trains."""
+
+    def __init__(self, comm: Communicator, kind: Any, **settings: Any) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._rank = comm.rank
+        self.parameters = [
+            nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES.values()
+        ]
+        self.obj = kind(self.parameters, comm=comm, **settings)
+        self.comm = self.obj.comm
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        for step in range(first, last):
+            for number, parameter in enumerate(self.parameters):
+                generator = torch.Generator().manual_seed(1000 * step + 10 * self._rank + number)
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = gradient + (number + 1) * 0.1
+            self.obj.step()
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters]).clone()
+
+    def beside(self) -> Any:
+        return [p.detach().clone() for p in self.parameters]
+
+    def load_beside(self, kept: Any) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, kept, strict=True):
+                parameter.copy_(value)
+
+    def close(self) -> None:
+        if isinstance(self.obj, sparse.SparseOptimizer):
+            self.obj.close()
+
+
+class Apart(Job):
+    def __init__(self, comm: Communicator, **settings: Any) -> None:
+        self.comm, self._model = comm, net(sizes=(5, 16, 16, 3))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), 0.01)
+        self.obj = OuterStep(self._model, self._optimizer, comm=comm, **settings)
+        self._is_attached = False
+        self._meets = isinstance(settings["every"], str)  # else rounds are where each rank has them
+
+    def run(self, first: int, last: int) -> torch.Tensor:
+        if not self._is_attached:
+            self.obj.attach()
+            self.comm, self._is_attached = self.obj._wires_comm, True
+        train(self._model, self._optimizer, self.comm.rank, range(first, last))
+        if self._meets:
+            self.obj.flush()
+        return weights(self._model)
+
+    def beside(self) -> Any:
+        return [self._model.state_dict(), self._optimizer.state_dict()]
+
+    def load_beside(self, kept: Any) -> None:
+        self._model.load_state_dict(kept[0])
+        self._optimizer.load_state_dict(kept[1])
+
+    def close(self) -> None:
+        self.obj.detach()
+
+
+def trained(kind: Any, **settings: Any) -> Callable[[Communicator], Job]:
+    return lambda comm: Trained(comm, kind, **settings)
+
+
+def wired(kind: Any, **settings: Any) -> Callable[[Communicator], Job]:
+    return trained(kind, lr=1e-3, threshold=THRESHOLD, **settings)
+
+
+OBJECTS: dict[str, Callable[[Communicator], Job]] = {
+    "ErrorFeedback": lambda comm: Feedback(comm, ErrorFeedback()),
+    "FeedbackStore": lambda comm: Feedback(comm, FeedbackStore()),
+    "SparseExchange": lambda comm: Exchange(comm, "gather"),
+    "SparseExchange, owners": lambda comm: Exchange(comm, "owner"),
+    "HookState, int4": lambda comm: Hooked(comm, "int4", warmup_steps=1),
+    "HookState, int8": lambda comm: Hooked(comm, "int8", feedback=True, pace="stale1"),
+    "HookState, auto": lambda comm: Hooked(comm, "auto", feedback=True),
+    "SGD": wired(optim.SGD, momentum=0.9),
+    "Lion": wired(optim.Lion, outcome="average", momentum_sync=2),
+    "OneBitAdam": wired(optim.OneBitAdam, freeze=2),
+    "OneBitAdam, published": wired(optim.OneBitAdam, freeze=2, deepspeed_compat=True),
+    "OneBitLamb": wired(optim.OneBitLamb, freeze=2),
+    "ZeroOneAdam": wired(optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=1),
+    "sparse.SGD": trained(sparse.SGD, lr=0.01, momentum=0.9, density=0.1),
+    "sparse.Adam": trained(sparse.Adam, lr=0.01, density=0.1, staleness=1),
+    "OuterStep": lambda comm: Apart(comm, every=2),
+    "OuterStep, delayed": lambda comm: Apart(comm, every=4, fragments=2, delay=1),
+    "OuterStep, sparse": lambda comm: Apart(comm, every=2, outer=Sparse(density=0.1)),
+    "OuterStep, speed": lambda comm: Apart(comm, every="speed:2"),
+}  # fmt: skip
+MEASURE = {"HookState, auto", "OuterStep, speed"}  # and so do otherwise each time
+STEPS = 5  # made before a state is saved
+MORE = 10
+every_object = pytest.mark.parametrize("name", OBJECTS)
+
+
+@contextlib.contextmanager
+def job_of(name: str, comm: Communicator) -> Iterator[Job]:
+    job = OBJECTS[name](comm)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def stored(state: Any) -> Any:
+    """As it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def same(one: Any, other: Any) -> bool:
+    """To the bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+# ---- the contract ----
+
+
+@every_object
+def test_state_dict_exchanges_nothing(name: str) -> None:
+    """It is called on rank 0 alone, while rank 1 waits for nothing of ringcomm's."""
+    meeting = threading.Barrier(2, timeout=20)
+
+    def rank(comm: Communicator) -> tuple[int, int]:
+        with job_of(name, comm) as job:
+            job.run(0, STEPS)
+            job.state_dict()  # what is on its way has come
+            meeting.wait()
+            before = works_of_process()
+            meeting.wait()
+            if comm.rank == 0:
+                assert job.state_dict()
+            meeting.wait()
+            after = works_of_process()
+            meeting.wait()
+            return before, after
+
+    for before, after in run_ranks(2, rank):
+        assert before == after
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS.keys() - MEASURE))
+def test_each_ranks_own_goes_on_to_the_bit(name: str) -> None:
+    def unbroken(comm: Communicator) -> tuple[Any, torch.Tensor]:
+        with job_of(name, comm) as job:
+            job.run(0, STEPS)
+            state = job.state_dict()  # which with staleness shows what is on its way
+            return (state, stored(job.beside())), job.run(STEPS, MORE)
+
+    found = run_ranks(2, unbroken)
+
+    def again(comm: Communicator) -> bool:
+        with job_of(name, comm) as job:
+            state, beside = found[comm.rank][0]
+            job.load_beside(beside)
+            job.load_state_dict(state)
+            return torch.equal(job.run(STEPS, MORE), found[comm.rank][1])
+
+    assert run_ranks(2, again) == [True, True]
+
+
+@every_object
+def test_gather_state_dict_is_the_same_on_all_ranks_and_for_any_number(name: str) -> None:
+    def save(comm: Communicator) -> Any:
+        with job_of(name, comm) as job:
+            job.run(0, STEPS)
+            return job.gather_state_dict(), stored(job.beside())
+
+    (first, beside), (second, _), _ = run_ranks(3, save)
+    assert first
+    assert same(first, second)
+
+    def load(comm: Communicator) -> torch.Tensor:
+        with job_of(name, comm) as job:
+            job.load_beside(beside)
+            job.load_state_dict(first)
+            return job.run(STEPS, MORE)
+
+    for ranks in (1, 2, 3):
+        for result in run_ranks(ranks, load):
+            assert bool(torch.isfinite(result).all())
+
+
+@every_object
+def test_an_own_state_elsewhere(name: str) -> None:
+    """Another rank of as many goes on without what was that rank's alone, as where only rank 0 has
+    saved, and says so once; in a world of another size it is refused."""
+
+    def save(comm: Communicator) -> Any:
+        with job_of(name, comm) as job:
+            job.run(0, STEPS)
+            return job.state_dict(), stored(job.beside())
+
+    state, beside = run_ranks(2, save)[0]
+
+    def load(comm: Communicator) -> torch.Tensor:
+        with job_of(name, comm) as job:
+            job.load_beside(beside)
+            job.load_state_dict(state)
+            return job.run(STEPS, MORE)
+
+    with warnings.catch_warnings(record=True) as caught, World(2) as world:
+        warnings.simplefilter("always")
+        for result in world.run(load):
+            assert bool(torch.isfinite(result).all())
+    (text,) = [str(one.message) for one in caught if "starts from zero" in str(one.message)]
+    assert "belongs to rank 0 of 2 alone, and this is rank 1 of 2" in text
+    assert "gather_state_dict()" in text
+
+    def refused(comm: Communicator) -> None:
+        with job_of(name, comm) as job:
+            job.run(0, 1)
+            kept = job.state_dict()
+            before = stored(job.beside())
+            with pytest.raises(ConfigError, match=r"belongs to rank 0 of 2 .* gather_state_dict"):
+                job.load_state_dict(state)
+            assert same(stored(job.beside()), before)
+            assert same(job.state_dict(), kept)
+
+    run_ranks(3, refused)
+
+
+@every_object
+def test_gather_state_dict_of_one_rank_alone_names_itself(name: str) -> None:
+    def rank(comm: Communicator) -> str:
+        with job_of(name, comm) as job:
+            job.run(0, STEPS)
+            call = job.comm.barrier if comm.rank else job.gather_state_dict
+            with pytest.raises(RingcommError) as caught:
+                call()
+        return str(caught.value)
+
+    text = run_ranks(2, rank)[0]
+    assert "ranks differ in collective" in text
+    assert f"gather_state_dict() of {name.partition(',')[0]} (all ranks must take part): " in text
+
+
+@pytest.mark.parametrize(
+    "kind", [ErrorFeedback, FeedbackStore, SparseExchange, HookState, OuterStep]
+)
+def test_the_argument_of_before_is_answered(kind: type[Any]) -> None:
+    assert "exact" not in inspect.signature(kind.state_dict).parameters
+    with pytest.raises(ConfigError, match=r"takes no exact=: .* gather_state_dict\(\), which all"):
+        kind.state_dict(object(), exact=True)
