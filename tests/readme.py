@@ -1,34 +1,48 @@
-"""The README's Python, block by block, as it is printed."""
+"""The Python of README.md and of pages of docs/, block by block, as it is printed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
 
-#: Of every block a name, and what no other block has in it.
+#: Of every block of a page a name, and what no other block of it has in it.
 BLOCKS = {
-    "numpy": "import numpy as np, ringcomm",
-    "backend": '# in place of "gloo", under torchrun',
-    "hook": "# DDP asks for one; gradients do not pass it",
-    "hierarchical": "import HierarchicalState",
-    "lightning": "strategy = DDPStrategy(",
-    "on_fit_start": "self.trainer.model",
-    "accelerate": "accelerator = Accelerator(",
-    "transformers": "TrainingArguments(",
-    "feedback": "for gradient in gradients():",
-    "methods": "OuterStep(large",
-    "gpu": "with ringcomm.cuda.stream(side):",
+    "README.md": {
+        "numpy": "import numpy as np, ringcomm",
+        "backend": '# in place of "gloo", under torchrun',
+        "hook": "# DDP asks for one; gradients do not pass it",
+        "hierarchical": "import HierarchicalState",
+        "lightning": "strategy = DDPStrategy(",
+        "on_fit_start": "self.trainer.model",
+        "accelerate": "accelerator = Accelerator(",
+        "transformers": "TrainingArguments(",
+        "feedback": "for gradient in gradients():",
+        "methods": "OuterStep(large",
+        "gpu": "with ringcomm.cuda.stream(side):",
+    },
+    "docs/CHECKPOINTS.md": {
+        "save gathered": '"hook": hook.gather_state_dict(),',
+        "load gathered": 'hook.load_state_dict(state["hook"])                 #',
+        "save own": "torch.save(own",
+        "load own": "own = torch.load(",
+        "scaler": "GradScaler(device)",
+        "to OneBitAdam": "# AdamW's",
+        "to AdamW": "adamw.load_state_dict(state)",
+        "trained later": "model.head.requires_grad_(True)",
+        "save outer": "with outer.anchor():",
+        "load outer": 'outer.load_state_dict(state["outer"])',
+    },
 }
 
 
-def blocks() -> list[str]:
-    """All of them, in order."""
-    parts = README.read_text(encoding="utf-8").split("```python\n")[1:]
+def blocks(page: str) -> list[str]:
+    """All of a page, in order."""
+    parts = (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1:]
     return [part.split("```")[0] for part in parts]
 
 
-def code(name: str) -> str:
+def code(name: str, page: str = "README.md") -> str:
     """The block of a name."""
-    (found,) = [block for block in blocks() if BLOCKS[name] in block]
+    (found,) = [block for block in blocks(page) if BLOCKS[page][name] in block]
     return found

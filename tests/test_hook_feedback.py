@@ -245,6 +245,36 @@ def test_what_a_state_refuses() -> None:
         HookState("onebit", model=model, feedback=store, threshold=0)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_layer_that_is_trained_since_the_checkpoint(before: bool) -> None:
+    """It starts from zero, whether it is trained before the state is loaded or after. One that is
+    trained no more has something left, which is not lost in silence."""
+
+    def body(comm: Communicator) -> None:
+        def made() -> tuple[Net, HookState]:
+            model = Net()
+            return model, HookState("int4", comm, model=model, threshold=THRESHOLD)
+
+        model, state = made()
+        reduce(state, model, gradients_of(model, comm.rank, 0))
+        for saved in (state.state_dict(), state.gather_state_dict()):
+            model, state = made()
+            if before:
+                model.get_parameter("frozen").requires_grad_(True)
+            state.load_state_dict(saved)
+            model.get_parameter("frozen").requires_grad_(True)
+            reduce(state, model, gradients_of(model, comm.rank, 1))
+            assert state.feedback["frozen"].worker.any()
+        more = state.gather_state_dict()
+        assert "frozen" in more["feedback"]["tensors"]
+        _, state = made()
+        with pytest.raises(ConfigError, match=r"it has 'frozen', unknown here; .* strict=False"):
+            state.load_state_dict(more)
+        state.load_state_dict(more, strict=False)
+
+    run_ranks(2, body)
+
+
 def test_a_checkpoint_of_another_model() -> None:
     def body(comm: Communicator) -> None:
         saved = HookState("onebit", comm, model=Net(), threshold=THRESHOLD).state_dict()

@@ -143,6 +143,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     def rank(comm: Communicator) -> None:
         _, _, outer = made(comm, every=4)
         state = outer.state_dict()
+        known = {name: one for name, one in state["anchor"].items() if name != "0.bias"}
         for wrong, text in (
             ({}, "no state of an OuterStep"),
             ({"method": "OneBitAdam"}, "but of OneBitAdam"),
@@ -150,6 +151,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
             ({**state, "outer": "Mean"}, "outer=Mean, and this OuterStep has outer=Nesterov"),
             ({**state, "fragments": 2}, "fragments=2"),
             ({**state, "anchor": {"x": torch.zeros(1)}}, "another model"),
+            ({**state, "anchor": known}, "lacks '0.bias', which is trained here: "),
         ):
             with pytest.raises(ConfigError, match=text):
                 outer.load_state_dict(wrong)

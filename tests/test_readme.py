@@ -1,9 +1,10 @@
-"""Every block of Python in the README runs as it is printed. (Those of Lightning, Accelerate and
-transformers: test_frameworks.py.)"""
+"""Every block of Python in the README and docs/CHECKPOINTS.md runs as it is printed. (Those of
+Lightning, Accelerate and transformers: test_frameworks.py.)"""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,20 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-def test_every_block_is_known() -> None:
+@pytest.mark.parametrize("page", BLOCKS)
+def test_every_block_is_known(page: str) -> None:
     """So that none is printed which no test runs."""
-    assert sorted(map(code, BLOCKS)) == sorted(blocks())
+    assert sorted(code(name, page) for name in BLOCKS[page]) == sorted(blocks(page))
 
 
-def run(nursery: Nursery, name: str, event: str, ranks: int = 2) -> list[dict[str, Any]]:
+def run(
+    nursery: Nursery, name: str, event: str, ranks: int = 2, **settings: Any
+) -> list[dict[str, Any]]:
     from faults import recipes
 
     env = {**LOOPBACK, "LOCAL_WORLD_SIZE": "2"}
     with Job(nursery, ranks, env) as job:
-        job.start(getattr(recipes, name))
+        job.start(getattr(recipes, name), **settings)
         told = job.expect_all(event)
         job.finish(quietly=False)
     return told
@@ -75,6 +79,21 @@ def test_methods(torch_nursery: Nursery) -> None:
     first, second = run(torch_nursery, "methods", "trained")
     assert first["weights"] == second["weights"]
     assert first["untrained"] not in first["weights"]
+
+
+@needs_torch
+@pytest.mark.torch
+def test_checkpoints(torch_nursery: Nursery, tmp_path: Path) -> None:
+    """Saved by two ranks, and loaded by two and three."""
+    for event in run(torch_nursery, "checkpoints", "saved", folder=str(tmp_path)):
+        assert event["gathered"], "a restart from the gathered state leaves ranks apart"
+        assert event["own"], "a restart from a rank's own state is not the same to the bit"
+        assert event["scaler"]
+        assert event["optimizers"], "AdamW to OneBitAdam and back"
+        assert event["later"], "a layer that is trained later"
+        assert event["outer"], "OuterStep begins elsewhere than at its anchor"
+    for event in run(torch_nursery, "checkpoints_elsewhere", "loaded", 3, folder=str(tmp_path)):
+        assert event == {**event, "gathered": True, "optimizers": True, "outer": True}
 
 
 def test_gpu(gpu: Any) -> None:

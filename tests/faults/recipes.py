@@ -1,9 +1,12 @@
-"""Ranks that run the README's Python as it is printed, each block with what stands around it."""
+"""Ranks that run the Python of the README and docs/CHECKPOINTS.md as it is printed, each block with
+what stands around it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from readme import code
 from torch import nn
 
 import ringcomm
+import ringcomm.torch
+from ringcomm.torch import HookState, OuterStep, allreduce_hook
 
 STEPS = 3
 
@@ -97,6 +102,145 @@ def methods(rank: Rank) -> None:
     rank.emit("trained", weights=[_digest(one) for one in (model, small, large)],
               untrained=_digest(_model()))  # fmt: skip
     _end()
+
+
+# ---- docs/CHECKPOINTS.md ----
+
+
+class _Headed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        self.body, self.head = nn.Linear(64, 200), nn.Linear(200, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
+
+
+def _page(name: str, folder: str, **names: Any) -> dict[str, Any]:
+    known = {
+        "torch": torch, "dist": dist, "ringcomm": ringcomm, "folder": Path(folder),
+        "HookState": HookState, "allreduce_hook": allreduce_hook, "OuterStep": OuterStep,
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel, **names,
+    }  # fmt: skip
+    exec(code(name, "docs/CHECKPOINTS.md"), known)
+    return known
+
+
+def _fresh() -> dict[str, Any]:
+    model = _Headed()
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), 0.01)}
+
+
+def _train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        net(torch.randn(8, 64, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def _alike(model: nn.Module) -> bool:
+    """Whether all ranks have the same weights, all finite."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, _digest(model))
+    flat = nn.utils.parameters_to_vector(model.parameters())
+    return len(set(found)) == 1 and bool(flat.isfinite().all())
+
+
+def checkpoints(rank: Rank, folder: str) -> None:
+    """Saves in each way, and goes on from it in the same job."""
+    _run("backend")
+    told = {"own": _hooked(folder), "gathered": _from_gathered(folder), "scaler": _scaled(folder),
+            "optimizers": _there_and_back(folder), "later": _later(folder),
+            "outer": _outer(folder)}  # fmt: skip
+    rank.emit("saved", **told)
+    _end()
+
+
+def checkpoints_elsewhere(rank: Rank, folder: str) -> None:
+    """Goes on from the files of another job, of other ranks."""
+    _run("backend")
+    rank.emit("loaded", gathered=_from_gathered(folder), optimizers=_there_and_back(folder),
+              outer=_from_outer(folder))  # fmt: skip
+    _end()
+
+
+def _hooked(folder: str) -> bool:
+    """Whether a restart from each rank's own state is the unbroken run to the bit."""
+    job = _fresh()
+    hook = HookState("int4", model=job["model"])
+    ddp = nn.parallel.DistributedDataParallel(job["model"])
+    ddp.register_comm_hook(hook, allreduce_hook)
+    _train(ddp, job["optimizer"], range(3))
+    for name in ("save gathered", "save own"):
+        _page(name, folder, **job, hook=hook)
+    _train(ddp, job["optimizer"], range(3, 6))
+    again = _page("load own", folder, **_fresh())
+    _train(again["ddp"], again["optimizer"], range(3, 6))
+    return _digest(again["model"]) == _digest(job["model"])
+
+
+def _from_gathered(folder: str) -> bool:
+    again = _page("load gathered", folder, **_fresh())
+    _train(again["ddp"], again["optimizer"], range(3, 6))
+    return _alike(again["model"])
+
+
+def _scaled(folder: str) -> bool:
+    saved = {"scaler": torch.amp.GradScaler("cpu", init_scale=8.0).state_dict()}
+    saved["hook"] = torch.load(Path(folder) / "all.pt", weights_only=True)["hook"]
+    again = _page("scaler", folder, model=_Headed(), device="cpu", state=saved)
+    same = again["state"]["scaler"]["scale"] == again["scaler"].get_scale() == 8.0
+    return same and again["state"]["hook"].keys() == saved["hook"].keys()
+
+
+def _there_and_back(folder: str) -> bool:
+    again = _page("to OneBitAdam", folder, model=_Headed())
+    model, optimizer = again["model"], again["optimizer"]
+    _train(model, optimizer, range(3, 6))
+    alike = optimizer.steps == 6 and _alike(model)
+    back = _page("to AdamW", folder, model=model, optimizer=optimizer)["adamw"]
+    for parameter in model.parameters():  # as DDP would
+        dist.all_reduce(parameter.grad)
+    back.step()
+    return alike and float(back.state[model.body.weight]["step"]) == 7 and _alike(model)
+
+
+def _later(folder: str) -> bool:
+    model = _Headed()
+    model.head.requires_grad_(False)
+    optimizer = ringcomm.torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    _train(model, optimizer, range(2))
+    state = optimizer.gather_state_dict()
+    if dist.get_rank() == 0:
+        torch.save(state, Path(folder) / "sgd.pt")
+    dist.barrier()
+    before = model.head.weight.clone()
+    again = _page("trained later", folder, model=model)
+    _train(model, again["optimizer"], range(2, 5))
+    return _alike(model) and not torch.equal(before, model.head.weight)
+
+
+def _outer(folder: str) -> bool:
+    job = _fresh()
+    outer = OuterStep(**job, every=2, codec="int4")
+    with outer:
+        _train(job["model"], job["optimizer"], range(3))
+        _page("save outer", folder, **job, outer=outer)
+    return _from_outer(folder)
+
+
+def _from_outer(folder: str) -> bool:
+    again = _page("load outer", folder, **_fresh())
+    begins = all(
+        torch.equal(one, again["state"]["model"][name])
+        for name, one in again["model"].state_dict().items()
+    )
+    with again["outer"]:
+        _train(again["model"], again["optimizer"], range(3, 5))
+    return begins and _alike(again["model"])
 
 
 def _digest(model: nn.Module) -> str:

@@ -37,7 +37,9 @@ import torch
 
 from ...codecs import Compression
 from ...communicator import Communicator
+from ...feedback import FeedbackStore
 from ..settings import require
+from . import saved
 from .arithmetic import average_in, mask, momentum_in, move, parts, root_of, with_decay
 from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
@@ -117,7 +119,48 @@ class OneBitAdam(WireOptimizer):
         fixed = {"freeze": freeze, "refresh": refresh, "total_steps": total_steps,
                  "compression": codec, "dense": densely, "units": units,
                  "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        self._at_first = rule.state_dict()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
+
+    # ---- states, which are torch's AdamW's, too ----
+
+    def _told(self, feedback: dict[str, Any]) -> dict[str, Any]:
+        state = super()._told(feedback)
+        for span in self._spans:
+            for place in span.places:
+                state["state"][place.index]["step"] = torch.tensor(float(self._rule.step_of(span)))
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As WireOptimizer's; and of a state of torch.optim.AdamW or Adam, the same on all ranks,
+        it goes on from the moments and hyperparameters, in the dense stage. (torch.optim.AdamW
+        takes the states of this optimizer, too.)
+
+        Raises ConfigError as WireOptimizer's, or for an Adam with amsgrad, maximize, or a weight
+        decay in the gradient.
+        """
+        if saved.KEY in state_dict:
+            super().load_state_dict(state_dict)
+            return
+        numbered = self._numbered()
+        kept, groups = saved.read_adam(state_dict, numbered, self._method())
+        ages = {index: one["step"] for index, one in kept.items()}
+        self._load_common({"param_groups": groups}, {"steps": max(ages.values()), "skipped": 0})
+        if self._overlap is not None:
+            self._overlap.drop()
+        self._use([
+            span for age in sorted(set(ages.values()), reverse=True)
+            for span in self._laid_out([one for one in numbered if ages.get(one.index) == age])
+        ])  # fmt: skip
+        self._rule.load_state_dict(self._at_first)
+        self.feedback = FeedbackStore()
+        for span in self._spans:
+            for place in span.places:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    span.load(name, place.index, kept[place.index][name])
+            for name in ("exp_avg", "exp_avg_sq"):
+                span.fill_padding(span.state[name])
+            self._rule.take_adam(span, ages[span.places[0].index])
 
     @property
     def frozen_at(self) -> int | None:
@@ -170,6 +213,14 @@ class TwoStages(Rule):
 
     def freeze(self, spans: Sequence[Span], step: int) -> None:
         """Behind the last dense step."""
+
+    def step_of(self, span: Span) -> int:
+        """The number of steps by which torch's Adam corrects the bias of the moments as they are.
+        Here they have none, or it is not to be corrected: so many that nothing is left of it."""
+        return max(_steps_to_forget(beta) for beta in span.group["betas"])
+
+    def take_adam(self, span: Span, age: int) -> None:
+        """Goes on from the moments of an Adam that has made so many steps, which the span has."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"freeze": self.point.state_dict(), "frozen": self._frozen}
@@ -260,6 +311,12 @@ class Frozen(TwoStages):
         beta1, beta2 = span.group["betas"]
         return 1 - beta1**age, 1 - beta2**age
 
+    def step_of(self, span: Span) -> int:
+        return super().step_of(span) if self._frozen else self._ages.get(span.name, 0)
+
+    def take_adam(self, span: Span, age: int) -> None:
+        self._ages[span.name] = age
+
     def freeze(self, spans: Sequence[Span], step: int) -> None:
         for span in spans:
             if span.name in self._ages:
@@ -309,6 +366,12 @@ class Renewed(Frozen):
         _own(span, span.state["own_sq"])
         return self._renew(span, means["variance"]) if "variance" in means else None
 
+    def take_adam(self, span: Span, age: int) -> None:
+        """A rank's own squares are not known: they are at most N times those of the mean, and with
+        less the first renewals would make steps too long."""
+        super().take_adam(span, age)
+        torch.mul(span.state["exp_avg_sq"], span.world_size, out=span.state["own_sq"])
+
     def _meet(self, span: Span) -> None:
         """Has its variance by the next renewal."""
 
@@ -342,6 +405,11 @@ class Renewed(Frozen):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.renewals.load_state_dict(state["renewals"])
+
+
+def _steps_to_forget(beta: float) -> int:
+    """After so many steps less is left of a mean's beginning than float32 can tell."""
+    return math.ceil(-24 * math.log(2) / math.log(beta)) if beta > 0 else 1
 
 
 def _own(span: Span, square: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """The states of a WireOptimizer: torch.optim's form, and what belongs to the exchange.
 
-    state, param_groups    as of any torch.optim.Optimizer
+    state, param_groups    as of any torch.optim.Optimizer; OneBitAdam's as torch's AdamW has them
     ringcomm               method, steps, skipped; spans: which parameters travel together; rule;
                            feedback: the residuals, of this rank (exact) or of all
 
@@ -20,6 +20,8 @@ from .span import Layout, Numbered, Span, wide
 
 FORMAT = 1
 KEY = "ringcomm"
+_ADAMS_OWN = {"amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
+              "decoupled_weight_decay"}  # fmt: skip
 
 
 def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
@@ -91,6 +93,49 @@ def read_spans(
                     continue  # saved of float32 parameters: the parameter has it all
                 span.load(name, place.index, _shaped(value, place.parameter, place.index, name))
     return spans
+
+
+def read_adam(
+    state: Mapping[str, Any], parameters: Sequence[Numbered], method: str
+) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+    """What a state of torch.optim.AdamW or Adam has.
+
+    Returns:
+        By the number of the parameter exp_avg and exp_avg_sq, in its shape, and step, an int; and
+        the groups with what AdamW and OneBitAdam have in common.
+
+    Raises ConfigError for a state of another optimizer, which ``method`` takes nothing of, for one
+    of another model, and for settings under which Adam is another one.
+    """
+    kept = state.get("state", {})
+    if not kept or any(not {"step", "exp_avg", "exp_avg_sq"} <= set(one) for one in kept.values()):
+        require_method(state, method)
+    groups = state["param_groups"]
+    for group in groups:
+        for name in ("amsgrad", "maximize"):
+            if group.get(name):
+                raise ConfigError(f"the state is of an Adam with {name}=True, which {method} "
+                                  "does not have")  # fmt: skip
+        decay = group.get("weight_decay", 0)
+        if decay and group.get("decoupled_weight_decay") is False:
+            raise ConfigError(
+                f"the state is of an Adam with weight_decay={decay} in the gradient, and {method} "
+                "decays weights as AdamW does: set it to 0 in the state's param_groups, or to what "
+                "AdamW would have, with decoupled_weight_decay=True beside it"
+            )
+    found = {}
+    for index, one in kept.items():
+        if not 0 <= index < len(parameters):
+            raise ConfigError(f"the state is of another model: it has a parameter {index}")
+        shaped = {
+            name: _shaped(one[name], parameters[index].parameter, index, name)
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        found[index] = {**shaped, "step": int(one["step"])}
+    return found, [
+        {name: value for name, value in group.items() if name not in _ADAMS_OWN}
+        for group in groups
+    ]  # fmt: skip
 
 
 def _shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:

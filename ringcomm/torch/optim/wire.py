@@ -191,11 +191,14 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     # ---- layout and checks ----
 
     def _add(self, new: Sequence[Numbered]) -> None:
-        rule = self._rule
-        self._use(self._spans + lay_out(
-            new, self._threshold, rule.states, rule.layout, self._span_bytes
-        ))  # fmt: skip
+        self._use(self._spans + self._laid_out(new))
         self._tell_small()
+
+    def _laid_out(self, parameters: Sequence[Numbered]) -> list[Span]:
+        rule = self._rule
+        return lay_out(
+            parameters, self._threshold, rule.states, rule.layout, self._span_bytes
+        )  # fmt: skip
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans

@@ -170,6 +170,13 @@ def _require_fit(core: Rounds, state: object) -> None:
         for name, tensor in unit.block.tensors
     }  # fmt: skip
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
+    since = sorted(shapes.keys() - saved.keys())
+    if since and saved.items() <= shapes.items():
+        raise ConfigError(
+            f"the state lacks {since[0]!r}, which is trained here: load it where the same "
+            "parameters are trained as when it was saved, then flush(), detach(), train more, and "
+            "make a new OuterStep; or begin without it, with no outer momentum"
+        )
     if shapes != saved:
         wrong = sorted(set(shapes.items()) ^ set(saved.items()))[0][0]
         raise ConfigError(f"the state is of another model: they differ in {wrong!r}")
