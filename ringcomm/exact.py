@@ -82,7 +82,7 @@ def is_own(state: Mapping[str, Any], place: Place, name: str) -> bool:
     """
     there = state["exact"]
     if not isinstance(there, Mapping) or "world_size" not in there or "rank" not in there:
-        raise ConfigError(f"{name}: this is no exact state: it does not say whose it is")
+        raise ConfigError(f"{name}: this is no state of a rank alone: it does not say whose")
     if any(there.get(size) != place.get(size) for size in ("world_size", "places")):
         raise ConfigError(
             f"{name}: the state belongs to {_told(there)} alone, and this is {_told(place)}: "
@@ -139,7 +139,7 @@ def without_exact(state_dict: Callable[P, R]) -> Callable[P, R]:
 
 def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
     """What was kept of one tensor, which is of this place. Raises ConfigError for what is none."""
-    wrong = ConfigError(f"{name}: this is no exact state of an ErrorFeedback")
+    wrong = ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
     if state["exact"] != dict(place):
         raise wrong
     start, padding = state.get("owner_start"), state.get("padding")

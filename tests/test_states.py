@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import inspect
 import io
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -380,3 +381,63 @@ def test_the_argument_of_before_is_answered(kind: type[Any]) -> None:
     assert "exact" not in inspect.signature(kind.state_dict).parameters
     with pytest.raises(ConfigError, match=r"takes no exact=: .* gather_state_dict\(\), which all"):
         kind.state_dict(object(), exact=True)
+
+
+# ---- other calls that are made of collectives ----
+
+
+def optimizer_on(comm: Communicator) -> Any:
+    return wired(optim.SGD, momentum=0.9)(comm).obj
+
+
+def attached(comm: Communicator) -> tuple[nn.Module, Any, OuterStep]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, optimizer, OuterStep(model, optimizer, every=1, comm=comm).attach()
+
+
+def round_of(comm: Communicator) -> Callable[[], Any]:
+    model, optimizer, _ = attached(comm)
+    return lambda: train(model, optimizer, 0, range(1))
+
+
+def step_of(comm: Communicator) -> Callable[[], Any]:
+    job = wired(optim.SGD, momentum=0.9)(comm)
+    return lambda: job.run(0, 1)
+
+
+def group_of(comm: Communicator) -> Callable[[], Any]:
+    optimizer, more = optimizer_on(comm), {"params": [nn.Parameter(torch.zeros(3))]}
+    return lambda: optimizer.add_param_group(more)
+
+
+def join_of(comm: Communicator) -> Callable[[], Any]:
+    model = net()
+    return OuterStep(model, torch.optim.SGD(model.parameters(), 0.1), every=1, comm=comm).attach
+
+
+CALLS: dict[str, Callable[[Communicator], Callable[[], Any]]] = {
+    "split() of Communicator": lambda comm: lambda: comm.split(0),
+    "SGD()": lambda comm: lambda: optimizer_on(comm),
+    "add_param_group() of SGD": group_of,
+    "step() of SGD": step_of,
+    "attach() of OuterStep": join_of,
+    "flush() of OuterStep": lambda comm: attached(comm)[2].flush,
+    "a round of OuterStep": round_of,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_one_rank_alone_names_itself(name: str) -> None:
+    def rank(comm: Communicator) -> str:
+        call = CALLS[name](comm)
+        with pytest.raises(RingcommError) as caught:
+            (comm.barrier if comm.rank else call)()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+        return str(caught.value)
+
+    text = run_ranks(2, rank)[0]
+    assert text.startswith(f"{name} (all ranks must take part): ")
+    assert text.count("must take part") == 1
+    assert "ranks differ in collective" in text
