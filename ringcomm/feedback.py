@@ -94,9 +94,9 @@ class ErrorFeedback(Residuals):
             comm: the communicator on which it is going to be used; None: the default one.
 
         Raises:
-            ConfigError: it is no such state, of another size, or in use; or the own one of a rank
-                of a world of another size. (Of another rank of as many: it starts from zero, with a
-                warning.)
+            ConfigError: it is no such state, of another size, or in use; or a rank saved it for
+                itself in a world of another size. (If another rank of as many did, it starts from
+                zero, with a warning.)
         """
         comm = _use(comm)
         if is_exact(state):
@@ -223,7 +223,7 @@ class FeedbackStore:
 
         Raises:
             ConfigError: it is no such state, or of another model; says which names are missing,
-                unexpected, or of another size. Or it is the own one of a rank of a world of another
+                unexpected, or of another size. Or a rank saved it for itself in a world of another
                 size.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("tensors"), Mapping):

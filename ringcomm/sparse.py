@@ -233,9 +233,9 @@ class SparseExchange:
         rank loads its own, or all load the same.
 
         Raises:
-            ConfigError: a round is in flight; it is no such state, or of another size; or the own
-                one of a rank of a world of another size. Nothing was changed then. (Of another rank
-                of as many: the residuals start from zero, with a warning.)
+            ConfigError: a round is in flight; it is no such state, or of another size; or a rank
+                saved it for itself in a world of another size. Nothing was changed then. (If
+                another rank of as many did, residuals start from zero, with a warning.)
         """
         self._require_idle()
         worker, owner, start = self._read(state)

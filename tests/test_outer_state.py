@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -151,11 +152,15 @@ def test_states_that_do_not_fit_are_refused() -> None:
             ({**state, "outer": "Mean"}, "outer=Mean, and this OuterStep has outer=Nesterov"),
             ({**state, "fragments": 2}, "fragments=2"),
             ({**state, "anchor": {"x": torch.zeros(1)}}, "another model"),
+            ({**state, "exact": {}}, "does not say whose"),
             ({**state, "anchor": known}, "lacks '0.bias', which is trained here: "),
         ):
             with pytest.raises(ConfigError, match=text):
                 outer.load_state_dict(wrong)
         outer.load_state_dict(state)
+        for how in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"OuterStep cannot be .* use state_dict\(\)"):
+                how(outer)
 
     run_ranks(1, rank)
 

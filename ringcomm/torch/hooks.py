@@ -240,10 +240,10 @@ class HookState:
             strict: False: leaves out what is of no parameter that is trained, or is small, here.
 
         Raises:
-            ConfigError: it is of another model or threshold, or the own one of a rank of a world of
-                another size; or this state can keep no residuals: it has feedback=False, or no
-                model. (The own one of another rank of as many: residuals start from zero, with a
-                warning.)
+            ConfigError: it is of another model or threshold, or a rank saved it for itself in a
+                world of another size; or this state can keep no residuals: it has feedback=False,
+                or no model. (If another rank of as many saved it for itself, residuals start from
+                zero, with a warning.)
         """
         if not state:
             return

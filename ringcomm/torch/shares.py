@@ -39,7 +39,7 @@ class Shares:
 
     def divided(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """This rank's share of such a state; what is none is left for the store to refuse. Raises
-        ConfigError for another model's, or the own one of a rank of another grid."""
+        ConfigError for another model's, or what a rank of another grid saved for itself."""
         tensors = saved.get("tensors")
         if not isinstance(tensors, Mapping):
             return saved

@@ -252,9 +252,9 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
         rank loads its own, or all load the same. Parameters that are trained since begin anew.
 
-        Raises ConfigError for a state of another method, of another model, or the own one of a rank
-        of a world of another size. (Of another rank of as many: residuals start from zero, with a
-        warning.)
+        Raises ConfigError for a state of another method or model, or one that a rank saved for
+        itself in a world of another size. (If another rank of as many did, residuals start from
+        zero, with a warning.)
         """
         own = saved.require_method(state_dict, self._method())
         feedback = FeedbackStore()

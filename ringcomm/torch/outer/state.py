@@ -97,7 +97,7 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
     exact = state.get("exact")
     place = {"world_size": comm.world_size, "rank": comm.rank}
     own = exact is not None and is_own(
-        {"exact": {name: exact[name] for name in place}}, place, "OuterStep"
+        {"exact": {name: exact[name] for name in place if name in exact}}, place, "OuterStep"
     )
     core.land()
     if own or exact is None:

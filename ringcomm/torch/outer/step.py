@@ -31,7 +31,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -97,6 +97,9 @@ class OuterStep:
             ringcomm.membership.Membership, as one with rejoin=True. With a delay its communicator
             is for nothing else while OuterStep is attached.
         timeout: seconds that a rank waits for the others in a round; None: the communicator's.
+
+    A step for which a gradient of this rank is not finite is left out on this rank, with a warning,
+    unless a GradScaler looks after it.
 
     Attributes:
         iteration: how many this rank has made.
@@ -172,6 +175,9 @@ class OuterStep:
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
         self._watch_steps()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("OuterStep cannot be copied or pickled; use state_dict()")
 
     # ---- its life ----
 
@@ -335,9 +341,9 @@ class OuterStep:
         state leaves the model's weights as they are: load its own weights, too, after ``attach``
         where that came first. Any other state brings the model to the anchor.
 
-        Raises ConfigError for the state of something else, of another model, rule or cut, or the
-        own one of a rank of a world of another size. (Of another rank of as many: what that rank
-        alone had starts from zero, with a warning.)"""
+        Raises ConfigError for the state of something else, of another model, rule or cut, or one
+        that a rank saved for itself in a world of another size. (If another rank of as many did,
+        what that rank alone had starts from zero, with a warning.)"""
         self._require_own_weights("load_state_dict()")
         state.load(self._core, self._wires, self._wires_comm, saved)
 

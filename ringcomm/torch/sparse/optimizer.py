@@ -246,9 +246,9 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         model gets the weights that are in it. Nothing is sent; each rank loads its own, or all load
         the same. Parameters that it does not have keep their weights, and begin anew.
 
-        Raises ConfigError for a state of another method or model, or the own one of a rank of a
-        world of another size. (Of another rank of as many: residuals start from zero, with a
-        warning.)
+        Raises ConfigError for a state of another method or model, or one that a rank saved for
+        itself in a world of another size. (If another rank of as many did, residuals start from
+        zero, with a warning.)
         """
         own = saved.require_method(state_dict, self._method())
         self._settle()
