@@ -143,4 +143,5 @@ def warn_caller(text: str) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in ("ringcomm", "torch")
+    """contextlib calls what a context decorates, as ``naming`` does."""
+    return module.partition(".")[0] in ("ringcomm", "torch", "contextlib")
