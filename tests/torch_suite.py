@@ -60,7 +60,7 @@ def stand_in_for_gloo() -> None:
     from ringcomm.torch.group import RingcommGroup
 
     class Gloo(RingcommGroup):
-        def __new__(cls, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        def __new__(cls, store: Any, rank: int, size: int, timeout: Any, **_: Any) -> Any:
             group = open_group(store, rank, size, timeout, None, "0", whole=True)
             group.__class__ = cls
             return group
