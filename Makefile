@@ -13,13 +13,14 @@ C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
 .NOTPARALLEL: # one pip at a time in .venv
-.PHONY: demo test test-c test-torch asan ubsan tsan bench micro peers build lint format compile_commands clean help
+.PHONY: demo test test-c test-torch torch-matrix asan ubsan tsan bench micro peers build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
 	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
+	@echo "make torch-matrix  the torch tests on several releases of PyTorch (an hour each, and its download)"
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
 	@echo "make peers     every performance row with its goal, beside all peers (10 to 25 minutes, root)"
@@ -67,6 +68,10 @@ test-torch: $(VENV)/.test
 	  || { echo "test-torch.log has what the tests printed" >&2; exit 1; }
 	@$(BIN)/python tests/torch_suite.py compare --lifted --world 2 --world 3 2>>test-torch.log \
 	  || { echo "test-torch.log has what the tests printed" >&2; exit 1; }
+
+TORCHES ?= 2.4.1 2.13.0 2.14.1 2.15.0
+torch-matrix: $(VENV)/.test
+	@$(BIN)/python tests/torch_matrix.py $(TORCHES) --table
 
 asan:
 	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address run
