@@ -343,6 +343,23 @@ def test_rounds_over_connections(ranks: Ranks) -> None:
         assert (made[0].number, made[0].members, made[0].is_new) == (number, (0, 1, 2), False)
 
 
+def test_a_ready_has_its_consequence_once(ranks: Ranks) -> None:
+    """Rank 1 has repeated its READY just before it heard the GO that counts it, and comes to the
+    next round late: the copy does not stand for it."""
+    ranks.run({rank: comes(rank, number=1) for rank in range(3)})
+    copy = messages.pack_ready(ready(1, time.monotonic(), serial=1), time.monotonic())
+    for other in (0, 2):
+        ranks.all[1]._control.send(other, messages.Kind.READY, copy)
+
+    def comes_late(one: Agreement) -> Go:
+        time.sleep(0.3)
+        return comes(1, number=2)(one)
+
+    made = ranks.run({0: comes(0, number=2), 1: comes_late, 2: comes(2, number=2)})
+    assert made[0] == made[1] == made[2], made
+    assert (made[0].serials, made[0].is_new) == ((2, 2, 2), False)
+
+
 def test_the_decider_is_silent_behind_its_ready(ranks: Ranks) -> None:
     """Another decides, without it. When it wakes up it is behind, and comes to the next round."""
     ranks.all[0].say_ready(ready(0, time.monotonic()))

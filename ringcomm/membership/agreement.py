@@ -76,6 +76,7 @@ class Agreement:
         self._seen = -1
         self._serial = 0
         self._ready: dict[int, Ready] = {}
+        self._counted: dict[int, int] = {}  # the latest serial that a GO counted, by rank
         self._formation: Formation | None = None
         self._linger_until = 0.0
         self._book: Book = {terms.rank: [sock.getsockname()[:2] for sock in listeners]}
@@ -224,10 +225,12 @@ class Agreement:
 
     # ---- what is heard ----
 
-    def _meet(self, rank: int) -> None:
-        """A connection was made."""
+    def _meet(self, rank: int, is_first: bool) -> None:
+        """A connection was made; the first, where none stood before."""
         self._control.send(rank, Kind.INTRO, messages.pack_book(self._book))
-        self._ready.pop(rank, None)  # of a process that was there before
+        if is_first:  # what is known may be of a process that was there before
+            self._ready.pop(rank, None)
+            self._counted.pop(rank, None)
         if rank not in self.members:
             self._linger_until = time.monotonic() + _LINGER_S
         self._tell(rank)
@@ -252,6 +255,8 @@ class Agreement:
                 self._control.dial(other, listens)
 
     def _hear_ready(self, ready: Ready) -> None:
+        if ready.serial <= self._counted.get(ready.rank, 0):
+            return  # a copy, which was sent before its rank heard the GO
         known = self._ready.get(ready.rank)
         if known is not None and known.serial > ready.serial:
             return
@@ -291,8 +296,12 @@ class Agreement:
         self._count(formation.go)
 
     def _count(self, go: Go) -> None:
-        """The others' READYs have had their consequence."""
+        """The others' READYs have had their consequence, and so have copies that are on their way
+        still."""
         for rank, serial in zip(go.members, go.serials, strict=True):
+            if rank == self._terms.rank:
+                continue
+            self._counted[rank] = max(serial, self._counted.get(rank, 0))
             ready = self._ready.get(rank)
-            if ready is not None and ready.serial <= serial and rank != self._terms.rank:
+            if ready is not None and ready.serial <= serial:
                 del self._ready[rank]
