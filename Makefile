@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
+# One thread for each rank, as torchrun has it; left to it, it warns of that.
+TWO_RANKS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/torchrun --standalone --nproc-per-node 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*.cu*' 2>/dev/null)
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
@@ -16,7 +18,7 @@ CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 .PHONY: demo test test-c test-torch torch-matrix asan ubsan tsan bench micro peers build lint format compile_commands clean help
 
 help:
-	@echo "make demo      train a small model on two local ranks, bf16 on the wire"
+	@echo "make demo      train a small model on two local ranks, gradients in bf16"
 	@echo "make test      the whole test suite, linters and sanitizers included"
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
 	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
@@ -51,7 +53,7 @@ build: $(VENV)/.demo
 # ---- the two commands ----
 
 demo: $(VENV)/.demo
-	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m ringcomm.train --compression bf16 --bucket-mb 0.1
+	@$(TWO_RANKS) -m ringcomm.train --compression bf16 --bucket-mb 0.1
 
 test: $(VENV)/.test lint
 	@$(BIN)/python -m pytest
@@ -83,7 +85,7 @@ tsan:
 	@$(MAKE) --no-print-directory -C tests/c SANITIZER=thread run
 
 bench: $(VENV)/.test
-	@$(BIN)/torchrun --standalone --nproc-per-node 2 bench/sweep.py --against gloo
+	@$(TWO_RANKS) bench/sweep.py --against gloo
 
 micro: $(VENV)/.test
 	@$(BIN)/python -m pytest bench --benchmark-columns=min,median,iqr,rounds --benchmark-sort=name

@@ -7,6 +7,7 @@ This and work.py and communicator.py are the only modules that call into the ext
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import os
 import threading
@@ -114,6 +115,20 @@ def _address(work: Any) -> int:
     return int(ffi.cast("uintptr_t", work))
 
 
+_TO_RAISE = {
+    errno.EAGAIN: "`ulimit -u`, or the container's limit of processes, as threads count",
+    errno.EMFILE: "`ulimit -n`, this process's limit of open files",
+    errno.ENFILE: "fs.file-max, the system's limit of open files",
+    errno.ENOMEM: "`ulimit -v` or the container's memory, or use less of it",
+}
+
+
+def _why_no_engine(number: int) -> str:
+    name = errno.errorcode.get(number, "unknown")
+    limit = _TO_RAISE.get(number, "the limit that the system names (`ulimit -a`)")
+    return f"the engine cannot start: {os.strerror(number)} ({name}, {number}): raise {limit}"
+
+
 class Engine:
     """One rc_engine: an event loop with its progress thread."""
 
@@ -125,7 +140,7 @@ class Engine:
             known = ", ".join(n for n, supported in kernel_sets() if supported)
             raise ConfigError(f"kernel_set={kernel_set!r}: this CPU and build have {known}")
         if result != OK:
-            raise RingcommError(f"the engine cannot start: {result_name(result)}")
+            raise RingcommError(_why_no_engine(ffi.errno))
         self.handle = out[0]
         self.kernel_set = text(lib.rc_engine_kernel_set(self.handle))
         # By slot, until the watcher has seen it filled; then by handle, found at once.

@@ -13,14 +13,16 @@ are of the wall clock, so that the files of all ranks can be looked at together;
 are exact to the microsecond, among hosts as far as their clocks agree.
 
 Invariants: what was written is on its way to the disk when the call returns, and the file is a
-complete JSON array after every event: each one overwrites the end of the array and writes it anew.
-So a process that is killed, or hangs, leaves all that had happened, works in flight included. The
-file never exceeds MOST_BYTES. Nothing that goes wrong with it reaches the job: it is told once, and
-the timeline ends there. Only its opening is refused (ConfigError).
+complete JSON array after every event: each one overwrites the end of the array and writes it anew,
+and one that does not fit on the disk is taken back. So a process that is killed, or hangs, leaves
+all that had happened, works in flight included. The file never exceeds MOST_BYTES, and no symbolic
+link is followed to it. Nothing that goes wrong with it reaches the job: it is told once, and the
+timeline ends there. Only its opening is refused (ConfigError).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -65,15 +67,18 @@ class _File:
             if os.path.isfile(self.path):  # of the run before, which may have failed
                 os.replace(self.path, self.path + ".old")
             self._open(os.O_CREAT | os.O_EXCL)
-            self._put(b"[\n", b"]\n")
+            self._put(b"[")
         except OSError as error:
+            if self._fd >= 0:
+                self._close()
+                os.unlink(self.path)
             raise ConfigError(
                 f"timeline={setting!r}: {self.path} cannot be written ({error.strerror}); give a "
                 "file in a folder that is there"
             ) from None
 
     def _open(self, flags: int) -> None:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o644)
 
     def use(self) -> None:
         """A communicator begins to write to it."""
@@ -86,9 +91,8 @@ class _File:
         """A communicator is through with it."""
         with self._lock:
             self._users -= 1
-            if not self._users and self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            if not self._users:
+                self._close()
 
     def write(self, *events: dict[str, Any]) -> None:
         """Adds events, whose ``ns`` is a moment of time.monotonic_ns()."""
@@ -100,15 +104,25 @@ class _File:
             if self._end + len(data) > MOST_BYTES - _ROOM:
                 self._end_here(f"it has {MOST_BYTES >> 20} MiB")
                 return
-            self._guarded(lambda: self._put((b",\n" if self._end > 2 else b"") + data, _END))
+            separator = b",\n" if self._end > 1 else b"\n"
+            self._guarded(lambda: self._put(separator + data))
 
     def _timed(self, event: dict[str, Any]) -> dict[str, Any]:
         ns = event.pop("ns", None)
         timed = {} if ns is None else {"ts": (ns + self._offset_ns) / 1000}
         return {**event, **timed, "pid": self.rank}
 
-    def _put(self, data: bytes, end: bytes) -> None:
-        os.pwrite(self._fd, data + end, self._end)
+    def _put(self, data: bytes) -> None:
+        """Raises OSError if it does not fit; then the file is as it was."""
+        whole, done = data + _END, 0
+        try:
+            while done < len(whole):  # the system says at the next one why one was short
+                done += os.pwrite(self._fd, whole[done:], self._end + done)
+        except OSError:
+            with contextlib.suppress(OSError):  # where the disk is lost
+                os.ftruncate(self._fd, self._end + len(_END))
+                os.pwrite(self._fd, _END, self._end)
+            raise
         self._end += len(data)
 
     def _guarded(self, write: Any) -> None:
@@ -119,9 +133,14 @@ class _File:
 
     def _end_here(self, why: str) -> None:
         _log.warning("the timeline %s ends here: %s", self.path, why)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._end = -1, 0
+        self._close()
+        self._end = 0
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # which may tell of an earlier write
+                os.close(fd)
 
 
 _files: dict[str, _File] = {}

@@ -33,6 +33,15 @@ def printed(document: str) -> Iterator[str]:
 COMMANDS = [(document, line) for document in DOCUMENTS for line in printed(document)]
 
 
+def test_make_starts_ranks_that_torchrun_does_not_warn_of() -> None:
+    """It does where the number of threads is not given."""
+    for target in ("demo", "bench"):
+        made = subprocess.run(["make", "-n", "-o", ".venv/.demo", "-o", ".venv/.test", target],
+                              cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+        (line,) = made.stdout.splitlines()
+        assert re.match(r"OMP_NUM_THREADS=\$\{OMP_NUM_THREADS:-1\} \.venv/bin/torchrun ", line)
+
+
 def programs(line: str) -> Iterator[tuple[str, list[str]]]:
     """The programs of this repository that a command starts, each with its options."""
     words = shlex.split(line, comments=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,6 +181,41 @@ def test_a_disk_that_fails_costs_the_timeline_only(
         monkeypatch.undo()
     assert len(caplog.records) == 1
     assert "No space left on device" in caplog.records[0].message
+
+
+def test_what_does_not_fit_is_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The system takes a part of the last event, as where a disk gets full."""
+    path = tmp_path / "trace.0.json"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with World(1, config=Config(timeline=str(tmp_path / "trace.json"))) as world:
+        world.comms[0].barrier()
+        before = events_of(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 40, limits[1]))
+        try:
+            with caplog.at_level(logging.WARNING, "ringcomm"):
+                world.comms[0].barrier()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert events_of(path) == before
+    assert [record.message for record in caplog.records] == [f"the timeline {path} ends here: "
+                                                             "File too large"]  # fmt: skip
+
+
+def test_a_link_in_its_place_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later communicator opens the file again, in whose place somebody has put something."""
+    config, path = Config(timeline=str(tmp_path / "trace.json")), tmp_path / "trace.0.json"
+    with World(1, config=config) as world:
+        world.comms[0].barrier()
+    other = tmp_path / "precious"
+    other.write_text("kept")
+    path.unlink()
+    path.symlink_to(other)
+    with caplog.at_level(logging.WARNING, "ringcomm"), World(1, config=config) as world:
+        world.comms[0].barrier()
+    assert other.read_text() == "kept"
+    assert f"{path} ends here: Too many levels of symbolic links" in caplog.text
 
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

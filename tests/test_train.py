@@ -386,11 +386,33 @@ def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     Console(file=out, width=80, color_system=None).print(report.table(built))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    for text in built["measured"].values():
-        assert any(text in line for line in lines), text
-    on_the_wire = f"{by} over ringcomm, onebit-deepspeed on the wire; compute is EMULATED"
-    assert on_the_wire in " ".join(out.getvalue().split())
+    for name, text in built["measured"].items():
+        assert name == "scaling_efficiency" or any(text in line for line in lines), text
+    between = f"{by} over ringcomm, onebit-deepspeed between ranks; compute is EMULATED"
+    assert between in " ".join(out.getvalue().split())
     assert ("by the hook" in out.getvalue()) == (by == "ringcomm's hook")
+
+
+@pytest.mark.parametrize(("trial", "shown"), [((0.1, 0.05), "50.0 %"), (None, "75.0 %")])
+def test_the_report_has_one_efficiency_and_all_that_was_sent(
+    trial: tuple[float, float] | None, shown: str
+) -> None:
+    """The trial's where there was one. What goes through shared memory is sent, too."""
+    times = StepTimes(step=0.4, input=0.0, compute=0.3, exposed=0.1, hidden=0.0)
+    run = {"model": "resnet8", "data": "digits", "steps": 9, "world_size": 2, "hook": True,
+           "backend": "ringcomm", "compression": "bf16", "batch": 64,
+           "method": "gradients"}  # fmt: skip
+    built = report.build(run, {"loss": 1.0}, Measured(9, times, trial, 4e6, 0.0, 2e6, 1.0))
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(report.table(built))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert [line for line in lines if "efficiency" in line] == [
+        f"efficiency {shown} {built['measured'][name]}"
+        for name in [f"{'trial' if trial else 'scaling'}_efficiency"]
+    ]
+    assert "sent per step and rank 2.00 MB compressed gradients" in lines
+    assert "over ports 0 bytes by TCP" in lines
+    assert not any("on the wire" in line for line in lines)
 
 
 def test_the_report_of_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

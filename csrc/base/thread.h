@@ -6,12 +6,13 @@
 #ifndef RINGCOMM_THREAD_H
 #define RINGCOMM_THREAD_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include "clock.h"
 
-/* 1 if it runs. */
+/* 1 if it runs; else 0, and errno says why. */
 static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg)
 {
     sigset_t all, old;
@@ -19,6 +20,8 @@ static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void 
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int failed = pthread_create(thread, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (failed)
+        errno = failed;
     return !failed;
 }
 

@@ -145,7 +145,8 @@ int rc_kernel_set_supported(int index);
 
 typedef struct rc_engine rc_engine;
 
-/* kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU supports. */
+/* kernel_set: a name from rc_kernel_set_name, or NULL for the fastest this CPU supports. Where the
+ * system refuses a descriptor, a thread or memory errno says why. */
 rc_result rc_engine_create(rc_engine **out, const char *kernel_set);
 /* Frees the engine. Its communicators must be freed first, so its works are over; those that are
  * still held stay valid, and what rc_work_* say of them stays the same. */

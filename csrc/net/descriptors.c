@@ -46,9 +46,11 @@ int descriptors_open(rc_engine *e)
 {
     if (e->mark == 0) /* it stays: who rings reads it without the lock */
         e->mark = new_mark();
-    atomic_store(&e->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
-    atomic_store(&e->wake_fd, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    return control_bell(e, EPOLL_CTL_ADD);
+    int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    int wake_fd = epoll_fd < 0 ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    atomic_store(&e->epoll_fd, epoll_fd);
+    atomic_store(&e->wake_fd, wake_fd);
+    return wake_fd >= 0 && control_bell(e, EPOLL_CTL_ADD);
 }
 
 static int are_own(const rc_engine *e)

@@ -104,7 +104,9 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     if (e->kernels != NULL && is_open)
         result = thread_start(&e->thread, progress, e) ? RC_OK : RC_SYSTEM;
     if (result != RC_OK) {
+        int number = errno;
         destroy(e);
+        errno = number;
         return result;
     }
     *out = e;

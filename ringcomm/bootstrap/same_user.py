@@ -45,8 +45,13 @@ def refusal(sock: socket.socket) -> RefusedError | None:
     # One that no process holds has no inode, and its user number means nothing.
     if found is None or found.state != _ESTABLISHED or not found.inode:
         return _gone()
-    if found.uid != ours or not _is_known(found):
+    if found.uid != ours:
         return other_user(f"the other end belongs to user {found.uid}, not to user {ours}")
+    if not _is_known(found):
+        return other_user(
+            f"both ends belong to user {ours}, which in this user namespace stands for everyone "
+            "whom it has no number for (unshare --map-current-user gives one)"
+        )
     return None
 
 

@@ -161,7 +161,12 @@ def test_the_number_that_stands_for_unknown_users(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(same_user, "_knows_everyone", lambda: True)
         assert same_user.refusal(ours) is None
         monkeypatch.setattr(same_user, "_knows_everyone", lambda: False)
-        assert same_user.refusal(ours) is not None
+        refusal = same_user.refusal(ours)
+        assert refusal is not None
+        assert refusal.outcome == Outcome.OTHER_USER
+        assert f"both ends belong to user {overflow}, which in this user namespace" in str(refusal)
+        assert "unshare --map-current-user" in str(refusal)
+        assert "RINGCOMM_SECRET_FILE" in str(refusal)
 
 
 def test_who_is_asked() -> None:
