@@ -204,6 +204,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         self._spans = spans
         for span in spans:
             span.rank, span.world_size = self._comm.rank, self._comm.world_size
+            span.group = self.param_groups[span.group_index]
             for place in span.places:
                 self.state[place.parameter] = {
                     name: span.view(flat, place) for name, flat in span.kept()
