@@ -238,9 +238,10 @@ class Work:
                 self._error = self._scatter_back()
             else:
                 self._error = self._make_error(result)
-            self._held = ()
-            self._feedback = None
+            let_go = self._held, self._feedback  # behind the lock, as finalizers may ask this Work
+            self._held, self._feedback = (), None
             self._finished = True
+        del let_go
         self._comm.note_over(self)
 
     def _scatter_back(self) -> RingcommError | None:

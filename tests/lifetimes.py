@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ddp_buckets import Bucket
-from patience import until
+from patience import PATIENCE, until
 from ranks import World
 
 from ringcomm import CommTimeoutError, Communicator, ErrorFeedback, RingcommError, TensorError
@@ -459,7 +459,7 @@ def _meet(start: Callable[[Side], Started], count: int, memory: int, let_go: Any
     def rank(comm: Communicator) -> None:
         side = Side(comm, count)
         if comm.rank == 1:
-            assert gone.wait(20)
+            assert gone.wait(PATIENCE)
         try:
             started = start(side)
             if comm.rank == 0:
@@ -470,7 +470,7 @@ def _meet(start: Callable[[Side], Started], count: int, memory: int, let_go: Any
         del started
         whole = np.ones(3, np.float32)
         assert (comm.allreduce(whole) == 2).all()
-        assert until(lambda: all(work.done() for work in list(comm._in_flight.values())), 10)
+        assert until(lambda: all(work.done() for work in list(comm._in_flight.values())))
 
     with World(2, memory=memory) as world:
         world.run(rank)
@@ -483,7 +483,7 @@ def _end(start: Callable[[Side], Started], count: int, memory: int, end: Any) ->
     def rank(comm: Communicator) -> None:
         side = Side(comm, count)
         if comm.rank == 1:
-            assert gone.wait(20)
+            assert gone.wait(PATIENCE)
             with contextlib.suppress(RingcommError, RuntimeError):
                 start(side).finish()
             return
@@ -505,12 +505,12 @@ def _while_it_waits(count: int, memory: int) -> None:
     def rank(comm: Communicator) -> None:
         x = torch.full((count,), float(comm.rank + 1))
         if comm.rank == 1:
-            assert waits.wait(20)
+            assert waits.wait(PATIENCE)
             assert (comm.allreduce(x) == 3).all()
             return
         caller = threading.Thread(target=comm.allreduce, args=(x,))
         caller.start()
-        assert until(lambda: comm._inside or comm._in_flight, 10)
+        assert until(lambda: comm._inside or comm._in_flight)
         assert "in flight" in _refusal(lambda: x.untyped_storage().resize_(0))
         x.data = torch.zeros(1)
         _churn(count)

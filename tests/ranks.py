@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from patience import PATIENCE
 from ports import free_port
 
 from ringcomm import Communicator, Config, NotInitializedError
@@ -147,7 +148,7 @@ class World:
         self.comms = [outcome for outcome in outcomes if isinstance(outcome, Communicator)]
         _raise_first(outcomes, self.close)
 
-    def run(self, fn: Callable[[Communicator], Any], timeout: float = 30.0) -> list[Any]:
+    def run(self, fn: Callable[[Communicator], Any], timeout: float = PATIENCE) -> list[Any]:
         """Calls fn(comm) on every rank at once; returns what the ranks returned."""
         outcomes = _in_threads(fn, self.comms, timeout, self._abort)
         _raise_first(outcomes, lambda: None)
@@ -160,7 +161,8 @@ class World:
 
     def close(self) -> None:
         """Closes all ranks at once, as they would be by a job that ends."""
-        _raise_first(_in_threads(Communicator.close, self.comms, 10.0, lambda: None), lambda: None)
+        closed = _in_threads(Communicator.close, self.comms, PATIENCE, lambda: None)
+        _raise_first(closed, lambda: None)
 
     def __enter__(self) -> World:
         return self
@@ -224,7 +226,7 @@ def _raise_first(outcomes: Sequence[Any], clean_up: Callable[[], None]) -> None:
 
 
 def run_ranks(
-    n: int, fn: Callable[[Communicator], Any], *, timeout: float = 30.0, **world: Any
+    n: int, fn: Callable[[Communicator], Any], *, timeout: float = PATIENCE, **world: Any
 ) -> list[Any]:
     """Calls fn(comm) on the n ranks of a new World(n, **world); returns what they returned."""
     with World(n, **world) as ranks:

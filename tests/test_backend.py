@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ if importlib.util.find_spec("torch") is None:
 
 from faults import groups
 from faults.job import Job, Nursery, clean_environment
-from patience import PROMPT
+from patience import PATIENCE, PROMPT
 from ports import free_port
 
 from ringcomm import ConfigError
@@ -51,6 +52,30 @@ def test_results_are_right(nursery: Nursery, name: str, world: int) -> None:
             assert job.expect(1, "in flight")["kind"] == "CommTimeoutError"
         job.expect_all("right")
         job.finish(quietly=False)
+
+
+def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
+    """The last reference to a group goes with what its Work had left to do; the group asks the Work
+    whether it is over."""
+    works = pytest.importorskip("ringcomm.torch.works")
+    asked: list[bool] = []
+
+    class Left:
+        def __call__(self) -> None: ...
+        def __del__(self) -> None:
+            asked.append(work.is_completed())
+
+    class Over:
+        def done(self) -> bool:
+            return True
+
+        def exception(self) -> None: ...
+
+    work = works.RingWork([Over()], [], Left())
+    caller = threading.Thread(target=work.is_completed, daemon=True)
+    caller.start()
+    caller.join(PATIENCE)
+    assert asked == [True]
 
 
 @pytest.mark.parametrize("name", ["nested", "compiled"])

@@ -254,6 +254,21 @@ def test_an_interrupted_call_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     run_ranks(2, body)
 
 
+def test_what_a_work_lets_go_of_may_ask_it_whether_it_is_over() -> None:
+    """A finalizer, which runs in whichever thread drops the last reference."""
+    asked: list[bool] = []
+
+    def body(comm: Communicator) -> None:
+        given = np.ones(5, np.float32)
+        work = comm.allreduce(given, out=np.empty(5, np.float32), async_op=True)
+        weakref.finalize(given, lambda: asked.append(work.done()))
+        del given
+        assert work.wait().tolist() == [2] * 5
+
+    run_ranks(2, body)
+    assert asked == [True, True]
+
+
 def test_works_that_nobody_waits_for_complete() -> None:
     def body(comm: Communicator) -> None:
         for number in range(50):

@@ -427,6 +427,8 @@ def _require_dense(gradients: torch.Tensor, bucket: GradBucket) -> None:
             "with sparse=False, or train without a hook on backend 'ringcomm', which takes both"
         )
     require_dense(gradients)
+    if gradients.is_meta:
+        raise TensorError("a gradient on device 'meta' is not supported: it has no values")
     device = bucket.parameters()[0].device
     if device != gradients.device:
         raise TensorError(

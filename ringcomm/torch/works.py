@@ -271,9 +271,11 @@ class RingWork(_TorchWork):  # type: ignore[misc]
                     self._finish(self._after)
                 except Exception as error:  # the tensor was changed in flight
                     self._error = error
-            self._after = None
-            self._used = ()
+            # Dropped behind the lock, as the group may go with them, which asks this Work.
+            let_go = self._after, self._used
+            self._after, self._used = None, ()
             self._over = True
+        del let_go
 
 
 @functools.cache
