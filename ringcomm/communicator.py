@@ -493,12 +493,13 @@ _alive: set[Communicator] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Says all goodbyes within the time that one may take. Where works are in flight, as after
-    Ctrl-C, only their failure is left to tell: a peer that does not listen is not waited for."""
+    """Says all goodbyes within the time that one may take. Where works are in flight, or a call was
+    left by an exception, as after Ctrl-C, only their failure is left to tell: a peer that does not
+    listen is not waited for."""
     deadline = time.monotonic() + _CLOSE_MS / 1000
     for comm in [comm for comm in _alive if not comm.is_inherited]:
         left = int((deadline - time.monotonic()) * 1000)
-        if not all(work.done() for work in comm.works_in_flight()):
+        if comm._inside or not all(work.done() for work in comm.works_in_flight()):
             left = min(left, _ABORT_MS)
         comm._close(max(1, left))
 

@@ -96,14 +96,16 @@ def test_ctrl_c(nursery: Nursery, call: str) -> None:
         job.finish([1, 2])
 
 
-def test_ctrl_c_does_not_wait_for_a_peer_that_does_not_listen(nursery: Nursery) -> None:
+@pytest.mark.parametrize("where", ["waiting", "making its Work"])
+def test_ctrl_c_does_not_wait_for_a_peer_that_does_not_listen(nursery: Nursery, where: str) -> None:
     with Job(nursery, 2) as job:
-        job.start(deadlines.interrupted_with_much_to_send)
+        job.start(deadlines.interrupted_with_much_to_send, where=where)
         job.expect_all("waiting")
-        job.signal(1, signal.SIGSTOP)
+        since = job.signal(1, signal.SIGSTOP)
         job.go(0)
-        time.sleep(0.25)
-        since = job.signal(0, signal.SIGINT)
+        if where == "waiting":
+            time.sleep(0.25)
+            since = job.signal(0, signal.SIGINT)
         ended = job.wait_exit(0)
         assert ended.code == -signal.SIGINT
         assert ended.at - since < PROMPT, f"gone after {ended.at - since:.2f} s"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from faults.rank import Rank
+from patience import until
 
 import ringcomm
 
@@ -134,7 +135,11 @@ def interrupted(rank: Rank, call: str) -> None:
 def _wait_in(
     rank: Rank, comm: ringcomm.Communicator, call: str, tensor: np.ndarray[Any, Any]
 ) -> None:
-    rank.emit("waiting")
+    def watch() -> None:
+        if until(lambda: comm._inside or comm._in_flight):
+            rank.emit("waiting")
+
+    threading.Thread(target=watch, daemon=True).start()
     if call == "wait":
         comm.allreduce(tensor, async_op=True).wait()
     elif call == "wait with a timeout":
@@ -145,10 +150,16 @@ def _wait_in(
         comm.allreduce(tensor)
 
 
-def interrupted_with_much_to_send(rank: Rank) -> None:
-    """Rank 0 has more under way than sockets hold, to a rank that is stopped, until Ctrl-C. With a
-    minute for goodbyes."""
+def interrupted_with_much_to_send(rank: Rank, where: str) -> None:
+    """Rank 0 has more under way than sockets hold, to a rank that is stopped, until Ctrl-C, in the
+    wait or while it makes the Work to wait with. With a minute for goodbyes."""
     ringcomm.communicator._CLOSE_MS = 60_000
+    if where == "making its Work" and rank.number == 0:
+
+        def interrupted(*_: object) -> ringcomm.Work:
+            raise KeyboardInterrupt
+
+        ringcomm.shortcut.Shortcut._make_work = interrupted  # type: ignore[method-assign]
     comm = rank.open(shared_memory=False)
     comm.barrier()
     tensor = np.ones(30_000_000, dtype=np.float32)
