@@ -179,3 +179,16 @@ def test_beside_ddp(torch_nursery: Nursery, how: str) -> None:
         if how != "ddp":
             assert len({event["weights"] for event in warned}) == 1
         job.finish(quietly=False)
+
+
+def test_what_the_refusal_of_a_ddp_names_works(torch_nursery: Nursery) -> None:
+    with Job(torch_nursery, 2, LOOPBACK) as job:
+        job.start(ranks.remedies)
+        for _ in range(2):
+            (text, _) = [event["text"] for event in job.expect_all("refused")]
+            followed = job.expect_all("followed")
+            assert followed[0]["remedy"] in text
+            assert "ringcomm.torch.attach" not in text  # it gives such a DDP a hook
+            assert all(event["rounds"] >= 2 for event in followed), followed
+            assert len({event["weights"] for event in followed}) == 1
+        job.finish(quietly=False)

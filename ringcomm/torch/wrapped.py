@@ -36,7 +36,15 @@ def is_sharded(kind: type) -> bool:
 
 
 def wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
-    """All live DDP modules of the process that have one of these parameters, given by id()."""
+    """All live DDP modules of the process that have one of these parameters, given by id(). One
+    that was let go of, and waits for the garbage collector, is not among them."""
+    if not _wrappers_of(ids):
+        return []
+    gc.collect()
+    return _wrappers_of(ids)
+
+
+def _wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
     found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     return [one for one in found if any(id(p) in ids for p in one.parameters())]
 

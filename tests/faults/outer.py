@@ -99,6 +99,28 @@ def beside_ddp(rank: Rank, how: str) -> None:
     dist.destroy_process_group()
 
 
+def remedies(rank: Rank) -> None:
+    """Follows what the refusal of a DDP over the same ranks names, after it was refused: the model
+    without DDP, and DDP with its exchange stopped. Reports the refusal and both ends."""
+    torch.set_num_threads(1)
+    dist.init_process_group("ringcomm")
+    for remedy in ("Train the model without DDP", "ddp.require_backward_grad_sync = False"):
+        model = net(seed=rank.number)
+        ddp = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank.attempt("refused", OuterStep(ddp, optimizer, every=2).attach)
+        trained: nn.Module = ddp
+        if remedy.startswith("ddp"):
+            ddp.require_backward_grad_sync = False
+        else:
+            trained = model
+            del ddp
+        with OuterStep(trained, optimizer, every=2) as outer:
+            train(trained, optimizer, rank.number, range(4))
+        rank.emit("followed", remedy=remedy, rounds=outer.rounds, weights=digest(model))
+    dist.destroy_process_group()
+
+
 def lessons(rank: Rank, seed: int, hold: int, grace_s: float, settings: dict[str, Any]) -> None:
     """Learns, and reports how. Before step ``hold`` this rank waits until it is told to go on."""
     torch.set_num_threads(1)

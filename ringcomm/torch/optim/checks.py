@@ -79,7 +79,7 @@ def refuse_others(ids: Collection[int], name: str) -> None:
         if module.require_backward_grad_sync:
             raise ConfigError(
                 f"parameters of this {name} are in a DistributedDataParallel, which sends the "
-                f"gradients that {name} sends again in another form. Train the module itself "
-                "(ddp.module), or call ringcomm.torch.attach(model, optimizer), which stops DDP's "
-                "exchange for good, as ddp.require_backward_grad_sync = False does"
+                f"gradients that {name} sends again in another form. Train the model without DDP, "
+                "or call ringcomm.torch.attach(model, optimizer), which stops DDP's exchange for "
+                "good, as ddp.require_backward_grad_sync = False does"
             )

@@ -60,8 +60,8 @@ def _refuse(shared: Sequence[int]) -> None:
     raise ConfigError(
         f"OuterStep: the model is wrapped in DistributedDataParallel over ranks {list(shared)}, "
         "which OuterStep connects as well: each gradient would be averaged over them, and then the "
-        "weights once more, so everything is sent twice. Train the model without DDP, or call "
-        "ringcomm.torch.attach(model, optimizer), which stops DDP's exchange; or wrap it over the "
-        "ranks of one host, and give OuterStep comm= a communicator that connects one rank of each "
-        "host"
+        "weights once more, so everything is sent twice. Train the model without DDP; or stop "
+        "DDP's exchange before attach() by ddp.require_backward_grad_sync = False; or wrap the "
+        "model over the ranks of one host, and give OuterStep comm= a communicator that connects "
+        "one rank of each host"
     )
