@@ -1,8 +1,10 @@
 """The module-level functions: one default communicator, and its collectives by name.
 
-Invariants: the default communicator is made by init and closed by shutdown or at exit, and is the
-only state. Every collective takes ``comm=`` to use another one, and does what the method of the
-same name does; see Communicator for the arguments, results and errors.
+Invariants: the default communicator is made by init and closed by shutdown or at exit; where there
+is none, that of torch.distributed's default process group stands in, if its backend is "ringcomm",
+as ringcomm.torch has it ask (``stand_in``). Every collective takes ``comm=`` to use another one,
+and does what the method of the same name does; see Communicator for the arguments, results and
+errors.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 from .calls import Feedback, Op
@@ -25,6 +27,7 @@ from .work import Work
 
 _default: Communicator | None = None
 _lock = threading.Lock()
+_stand_in: Callable[[], Communicator | None] | None = None
 
 
 @names_arguments
@@ -57,7 +60,7 @@ def init(
     """
     global _default
     with _lock:
-        if is_initialized():
+        if _default is not None and not _default.is_inherited:
             raise RingcommError(
                 "ringcomm.init was called before; call ringcomm.shutdown() first, or use "
                 "Communicator.split for another group"
@@ -86,16 +89,33 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def stand_in(ask: Callable[[], Communicator | None]) -> None:
+    """Has this function be asked for the default communicator where init has made none."""
+    global _stand_in
+    _stand_in = ask
+
+
 def is_initialized() -> bool:
-    """True between init and shutdown; False in a forked child that has not called init itself."""
-    return _default is not None and not _default.is_inherited
+    """Whether there is a default communicator: True between init and shutdown, and while the
+    default process group of torch.distributed is one of backend "ringcomm"; False in a forked
+    child that has called neither itself."""
+    comm = _find()
+    return comm is not None and not comm.is_inherited
 
 
 def default_communicator() -> Communicator:
-    """The communicator made by init. Raises NotInitializedError."""
-    if _default is None:
-        raise NotInitializedError("call ringcomm.init() first")
-    return _default
+    """The communicator made by init; without one, that of torch.distributed's default process
+    group, if its backend is "ringcomm". Raises NotInitializedError."""
+    comm = _find()
+    if comm is None:
+        raise NotInitializedError(
+            'call ringcomm.init() first, or torch.distributed.init_process_group("ringcomm")'
+        )
+    return comm
+
+
+def _find() -> Communicator | None:
+    return _default or (_stand_in and _stand_in())
 
 
 def _use(comm: Communicator | None) -> Communicator:

@@ -78,7 +78,7 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
     assert asked == [True]
 
 
-@pytest.mark.parametrize("name", ["nested", "compiled"])
+@pytest.mark.parametrize("name", ["nested", "compiled", "by_functions"])
 def test_results_are_right_on_two_ranks(nursery: Nursery, name: str) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(getattr(groups, name))

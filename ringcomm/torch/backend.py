@@ -14,12 +14,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..api import stand_in
 from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
 from . import silence
-from .group import RingcommGroup
+from .group import RingcommGroup, world_comm
 from .options import Options
 
 NAME = "ringcomm"
@@ -27,7 +28,9 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
 def register() -> None:
-    """Makes ``init_process_group("ringcomm")`` known. Called by ``import ringcomm.torch``."""
+    """Makes ``init_process_group("ringcomm")`` known, and its group one that ringcomm's functions
+    use. Called by ``import ringcomm.torch``."""
+    stand_in(world_comm)
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 

@@ -212,8 +212,13 @@ def _stand_in_class() -> Any:
     return StandIn
 
 
+def world_comm() -> Communicator | None:
+    """The communicator of the default process group, if its backend is "ringcomm"."""
+    group = dist.group.WORLD
+    return group.comm if isinstance(group, RingcommGroup) else None
+
+
 def default_comm() -> Communicator:
     """The communicator of the default process group if its backend is "ringcomm", else ringcomm's
     default one. Raises NotInitializedError where there is neither."""
-    group = dist.group.WORLD
-    return group.comm if isinstance(group, RingcommGroup) else default_communicator()
+    return world_comm() or default_communicator()

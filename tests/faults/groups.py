@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -160,6 +161,26 @@ def _wait_for_event(future: Any) -> None:
     told = threading.Event()
     future.add_done_callback(lambda _: told.set())
     assert told.wait(PATIENCE)
+
+
+def by_functions(rank: Rank) -> None:
+    """ringcomm's own functions use the default group, unless ringcomm.init has been called."""
+    me, n = _open()
+    group = dist.group.WORLD
+    assert ringcomm.is_initialized()
+    assert ringcomm.default_communicator() is group.comm  # type: ignore[union-attr]
+    assert (ringcomm.rank(), ringcomm.world_size()) == (me, n)
+    assert ringcomm.allreduce(torch.ones(3)).tolist() == [float(n)] * 3
+    with ringcomm.init(0, 1):
+        assert ringcomm.world_size() == 1
+        assert ringcomm.torch.HookState().comm is group.comm  # type: ignore[union-attr]
+    ringcomm.shutdown()
+    ringcomm.barrier()
+    dist.destroy_process_group()
+    assert not ringcomm.is_initialized()
+    with pytest.raises(ringcomm.NotInitializedError, match=r'init_process_group\("ringcomm"\)'):
+        ringcomm.barrier()
+    rank.emit("right")
 
 
 def compiled(rank: Rank) -> None:
