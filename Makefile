@@ -15,7 +15,7 @@ C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
 .NOTPARALLEL: # one pip at a time in .venv
-.PHONY: demo test test-c test-torch torch-matrix asan ubsan tsan bench micro peers build lint format compile_commands clean help
+.PHONY: demo test test-c test-torch torch-matrix asan ubsan tsan bench micro peers compare build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, gradients in bf16"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
 	@echo "make peers     every performance row with its goal, beside all peers (10 to 25 minutes, root)"
+	@echo "make compare   what differs between two commits, OLD=HEAD NEW=. (this working copy): bits and frames"
 	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
 	@echo "make clean     removes everything that was built, .venv too"
 
@@ -92,6 +93,11 @@ micro: $(VENV)/.test
 
 peers: $(VENV)/.test
 	@$(BIN)/python bench/peers.py --all --install
+
+OLD ?= HEAD
+NEW ?= .
+compare: $(VENV)/.test
+	@$(BIN)/python tools/compare.py $(OLD) $(NEW)
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .
