@@ -9,7 +9,6 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-import ddp_buckets
 import numpy as np
 import torch
 from ddp_buckets import gradients_of, reduce
@@ -21,8 +20,8 @@ from ringcomm.sparse import SparseExchange
 from ringcomm.torch import HookState, OuterStep, sparse
 
 COUNT, THRESHOLD = 5000, 4096
-SHAPES = ((32, 256), (16, 16, 3, 3), (64,), ())
-SIZES = (5, 16, 16, 3)
+SHAPES = ((32, 256), (33, 257), (16, 16, 3, 3), (103, 96), (64,), ())  # blocks full and not
+SIZES = (5, 32, 256, 33, 257, 3)
 
 
 def stored(state: Any) -> Any:
@@ -102,20 +101,41 @@ class Exchange(Job):
         return torch.stack([torch.from_numpy(self.obj.submit(x).wait().scatter()) for x in given])
 
 
+class Shaped(nn.Module):
+    """Parameters of the SHAPES."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        for number, shape in enumerate(SHAPES):
+            weight = nn.Parameter(torch.randn(shape, generator=generator))
+            self.register_parameter(f"weight{number}", weight)
+
+
 class Hooked(Job):
-    """A HookState, given buckets of a model; None: one with all kinds of parameters."""
+    """A HookState, given buckets of a model; None: one of the SHAPES.
+
+    Args:
+        backward: runs a backward before the buckets come, as DDP does. It tells a pace which
+            parameters are used.
+    """
 
     def __init__(
         self, comm: Communicator, codec: Any, model: nn.Module | None = None,
-        threshold: int = THRESHOLD, **settings: Any,
+        threshold: int = THRESHOLD, *, backward: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
-        self.comm, self._model = comm, ddp_buckets.Net() if model is None else model
+        self.comm, self._model = comm, Shaped() if model is None else model
+        self._backward = backward
         self.obj = HookState(codec, comm, model=self._model, threshold=threshold, **settings)
 
     def run(self, first: int, last: int) -> torch.Tensor:
         out = []
         for step in range(first, last):
-            got = reduce(self.obj, self._model, gradients_of(self._model, self.comm.rank, step), 2)
+            gradients = gradients_of(self._model, self.comm.rank, step)
+            if self._backward:
+                used = [one * 1 for one in self._model.parameters()]
+                torch.autograd.backward(used, list(gradients.values()))
+            got = reduce(self.obj, self._model, gradients, 2)
             out += [part.reshape(-1) for part in got.values()]
         return torch.cat(out).clone()
 

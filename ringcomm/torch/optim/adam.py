@@ -25,6 +25,9 @@ each renewal has as long a memory as Adam's v, however rare it is. m stays as it
 which are in the units of z, are multiplied by old over new q.
 
 As published (deepspeed_compat): v biased, no mask, m itself travels, at one scale per tensor.
+
+Invariants: from the freeze on v repeats in the padding what it is of the parameter's last elements.
+R of a block counts the padding, and a checkpoint does not have it.
 """
 
 from __future__ import annotations
@@ -323,6 +326,7 @@ class Frozen(TwoStages):
                 first, second = self._gains(span)
                 span.state["exp_avg"].div_(first)
                 span.state["exp_avg_sq"].div_(second)
+                span.fill_padding(span.state["exp_avg_sq"])
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "ages": dict(self._ages), "units": self._units.choice}
@@ -384,6 +388,7 @@ class Renewed(Frozen):
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
         span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
+        span.fill_padding(span.state["exp_avg_sq"])
         for tile in span.tiles():
             mask(tile, tile.of(factor).div_(self._units.of(tile)))
         return {"momentum": factor}

@@ -92,6 +92,8 @@ def read_spans(
                 if name == "master" and value is None:
                     continue  # saved of float32 parameters: the parameter has it all
                 span.load(name, place.index, _shaped(value, place.parameter, place.index, name))
+        for flat in span.state.values():
+            span.fill_padding(flat)
     return spans
 
 

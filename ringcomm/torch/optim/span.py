@@ -10,8 +10,8 @@ alike, as that follows from the parameters' shapes and order.
 
 Invariants: a span's flat tensors have one dtype: float64 for float64 parameters, else float32. The
 padding repeats values of the block's own parameter, so a block's scale is that of its values. What
-arrives there is kept in flat states, and means nothing: read them by ``views``, never whole, where
-elements are counted or summed up.
+arrives there is kept in flat states, means nothing, and is in no checkpoint: read them by
+``views``, never whole, where elements are counted or summed up, or ``fill_padding`` first.
 """
 
 from __future__ import annotations
