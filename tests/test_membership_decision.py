@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from ringcomm.bootstrap.sockets import listen
 from ringcomm.bootstrap.terms import Key, job_hash
 from ringcomm.membership import messages
 from ringcomm.membership.agreement import Agreement, Terms
+from ringcomm.membership.control import Control
 from ringcomm.membership.decision import (
     SETTLE_S,
     STARTED_AGAIN,
@@ -279,18 +281,23 @@ def test_what_is_malformed_is_refused(payload: bytes) -> None:
 # ---- over connections ----
 
 
+def agreement(terms: Terms, job: bytes, secret: Secret | None = None) -> Agreement:
+    """One over real connections, which listens on loopback."""
+    listener, key = listen("127.0.0.1"), Key.derive(secret, job)
+    return Agreement(
+        terms, [listener.getsockname()[:2]],
+        partial(Control, terms.rank, terms.world_size, key, job, [listener], terms.grace_s),
+    )  # fmt: skip
+
+
 class Ranks:
     """Agreements of one job, each driven by its own thread. Close it."""
 
     def __init__(self, world: int, min_peers: int = 2, grace_s: float = 3.0) -> None:
         job = job_hash("test")
         self.all = [
-            Agreement(
-                Terms(rank, world, min_peers, grace_s, 6.0), Key.derive(None, job), job,
-                [listen("127.0.0.1")],
-            )
-            for rank in range(world)
-        ]  # fmt: skip
+            agreement(Terms(rank, world, min_peers, grace_s, 6.0), job) for rank in range(world)
+        ]
         books = [one.own_places for one in self.all]
         self.run({rank: lambda one: one.meet_all(books, PATIENCE) for rank in range(world)})
 
@@ -441,11 +448,7 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
     """Both dial at once: neither closes what the other keeps."""
     job, give_up = job_hash("test"), time.monotonic() + PATIENCE
     for _ in range(20):
-        both = [
-            Agreement(Terms(rank, 2, 2, 3.0, 6.0), Key.derive(None, job), job,
-                      [listen("127.0.0.1")])
-            for rank in range(2)
-        ]  # fmt: skip
+        both = [agreement(Terms(rank, 2, 2, 3.0, 6.0), job) for rank in range(2)]
         books = [messages.read_book("", one.own_places, 2) for one in both]
 
         def linked(both: list[Agreement] = both) -> bool:
@@ -471,7 +474,7 @@ def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -
 def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
     """A second process of rank 1 is refused as long as the first one's connection stands."""
     job = job_hash("test")
-    second = Agreement(Terms(1, 3, 2, 1.0, 2.0), Key.derive(None, job), job, [listen("127.0.0.1")])
+    second = agreement(Terms(1, 3, 2, 1.0, 2.0), job)
     places = messages.read_book("rank 0", ranks.all[0].own_places, 3)
     second.look_for(places)
     try:
@@ -488,9 +491,7 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
 def test_strangers_are_kept_out(ranks: Ranks, secret: Secret | None) -> None:
     """A process of another job, and one with a secret that is not the job's."""
     job = job_hash("another" if secret is None else "test")
-    stranger = Agreement(
-        Terms(1, 3, 2, 1.0, 2.0), Key.derive(secret, job), job, [listen("127.0.0.1")]
-    )
+    stranger = agreement(Terms(1, 3, 2, 1.0, 2.0), job, secret)
     stranger.look_for(messages.read_book("rank 0", ranks.all[0].own_places, 3))
     try:
         silent = (NO_ANSWER, MUTE)

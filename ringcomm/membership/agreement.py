@@ -7,7 +7,8 @@
 
 Invariants: a GO counts only if its epoch is new (or goes on) and it counts this rank's latest
 READY; who learns of a newer formation without itself is behind, and decides nothing until it is a
-member again; a READY has its consequence once. Nothing here knows of communicators.
+member again; a READY has its consequence once. Nothing here knows of communicators, nor makes a
+connection or looks at a clock that it was not given.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..bootstrap.terms import Key
 from ..errors import BootstrapError, PeerLostError
 from . import messages
-from .control import Control
+from .control import Connections, Hear, Meet
 from .decision import Go, Ready, TooFew, View, Wait, decide
 from .formation import Formation
 from .messages import Address, Book, Kind
@@ -57,7 +56,12 @@ class Terms:
 
 
 class Agreement:
-    """See above. It owns the listeners.
+    """See above. It owns its connections.
+
+    Args:
+        listens: where this rank does.
+        connect: makes the connections, given who hears and who is told of new ones.
+        clock: seconds that never go backwards; that of the connections.
 
     Attributes:
         members: of the formation that this rank belongs to; empty before the first.
@@ -66,7 +70,11 @@ class Agreement:
     """
 
     def __init__(
-        self, terms: Terms, key: Key, job: bytes, listeners: Sequence[socket.socket]
+        self,
+        terms: Terms,
+        listens: Sequence[Address],
+        connect: Callable[[Hear, Meet], Connections],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: tuple[int, ...] = ()
         self.epoch = -1
@@ -79,10 +87,9 @@ class Agreement:
         self._counted: dict[int, int] = {}  # the latest serial that a GO counted, by rank
         self._formation: Formation | None = None
         self._linger_until = 0.0
-        self._book: Book = {terms.rank: [sock.getsockname()[:2] for sock in listeners]}
-        self._control = Control(
-            terms.rank, terms.world_size, key, job, listeners, terms.grace_s, self._hear, self._meet
-        )
+        self._book: Book = {terms.rank: list(listens)}
+        self._clock = clock
+        self._control = connect(self._hear, self._meet)
 
     # ---- at the start ----
 
@@ -102,7 +109,7 @@ class Agreement:
         for rank in range(mine):
             self._control.dial(rank, self._book.get(rank, ()))
         missing = {rank for rank in range(world) if rank != mine}
-        deadline = time.monotonic() + patience
+        deadline = self._clock() + patience
         self._control.run(lambda: all(map(self._control.is_linked, missing)), deadline)
         missing = {rank for rank in missing if not self._control.is_linked(rank)}
         if missing:
@@ -134,21 +141,32 @@ class Agreement:
         if len(self.members) < self._terms.world_size:
             self._control.catch_up()
             if self._control.letting_in:
-                self._linger_until = time.monotonic() + _LINGER_S
+                self._linger_until = self._clock() + _LINGER_S
 
     def wait(self) -> Formation:
         """Until it is known who takes part. Raises PeerLostError: too few."""
         if self.behind:
             _log.info("membership: rank %d waits for the end of a round", self._terms.rank)
-        while self._formation is None:
-            self._dial_missing()
-            outcome = decide(self._view(), time.monotonic())
-            if isinstance(outcome, Go):
-                self._announce(outcome)
-            elif isinstance(outcome, Wait):
-                self._listen(outcome.until)
-            else:
-                raise self._give_up(outcome)
+        while True:
+            until = self.advance()
+            if self._formation is not None:
+                return self._formation
+            self._listen(until)
+
+    def advance(self) -> float:
+        """Decides from what is known by now, and returns when to do so again if nothing is heard
+        before. Raises PeerLostError: too few."""
+        self._dial_missing()
+        outcome = decide(self._view(), self._clock()) if self._formation is None else None
+        if isinstance(outcome, TooFew):
+            raise self._give_up(outcome)
+        if isinstance(outcome, Go):
+            self._announce(outcome)
+        return outcome.until if isinstance(outcome, Wait) else self._clock()
+
+    @property
+    def formation(self) -> Formation | None:
+        """What this rank has agreed to; None before, and once the round has begun."""
         return self._formation
 
     def failed(self, formation: Formation, blames: Sequence[int], text: str) -> None:
@@ -189,7 +207,7 @@ class Agreement:
                 or self._control.connected != connected
             )
 
-        self._control.run(changed, min(until, time.monotonic() + _SLICE_S))
+        self._control.run(changed, min(until, self._clock() + _SLICE_S))
 
     def _view(self) -> View:
         terms, control = self._terms, self._control
@@ -221,7 +239,7 @@ class Agreement:
             self._control.send(rank, Kind.READY, self._mine())
 
     def _mine(self) -> bytes:
-        return messages.pack_ready(self._ready[self._terms.rank], time.monotonic())
+        return messages.pack_ready(self._ready[self._terms.rank], self._clock())
 
     # ---- what is heard ----
 
@@ -232,7 +250,7 @@ class Agreement:
             self._ready.pop(rank, None)
             self._counted.pop(rank, None)
         if rank not in self.members:
-            self._linger_until = time.monotonic() + _LINGER_S
+            self._linger_until = self._clock() + _LINGER_S
         self._tell(rank)
 
     def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
@@ -240,7 +258,7 @@ class Agreement:
         if kind == Kind.INTRO:
             self._hear_book(rank, messages.read_book(source, payload, world))
         elif kind == Kind.READY:
-            self._hear_ready(messages.read_ready(rank, payload, world, time.monotonic()))
+            self._hear_ready(messages.read_ready(rank, payload, world, self._clock()))
         elif kind == Kind.GO:
             self._hear_go(rank, messages.read_go(source, payload, world))
         elif self._formation is not None:

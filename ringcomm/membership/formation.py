@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..bootstrap.loop import READ, Loop
 from ..bootstrap.suspicion import Lost
 from ..errors import BootstrapError
-from .control import Control
+from .control import Connections
 from .decision import Go
 from .messages import Kind, pack_all, pack_blob, read_failed, read_part, split_all
 
@@ -34,7 +34,7 @@ class FormationError(BootstrapError):
 class Formation:
     """One attempt of the members of a Go, at one rank."""
 
-    def __init__(self, control: Control, rank: int, decider: int, go: Go) -> None:
+    def __init__(self, control: Connections, rank: int, decider: int, go: Go) -> None:
         self.go = go
         self.decider = decider
         self._control = control

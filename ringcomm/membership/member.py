@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,7 @@ from ..errors import (
 )
 from . import places
 from .agreement import Agreement, Terms
+from .control import Control
 from .decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
 from .formation import Formation, FormationError
 from .messages import MAX_TOKEN
@@ -239,7 +241,11 @@ class Membership:
             self.rank, self.world_size, self._min_peers, self._grace_s, self._config.timeout
         )
         key = Key.derive(self._secret, job, insecure)
-        self._agreement = Agreement(terms, key, job, listeners)
+        self._agreement = Agreement(
+            terms,
+            [listener.getsockname()[:2] for listener in listeners],
+            partial(Control, self.rank, self.world_size, key, job, listeners, self._grace_s),
+        )
         return self._agreement
 
     # ---- coming to a round ----
