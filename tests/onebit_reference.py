@@ -3,24 +3,24 @@
     1-bit Adam   arXiv 2102.02888, algorithm 1      1-bit LAMB   arXiv 2104.06069, algorithm 1
     0/1 Adam     arXiv 2202.06009, algorithms 1, 2
 
-All in float32, one rounding for each operation. A tensor is a flat array; parameters are a list of
-tensors, which all ranks have alike; gradients are of [rank][tensor]. How values are averaged is an
-argument: `Dense`, `Deepspeed` or `Blocks`, each with the errors of one tensor on all ranks. Nothing
-is shared with ringcomm.
+All in the dtype of the parameters, which is that of the gradients, one rounding for each operation:
+float32 as the library has it, or float64, beside which float32's roundings show. What travels is
+float32. A tensor is a flat array; parameters are a list of tensors, which all ranks have alike;
+gradients are of [rank][tensor]. How values are averaged is an argument: `Dense`, `Deepspeed` or
+`Blocks`, each with the errors of one tensor on all ranks. Nothing is shared with ringcomm.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import deepspeed_reference
 import numpy as np
 import quantised_reference
 from reference import Array
 
-F = np.float32
 Gradients = Sequence[Sequence[Array]]
 
 
@@ -42,10 +42,14 @@ class Dense:
         total = inputs[0]
         for x in inputs[1:]:
             total = total + x
-        return total * F(1 / len(inputs))
+        return total * (1 / len(inputs))
 
     def rescale(self, factor: Array) -> None:
         """Nothing is left."""
+
+
+class UnclearError(Exception):
+    """A code hangs on a rounding: other arithmetic, as right as this, may send another one."""
 
 
 class Deepspeed:
@@ -57,8 +61,12 @@ class Deepspeed:
     def __call__(self, inputs: Sequence[Array]) -> Array:
         if len(inputs) == 1:
             return inputs[0]
-        result, self.errors = deepspeed_reference.step(inputs, self.errors)
-        return result
+
+        def exchange(given: Sequence[Array]) -> tuple[Array, list[deepspeed_reference.Errors]]:
+            return deepspeed_reference.step(given, self.errors)
+
+        result, self.errors = clearly(exchange, inputs)
+        return result.astype(inputs[0].dtype)
 
     def rescale(self, factor: Array) -> None:
         raise NotImplementedError("the errors of the padding have no factor")
@@ -72,14 +80,48 @@ class Blocks:
         self.left = [quantised_reference.Residuals.zero(count) for _ in range(ranks)]
 
     def __call__(self, inputs: Sequence[Array]) -> Array:
-        result, self.left = quantised_reference.allreduce(inputs, "avg", self.codec, self.left)
-        return result
+        def exchange(given: Sequence[Array]) -> tuple[Array, list[quantised_reference.Residuals]]:
+            return quantised_reference.allreduce(given, "avg", self.codec, self.left)
+
+        result, self.left = clearly(exchange, inputs)
+        return result.astype(inputs[0].dtype)
 
     def rescale(self, factor: Array) -> None:
         """What is left, in the units of another preconditioner."""
         for one in self.left:
-            one.worker = one.worker * factor
-            one.owner = one.owner * factor[one.start : one.start + len(one.owner)]
+            own = factor[one.start : one.start + len(one.owner)]
+            one.worker = (one.worker * factor).astype(np.float32)
+            one.owner = (one.owner * own).astype(np.float32)
+
+
+_Left = TypeVar("_Left", deepspeed_reference.Errors, quantised_reference.Residuals)
+_ROUNDINGS = 2.0**-20  # 16 roundings of float32, all one way
+
+
+def clearly(
+    exchange: Callable[[Sequence[Array]], tuple[Array, list[_Left]]], inputs: Sequence[Array]
+) -> tuple[Array, list[_Left]]:
+    """What an exchange gives and leaves. Of float64 inputs: raises UnclearError if it gives or
+    leaves something else where they are off by roundings, as a sign or a scale has changed."""
+    result, left = exchange(inputs)
+    if inputs[0].dtype != np.float64:
+        return result, left
+    whole = _joined(result, left)
+    for off in (-_ROUNDINGS, _ROUNDINGS):
+        moved = _joined(*exchange([x + off * _size(x) for x in inputs]))
+        if np.abs(moved - whole).max() > 64 * _ROUNDINGS * np.abs(whole).max():
+            raise UnclearError
+    return result, left
+
+
+def _size(x: Array) -> Array:
+    """What roundings of x are parts of; an exact 0 stays one."""
+    return np.where(x == 0, 0, x + np.sqrt(np.mean(x * x)))
+
+
+def _joined(result: Array, left: Sequence[object]) -> Array:
+    kept = (part for one in left for part in vars(one).values() if isinstance(part, np.ndarray))
+    return np.concatenate([result, *kept])
 
 
 # ---- 1-bit Adam ----
@@ -97,7 +139,7 @@ class Settings:
 
 
 def _ema(old: Array, new: Array, beta: float) -> Array:
-    return F(beta) * old + F(1 - beta) * new
+    return beta * old + (1 - beta) * new
 
 
 class PublishedAdam:
@@ -131,8 +173,8 @@ class PublishedAdam:
             else:
                 self.m[i] = self.average[i]([_ema(self.m[i], g, s.b1) for g in mine])
             with np.errstate(all="ignore"):
-                update = self.m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * p
-                self.params[i] = p - F(s.lr) * update
+                update = self.m[i] / (np.sqrt(self.v[i]) + s.eps) + s.decay * p
+                self.params[i] = p - s.lr * update
 
 
 class FrozenAdam:
@@ -160,13 +202,13 @@ class FrozenAdam:
         self.units = units
 
     def _root(self) -> Array:
-        return np.sqrt(self.v) + F(self.settings.eps)
+        return np.sqrt(self.v) + self.settings.eps
 
     def _units(self) -> Array:
         root = self._root()
         if self.units == "bounded":
-            typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1, dtype=np.float32))
-            return np.minimum(F(5) * root, np.repeat(typical, 256))
+            typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1))
+            return np.minimum(5 * root, np.repeat(typical, 256))
         return root if self.units == "update" else np.ones_like(root)
 
     def step(self, grads: Sequence[Array]) -> Array:
@@ -177,17 +219,17 @@ class FrozenAdam:
         if self.t <= self.freeze:
             g = Dense()(grads)
             self.m, self.v = _ema(self.m, g, s.b1), _ema(self.v, g * g, s.b2)
-            first, second = F(1 - s.b1**self.t), F(1 - s.b2**self.t)
-            u = (self.m / first) / (np.sqrt(self.v / second) + F(s.eps))
+            first, second = 1 - s.b1**self.t, 1 - s.b2**self.t
+            u = (self.m / first) / (np.sqrt(self.v / second) + s.eps)
             if self.t == self.freeze:
                 self.m, self.v = self.m / first, self.v / second
         else:
             live = (self.v > 0) | (not self.masked)
             q, sent = self._units(), [_ema(self.m, g, s.b1) for g in grads]
             with np.errstate(all="ignore"):
-                z = self.average([np.where(live, one / q, F(0)) for one in sent])
-                z = np.where(live, z, F(0))
-                u, self.m = np.where(live, z * (q / self._root()), F(0)), z * q
+                z = self.average([np.where(live, one / q, 0) for one in sent])
+                z = np.where(live, z, 0)
+                u, self.m = np.where(live, z * (q / self._root()), 0), z * q
         self.move(u)
         if self.t in self.renewals:
             self._renew()
@@ -195,13 +237,13 @@ class FrozenAdam:
 
     def move(self, u: Array) -> None:
         """The parameters."""
-        self.p = self.p - F(self.settings.lr) * (u + F(self.settings.decay) * self.p)
+        self.p = self.p - self.settings.lr * (u + self.settings.decay * self.p)
 
     def _renew(self) -> None:
         n, before = len(self.own), self._units()
-        w = Dense()(self.own) / F(1 - self.settings.b2**self.t)
-        self.v = w * F(1 / n) + F(1 - 1 / n) * np.minimum(self.m * self.m, w)
-        self.average.rescale(np.where(self.v > 0, before / self._units(), F(0)))
+        w = Dense()(self.own) / (1 - self.settings.b2**self.t)
+        self.v = w * (1 / n) + (1 - 1 / n) * np.minimum(self.m * self.m, w)
+        self.average.rescale(np.where(self.v > 0, before / self._units(), 0))
 
 
 # ---- 1-bit LAMB ----
@@ -263,16 +305,16 @@ class PublishedLamb:
         for i, p in enumerate(self.params):
             g = dense([rank[i] for rank in grads])
             self.m[i], self.v[i] = _ema(self.m[i], g, s.b1), _ema(self.v[i], g * g, s.b2)
-            update = self.m[i] / (np.sqrt(self.v[i]) + F(s.eps)) + F(s.decay) * p
+            update = self.m[i] / (np.sqrt(self.v[i]) + s.eps) + s.decay * p
             coeff = 1.0
             if _norm(p) > 0 and _norm(update) > 0:
                 coeff = min(max(_norm(p) / _norm(update), s.coeff_min), s.coeff_max)
             if coeff != 1.0:
                 self.coeff[i] = s.coeff_beta * self.coeff[i] + (1 - s.coeff_beta) * coeff
-            self.params[i] = p - F(s.lr * coeff) * update
+            self.params[i] = p - (s.lr * coeff) * update
 
     def _at_freeze(self) -> None:
-        sizes = [_norm(m) / np.sqrt(len(m)) for m in self.m]
+        sizes = [_norm(m) / len(m) ** 0.5 for m in self.m]
         united = sum(sizes) / len(sizes)
         self.scale = [united / size for size in sizes]
         self.fresh = [v.copy() for v in self.v]
@@ -281,20 +323,20 @@ class PublishedLamb:
         s = self.settings
         flat = [
             np.concatenate(
-                [F(k) * _ema(m, g, s.b1) for k, m, g in zip(self.scale, self.m, rank, strict=True)]
+                [k * _ema(m, g, s.b1) for k, m, g in zip(self.scale, self.m, rank, strict=True)]
             )
             for rank in grads
         ]
         bounds = np.cumsum([len(p) for p in self.params])[:-1]
         mean = np.split(self.average(flat), bounds)
         for i, p in enumerate(self.params):
-            new = mean[i] * F(1 / self.scale[i])
-            rebuilt = (new - F(s.b1) * self.m[i]) * F(1 / (1 - s.b1))
+            new = mean[i] * (1 / self.scale[i])
+            rebuilt = (new - s.b1 * self.m[i]) * (1 / (1 - s.b1))
             self.m[i], self.fresh[i] = new, _ema(self.fresh[i], rebuilt * rebuilt, s.b2)
-            denom = np.sqrt(self.v[i]) + F(s.eps)
+            denom = np.sqrt(self.v[i]) + s.eps
             plain = new / denom
-            update = plain + F(s.decay) * p
-            factor = float(np.max(denom / (np.sqrt(self.fresh[i]) + F(s.eps))))
+            update = plain + s.decay * p
+            factor = float(np.max(denom / (np.sqrt(self.fresh[i]) + s.eps)))
             if s.decay > 0:
                 share = min(1.0, _norm(plain) / _norm(update))
                 factor = factor * share + (1 - share)
@@ -302,7 +344,7 @@ class PublishedLamb:
             last = self.factor[i]
             factor = min(max(factor, last * (1 - s.factor_step)), last * (1 + s.factor_step))
             self.factor[i] = factor
-            self.params[i] = p - F(s.lr * self.coeff[i] * factor) * update
+            self.params[i] = p - (s.lr * self.coeff[i] * factor) * update
 
 
 class FrozenLamb(FrozenAdam):
@@ -316,7 +358,7 @@ class FrozenLamb(FrozenAdam):
     def move(self, u: Array) -> None:
         s = self.settings
         assert isinstance(s, LambSettings)
-        update, size = u + F(s.decay) * self.p, _norm(self.p)
+        update, size = u + s.decay * self.p, _norm(self.p)
         if self.t <= self.freeze:
             coeff = min(max(size / _norm(update), s.coeff_min), s.coeff_max)
             self.coeff = s.coeff_beta * self.coeff + (1 - s.coeff_beta) * coeff
@@ -326,7 +368,7 @@ class FrozenLamb(FrozenAdam):
             coeff = self.coeff / self.weight * size / self.size
             coeff = min(coeff, 2 * size / _norm(update))
             coeff = min(max(coeff, s.coeff_min), s.coeff_max)
-        self.p = self.p - F(s.lr * coeff) * update
+        self.p = self.p - (s.lr * coeff) * update
 
 
 # ---- 0/1 Adam ----
@@ -389,19 +431,19 @@ class PublishedZeroOne:
             self.average = [self.make(len(p)) for p in self.v]
             self.before = [p.copy() for p in self.local[0]]
 
-    def _gains(self) -> tuple[np.float32, np.float32]:
+    def _gains(self) -> tuple[float, float]:
         s = self.settings
-        return F(1 - s.b1**self.t), F(1 - s.b2**self.var_uses)
+        return 1 - s.b1**self.t, 1 - s.b2**self.var_uses
 
     def _update(self, m: Array, v: Array) -> Array:
         with np.errstate(all="ignore"):
-            update = m / (np.sqrt(v) + F(self.settings.eps))
-        return np.where(v > 0, update, F(0)) if self.ours else update
+            update = m / (np.sqrt(v) + self.settings.eps)
+        return np.where(v > 0, update, 0) if self.ours else update
 
     def _phase_a(self, grads: Gradients) -> None:
         s, dense, full = self.settings, Dense(), self.t % self.var_interval == 0
         self.var_uses += full
-        first, second = self._gains() if self.ours else (F(1), F(1))
+        first, second = self._gains() if self.ours else (1.0, 1.0)
         for i in range(len(self.v)):
             mine = [rank[i] for rank in grads]
             g = dense(mine) if full else self.average[i](mine)
@@ -409,8 +451,8 @@ class PublishedZeroOne:
                 self.v[i] = _ema(self.v[i], g * g, s.b2)
             for m, params in zip(self.m, self.local, strict=True):
                 m[i] = _ema(m[i], g, s.b1)
-                update = self._update(m[i] / first, self.v[i] / second) + F(s.decay) * params[i]
-                params[i] = params[i] - F(s.lr) * update
+                update = self._update(m[i] / first, self.v[i] / second) + s.decay * params[i]
+                params[i] = params[i] - s.lr * update
         if full:
             self.var_count += 1
             if self.var_count == s.var_updates:
@@ -420,20 +462,20 @@ class PublishedZeroOne:
         s = self.settings
         self.rates += s.lr
         for i, v in enumerate(self.v):
-            denom = np.sqrt(v) + F(s.eps)
-            unit = F(1) if self.ours else denom
+            denom = np.sqrt(v) + s.eps
+            unit = np.ones_like(v) if self.ours else denom
             for rank, g in enumerate(grads):
                 m, p = _ema(self.m[rank][i], g[i], s.b1), self.local[rank][i]
-                move = F(s.lr) * (self._update(m, v) + F(s.decay) * p)
+                move = s.lr * (self._update(m, v) + s.decay * p)
                 self.m[rank][i], self.local[rank][i] = m, p - move
                 self.u[rank][i] = self.u[rank][i] - move
             if self.t % self.local_interval == 0:
                 w = self.average[i]([u[i] * unit for u in self.u])
-                w = np.where(v > 0, w, F(0)) if self.ours else w
+                w = np.where(v > 0, w, 0) if self.ours else w
                 self.before[i] = self.before[i] + w / unit
                 back = w * denom if self.ours else w
                 for rank in range(len(grads)):
-                    self.m[rank][i] = -back * F(1 / self.rates)
+                    self.m[rank][i] = -back * (1 / self.rates)
                     self.local[rank][i] = self.before[i].copy()
                     self.u[rank][i] = np.zeros_like(v)
         if self.t % self.local_interval == 0:

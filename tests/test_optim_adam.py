@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 from onebit_reference import Blocks, Deepspeed, FrozenAdam, PublishedAdam, Settings
 from optim_cases import (
+    Given,
     assert_alike,
-    assert_close,
+    assert_follows,
     flat,
+    follow,
     give,
     gradient,
     gradients,
@@ -20,6 +23,7 @@ from optim_cases import (
     train,
 )
 from ranks import run_ranks
+from reference import Array
 
 from ringcomm import Communicator
 from ringcomm.errors import ConfigError
@@ -34,7 +38,6 @@ SHAPES = [(32, 40), (16, 48)]  # whole blocks, so that nothing is between them
 ODD = [(13, 7), (50,), (29, 3, 2)]
 HYPER = Settings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.1)
 TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-CLOSE = 5e-6  # ten units in the last place of 4, which is what 30 steps of roundings may come to
 
 
 # ---- the published form ----
@@ -44,17 +47,22 @@ CLOSE = 5e-6  # ten units in the last place of 4, which is what 30 steps of roun
 def test_the_published_update_is_that_of_the_paper(n: int) -> None:
     """Step by step; tensors whose sizes no block divides, vectors among them."""
     steps, freeze = 25, 8
+
+    def reference(given: Given) -> Iterator[list[Array]]:
+        adam = PublishedAdam(given.start(), HYPER, freeze, lambda count: Deepspeed(count, n))
+        for step in range(1, steps + 1):
+            adam.step(given.gradients(step))
+            yield list(adam.params)
+
+    expected = follow(reference, ODD, n)
     outcomes = train(
         lambda params, comm: OneBitAdam(
             params, **TORCH, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
         ),
-        ODD, n, steps,
+        ODD, n, steps, seed=expected.seed,
     )  # fmt: skip
     assert_alike(outcomes)
-    expected = PublishedAdam(start_values(ODD), HYPER, freeze, lambda c: Deepspeed(c, n))
-    for step, ours in enumerate(outcomes[0][0], 1):
-        expected.step(gradients(ODD, step, n))
-        assert_close(ours, expected.params, CLOSE)
+    assert_follows(outcomes[0][0], expected)
 
 
 def test_elements_without_a_variance_stay_where_they_are() -> None:
@@ -93,23 +101,28 @@ def test_elements_without_a_variance_stay_where_they_are() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_update_is_that_of_its_formula(n: int, refresh: Any, units: Any) -> None:
     """Over freeze and renewals, with elements that have no variance."""
-    steps, freeze = 30, 6
+    steps, freeze, dead = 22, 6, 5
+    due = [7, 8, 9, 10, 12, 14, 16, 18, 22] if refresh else []
+    bounds = np.cumsum([np.prod(shape) for shape in SHAPES[::-1]])  # as they travel
+
+    def reference(given: Given) -> Iterator[list[Array]]:
+        start = np.concatenate(given.start()[::-1])
+        adam = FrozenAdam(start, HYPER, freeze, Blocks(len(start), n), n, due, units=units)
+        for step in range(1, steps + 1):
+            adam.step([np.concatenate(one[::-1]) for one in given.gradients(step)])
+            yield np.split(adam.p, bounds[:-1])[::-1]
+
+    expected = follow(reference, SHAPES, n, dead)
     outcomes = train(
         lambda params, comm: OneBitAdam(
             params, **TORCH, freeze=freeze, refresh=refresh, units=units,
             dense="none", comm=comm, threshold=0,
         ),
-        SHAPES, n, steps, dead=5, after=lambda optimizer: optimizer.renewals,
+        SHAPES, n, steps, dead, after=lambda optimizer: optimizer.renewals, seed=expected.seed,
     )  # fmt: skip
     assert_alike(outcomes)
-    due = [7, 8, 9, 10, 12, 14, 16, 18, 22, 26, 30] if refresh else []
     assert outcomes[0][1] == len(due)
-    start = np.concatenate(start_values(SHAPES)[::-1])  # as they travel
-    expected = FrozenAdam(start, HYPER, freeze, Blocks(len(start), n), n, due,
-                          units=units)  # fmt: skip
-    for step, ours in enumerate(outcomes[0][0], 1):
-        expected.step([np.concatenate(one[::-1]) for one in gradients(SHAPES, step, n, dead=5)])
-        assert_close([np.concatenate(ours[::-1])], [expected.p], CLOSE)
+    assert_follows(outcomes[0][0], expected)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -122,13 +135,16 @@ def test_the_dense_stage_is_adamw(n: int) -> None:
         ),
         SHAPES, n, steps,
     )  # fmt: skip
-    params = parameters(SHAPES)
-    adamw = torch.optim.AdamW(params, **TORCH)
-    for step in range(1, steps + 1):
-        every = gradients(SHAPES, step, n)
-        give(params, [sum(rank[i] for rank in every) * np.float32(1 / n) for i in range(2)])
-        adamw.step()
-        assert_close(outcomes[0][0][step - 1], flat(params), CLOSE)
+
+    def reference(given: Given) -> Iterator[list[Array]]:
+        params = [torch.nn.Parameter(torch.from_numpy(one)) for one in given.start()]
+        adamw = torch.optim.AdamW(params, **TORCH)
+        for step in range(1, steps + 1):
+            give(params, [sum(same) / n for same in zip(*given.gradients(step), strict=True)])
+            adamw.step()
+            yield flat(params)
+
+    assert_follows(outcomes[0][0], follow(reference, SHAPES, n))
 
 
 def test_no_momentum_is_lost_over_renewals() -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from onebit_reference import Blocks, Deepspeed, FrozenLamb, LambSettings, PublishedLamb
 from optim_cases import (
+    Given,
     assert_alike,
-    assert_close,
+    assert_follows,
+    follow,
     give,
     gradient,
-    gradients,
     parameters,
     start_values,
     train,
 )
 from ranks import run_ranks
+from reference import Array
 
 from ringcomm import Communicator
 from ringcomm.torch.optim import OneBitAdam, OneBitLamb
@@ -27,44 +30,55 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 ODD = [(13, 7), (50,), (29, 3, 2)]
 HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.05}
 SETTINGS = LambSettings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05)
-CLOSE = 5e-6  # ten units in the last place of 4
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_published_update_is_that_of_the_paper(n: int) -> None:
     """Step by step."""
     steps, freeze = 25, 8
+    factors = []
+
+    def reference(given: Given) -> Iterator[list[Array]]:
+        start = given.start()[::-1]  # in the order in which they travel
+        lamb = PublishedLamb(start, SETTINGS, freeze, lambda count: Deepspeed(count, n))
+        for step in range(1, steps + 1):
+            lamb.step([one[::-1] for one in given.gradients(step)])
+            yield lamb.params[::-1]
+        factors.append(max(lamb.factor))
+
+    expected = follow(reference, ODD, n)
+    assert min(factors) > 1.1  # they have come into play
     outcomes = train(
         lambda params, comm: OneBitLamb(
             params, **HYPER, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
         ),
-        ODD, n, steps,
+        ODD, n, steps, seed=expected.seed,
     )  # fmt: skip
     assert_alike(outcomes)
-    start = start_values(ODD)[::-1]  # in the order in which they travel
-    expected = PublishedLamb(start, SETTINGS, freeze, lambda count: Deepspeed(count, n))
-    for step, ours in enumerate(outcomes[0][0], 1):
-        expected.step([one[::-1] for one in gradients(ODD, step, n)])
-        assert_close(ours[::-1], expected.params, CLOSE)
-    assert max(expected.factor) > 1.1  # they have come into play
+    assert_follows(outcomes[0][0], expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_our_own_update_is_that_of_its_formula(n: int) -> None:
     """With renewals of the variance, and elements without one."""
-    shapes, steps, freeze = [(32, 40)], 20, 6
+    shapes, steps, freeze, dead = [(32, 40)], 20, 6, 5
+    due = [7, 8, 9, 10, 12, 14, 16, 18]
+
+    def reference(given: Given) -> Iterator[list[Array]]:
+        lamb = FrozenLamb(given.start()[0], SETTINGS, freeze, Blocks(1280, n), n, due)
+        for step in range(1, steps + 1):
+            lamb.step([one[0] for one in given.gradients(step)])
+            yield [lamb.p]
+
+    expected = follow(reference, shapes, n, dead)
     outcomes = train(
         lambda params, comm: OneBitLamb(
             params, **HYPER, freeze=freeze, dense="none", comm=comm, threshold=0
         ),
-        shapes, n, steps, dead=5,
+        shapes, n, steps, dead, seed=expected.seed,
     )  # fmt: skip
     assert_alike(outcomes)
-    due = [7, 8, 9, 10, 12, 14, 16, 18]
-    expected = FrozenLamb(start_values(shapes)[0], SETTINGS, freeze, Blocks(1280, n), n, due)
-    for step, ours in enumerate(outcomes[0][0], 1):
-        expected.step([one[0] for one in gradients(shapes, step, n, dead=5)])
-        assert_close(ours, [expected.p], CLOSE)
+    assert_follows(outcomes[0][0], expected)
 
 
 def test_no_step_is_longer_than_twice_that_of_lamb() -> None:
