@@ -2,6 +2,7 @@
 under guarded_memory.c, where a touch of memory that was freed ends the process.
 
     python lifetimes.py FOLDER       every road, each let go of in every way; builds in FOLDER
+    python lifetimes.py FOLDER 1000  every road, all dropped at once, so many times at each size
 
 A road is a way to start an asynchronous collective. Two ranks are threads. Rank 0 starts it and
 lets go, in one of the ways of LETS_GO; rank 1 starts its part only then, and checks the result. So
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import os
@@ -38,6 +40,8 @@ from ringcomm.torch import HookState, Options, allreduce_hook
 from ringcomm.torch.group import RingcommGroup
 
 MOST_FAILED = 20
+SIZES = (10, 10_000, 300_000)
+TOGETHER = 20  # rounds behind which the ranks wait for each other
 
 
 @dataclasses.dataclass
@@ -350,10 +354,14 @@ def _churn(count: int) -> None:
 def _drop(started: Started) -> None:
     """Works and tensors."""
     count = max((getattr(t, "numel", lambda: 0)() for t in started.given), default=0)
+    _let_go(started)
+    _churn(count)
+
+
+def _let_go(started: Started) -> None:
     started.works.clear()
     started.given.clear()
     started.results.clear()
-    _churn(count)
 
 
 def _drop_tensors(started: Started) -> None:
@@ -566,16 +574,55 @@ def run_from(first: int) -> None:
             run()
 
 
+def drop_again_and_again(road: str, rounds: int) -> None:
+    """Both ranks start a collective and drop all that they had, at each of SIZES."""
+
+    def rank(comm: Communicator, count: int) -> None:
+        side = Side(comm, count)
+        for number in range(rounds):
+            started = ROADS[road](side)
+            _let_go(started)
+            del started
+            if number % TOGETHER == 0:
+                comm.barrier()
+        assert (comm.allreduce(np.ones(3)) == 2).all()
+
+    torch.set_num_threads(1)
+    for count in SIZES:
+        with World(2) as world:
+            world.run(functools.partial(rank, count=count), 600.0)
+
+
+def build_guard(folder: Path) -> dict[str, str]:
+    """The environment in which memory is guarded."""
+    source, guard = Path(__file__).with_name("guarded_memory.c"), folder / "guarded_memory.so"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", source, "-o", guard], check=True)
+    return {**os.environ, "LD_PRELOAD": str(guard)}
+
+
+def run_rounds(rounds: int) -> int:
+    """Runs each road in a fork of this process, which has torch; returns how many fail."""
+    failed = 0
+    for name in ROADS:
+        child = os.fork()
+        if child == 0:
+            drop_again_and_again(name, rounds)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        failed += status != 0
+        print(f"{name}: {f'exit status {status}' if status else 'fine'}", flush=True)
+    print(f"{len(ROADS)} roads, {rounds} rounds at each of {SIZES} elements, {failed} failed")
+    return failed
+
+
 def supervise(folder: Path) -> int:
     """Runs all cases guarded, beginning again behind each that fails; returns how many do."""
-    here, guard = Path(__file__).resolve(), folder / "guarded_memory.so"
-    source = here.with_name("guarded_memory.c")
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", source, "-o", guard], check=True)
+    guarded = build_guard(folder)
     failed = first = 0
     while failed < MOST_FAILED:
         child = subprocess.run(
-            [sys.executable, here, "from", str(first)], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "LD_PRELOAD": str(guard)}, check=False,
+            [sys.executable, __file__, "from", str(first)], stdout=subprocess.PIPE, text=True,
+            env=guarded, check=False,
         )  # fmt: skip
         lines = child.stdout.splitlines()
         if child.returncode == 0:
@@ -591,5 +638,11 @@ def supervise(folder: Path) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "from":
         run_from(int(sys.argv[2]))
+    elif sys.argv[1] == "rounds":
+        sys.exit(run_rounds(int(sys.argv[2])))
+    elif len(sys.argv) > 2:
+        rounds = [sys.executable, __file__, "rounds", sys.argv[2]]
+        env = build_guard(Path(sys.argv[1]))
+        sys.exit(subprocess.run(rounds, env=env, check=False).returncode)
     else:
         sys.exit(supervise(Path(sys.argv[1])))
