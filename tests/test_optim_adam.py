@@ -177,6 +177,41 @@ def test_no_momentum_is_lost_over_renewals() -> None:
     assert max(run_ranks(n, body)) <= 2e-6
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_a_renewed_variance_is_between_its_bounds(n: int) -> None:
+    """From w / n to w, where Adam's v is from 0 to w. The least is of gradients that oscillate on
+    all ranks together, which makes steps of sqrt(n) times Adam's."""
+    steps, b2, count = 20, 0.95, 512  # the last renewal is in the last step
+    rng = np.random.default_rng(5)
+    fixed, swinging, own = 10.0 ** rng.uniform(-2, 0, (3, count))
+    fixed[:256] = own[:256] = 0.0
+    grads = [
+        [fixed + swinging * (-1) ** step + own * rng.standard_normal(count) for _ in range(n)]
+        for step in range(steps)
+    ]
+    weights = (1 - b2) * b2 ** np.arange(steps)[::-1] / (1 - b2**steps)
+    adams = weights @ np.mean(grads, axis=1) ** 2
+    ranks_own = weights @ np.mean(np.square(grads), axis=1)
+
+    def body(comm: Communicator) -> Any:
+        parameter = torch.nn.Parameter(torch.zeros(16, 32))
+        optimizer = OneBitAdam([parameter], betas=(0.9, b2), freeze=4, dense="none", comm=comm,
+                               threshold=1024)  # fmt: skip
+        for one in grads:
+            give([parameter], [one[comm.rank].astype(np.float32)])
+            optimizer.step()
+        assert optimizer.renewals == 9  # 5, 6, 7, 8, 10, 12, 14, 16, 20
+        return flat([optimizer.state[parameter]["exp_avg_sq"]])[0]
+
+    for renewed in run_ranks(n, body):
+        rounded = 1 + 1e-5  # 20 sums of float32
+        assert bool((renewed * rounded >= ranks_own / n).all())
+        assert bool((renewed <= ranks_own * rounded).all())
+        assert bool((ranks_own * rounded >= adams).all())
+        longer = np.sqrt(adams[:256] / renewed[:256])  # 1 bit's noise in m makes v larger
+        assert 0.9 * np.sqrt(n) < longer.min() <= longer.max() < np.sqrt(n) * rounded
+
+
 def test_bytes_of_the_one_bit_phase() -> None:
     """At most 1/28 of those of float32."""
     shapes, n = [(512, 512)], 2

@@ -21,8 +21,10 @@ mean square of its own gradients; a renewal averages these, w = mean w_i, in one
     v = w / N + (1 - 1/N) min(m^2, w)     N ranks
 
 which is the mean square of the mean gradient, as its noise is 1/N of what it is on one rank. So
-each renewal has as long a memory as Adam's v, however rare it is. m stays as it is; the residuals,
-which are in the units of z, are multiplied by old over new q.
+each renewal has as long a memory as Adam's v, however rare it is. What oscillates on all ranks
+together is taken for noise, as m averages it away: v is 1/N of Adam's there, which is the least,
+and steps are sqrt(N) times Adam's. m stays as it is; the residuals, which are in the units of z,
+are multiplied by old over new q.
 
 As published (deepspeed_compat): v biased, no mask, m itself travels, at one scale per tensor.
 
@@ -67,7 +69,8 @@ class OneBitAdam(WireOptimizer):
             variance has changed by less than 4 % in 1 / (1 - beta2) steps, or five times as many
             have passed. (With ``refresh`` in 100 at most, or twice as many.)
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
-            which takes one more float32 per element. None: it stays as it was.
+            which takes one more float32 per element. None: it stays as it was. Where the gradients
+            of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.
         total_steps: of the training; a share needs it.
         compression: how the momentum travels.
         dense: how gradients travel before, and renewals.
