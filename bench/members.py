@@ -2,6 +2,7 @@
 
     python bench/members.py                       # 3 and 4 hosts, every fault, 5 trials of each
     python bench/members.py --hosts 3 --faults killed --trials 1
+    python bench/members.py --out-of-step         # 2, 3 and 4 hosts, no fault, ranks that come late
 
 Needs root (netlab). A rank on each host takes round after round, a sum of 0.5 MB over a port of 1
 Gbit/s, without a pause in between, so a fault comes in mid-round. One host is hurt:
@@ -12,16 +13,21 @@ Gbit/s, without a pause in between, so a fault comes in mid-round. One host is h
 
 Timed is from the fault until the slowest of the other ranks has completed a round without it. The
 goal is the grace time and 1 s. Exit code 1 if a trial missed it, 2 if one failed.
+
+With --out-of-step nothing is hurt: each rank comes to each of 60 rounds behind a delay of its own,
+from 2 ms to 2 s, and the same rounds are taken by a communicator of fixed ranks. The goal: nobody
+joins or leaves, and the time is within 5 % of the fixed ranks'.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from _columns import aligned
 from _job import Job
@@ -32,6 +38,10 @@ GOAL_S = 1.0
 ELEMENTS = 125_000
 MBIT = 1000
 BEFORE = 20  # rounds
+ROUNDS = 60  # out of step
+DELAYS_S = (0.002, 2.0)
+WITHIN = 1.05
+LATE_HEADS = ("hosts", "rounds", "joined", "left", "fixed, s", "membership, s", "ratio", "verdict")
 HEADS = ("fault", "hosts", "lost", "trials", "seconds, least", "most", "goal", "verdict")
 
 
@@ -60,6 +70,61 @@ def rank(grace_s: float) -> None:
                 members = current.members
                 told = {"members": members, "number": number, "at": time.monotonic()}
                 print(json.dumps(told), flush=True)
+
+
+def late_rank(rounds: int) -> None:
+    """One rank, out of step with the others: prints a line of JSON when the rounds are over."""
+    import numpy as np
+
+    import ringcomm
+    from ringcomm.membership import Membership
+
+    values, told = np.ones(ELEMENTS, np.float32), {"joined": 0, "left": 0, "fixed": 0.0}
+
+    def delays(rank: int) -> Iterator[float]:
+        chance = random.Random(rank)
+        least, most = DELAYS_S
+        return (least * (most / least) ** chance.random() for _ in range(rounds))
+
+    with ringcomm.init() as comm:
+        comm.barrier()
+        began = time.monotonic()
+        for delay in delays(comm.rank):
+            time.sleep(delay)
+            comm.allreduce(values)
+            comm.barrier()
+        told["fixed"] = time.monotonic() - began
+    with Membership(grace_s=30.0, min_peers=2) as membership:
+        membership.comm.barrier()
+        began = time.monotonic()
+        for number, delay in enumerate(delays(membership.rank)):
+            time.sleep(delay)
+            current = membership.begin_round(number)
+            told["joined"] += len(current.joined)
+            told["left"] += len(current.left)
+            membership.comm.allreduce(values)
+            membership.end_round()
+        told["membership"] = time.monotonic() - began
+        print(json.dumps(told), flush=True)
+
+
+def out_of_step(hosts: int, rounds: int, timeout: float) -> tuple[str, ...]:
+    """A line of the table. Raises RuntimeError where a rank fails."""
+    with NetLab(hosts, [MBIT]) as lab:
+        command = [sys.executable, __file__, "--as-late-rank", str(rounds)]
+        code = (job := lab.start(command, quiet=True)).wait(timeout)
+        output = [job.output(host) for host in range(hosts)]
+    lines = [[line for line in text.splitlines() if line[:1] == "{"] for text in output]
+    if code or not all(lines):
+        raise RuntimeError(f"exit code {code}: " + " | ".join(text[-200:] for text in output))
+    told = [json.loads(line[-1]) for line in lines]
+    fixed, taken = (max(one[name] for one in told) for name in ("fixed", "membership"))
+    joined, left = (sum(one[name] for one in told) for name in ("joined", "left"))
+    met = not joined and not left and taken <= WITHIN * fixed
+    return (
+        str(hosts), str(rounds), str(joined), str(left), f"{fixed:.2f}", f"{taken:.2f}",
+        f"{taken / fixed:.3f}", "met" if met else "short",
+    )  # fmt: skip
 
 
 def trial(hosts: int, victim: int, fault: str, grace_s: float, timeout: float) -> float:
@@ -114,15 +179,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="members.py", description="Rounds without a lost host.")
     add = parser.add_argument
-    add("--hosts", type=whole, default="3,4", metavar="LIST")
+    add("--hosts", type=whole, metavar="LIST", help="3,4 by default; 2,3,4 out of step")
+    add("--out-of-step", action="store_true", help="ranks that come late instead of faults")
+    add("--rounds", type=int, default=ROUNDS, help="out of step")
     add("--faults", type=lambda text: text.split(","), default=",".join(FAULTS), metavar="LIST")
     add("--trials", type=int, default=5)
     add("--grace", type=float, default=2.0, metavar="S", help="how long a lost rank is waited for")
     add("--timeout", type=float, default=60)
     add("--as-rank", type=float, help=argparse.SUPPRESS)
+    add("--as-late-rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if not all(3 <= hosts <= 16 for hosts in options.hosts) or options.trials < 1:
-        parser.error("give 3 to 16 --hosts, and a trial or more")
+    least = 2 if options.out_of_step else 3
+    options.hosts = options.hosts or list(range(least, 5))
+    if not all(least <= hosts <= 16 for hosts in options.hosts):
+        parser.error(f"give {least} to 16 --hosts")
+    if options.trials < 1 or options.rounds < 1:
+        parser.error("give a trial and a round, or more")
     unknown = set(options.faults) - set(FAULTS)
     if unknown or options.grace <= 0:
         parser.error(f"give --faults of {', '.join(FAULTS)}, and --grace above 0")
@@ -135,8 +207,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.as_rank is not None:
         rank(options.as_rank)
         return 0
-    rows = [HEADS]
+    if options.as_late_rank is not None:
+        late_rank(options.as_late_rank)
+        return 0
+    rows = [LATE_HEADS if options.out_of_step else HEADS]
     try:
+        if options.out_of_step:
+            for hosts in options.hosts:
+                rows.append(out_of_step(hosts, options.rounds, options.timeout * options.rounds))
+                print("#", *rows[-1], flush=True)
+            options.faults = []
         for fault in options.faults:
             for hosts in options.hosts:
                 for victim in (0, hosts - 1):  # rank 0 decides

@@ -26,7 +26,7 @@ from ringcomm import PeerLostError
 from ringcomm.bootstrap.loop import Loop
 from ringcomm.membership.agreement import Agreement, Terms
 from ringcomm.membership.control import Hear, Meet
-from ringcomm.membership.decision import NONE_YET, STARTED_AGAIN, Go, History, Ready
+from ringcomm.membership.decision import NONE_YET, STARTED_AGAIN, Go, History, Ready, Silent
 from ringcomm.membership.formation import FormationError
 from ringcomm.membership.messages import Address, Kind
 
@@ -326,6 +326,11 @@ class Wire:
     def connected(self) -> frozenset[int]:
         others = set(range(self._world.size)) - {self._process.rank}
         return frozenset(rank for rank in others if self.gone_since(rank) is None)
+
+    @property
+    def silent(self) -> dict[int, Silent]:
+        ranks = [rank for rank in self._knocks if not self.is_linked(rank)]
+        return {rank: Silent(self._ended.get(rank, (self._began, True))[0], ()) for rank in ranks}
 
     @property
     def letting_in(self) -> bool:

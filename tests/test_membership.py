@@ -3,11 +3,14 @@ processes that are killed, stopped and started again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,10 @@ import pytest
 from faults import rounds
 from faults.job import Job, Nursery, nursery_of
 from patience import PATIENCE, PROMPT, until
+
+import ringcomm
+from ringcomm.bootstrap.sockets import listen
+from ringcomm.membership import Membership, places
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "bench"))
@@ -176,6 +183,34 @@ def test_another_rank_0_started_again(nursery: Nursery) -> None:
         job.start(rounds.work, ranks=[0], rejoin=True, hosts=["localhost"], work_s=0.1)
         assert round_where(job, 0, is_new=True)["joined"] == [0]
         stop(job, 1, 2)
+
+
+@pytest.mark.parametrize("member_lives", [False, True])
+def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
+    """Programs that say nothing have a member's ports, whether the member listens elsewhere or has
+    ended: the wait is bounded, and the error names the ports."""
+    config = ringcomm.Config(timeout=1.0)
+    with contextlib.ExitStack() as open_ones:
+        (probe := socket.socket()).bind(("127.0.0.1", 0))
+        method = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        back: dict[str, Any] = {"rank": 1, "rejoin": True, "hosts": ["127.0.0.1"]}
+        job: dict[str, Any] = {"world_size": 2, "init_method": method, "min_peers": 1,
+                               "grace_s": 0.5, "config": config}  # fmt: skip
+        with Membership(**job, **back) as first:
+            ports = places.ports_of(first._job, 0)
+        for port in ports:
+            open_ones.enter_context(listen("127.0.0.1", port))
+        if member_lives:
+            with ThreadPoolExecutor(2) as threads:
+                zero, one = threads.map(lambda rank: Membership(**job, rank=rank), range(2))
+            open_ones.enter_context(zero)
+            one.close()
+        again = open_ones.enter_context(Membership(**job, **back))
+        with pytest.raises(ringcomm.PeerLostError, match="where rank 0 may be") as failure:
+            again.begin_round(0)
+        for port in ports:
+            assert f"127.0.0.1:{port}" in str(failure.value)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

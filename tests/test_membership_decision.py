@@ -30,6 +30,7 @@ from ringcomm.membership.decision import (
     TAKEOVER_S,
     Go,
     Ready,
+    Silent,
     TooFew,
     View,
     Wait,
@@ -202,6 +203,21 @@ def test_who_is_behind_and_left_alone_is_told_so(mine: Ready, why: str) -> None:
         "gone for 30.0 s. If they have finished, they have the result; else start all again from a "
         "checkpoint"
     )
+
+
+def test_who_is_behind_waits_for_the_silent_no_longer_than_for_a_collective() -> None:
+    """Something has taken the connection to rank 0, and may be no member."""
+    mine = ready(1, 5.0, epoch=-1, behind=True, history=STARTED_AGAIN)
+    doors = {0: Silent(2.0, ("10.0.0.1:29400",))}
+    view = seen_by(1, 3, mine, members=(), gone={2: 0.0}, silent=doors)
+    assert decide(view, 6.0) == Wait(5.0 + 300.0)
+    outcome = decide(view, 305.0)
+    assert isinstance(outcome, TooFew)
+    assert "what listens at 10.0.0.1:29400, where rank 0 may be, has not answered for 300.0 s" in (
+        outcome.text
+    )
+    linked = dataclasses.replace(view, connected=frozenset({0, 2}), gone={})
+    assert decide(linked, 1e6) == Wait(math.inf)
 
 
 # ---- of any state ----

@@ -217,6 +217,7 @@ class Agreement:
             terms.rank, terms.world_size, terms.min_peers, terms.grace_s, terms.timeout,
             self.members, self._ready, control.connected,
             {rank: at for rank, at in gone.items() if at is not None}, self._linger_until,
+            control.silent,
         )  # fmt: skip
 
     def _give_up(self, outcome: TooFew) -> PeerLostError:

@@ -18,7 +18,7 @@ import select
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from ..bootstrap.acceptor import Acceptor
@@ -27,9 +27,10 @@ from ..bootstrap.handshake import Client, Server
 from ..bootstrap.loop import READ, WRITE, Loop
 from ..bootstrap.report import REFUSED
 from ..bootstrap.same_user import vetting
-from ..bootstrap.sockets import end_when_silent, tune
+from ..bootstrap.sockets import end_when_silent, show, tune
 from ..bootstrap.terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 from ..errors import BootstrapError
+from .decision import Silent
 from .messages import HEADER, Address, Kind, frame, most_bytes
 
 _log = logging.getLogger("ringcomm")
@@ -50,6 +51,8 @@ class Connections(Protocol):
     def loop(self) -> Loop: ...
     @property
     def connected(self) -> frozenset[int]: ...
+    @property
+    def silent(self) -> Mapping[int, Silent]: ...
     @property
     def letting_in(self) -> bool: ...
     def gone_since(self, rank: int) -> float | None: ...
@@ -108,11 +111,26 @@ class Control:
         door."""
         return frozenset(rank for rank in self._others() if self.gone_since(rank) is None)
 
+    @property
+    def silent(self) -> dict[int, Silent]:
+        """Ranks that are connected in that somebody lets us wait at their door."""
+        found = {}
+        for rank in self._others():
+            doors = [] if self.is_linked(rank) else self._doors(rank)
+            if doors:
+                since, _ = self._ended.get(rank, (self._began, True))
+                where = (show(dial.target.address, dial.target.port) for dial in doors)
+                found[rank] = Silent(since, tuple(where))
+        return found
+
+    def _doors(self, rank: int) -> list[Dial]:
+        return [dial for dial in self._dials.get(rank, ()) if dial.shaking]
+
     def gone_since(self, rank: int) -> float | None:
         """When the rank's process ended; None where it lives. Where the network ended the
         connection, it counts as ended peer_timeout later."""
         trying = [dial for dial in self._dials.get(rank, ()) if not dial.is_over]
-        if self.is_linked(rank) or any(dial.shaking for dial in trying):
+        if self.is_linked(rank) or self._doors(rank):
             return None
         ended, surely = self._ended.get(rank, (self._began, True))
         refused = any(dial.state == REFUSED for dial in trying)

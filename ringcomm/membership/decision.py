@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 SETTLE_S = 0.25
 """For a rank that an error names and whose process lives: it may have seen the failure, too."""
@@ -56,6 +57,16 @@ class Ready:
     behind: bool = False
 
 
+class Silent(NamedTuple):
+    """Something took a connection to a rank and says nothing: that rank, which is in a round, or
+    another program."""
+
+    since: float
+    """Since when the rank has not been connected."""
+    places: tuple[str, ...]
+    """Addresses with ports."""
+
+
 @dataclasses.dataclass(frozen=True)
 class View:
     """What a rank knows.
@@ -66,6 +77,7 @@ class View:
         connected: other ranks whose process lives, or seems to.
         gone: since when processes are known to have ended, or never to have been met.
         linger_until: a rank that comes back is just being let in, and is waited for until then.
+        silent: those of the connected that only seem to live.
     """
 
     rank: int
@@ -78,6 +90,7 @@ class View:
     connected: frozenset[int]
     gone: Mapping[int, float]
     linger_until: float = 0.0
+    silent: Mapping[int, Silent] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,10 +210,11 @@ def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
 
 def _wait_for_others(view: View, now: float) -> Wait | TooFew:
     """Of a rank that is behind: for the end of the round that the others are in."""
-    if view.connected:
+    if view.connected - view.silent.keys():
         return Wait(math.inf)
-    since = max(view.ready[view.rank].at, *view.gone.values(), 0.0)
-    until = since + view.grace_s
+    silent_since = (one.since for one in view.silent.values())
+    since = max(view.ready[view.rank].at, *view.gone.values(), *silent_since, 0.0)
+    until = since + (max(view.grace_s, view.timeout) if view.silent else view.grace_s)
     return Wait(until) if now < until else _left_alone(view, now)
 
 
@@ -212,12 +226,13 @@ def _left_alone(view: View, now: float) -> TooFew:
         else "came late, and the others have gone on without it"
     )  # fmt: skip
     states = "; ".join(_state(view, rank, mine.at, now) for rank in others)
-    return TooFew(
-        f"rank {view.rank} {why}, and no rank is left to learn the latest state from: "
-        f"{states}. If they have finished, they have the result; else start all again from a "
-        "checkpoint",
-        others,
-    )
+    found = "has answered" if view.silent else "is left to learn the latest state from"
+    remedy = (
+        "If it is a member in a longer round, give a longer timeout; if another program has the "
+        "port, end it, or start all again from a checkpoint" if view.silent else
+        "If they have finished, they have the result; else start all again from a checkpoint"
+    )  # fmt: skip
+    return TooFew(f"rank {view.rank} {why}, and no rank {found}: {states}. {remedy}", others)
 
 
 def _too_few(view: View, now: float) -> TooFew:
@@ -233,6 +248,12 @@ def _too_few(view: View, now: float) -> TooFew:
 
 
 def _state(view: View, rank: int, first: float, now: float) -> str:
+    if rank in view.silent:
+        since, places = view.silent[rank]
+        return (
+            f"what listens at {', '.join(places)}, where rank {rank} may be, has not answered for "
+            f"{now - max(since, first):.1f} s"
+        )
     if rank in view.connected:
         blamed = " and does not answer" if _blamed_at(view, rank) < math.inf else ""
         return f"rank {rank} lives{blamed}, and has not come for {now - first:.1f} s"

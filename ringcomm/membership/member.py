@@ -83,7 +83,8 @@ class Membership:
         grace_s: how long a round waits for the late ones once min_peers are ready, and after what
             silence a member is lost in mid-round (the communicators' peer_timeout).
         rejoin: this process takes the place of one that has ended, among members that go on without
-            it. begin_round then waits for the end of their round.
+            it. begin_round then waits for the end of their round; no longer than config.timeout
+            where no member has answered, for what listens at their ports may be another program.
         hosts: with rejoin, names or addresses of hosts to look for members on, where the address of
             rank 0's host is not enough (rank 0 was lost).
         rank, world_size, init_method, config, timeout, mpi, store: as of ``ringcomm.init``. While
@@ -148,7 +149,8 @@ class Membership:
             token: up to 256 bytes, which all members get (Round.tokens).
 
         Raises:
-            PeerLostError: fewer than min_peers came; the text says who is missing and how long.
+            PeerLostError: fewer than min_peers came; the text says who is missing and how long. Or
+                none that was found answers a process with rejoin; it names the ports.
         """
         self._require_open()
         if len(token) > MAX_TOKEN:
