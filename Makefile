@@ -15,7 +15,7 @@ C_FILES := $(shell find csrc tests/c tests/cuda bench -name '*.[ch]' -o -name '*
 CORE := $(shell find csrc -name '*.[ch]') setup.py build_ffi.py pyproject.toml
 
 .NOTPARALLEL: # one pip at a time in .venv
-.PHONY: demo test test-c test-torch torch-matrix asan ubsan tsan bench micro peers compare build lint format compile_commands clean help
+.PHONY: demo test test-c test-torch torch-matrix mutants asan ubsan tsan bench micro peers compare build lint format compile_commands clean help
 
 help:
 	@echo "make demo      train a small model on two local ranks, gradients in bf16"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-c    the C unit tests alone; asan, ubsan, tsan: under that sanitizer"
 	@echo "make test-torch  PyTorch's own distributed tests on backend ringcomm, beside gloo (20 to 40 minutes)"
 	@echo "make torch-matrix  the torch tests on several releases of PyTorch (an hour each, and its download)"
+	@echo "make mutants   plants known faults one by one, each of which the tests must find (15 minutes)"
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
 	@echo "make peers     every performance row with its goal, beside all peers (10 to 25 minutes, root)"
@@ -75,6 +76,9 @@ test-torch: $(VENV)/.test
 TORCHES ?= 2.4.1 2.13.0 2.14.1 2.15.0
 torch-matrix: $(VENV)/.test
 	@$(BIN)/python tests/torch_matrix.py $(TORCHES) --table
+
+mutants: $(VENV)/.test
+	@$(BIN)/python tests/mutants.py $(MUTANTS)
 
 asan:
 	@$(MAKE) --no-print-directory -C tests/c SANITIZER=address run

@@ -228,6 +228,22 @@ static void plain_copies_at_any_offset(void)
             }
 }
 
+/* Two that rank 0 and 1 have, and what they have made of each other's, are the same NaN. */
+static void a_sum_of_nans_is_the_same_on_all_ranks(void)
+{
+    static const uint32_t bits[] = {0x7fc12345, 0xffc54321};
+    float here, there, joined, x[2];
+    memcpy(x, bits, sizeof x);
+    rc_call call = {.collective = RC_ALLREDUCE, .dtype = RC_F32, .op = RC_SUM};
+    codec c;
+    codec_init(&c, kernels_find(NULL), &call, 2);
+    codec_combine(&c, &here, &x[0], &x[1], 1, 1);
+    codec_combine(&c, &there, &x[1], &x[0], 1, 1);
+    codec_join(&c, &joined, 0, (const void *const[]){&x[0], NULL}, 2, &x[1], 1);
+    CHECK(memcmp(&here, &there, sizeof here) == 0);
+    CHECK(memcmp(&here, &joined, sizeof here) == 0);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -239,6 +255,7 @@ int main(void)
         {"encoding_is_idempotent", encoding_is_idempotent},
         {"fp16_average_does_not_overflow", fp16_average_does_not_overflow},
         {"plain_copies_at_any_offset", plain_copies_at_any_offset},
+        {"a_sum_of_nans_is_the_same_on_all_ranks", a_sum_of_nans_is_the_same_on_all_ranks},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

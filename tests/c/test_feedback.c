@@ -457,6 +457,30 @@ static void what_is_known_of_zeros_is_true(void)
     feedback_release(f);
 }
 
+static void a_step_that_is_taken_back_leaves_nothing(void)
+{
+    enum { COUNT = 64, OWNED = 8 };
+    feedback_use use = {.worker = {0, COUNT}, .owner = {16, 16 + OWNED}, .fold = 1};
+    feedback_view view;
+    rc_feedback *f;
+    uint64_t start, count;
+    CHECK_EQ(feedback_create(&f, COUNT), RC_OK);
+    CHECK_EQ(feedback_begin(f, &use, &view), RC_OK);
+    for (int i = 0; i < COUNT; i++)
+        view.worker_out[i] = 1.0F;
+    for (int i = 0; i < OWNED; i++)
+        view.owner_out[i] = 2.0F;
+    feedback_commit(f, RC_SUM);
+    for (int times = 0; times < 2; times++) {
+        feedback_undo(f);
+        rc_feedback_owner(f, &start, &count);
+        CHECK_EQ(count, 0);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(f->worker[f->now].data[i] == 0.0F);
+    }
+    feedback_release(f);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
@@ -471,6 +495,7 @@ int main(void)
         {"one_work_at_a_time", one_work_at_a_time},
         {"what_does_not_fit_is_refused", what_does_not_fit_is_refused},
         {"residuals_come_back_as_loaded", residuals_come_back_as_loaded},
+        {"a_step_that_is_taken_back_leaves_nothing", a_step_that_is_taken_back_leaves_nothing},
         {"what_is_known_of_zeros_is_true", what_is_known_of_zeros_is_true},
     };
     return check_run(tests, CHECK_COUNT(tests));

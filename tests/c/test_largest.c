@@ -34,6 +34,22 @@ static void are_those_of_the_definition(void)
     free(x);
 }
 
+/* Behind them are all that are larger. */
+static void takes_the_first_of_equals(void)
+{
+    enum { LARGER = 5 };
+    float values[N + LARGEST_SPARE], x[N];
+    uint16_t got[N];
+    for (size_t i = 0; i < N; i++)
+        x[i] = i + LARGER < N ? 1.0F : 2.0F;
+    for (size_t k = LARGER; k <= N; k += 71) {
+        largest l = {kernels_find(NULL), values, 1};
+        largest_find(&l, got, x, N, k);
+        for (size_t i = 0; i < k; i++)
+            CHECK_EQ(got[i], i + LARGER < k ? i : N - k + i);
+    }
+}
+
 /* Whatever was looked for before. */
 static void does_not_depend_on_the_guess(void)
 {
@@ -58,6 +74,7 @@ int main(void)
 {
     const check_test tests[] = {
         {"the k largest, in order of place", are_those_of_the_definition},
+        {"of equals the first, and all that are larger", takes_the_first_of_equals},
         {"the guess changes the way, not the result", does_not_depend_on_the_guess},
     };
     return check_run(tests, CHECK_COUNT(tests));
