@@ -27,7 +27,7 @@ help:
 	@echo "make bench     all-reduce over message sizes on two local ranks, beside gloo"
 	@echo "make micro     micro-benchmarks of kernels, CRC, frame, plan and calls"
 	@echo "make peers     every performance row with its goal, beside all peers (10 to 25 minutes, root)"
-	@echo "make compare   what differs between two commits, OLD=HEAD NEW=. (this working copy): bits and frames"
+	@echo "make compare   what differs between two commits, OLD=HEAD NEW=. (this working copy): bits, frames, calls"
 	@echo "make lint      ruff, mypy --strict, clang-format; make format applies what can be"
 	@echo "make clean     removes everything that was built, .venv too"
 

@@ -1,4 +1,4 @@
-"""tools/compare.py: what it finds between results, and one scene of this working copy."""
+"""tools/compare.py: what it finds between results, and what it runs and counts, of this tree."""
 
 from __future__ import annotations
 
@@ -92,3 +92,84 @@ def test_a_changed_golden_frame_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     verdict = compare.part_frames(HERE, compare.Tree("there", tmp_path, tmp_path))
     assert verdict.lines[-1] == "barrier.hex: the bytes differ"
     assert verdict.differ == 1
+
+
+# ---- counts ----
+
+
+def test_strace_is_read_by_sections() -> None:
+    log = """\
+7 read(3, "x", 1) = 1
+7 access("/ringcomm-compare/nothing", F_OK) = -1 ENOENT (No such file or directory)
+8 sendmsg(5, {msg_name=NULL}, MSG_NOSIGNAL) = 48
+7 futex(0x5581, FUTEX_WAIT_PRIVATE, 0, NULL <unfinished ...>
+8 madvise(0x7f, 4096, MADV_DONTNEED) = 0
+7 <... futex resumed>) = 0
+7 access("/ringcomm-compare/barrier", F_OK) = -1 ENOENT (No such file or directory)
+8 +++ exited with 0 +++
+"""
+    assert compare.sections_of_log(iter(log.splitlines())) == {
+        "nothing": [{"transfers": 1, "waits": 0, "others": 0}],
+        "barrier": [{"transfers": 1, "waits": 1, "others": 1}],
+    }
+
+
+def test_callgrind_is_read_by_objects_and_callees_are_not_counted_twice() -> None:
+    dump = """\
+desc: Trigger: Client Request: 4 KiB none
+positions: line
+events: Ir
+summary: 119
+
+ob=(1) /site/ringcomm/_core.so
+fl=(1) a.c
+fn=(1) send
+16 10
++1 5
+cob=(2) /lib/libc.so
+cfn=(2) memcpy
+calls=3 20
+* 100
+-2 4
+
+ob=(2)
+fn=(2)
+20 100
+"""
+    section, found = compare.instructions_of(dump.splitlines())
+    assert section == "4 KiB none"
+    assert found == {"/site/ringcomm/_core.so": 19, "/lib/libc.so": 100}
+
+
+@pytest.mark.parametrize(
+    ("olds", "news", "more"),
+    [([10, 10], [11], True), ([10, 10], [10.4], False), ([10, 12], [13], False),
+     ([10, 10], [11, 10.2], False), ([1000, 1000], [1009], False), ([10, 10], [2], False)],
+)  # fmt: skip
+def test_more_is_what_exceeds_the_noise(olds: list[float], news: list[float], more: bool) -> None:
+    assert compare.has_more("transfers", olds, news) is more
+
+
+def test_calls_are_counted_and_one_more_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "COUNTERS", {"bytes": compare.COUNTERS["bytes"]})
+    monkeypatch.setitem(compare.ROUNDS, "bytes", 2)
+    kept = compare.count(HERE, False, "bytes")
+    assert 2 << 20 <= kept["1 MiB none"]["sent"] < 2.01 * (1 << 20)
+    assert 1 << 20 <= kept["1 MiB bf16"]["received"] < 1.01 * (1 << 20)
+
+    one_more = {**kept["barrier"], "sent": kept["barrier"]["sent"] + 128}
+    extra = {**kept, "barrier": one_more}
+    for new, status in ((kept, 0), (extra, 1)):
+        runs = [kept, new, kept] * 2 * compare.TRIES
+        monkeypatch.setattr(compare, "count", lambda *_, runs=runs: runs.pop(0))
+        assert compare.main([".", ".", "--parts", "counts"]) == status
+        assert ("MORE" in capsys.readouterr().out) == bool(status)
+
+
+def test_what_cannot_be_counted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare.shutil, "which", lambda name: None)
+    verdict = compare.part_counts(HERE, HERE)
+    assert verdict.differ == 2 * len(compare.COUNTERS)
+    assert "instructions, memory: NOT COUNTED: valgrind is not installed" in verdict.lines

@@ -12,6 +12,14 @@ What is run of both is in scenes.py, which uses public names alone: their inside
              and the largest difference. A scene that differs is run again in OLD, which tells
              one that is not repeatable. HookState("auto") is left out: it follows measured times.
     frames   tests/golden/*.hex, remarks aside; and whether each commit's own encoder makes them
+    counts   what eight calls of two ranks, threads of one process, need over ports and over memory:
+             system calls (by strace) that transfer, that wait and others; calls of memcpy and the
+             bytes that they copy, bytes sent and received (by counting.c, preloaded; kernels that
+             copy are not seen); instructions of the core and of all (by callgrind, with kernels of
+             AVX2 at most). A figure is of one call on both ranks, the least of some rounds, less
+             what no calls take. OLD is counted before and behind NEW, which tells the noise: NEW
+             has more where it exceeds both by more than they differ by, and than 1 %, and does so
+             again in two more tries. What cannot be counted is named, and counts as differing.
 
 The exit status is 0 if nothing differs, 1 if something does, 2 if it could not be compared.
 Scenes that raise in one commit alone differ; those that raise in both are named.
@@ -20,26 +28,32 @@ Scenes that raise in one commit alone differ; those that raise in both are named
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
+import platform
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenes import CALLS, COUNTED, MARK, NOTHING
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENES = Path(__file__).with_name("scenes.py")
-PARTS = ("bits", "frames")
+PARTS = ("bits", "frames", "counts")
 LIMIT_S = 1800.0  # of one run of all scenes
 LAUNCHERS = ("RINGCOMM_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_")
 Results = dict[str, list[Any]]  # by scene, of each rank: parameters, or the text of an exception
@@ -282,6 +296,176 @@ def part_frames(old: Tree, new: Tree) -> Verdict:
     return Verdict([f"golden frames: {equal} of {len(a)} equal", *details], len(details))
 
 
+# ---- counts ----
+
+Rounds = dict[str, list[dict[str, float]]]  # by section, of each round: figures by name
+Figures = dict[str, dict[str, float]]  # by call
+
+TRANSFERS = re.compile(r"(p?(read|write)v?2?|(p?read|pwrite)64|(send|recv)(to|from|m?msg)|splice)$")
+WAITS = re.compile(r"(futex|epoll_p?wait2?|p?poll|p?select6?|sched_yield|(clock_)?nanosleep)$")
+ROUNDS = {"system calls": 8, "bytes": 8, "instructions": 3}
+TRIES = 3
+SLACK = {"core": 100.0, "all": 2000.0, "copied": 64.0, "sent": 64.0, "received": 64.0}
+
+
+def count_system_calls(tree: Tree, env: Mapping[str, str], folder: Path) -> Rounds:
+    """By kind, as strace lists them."""
+    log = folder / "strace"
+    counting = [str(SCENES), "counts", str(folder), str(ROUNDS["system calls"])]
+    tracing = ["strace", "-f", "-qq", "-s", "80", "-e", "signal=none", "-o", str(log)]
+    run([*tracing, sys.executable, *counting], env, f"strace of {tree.name}")
+    with log.open() as lines:
+        return sections_of_log(lines)
+
+
+def sections_of_log(lines: Iterator[str]) -> Rounds:
+    """The calls of each section of strace's log, a section being over where it is marked."""
+    found: Rounds = collections.defaultdict(list)
+    counts = dict.fromkeys(("transfers", "waits", "others"), 0.0)
+    for line in lines:
+        called = re.match(r"\d+ +(\w+)\(", line)
+        if called is None:  # the rest of a call that was told before, or the end of a thread
+            continue
+        if marked := re.search(f'"{MARK}([^"]+)"', line):
+            found[marked[1]].append(counts)
+            counts = dict.fromkeys(counts, 0.0)
+            continue
+        is_wait = WAITS.match(called[1])
+        kind = "waits" if is_wait else "transfers" if TRANSFERS.match(called[1]) else "others"
+        counts[kind] += 1
+    return found
+
+
+def count_bytes(tree: Tree, env: Mapping[str, str], folder: Path) -> Rounds:
+    """By the library that is preloaded."""
+    library = counting_library()
+    counting = [str(SCENES), "counts", str(folder), str(ROUNDS["bytes"]), library]
+    run([sys.executable, *counting], {**env, "LD_PRELOAD": library}, f"counts of {tree.name}")
+    told = json.loads((folder / "bytes.json").read_text())
+    return {name: [dict(zip(COUNTED, one, strict=True)) for one in told[name]] for name in told}
+
+
+def count_instructions(tree: Tree, env: Mapping[str, str], folder: Path) -> Rounds:
+    """By callgrind."""
+    library = counting_library()
+    kernels = {"RINGCOMM_KERNEL_SET": "avx2"} if platform.machine() == "x86_64" else {}
+    counting = [str(SCENES), "counts", str(folder), str(ROUNDS["instructions"]), library]
+    grinding = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=try",
+                f"--callgrind-out-file={folder}/callgrind"]  # fmt: skip
+    what = f"callgrind of {tree.name}"
+    run([*grinding, sys.executable, *counting], {**env, **kernels}, what)
+    found: Rounds = collections.defaultdict(list)
+    dumps = sorted(folder.glob("callgrind.*"), key=lambda path: int(path.suffix[1:]))
+    for path in dumps:
+        name, by_object = instructions_of(path.read_text().splitlines())
+        core = sum(n for file, n in by_object.items() if file.startswith(f"{tree.site}/ringcomm/"))
+        found[name].append({"core": core, "all": sum(by_object.values())})
+    if not found:
+        raise CannotCompareError(f"{what}: no section; valgrind/callgrind.h was missing")
+    return found
+
+
+def instructions_of(lines: Sequence[str]) -> tuple[str, collections.Counter[str]]:
+    """The name of the section that a dump of callgrind's is of, and its instructions by object."""
+    section, file, called = "", "", False
+    names: dict[str, str] = {}
+    found: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        if line.startswith("desc: Trigger: Client Request: "):
+            section = line.removeprefix("desc: Trigger: Client Request: ")
+        elif named := re.match(r"(c?ob)=\((\d+)\)(?: (.*))?", line):
+            name = names.setdefault(named[2], named[3])
+            file = name if named[1] == "ob" else file
+        elif line.startswith("calls="):
+            called = True
+        elif line[:1] in {*"0123456789+-*"}:  # a position and its cost, a callee's after calls=
+            found[file] += 0 if called else int(line.split()[1])
+            called = False
+    return section, found
+
+
+def counting_library() -> str:
+    """counting.c, built."""
+    target = _made(ROOT / "build" / "compare") / "counting.so"
+    compiling = [os.environ.get("CC", "gcc"), "-O2", "-fno-builtin", "-D_GNU_SOURCE", "-shared",
+                 "-fPIC", "-o", str(target), str(SCENES.with_name("counting.c"))]  # fmt: skip
+    run([*compiling, "-ldl"], os.environ, "building counting.c")
+    return str(target)
+
+
+COUNTERS: dict[str, tuple[str, Callable[[Tree, Mapping[str, str], Path], Rounds]]] = {
+    "system calls": ("strace", count_system_calls),
+    "bytes": ("gcc", count_bytes),
+    "instructions": ("valgrind", count_instructions),
+}
+
+
+def figures(rounds: Rounds) -> Figures:
+    """Of one call, of each kind: the least of the rounds, less what nothing takes."""
+    least = {
+        section: {kind: min(one[kind] for one in several) for kind in several[0]}
+        for section, several in rounds.items()
+    }
+    return {
+        name: {kind: (n - least[NOTHING][kind]) / times for kind, n in least[name].items()}
+        for name, (_, _, times) in CALLS.items()
+    }
+
+
+def count(tree: Tree, memory: bool, what: str) -> Figures:
+    """One run."""
+    print(f"counts: {what}, {tree.name}, {'memory' if memory else 'ports'}", file=sys.stderr)
+    env = environment(tree, RINGCOMM_SHARED_MEMORY=str(int(memory)))
+    with tempfile.TemporaryDirectory() as folder:
+        return figures(COUNTERS[what][1](tree, env, Path(folder)))
+
+
+def has_more(kind: str, olds: Sequence[float], news: Sequence[float]) -> bool:
+    """Whether all figures of NEW's are beyond OLD's, and beyond what these differ by."""
+    most = max(olds)
+    return min(news) > most + max(most - min(olds), 0.01 * most, SLACK.get(kind, 0.5))
+
+
+def compare_counts(olds: Sequence[Figures], news: Sequence[Figures], where: str) -> Verdict:
+    """A table of the least and the most of OLD's runs, and the least of NEW's."""
+    kinds = list(next(iter(olds[0].values())))
+    table = [f"{where:26}" + "".join(f"{kind:>28}" for kind in kinds)]
+    differ = 0
+    for name in CALLS:
+        cells = []
+        for kind in kinds:
+            a, b = ([one[name][kind] for one in several] for several in (olds, news))
+            more = has_more(kind, a, b)
+            differ += more
+            cells.append(f"{min(a):.4g}..{max(a):.4g} {min(b):.4g}{' MORE' * more}")
+        table.append(f"{name:26}" + "".join(f"{cell:>28}" for cell in cells))
+    return Verdict(table, differ)
+
+
+def part_counts(old: Tree, new: Tree) -> Verdict:
+    """Runs OLD, NEW and OLD again under each counter; up to three times where NEW has more."""
+    total = Verdict(["of one call: OLD's least..most, NEW's least"], 0)
+    for what, (needs, _) in COUNTERS.items():
+        for memory in (False, True):
+            where = f"{what}, {'memory' if memory else 'ports'}"
+            olds: list[Figures] = []
+            news: list[Figures] = []
+            try:
+                if shutil.which(needs) is None:
+                    raise CannotCompareError(f"{needs} is not installed")
+                for _ in range(TRIES):
+                    for tree, several in ((old, olds), (new, news), (old, olds)):
+                        several.append(count(tree, memory, what))
+                    one = compare_counts(olds, news, where)
+                    if not one.differ:
+                        break
+            except CannotCompareError as error:
+                one = Verdict([f"{where}: NOT COUNTED: {error}"], 1)
+            total.lines += ["", *one.lines]
+            total.differ += one.differ
+    return total
+
+
 # ---- the command ----
 
 
@@ -309,6 +493,8 @@ def verdicts(args: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
         yield "bits", part_bits(old, new, worlds, args.scenes)
     if "frames" in args.parts:
         yield "frames", part_frames(old, new)
+    if "counts" in args.parts:
+        yield "counts", part_counts(old, new)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,12 +1,19 @@
-"""What compare.py runs of each commit: one rank of a world, through ringcomm's public names alone.
+"""What compare.py runs of each commit, through ringcomm's public names alone.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \\
         python tools/scenes.py bits FOLDER [PATTERN ...]
+    python tools/scenes.py counts FOLDER ROUNDS [LIBRARY]
 
-A scene is a method and its settings, under the name that the report has. ``bits`` makes 12 steps by
-each scene and writes this rank's parameters to FOLDER/RANK.npz; a scene that raises leaves the text
-of its exception instead, so that a commit without a name or a setting is told from one with other
-bits.
+A scene is a method and its settings, under the name that the report has. ``bits`` is one rank of a
+world: it makes 12 steps by each scene and writes this rank's parameters to FOLDER/RANK.npz. A scene
+that raises leaves the text of its exception instead, so that a commit without a name or a setting
+is told from one with other bits.
+
+``counts`` is a world of two ranks, both threads of this process, for whoever counts what CALLS do.
+Each has a section in every round, and nothing has one, too: what the others have more is theirs. A
+section is marked behind its end by a system call that names it, which strace sees, and by
+counting_mark of the LIBRARY (counting.c), whose own counters go to FOLDER/bytes.json. The first
+round warms up.
 
 Invariants: what a scene returns follows from its name, the rank and the world's size: gradients are
 set by elementwise float32 operations, and nothing depends on time, on threads or on a matrix
@@ -17,12 +24,15 @@ connections of its own, so that one that fails leaves the next alone.
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import functools
 import itertools
+import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -395,7 +405,99 @@ def bits(folder: Path, patterns: list[str]) -> None:
     ringcomm.shutdown()
 
 
+# ---- calls that are counted ----
+
+KIB, MIB = 1 << 10, 1 << 20
+CALLS: dict[str, tuple[int, dict[str, Any], int]] = {  # bytes, settings, calls in a section
+    "4 KiB none": (4 * KIB, {}, 20),
+    "4 KiB bf16": (4 * KIB, {"compression": "bf16"}, 20),
+    "1 MiB none": (MIB, {}, 20),
+    "1 MiB bf16": (MIB, {"compression": "bf16"}, 20),
+    "64 MiB none": (64 * MIB, {}, 2),
+    "64 MiB bf16": (64 * MIB, {"compression": "bf16"}, 2),
+    "1 MiB int4 with feedback": (MIB, {"compression": "int4"}, 10),
+    "barrier": (0, {}, 20),
+}
+NOTHING = "nothing"
+MARK = "/ringcomm-compare/"
+COUNTED = ("copies", "copied", "sent", "received")  # counting.c's counters
+
+
+class Library:
+    """counting.c, as compare.py has built it; it watches the package's extension."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        inside = str(Path(ringcomm.__file__).resolve().parent)
+        with open("/proc/self/maps") as maps:
+            ours = [line for line in maps if inside in line and ".so" in line]
+        ends = [int(end, 16) for line in ours for end in line.split()[0].split("-")]
+        self._library.counting_watch(ctypes.c_size_t(min(ends)), ctypes.c_size_t(max(ends)))
+
+    def mark(self, name: str) -> None:
+        """Ends a section."""
+        self._library.counting_mark(name.encode())
+
+    def counters(self) -> list[int]:
+        """As COUNTED names them, since the start."""
+        out = (ctypes.c_uint64 * len(COUNTED))()
+        self._library.counting_read(out)
+        return list(out)
+
+
+def sections_of(comm: ringcomm.Communicator, gate: threading.Barrier) -> Iterator[str]:
+    """Makes each section's calls on one rank; the gate has both ranks begin and end together."""
+    tensor = np.ones(max(size for size, _, _ in CALLS.values()) // 4, np.float32)
+    feedback = ringcomm.ErrorFeedback()
+    while True:
+        for name, (size, settings, times) in {NOTHING: (0, {}, 0), **CALLS}.items():
+            more = {"feedback": feedback} if "feedback" in name else {}
+            part = tensor[: size // 4]
+            gate.wait()
+            for _ in range(times):
+                if size:
+                    comm.allreduce(part, "avg", **settings, **more)
+                else:
+                    comm.barrier()
+            gate.wait()
+            yield name
+
+
+def counts(folder: Path, rounds: int, path: str | None) -> None:
+    """See the head of this file."""
+    config = ringcomm.Config(timeout=900.0, connect_timeout=300.0, heartbeat=200.0,
+                             peer_timeout=900.0, spin_us=0)  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    gate, library = threading.Barrier(2), Library(path) if path else None
+    turns = rounds * (1 + len(CALLS))
+    counted: dict[str, list[list[int]]] = {name: [] for name in (NOTHING, *CALLS)}
+
+    def other() -> None:
+        with ringcomm.Communicator.create(1, 2, init_method=address, config=config) as comm:
+            for _ in itertools.islice(sections_of(comm, gate), turns):
+                pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with ringcomm.Communicator.create(0, 2, init_method=address, config=config) as comm:
+        before = library.counters() if library else []
+        for name in itertools.islice(sections_of(comm, gate), turns):
+            os.access(MARK + name, os.F_OK)
+            if library:
+                library.mark(name)
+                now = library.counters()
+                counted[name].append([b - a for a, b in zip(before, now, strict=True)])
+                before = now
+    thread.join()
+    (folder / "bytes.json").write_text(json.dumps(counted))
+
+
 if __name__ == "__main__":
-    bits(Path(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1] == "counts":
+        counts(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] if sys.argv[4:] else None)
+    else:
+        bits(Path(sys.argv[2]), sys.argv[3:])
     sys.stdout.flush()
     os._exit(0)  # torch's gloo can hang where DDP is the last to hold its group
