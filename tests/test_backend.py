@@ -164,6 +164,25 @@ def test_staging(reads: bool) -> None:
     assert staged(tensor, writable=False).finish is None
 
 
+@pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+def test_without_its_scheme_under_another_launcher(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    pytest.importorskip("ringcomm.torch")
+    torchs_own = "RANK expected, but not set"
+    with pytest.raises(ValueError, match=f"{torchs_own}$"):
+        dist.init_process_group(backend)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(ValueError, match=f"{torchs_own}$"):  # half given
+        dist.init_process_group(backend)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    with pytest.raises(ValueError, match=f'{torchs_own}. mpirun .* init_method="ringcomm://"'):
+        dist.init_process_group(backend)
+    dist.init_process_group(backend, init_method="ringcomm://")
+    dist.destroy_process_group()
+
+
 def test_under_another_launcher() -> None:
     """mpirun's variables, without mpirun: torch's env:// would not know them."""
     code = """

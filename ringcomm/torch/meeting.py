@@ -1,19 +1,23 @@
 """``init_method="ringcomm://"``: torch's store under launchers that torch does not know.
 
 torch's own env:// wants RANK, WORLD_SIZE and MASTER_*, which mpirun and srun do not set. Here the
-ranks are told apart, and rank 0 is found, as by ringcomm.init: see bootstrap/launch.py.
+ranks are told apart, and rank 0 is found, as by ringcomm.init: see bootstrap/launch.py. And where
+env://, which is torch's default, fails under such a launcher, the error names this scheme.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from ..bootstrap.launch import LOOPBACK, identify
+from ..bootstrap.launchers import detect
+from ..errors import ConfigError
 
 SCHEME = "ringcomm"
 _PATIENCE = datetime.timedelta(minutes=5)
@@ -21,10 +25,38 @@ _PATIENCE = datetime.timedelta(minutes=5)
 
 def register() -> None:
     """Makes the scheme known to torch. Harmless the second time."""
-    try:
+    if SCHEME not in _rendezvous_handlers:
         register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return  # it is
+        _rendezvous_handlers["env"] = _naming_scheme(_rendezvous_handlers["env"])
+
+
+def _naming_scheme(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """torch's handler of env://, whose error says what to give under a launcher that it does not
+    know."""
+
+    def meet(url: str, *args: Any, **settings: Any) -> Iterator[Any]:
+        try:
+            yield from handler(url, *args, **settings)
+        except ValueError as error:
+            launcher = _other_launcher()
+            if launcher is not None:
+                error.args = (
+                    f"{error}. {launcher} has started this process, and sets other variables: give "
+                    f'init_process_group(..., init_method="{SCHEME}://"), which reads them',
+                )
+            raise
+
+    return meet
+
+
+def _other_launcher() -> str | None:
+    try:
+        launched = detect(os.environ)
+    except ConfigError:
+        return None
+    if launched is None or launched.launcher in ("env", "torchrun"):
+        return None
+    return launched.launcher
 
 
 def _meet(url: str, timeout: Any = _PATIENCE, **_: Any) -> Iterator[tuple[Any, int, int]]:
