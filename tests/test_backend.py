@@ -112,7 +112,7 @@ def test_what_torch_asks_of_a_group(nursery: Nursery) -> None:
 
 
 def test_options(nursery: Nursery) -> None:
-    with Job(nursery, 2, LOOPBACK) as job:
+    with Job(nursery, 2, {**LOOPBACK, "RINGCOMM_LOG": "info"}) as job:
         job.start(groups.options)
         for name, item in (("bf16", 2), ("child", 2), ("plain", 4)):
             for event in job.expect_all(name):
@@ -124,6 +124,9 @@ def test_options(nursery: Nursery) -> None:
         for event in job.expect_all("wrong"):
             assert event["kind"] == "ConfigError"
         job.finish(quietly=False)
+        told = job.printed(0)
+        assert "a call names one (bf16 where this torch process group reduces)\n" in told
+        assert "  settings: interfaces=lo (argument), timeout=1800 (torch)" in told
 
 
 def test_compression_from_the_environment(nursery: Nursery) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ import ringcomm
 from ringcomm import config
 from ringcomm.__main__ import main
 
+README = Path(__file__).parents[1] / "README.md"
 INTERNAL = ("api", "buffers", "calls", "codecs", "fusion", "opening", "shortcut", "_native")
 
 
@@ -30,13 +33,36 @@ def test_the_settings_and_where_they_are_from(
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
     assert ["interfaces", "lo,eth7", "RINGCOMM_INTERFACES"] in rows
-    assert ["timeout", "12.0", "RINGCOMM_TIMEOUT"] in rows
+    assert ["timeout", "12", "RINGCOMM_TIMEOUT"] in rows
     assert ["lanes", "1", "default"] in rows
     assert ["compression", "int8", "RINGCOMM_COMPRESSION"] in rows
     assert ["secret", "is", "set", "RINGCOMM_SECRET"] in rows
     assert "do-not-show" not in shown
     names = {row[0] for row in rows if row}
     assert set(config.Config().sources()) <= names
+
+
+def test_values_are_shown_and_read_as_the_readme_has_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RINGCOMM_KERNEL_SET", raising=False)
+    assert main([]) == 0
+    lines = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    shown = {line[0]: line[1] for line in lines if line[-1] == "default"}
+    section = README.read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*`) \| (.*?) ?\| .* \|$", section, re.MULTILINE)
+    told: dict[str, str] = {}
+    for names, defaults in rows:
+        fields = re.findall(r"`(\w+)`", names)
+        values = defaults.split(", ") if len(fields) > 1 and defaults else [defaults] * len(fields)
+        told |= dict(zip(fields, values, strict=True))
+    assert shown == {name: told[name] or "-" for name in config.Config().sources()}
+    for name in ("algorithm", "spin_us", "threads", "kernel_set"):
+        monkeypatch.setenv("RINGCOMM_" + name.upper(), told[name])
+    chosen = config.Config()
+    assert (chosen.algorithm, chosen.spin_us, chosen.threads, chosen.kernel_set) == (
+        "auto", -1, 0, ""
+    )  # fmt: skip
 
 
 def test_settings_that_cannot_work(

@@ -194,6 +194,20 @@ def test_a_config_keeps_what_the_environment_was(monkeypatch: pytest.MonkeyPatch
     assert made == Config(lanes=2, timeout=12.0)
 
 
+def test_what_is_replaced_and_what_is_not_say_where_they_are_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RINGCOMM_LANES", "2")
+    changed = Config(probe=False).replaced("torch", timeout=7.0, peer_timeout=10.0)
+    sources = changed.sources()
+    known = {name: sources[name] for name in ("lanes", "probe", "timeout", "peer_timeout")}
+    assert known == {"lanes": "RINGCOMM_LANES", "probe": "argument", "timeout": "torch",
+                     "peer_timeout": "default"}  # fmt: skip
+    assert (changed.timeout, changed.probe, changed.lanes) == (7.0, False, 2)
+    with pytest.raises(ConfigError, match=r"lanes=99: .* \(given as an argument\)"):
+        changed.replaced(lanes=99)
+
+
 def test_the_signature_shows_the_defaults() -> None:
     shown = str(inspect.signature(Config))
     assert "lanes: 'int' = 1" in shown

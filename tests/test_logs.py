@@ -55,7 +55,7 @@ def test_a_job_that_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         r"  rail 0: lo 127\.0\.0\.1, of unknown speed\n",
         r"shared memory: yes; algorithms: model; congestion control: (cubic|reno); kernels: \w+\n",
         r"  compression: none but where a call names one\n",
-        r"  settings: lanes=2 \(argument\), timeout=21\.0 \(RINGCOMM_TIMEOUT\)\n",
+        r"  settings: lanes=2 \(argument\), timeout=21 \(RINGCOMM_TIMEOUT\)\n",
         r"INFO: another communicator, \S+/1:0,1: 2 ranks\n",
         r"INFO: MismatchError: allreduce\(f64\[\d\]\) #\d+ failed on rank 0 ",
         r"INFO: rank 0 of 2 closes after \d+\.\d s: \d+ works, \d+ bytes sent over links, ",
