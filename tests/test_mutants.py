@@ -12,7 +12,7 @@ import mutants
 import pytest
 
 ROOT = mutants.ROOT
-LEAST = 20
+LEAST = 30
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -7,6 +7,7 @@ import importlib
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,26 @@ def test_it_waits_for_a_late_rank() -> None:
         assert not comm._in_flight
 
     run_ranks(2, body)
+
+
+def test_what_is_submitted_holds_the_memory() -> None:
+    """Whoever drops the tensor, and the Work's result with it."""
+    dropped = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert dropped.wait(10)
+        tensor = np.ones(10_000)
+        work, lives = comm._shortcut.submit(tensor, "sum", None), weakref.ref(tensor)
+        assert work is not None
+        work.forget_result()
+        del tensor
+        assert comm.rank == 1 or lives() is not None
+        dropped.set()
+        work.wait(10)
+        assert until(lambda: lives() is None)
+
+    run_ranks(2, body, engines="own")
 
 
 def test_a_failure_while_it_waits_is_told() -> None:
