@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +23,7 @@ from ranks import World, run_ranks
 from torch import nn
 
 import ringcomm.torch
-from ringcomm import Communicator, ConfigError, MismatchError
+from ringcomm import Communicator, ConfigError, MismatchError, PeerLostError
 from ringcomm.torch import OuterStep, SilenceWarning
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
@@ -126,6 +130,101 @@ def test_one_that_is_never_attached_is_told(comm: Communicator) -> None:
     assert "is not attached" in texts[0]
     with outer:
         assert warned(model, optimizer) == []
+
+
+# ---- left without its end ----
+
+
+def test_one_that_is_detached_before_its_only_round(comm: Communicator) -> None:
+    model = net()
+    optimizer = sgd(model)
+    outer = OuterStep(model, optimizer, every="end", comm=comm).attach()
+    train(model, optimizer, 0, range(3))
+    with pytest.warns(SilenceWarning, match=r"without flush\(\): 3 iterations") as caught:
+        outer.detach()
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with outer:
+            train(model, optimizer, 0, range(3))
+            outer.flush()
+            outer.detach()
+
+
+def forgotten(model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer) -> None:
+    warned(model, optimizer)
+
+
+def unended(model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer) -> None:
+    outer.attach()
+    train(model, optimizer, 0, range(3))
+
+
+def raised(kind: type[BaseException], model: nn.Module, outer: OuterStep,
+           optimizer: torch.optim.Optimizer) -> None:  # fmt: skip
+    with contextlib.suppress(kind), outer:
+        train(model, optimizer, 0, range(3))
+        raise kind
+
+
+def ended(model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer) -> None:
+    with outer:
+        train(model, optimizer, 0, range(3))
+
+
+@pytest.mark.parametrize(
+    ("leave", "text"),
+    [(forgotten, "never attached"), (unended, "3 iterations of this rank are in no round"),
+     (partial(raised, SystemExit), "3 iterations of this rank are in no round"),
+     (partial(raised, ZeroDivisionError), ""), (ended, "")],
+)  # fmt: skip
+def test_the_last_word(
+    comm: Communicator, caplog: pytest.LogCaptureFixture, text: str,
+    leave: Callable[[nn.Module, OuterStep, torch.optim.Optimizer], None],
+) -> None:  # fmt: skip
+    model = net()
+    optimizer = sgd(model)
+    leave(model, OuterStep(model, optimizer, every="end", comm=comm), optimizer)
+    del model, optimizer
+    gc.collect()
+    said = [record.message for record in caplog.records if "OuterStep was" in record.message]
+    assert len(said) == bool(text), said
+    assert text in "".join(said)
+
+
+def test_the_last_word_at_exit() -> None:
+    """Of what lives to the end of the program."""
+    program = (
+        "import torch, ringcomm\n"
+        "from ringcomm.torch import OuterStep\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "outer = OuterStep(model, optimizer, comm=ringcomm.init()).attach()\n"
+        "model(torch.ones(2)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "OuterStep was left without its end: 1 iterations" in done.stderr
+
+
+def test_a_lost_rank_is_said_with_what_goes_on_without_one() -> None:
+    def rank(comm: Communicator) -> None:
+        model = net()
+        optimizer = sgd(model)
+        OuterStep(model, optimizer, every=2, comm=comm).attach()
+        if comm.rank == 1:
+            comm.close()
+            return
+        for _ in range(2):  # told again, it is said once
+            with pytest.raises(PeerLostError) as caught:
+                train(model, optimizer, 0, range(2))
+        assert str(caught.value).count("OuterStep(min_peers=...)") == 1
+
+    run_ranks(2, rank)
+
+
+# ---- the weights ----
 
 
 def test_within_the_anchor(comm: Communicator) -> None:

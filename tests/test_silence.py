@@ -46,6 +46,17 @@ def test_a_group_that_carries_nothing(torch_nursery: Nursery, how: str, expected
         job.finish(quietly=False)
 
 
+def test_a_group_beside_an_outer_step_that_is_not_attached(torch_nursery: Nursery) -> None:
+    """One remedy is named, and not DDP, which OuterStep would refuse."""
+    with Job(torch_nursery, 2, LOOPBACK) as job:
+        job.start(ranks.steps, how="outer")
+        for event in job.expect_all("warned"):
+            (text,) = event["texts"]
+            assert "OuterStep is not attached" in text
+            assert "DistributedDataParallel" not in text
+        job.finish(quietly=False)
+
+
 # ---- a hook's state ----
 
 

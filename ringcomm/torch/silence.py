@@ -11,7 +11,8 @@ of, once.
     OuterStep                  steps of optimizers that have one of its parameters; its iterations
     default process group      steps of any; works of any communicator of the process, but for those
                                before the first step, which are of its set-up. Not where there is a
-                               DDP or FSDP module, which may well use another group
+                               DDP or FSDP module, which may well use another group; nor where one
+                               of the above counts steps, and so tells what is amiss by itself
 
 An optimizer's step follows communication also where gradients are accumulated, and what only
 infers steps no optimizer.
@@ -74,6 +75,11 @@ class _Watch:
         """Whether that is its thing."""
         return self._owner() is owner
 
+    @property
+    def has_begun(self) -> bool:
+        """It has counted steps, and its thing is still there."""
+        return self._steps > 0 and self._owner() is not None
+
     def look(self, optimizer: Any) -> str | None:
         """After a step: what to say, if anything; and whether it is over."""
         owner = self._owner()
@@ -107,6 +113,10 @@ class _Watches:
     def forget(self, owner: object) -> None:
         """Watches a thing no more."""
         self._end(lambda watch: watch.is_of(owner))
+
+    def any_but(self, owner: object) -> bool:
+        """Whether another thing's watch has begun."""
+        return any(watch.has_begun and not watch.is_of(owner) for watch in self._all)
 
     def _end(self, is_over: Callable[[_Watch], bool]) -> None:
         with self._lock:
@@ -185,7 +195,7 @@ def _of_hook(state: HookState) -> str | None:
 
 
 def _of_group(group: RingcommGroup) -> str | None:
-    if dist.group.WORLD is not group or _is_parallel():
+    if dist.group.WORLD is not group or _watches.any_but(group) or _is_parallel():
         return None
     return (
         f"{STEPS} optimizer steps, and nothing has passed between the {group.comm.world_size} "

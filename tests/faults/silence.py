@@ -19,7 +19,8 @@ STEPS = 5
 def steps(rank: Rank, how: str) -> None:
     """Five of them, after a barrier and a broadcast as a script may have them to set itself up.
     Reports what was warned of. How: the ranks train apart; by DDP; by DDP with gradients that are
-    accumulated; by DDP of gloo; by hand; or one model is made for inference alone."""
+    accumulated; by DDP of gloo; by hand; by an OuterStep whose "with" was forgotten; or one model
+    is made for inference alone."""
     torch.set_num_threads(1)
     dist.init_process_group("ringcomm")
     dist.barrier()
@@ -30,6 +31,7 @@ def steps(rank: Rank, how: str) -> None:
     if how in ("ddp", "accumulated", "gloo"):
         trained = DistributedDataParallel(model, process_group=other)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = ringcomm.torch.OuterStep(model, optimizer) if how == "outer" else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(STEPS):
@@ -47,6 +49,7 @@ def steps(rank: Rank, how: str) -> None:
             optimizer.step()
     mine = [str(w.message) for w in caught if w.category is ringcomm.torch.SilenceWarning]
     rank.emit("warned", texts=mine)
+    del outer
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)

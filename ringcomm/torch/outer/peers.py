@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import NoReturn, Protocol
 
 from ...communicator import Communicator
-from ...errors import RingcommError
+from ...errors import PeerLostError, RingcommError
+
+_REMEDY = "OuterStep(min_peers=...) goes on without a rank that is lost: docs/LOSING_A_RANK.md"
 
 
 class Round(Protocol):
@@ -67,5 +69,7 @@ class FixedPeers:
         """A failure is final, so nobody needs to know that the others have succeeded."""
 
     def lost(self, error: RingcommError) -> NoReturn:
-        """Raises the error."""
+        """Raises the error; where a peer was lost, it says how to go on without one."""
+        if isinstance(error, PeerLostError) and _REMEDY not in str(error):  # raised again, later
+            error.args = (f"{error}. {_REMEDY}",)
         raise error

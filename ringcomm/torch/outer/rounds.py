@@ -103,6 +103,11 @@ class Rounds:
         return self._peers
 
     @property
+    def unsent(self) -> int:
+        """Iterations of this rank that are in no round yet."""
+        return max(fragment.iterations for fragment in self.fragments)
+
+    @property
     def comm(self) -> Communicator:
         """Communicator of the latest round."""
         return self.peers.comm

@@ -15,7 +15,7 @@ It is put together from parts that do not know each other:
     rules.py      how the anchor follows them    merges.py    how the local weights follow it
     rounds.py     the rounds, and their end      peers.py     who takes part
     data_check.py, apart.py                      what is warned of and refused
-    guard.py      steps that are left out
+    guard.py      steps that are left out        last_word.py  an end that was forgotten
 
 Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
 without exchange is intended here, so the default process group is not warned of; an OuterStep that
@@ -28,6 +28,7 @@ import contextlib
 import hashlib
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -52,6 +53,7 @@ from .data_check import FirstBatch, digest_of
 from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
+from .last_word import LastWord
 from .merges import Carry, Merge, merge_of
 from .pace import AtEnd, Pace, pace_of
 from .peers import FixedPeers, Peers
@@ -174,6 +176,8 @@ class OuterStep:
         names = {id(p): name for name, p in inner_of(model).named_parameters()}
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
+        self._has_end_only = isinstance(pace, AtEnd)
+        self._last_word = LastWord(self)
         self._watch_steps()
 
     def __reduce__(self) -> NoReturn:
@@ -208,6 +212,7 @@ class OuterStep:
             self._core.use(FixedPeers(self._own))
         if dist.is_initialized():
             silence.forget(dist.group.WORLD)
+        self._last_word.was_forgotten = False
         self._watch_steps()
         self._first_batch = FirstBatch(self._model)
         self._guard.start()
@@ -239,15 +244,25 @@ class OuterStep:
         self._require_same_weights()
         with self._core.watch.paused():
             self._core.flush()
+        self._last_word.unsent = self._core.unsent
 
     @naming("detach() of OuterStep")
     def detach(self) -> None:
-        """Ends: a round on its way is applied, and the model keeps its local weights. Where it is
-        not attached, nothing happens."""
+        """Ends: a round on its way is applied, and the model keeps its local weights; with
+        every="end" and no flush() before, nothing was exchanged, and a SilenceWarning says so.
+        Where it is not attached, nothing happens."""
         if self._is_attached:
             self._require_own_weights("detach()")
             with self._core.watch.paused():
                 self._core.land()
+            if self._has_end_only and self._last_word.unsent:
+                warnings.warn(
+                    f'detach() of OuterStep(every="end") without flush(): {self._last_word.unsent} '
+                    "iterations of this rank were not exchanged, and the ranks' models differ. "
+                    "Call flush() before, on all ranks",
+                    silence.SilenceWarning,
+                    stacklevel=3,  # behind naming()
+                )
             self._let_go()
 
     def _let_go(self) -> None:
@@ -260,6 +275,7 @@ class OuterStep:
             self._made.close()
             self._peers = self._made = None
         self._core.stop(self._own)
+        self._last_word.unsent = 0
         self._own = None
         self._is_attached = False
         with _attaching:
@@ -280,7 +296,10 @@ class OuterStep:
             if kind is None and self._is_attached:
                 self.flush()
         finally:
+            unsent = self._last_word.unsent
             self._let_go()
+            if isinstance(error, SystemExit):  # which nobody is told of
+                self._last_word.unsent = unsent
 
     # ---- in training ----
 
@@ -392,6 +411,7 @@ class OuterStep:
         with self._core.watch.paused():
             self._core.watch.tick()
             self._core.tick()
+            self._last_word.unsent = self._core.unsent
             if self._core.iteration == 1:
                 self._core.watch.skip()
         if self._core.number != rounds:
@@ -461,6 +481,7 @@ def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
 
 def _silent(outer: OuterStep) -> str:
     if not outer._is_attached:
+        outer._last_word.was_forgotten = True
         return (
             f"{silence.STEPS} steps of an optimizer of its model, and OuterStep is not attached: "
             'the ranks train apart. Train in a "with" of it, or call attach()'
