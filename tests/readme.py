@@ -33,12 +33,13 @@ BLOCKS = {
         "save outer": "with outer.anchor():",
         "load outer": 'outer.load_state_dict(state["outer"])',
     },
+    "docs/LOSING_A_RANK.md": {"program": "rejoin=again,"},
 }
 
 
-def blocks(page: str) -> list[str]:
+def blocks(page: str, language: str = "python") -> list[str]:
     """All of a page, in order."""
-    parts = (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1:]
+    parts = (ROOT / page).read_text(encoding="utf-8").split(f"```{language}\n")[1:]
     return [part.split("```")[0] for part in parts]
 
 

@@ -1,9 +1,12 @@
-"""Every block of Python in the README and docs/CHECKPOINTS.md runs as it is printed. (Those of
-Lightning, Accelerate and transformers: test_frameworks.py.)"""
+"""Every block of Python in the README, docs/CHECKPOINTS.md and docs/LOSING_A_RANK.md runs as it is
+printed. (Those of Lightning, Accelerate and transformers: test_frameworks.py.)"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,41 @@ def test_checkpoints(torch_nursery: Nursery, tmp_path: Path) -> None:
         assert event["outer"], "OuterStep begins elsewhere than at its anchor"
     for event in run(torch_nursery, "checkpoints_elsewhere", "loaded", 3, folder=str(tmp_path)):
         assert event == {**event, "gathered": True, "optimizers": True, "outer": True}
+
+
+@needs_torch
+@pytest.mark.torch
+def test_losing_a_rank(torch_nursery: Nursery) -> None:
+    """One of three is killed and started again, and all end with the same weights."""
+    from faults import recipes
+
+    with Job(torch_nursery, 3, {**LOOPBACK, "HOSTS": "localhost"}) as job:
+        for rank in range(3):
+            job.start(recipes.losing, ranks=[rank], hold=70 if rank == 2 else -1)
+        job.expect(2, "holds")
+        job.signal(2, signal.SIGKILL)
+        job.wait_exit(2)
+        job.start(recipes.losing, ranks=[2], again=True)
+        assert job.expect(2, "back")["iteration"] >= 60
+        job.go(0, 1, 2)
+        ends = [job.expect(rank, "trained") for rank in range(3)]
+        assert len({end["weights"] for end in ends}) == 1, ends
+        assert all((end["left"], end["joined"]) == ([2], [2]) for end in ends[:2]), ends
+
+
+def test_the_launch_that_losing_a_rank_needs(tmp_path: Path) -> None:
+    """It starts the program again when it has failed, three times at most, until one goes well."""
+    (command,) = blocks("docs/LOSING_A_RANK.md", "sh")
+    for name, body in {
+        "sleep": "", "python": 'echo "$RANK of $WORLD_SIZE: $*"\n[ -e good ] || ! touch good',
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 of 3: train.py", "1 of 3: train.py --again"]
 
 
 def test_gpu(gpu: Any) -> None:

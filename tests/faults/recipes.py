@@ -1,10 +1,11 @@
-"""Ranks that run the Python of the README and docs/CHECKPOINTS.md as it is printed, each block with
-what stands around it."""
+"""Ranks that run the Python of the README, docs/CHECKPOINTS.md and docs/LOSING_A_RANK.md as it is
+printed, each block with what stands around it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,36 @@ def _gradients(rank: Rank, model: nn.Module, ddp: nn.Module) -> dict[str, Any]:
 def _end() -> None:
     dist.barrier()
     dist.destroy_process_group()
+
+
+# ---- docs/LOSING_A_RANK.md ----
+
+
+def losing(rank: Rank, again: bool = False, hold: int = -1) -> None:
+    """Trains until it is told to stop. Before step ``hold`` it waits."""
+    sys.argv = ["train.py", "--again"] if again else ["train.py"]
+    job = _fresh()
+    steps = 0
+
+    class Told:
+        """The iteration in which the test says so."""
+
+        def __gt__(self, iteration: int) -> bool:
+            return not rank.was_told()
+
+    def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+        nonlocal steps
+        if steps == 0 and again:
+            rank.emit("back", iteration=names["outer"].iteration)
+        if steps == hold:
+            rank.emit("holds")
+            rank.wait_for_go()
+        steps += 1
+        generator = torch.Generator().manual_seed(10 * steps + number)
+        loss: torch.Tensor = model(torch.randn(8, 64, generator=generator)).square().mean()
+        return loss
+
+    names = {"os": os, "sys": sys, "torch": torch, "last": Told(), "loss_of": loss_of, **job}
+    exec(code("program", "docs/LOSING_A_RANK.md"), names)
+    report = names["outer"].report()
+    rank.emit("trained", weights=_digest(job["model"]), left=report.left, joined=report.joined)
