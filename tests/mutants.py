@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "mutants"
 TREE = ROOT / "build" / "mutants"
 LIMIT_S = 180.0
+PATIENCE_S = "10"  # of tests, most of which fail here; as much as a machine that is idle takes
 C_TEST = "tests/c/test_"
 #: How pytest ends when it has not run a test: usage, none collected.
 NOT_RUN = (4, 5)
@@ -104,8 +105,10 @@ class Tree:
 
     def __init__(self, folder: Path, limit: float = LIMIT_S) -> None:
         self._folder, self._limit = folder, limit
-        self._env = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "",
-                     "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # fmt: skip
+        self._env = {
+            **os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "",
+            "TESTS_PATIENCE": PATIENCE_S, "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        }  # fmt: skip
 
     def update(self, root: Path) -> None:
         """Makes its sources those of ``root``. Files that are as before keep their times, so that

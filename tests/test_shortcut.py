@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import until
+from patience import PATIENCE, until
 from ranks import World, run_ranks
 
 from ringcomm import (
@@ -72,7 +72,7 @@ def test_dense_tensors_are_plain(expression: str) -> None:
     "np.ones(6)[::2]",
     "np.ones((3, 2)).T",
     "_read_only()",
-    "np.frombuffer(bytes(9), np.float32, 2, 1)",
+    "np.frombuffer(bytearray(9), np.float32, 2, 1)",  # not aligned
     "np.float32(1)",
     "np.ma.ones(3)",
     "[1.0, 2.0]",
@@ -201,7 +201,7 @@ def test_what_is_submitted_holds_the_memory() -> None:
 
     def body(comm: Communicator) -> None:
         if comm.rank == 1:
-            assert dropped.wait(10)
+            assert dropped.wait(PATIENCE)
         tensor = np.ones(10_000)
         work, lives = comm._shortcut.submit(tensor, "sum", None), weakref.ref(tensor)
         assert work is not None
@@ -209,7 +209,7 @@ def test_what_is_submitted_holds_the_memory() -> None:
         del tensor
         assert comm.rank == 1 or lives() is not None
         dropped.set()
-        work.wait(10)
+        work.wait(PATIENCE)
         assert until(lambda: lives() is None)
 
     run_ranks(2, body, engines="own")

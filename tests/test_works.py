@@ -177,6 +177,19 @@ def test_callbacks_come_after_the_result() -> None:
     run_ranks(2, body, engines="own")
 
 
+def test_a_callback_that_has_to_be_elsewhere_is_told_of_what_is_over() -> None:
+    """Those before it have been told by then."""
+
+    def body(comm: Communicator) -> None:
+        first, second = threading.Event(), threading.Event()
+        work = comm.allreduce(np.ones(3), async_op=True)
+        for told in (first, second):
+            work.call_back(lambda _, told=told: told.set(), elsewhere=True)  # type: ignore[misc]
+            assert told.wait(PATIENCE)
+
+    run_ranks(2, body)
+
+
 def test_many_callbacks_are_found_in_any_order() -> None:
     """The time for each does not grow with how many there are."""
 
