@@ -58,7 +58,7 @@ demo: $(VENV)/.demo
 	@$(TWO_RANKS) -m ringcomm.train --compression bf16 --bucket-mb 0.1
 
 test: $(VENV)/.test lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -rs
 
 # ---- parts ----
 

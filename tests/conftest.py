@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("beside") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(900))  # the commands wait for each other
+            item.add_marker(pytest.mark.timeout(3600))  # the commands wait for each other
 
 
 def pytest_collection_finish() -> None:
@@ -134,7 +134,7 @@ def nothing_left() -> Iterator[None]:
     def left() -> tuple[set[tuple[str, str]], int]:
         return set(_open_fds().items()) - set(before.items()), len(set(_native._shared) - engines)
 
-    if not until(lambda: not any(left()), 10):
+    if not until(lambda: not any(left())):
         pytest.fail("left open: {}; engines running: {}".format(*left()))
 
 

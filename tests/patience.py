@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable
 
-PATIENCE = float(os.environ.get("TESTS_PATIENCE", "40"))
-"""Seconds for what is not under test, such as start-up, on a busy machine. Where many tests are to
-fail, as by mutants.py, the variable has them fail sooner."""
-PROMPT = 8.0
+PATIENCE = float(os.environ.get("TESTS_PATIENCE", "120"))
+"""Seconds for what is not under test, such as start-up, with ten busy processes on two cores. Where
+many tests are to fail, as by mutants.py, the variable has them fail sooner."""
+PROMPT = 15.0
 """Seconds within which what must not wait for a timeout is over: losses are known, calls refused,
 communicators closed. Such timeouts are of 20 s and more in tests that look at this."""
 SILENCE = 60.0

@@ -217,7 +217,7 @@ def need(dtypes: Sequence[str]) -> None:
 def assert_right(world: World, todo: Sequence[Case]) -> None:
     for case in todo:
         _ = case.expected  # once, before the ranks compete for it
-    found = world.run(lambda comm: check(comm, todo), timeout=60)
+    found = world.run(lambda comm: check(comm, todo))
     assert not any(found), "\n".join(f"rank {r}: {t}" for r, ts in enumerate(found) for t in ts[:5])
 
 
@@ -485,4 +485,4 @@ def test_a_host_waits_for_its_own_frames_to_leave() -> None:
         return wrong
 
     with World(4, config=Config(timeout=30.0), memory=2) as ranks:
-        assert ranks.run(body, timeout=60) == [0, 0, 0, 0]
+        assert ranks.run(body) == [0, 0, 0, 0]

@@ -9,7 +9,7 @@ import sys
 import pytest
 from beside import APART, Done
 
-LIMIT = "--timeout=600"  # of a test, on a busy machine, where all else goes first
+LIMIT = "--timeout=1800"  # of a test, on a busy machine, where all else goes first
 
 
 def file_beside(name: str) -> pytest.MarkDecorator:

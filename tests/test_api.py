@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PROMPT, SILENCE
+from patience import PATIENCE, PROMPT, SILENCE
 from ports import free_port
 from ranks import World, run_processes, run_ranks, start_process
 
@@ -367,7 +367,7 @@ def test_exit_without_shutdown() -> None:
             time.sleep(0.5)
         assert comm.allreduce(numpy.ones(2), async_op=True).wait().tolist() == [2, 2]
     """
-    for one in run_processes(2, code, env=LOUD, timeout=30):
+    for one in run_processes(2, code, env=LOUD):
         assert (one.stdout, one.stderr) == ("", "")
 
 
@@ -383,7 +383,7 @@ def test_exit_says_goodbye_on_every_communicator() -> None:
             except ringcomm.PeerLostError as error:
                 print(error)
     """
-    first, second = run_processes(2, code, timeout=30)
+    first, second = run_processes(2, code)
     assert (first.stdout, first.stderr, second.stderr) == ("", "", "")
     assert "rank 0 has shut down" in second.stdout
 
@@ -401,7 +401,7 @@ def test_exit_by_an_exception_with_works_in_flight() -> None:
         except ringcomm.RingcommError as error:
             print(type(error).__name__)
     """
-    first, second = run_processes(2, code, env=LOUD, timeout=30, check=False)
+    first, second = run_processes(2, code, env=LOUD, check=False)
     assert first.returncode == 3
     assert (second.returncode, second.stderr) == (0, "")
     assert second.stdout in ("PeerLostError\n", "AbortedError\n")
@@ -430,7 +430,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         said, when = process.stdout.readline().split()
         assert said == "interrupted"
         assert float(when) - sent < PROMPT  # not when the wait would have ended
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()

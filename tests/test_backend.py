@@ -206,7 +206,7 @@ def test_under_another_launcher() -> None:
         command = [sys.executable, "-c", textwrap.dedent(code)]
         ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     for process in ranks:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, said
 
 

@@ -457,5 +457,6 @@ def test_importing_brings_no_heavy_library_along() -> None:
         "heavy = {'torch', 'mpi4py', 'cupy', 'rich', 'matplotlib', 'sklearn', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

@@ -323,7 +323,6 @@ def test_a_counter_example(name: str) -> None:
     assert one.holds, one
 
 
-@pytest.mark.timeout(600)
 def test_a_tiny_run_is_the_same_twice() -> None:
     run = plans.Run("T1", "int4", 1e-2, 1, "quick", 2)
     first, again = (worker.in_threads(run, NONE, None) for _ in range(2))
@@ -335,7 +334,6 @@ def test_a_tiny_run_is_the_same_twice() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # five processes import torch, whatever else the machine does
 def test_a_start_over_threads_and_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "cuda"))
@@ -134,7 +135,7 @@ def ask(library: Path, program: str, *arguments: str, **settings: str) -> str:
     head = f"import ctypes\ncuda = ctypes.CDLL({str(library)!r})\n"
     done = subprocess.run(
         [sys.executable, "-c", head + program, *arguments], env={**os.environ, **settings},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

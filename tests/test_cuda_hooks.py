@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -175,7 +176,7 @@ def test_a_future_does_not_wait_for_the_copy_back(torch_gpu: TorchGpu, compressi
             comm.barrier()
             assert comm._pipe is not None
             stuck = Stream(torch_gpu, device, comm._pipe.stream)
-            torch_gpu.queue(stuck, lambda: go_on.wait(20.0) and None)
+            torch_gpu.queue(stuck, lambda: go_on.wait(PATIENCE) and None)
             future = reduced()
             gradients = future.wait().mul_(2.0)
             assert not go_on.is_set()

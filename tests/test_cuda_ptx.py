@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -50,7 +51,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Python, by itself: the compiler changes the locale of its process."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT / "tools", capture_output=True, text=True,
-        check=False, timeout=100,
+        check=False, timeout=PATIENCE,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensors
 from gpu import KERNELS, LEGACY, PER_THREAD, Array, Gpu
+from patience import PATIENCE
 from ranks import run_ranks
 from reference import NUMPY
 
@@ -293,12 +294,12 @@ def test_on_done_is_called_when_the_result_is_there(gpu: Gpu) -> None:
             called.set()
 
         comm.allreduce(array, async_op=True, on_done=callback)
-        assert called.wait(10.0)
+        assert called.wait(PATIENCE)
         assert found == [True, 2.0]
         over = threading.Event()
         work = comm.allreduce(array, async_op=True)
         work.call_back(lambda _: over.set())
-        assert over.wait(10.0)
+        assert over.wait(PATIENCE)
 
     run_ranks(2, body)
 
@@ -327,7 +328,7 @@ def test_feedback_is_taken_from_the_call_on(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
         array, feedback = gpu.array(np.ones(1000, np.float32), gpu.stream()), ErrorFeedback()
         if comm.rank == 1:
-            assert called.wait(10.0)
+            assert called.wait(PATIENCE)
         work = comm.allreduce(array, compression="int4", feedback=feedback, async_op=True)
         if comm.rank == 0:
             with pytest.raises(ConfigError, match=r"in use by allreduce\(f32\[1000\]\)"):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu import LEGACY, Array, Gpu
+from patience import PATIENCE
 from ranks import run_ranks
 
 from ringcomm import Communicator, TensorError, cuda
@@ -116,7 +117,7 @@ def test_a_future_of_torch_is_told_when_it_is_over(gpu: Gpu) -> None:
         future = work.get_future()
         future.then(lambda _: called.set())
         assert future.wait() == [result]
-        assert called.wait(10.0)
+        assert called.wait(PATIENCE)
         comm.barrier()
         if comm.rank == 0:
             gpu.fail("cuMemcpyDtoHAsync_v2", 1, 999)

@@ -166,7 +166,7 @@ def test_an_interrupted_run_goes_on_and_leaves_nothing(possible: None, tmp_path:
     made = out.read_text().count("\n")
     assert made < 4
     out.write_text(out.read_text() + '{"trial": {"ports"')
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     rows = faults.read_rows(out)
     assert len({Trial(**row["trial"]).key for row in rows}) == len(rows) == 4, ended.stderr
     assert ended.stdout.startswith("4 trials;")

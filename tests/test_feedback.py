@@ -234,7 +234,7 @@ def test_how_far_behind_the_results_are() -> None:
         return lags(comm, 0) | lags(comm, 1) | lags(comm, 2)
 
     with World(n) as world:
-        for (codec, kind), steps_behind in world.run(body, timeout=60)[0].items():
+        for (codec, kind), steps_behind in world.run(body)[0].items():
             assert steps_behind <= 1.5 * LAG[codec][kind], (codec, kind, steps_behind)
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PROMPT
+from patience import PATIENCE, PROMPT
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
@@ -31,7 +31,7 @@ def run(
            "RINGCOMM_LIBCUDA": str(library), "FAKE_CUDA_KERNELS": str(kernels)}  # fmt: skip
     done = subprocess.run(
         [str(BENCH / "gpu_check.sh"), "--fake", "--steps", steps], env=env, capture_output=True,
-        text=True, check=False, timeout=100,
+        text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     checks = json.loads((out / "gpu_check.json").read_text())["checks"]
     assert all(f"{check['step']}, {check['name']}" in done.stdout for check in checks)

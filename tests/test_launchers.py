@@ -18,12 +18,10 @@ from pathlib import Path
 
 import pytest
 from faults.job import clean_environment
+from patience import PATIENCE
 from ports import free_port
 
 PROGRAM = str(Path(__file__).parent / "faults" / "launched.py")
-PATIENCE = 90.0
-"""Seconds for a launcher, which imports much, on a busy machine."""
-
 WORLD = 4
 
 
@@ -66,7 +64,7 @@ def started(*commands: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
             if job.poll() is None:
                 job.terminate()  # launchers end their ranks on it
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.communicate(timeout=10)
+                job.communicate(timeout=PATIENCE)
             job.kill()
             job.communicate()
 

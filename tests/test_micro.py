@@ -22,8 +22,7 @@ def require_gcc() -> None:
 
 @pytest.mark.slow
 @pytest.mark.beside(
-    sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-p", "no:cacheprovider",
-    "-o", "timeout=600",
+    sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-p", "no:cacheprovider"
 )  # fmt: skip
 def test_every_micro_benchmark_runs(beside: Done) -> None:
     pytest.importorskip("pytest_benchmark")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import PROMPT, until
+from patience import PATIENCE, PROMPT, until
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -121,7 +121,7 @@ class Stream:
             seen.append(self.mbit(seconds))
             return seen[-1] == pytest.approx(mbit, rel=rel)
 
-        assert until(fits, 20.0), f"{seen} Mbit/s, and never {mbit}"
+        assert until(fits), f"{seen} Mbit/s, and never {mbit}"
 
 
 def left(prefix: str) -> list[str]:
@@ -240,7 +240,7 @@ def test_ranks_find_torchruns_environment_and_one_secret(two_hosts: NetLab) -> N
             "$RINGCOMM_INTERFACES $EXTRA; stat -c %a $RINGCOMM_SECRET_FILE; "
             "cat $RINGCOMM_SECRET_FILE")
     job = two_hosts.start(["sh", "-c", show], 2, {"EXTRA": "more"}, quiet=True)
-    assert job.wait(30) == 0
+    assert job.wait(PATIENCE) == 0
     told = [job.output(rank).splitlines() for rank in range(4)]
     assert [lines[0] for lines in told] == [
         f"{rank}/4 {rank % 2}/2 10.77.0.1 eth0,eth1 more" for rank in range(4)
@@ -315,7 +315,7 @@ def test_a_signal_cleans_up(possible: None, number: signal.Signals, code: int) -
     command, prefix = _start_command()
     assert len(left(prefix)) == 3
     command.send_signal(number)
-    assert command.wait(20) == code
+    assert command.wait(PATIENCE) == code
     assert left(prefix) == []
     assert not list(Path(tempfile.gettempdir()).glob(prefix + "*"))
 

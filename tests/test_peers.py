@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beside import Done
+from patience import PATIENCE
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -231,7 +232,7 @@ def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatc
     taker.start()
     stranger = _control._dial(address, _control._HELLO.pack(b"x" * 32, 1))
     friend = _control._dial(address, _control._HELLO.pack(token, 1))
-    taker.join(10)
+    taker.join(PATIENCE)
     with stranger, friend, found[0]:
         assert stranger.recv(1) == b""
         assert found[0].getpeername() == friend.getsockname()

@@ -225,7 +225,6 @@ def test_small_scenes(beside: Done) -> None:
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(200)
 def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ringcomm")
     reason = netlab.why_unavailable()

@@ -22,6 +22,7 @@ import reference
 from cffi import FFI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 ALIGN = 256
@@ -61,7 +62,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
     subprocess.run(
         [compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
          "-o", str(target), *map(str, sources)],
-        check=True, timeout=60,
+        check=True, timeout=PATIENCE,
     )  # fmt: skip
     return ffi.dlopen(str(target))
 

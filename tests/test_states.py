@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -116,7 +117,7 @@ def same(one: Any, other: Any) -> bool:
 @every_object
 def test_state_dict_exchanges_nothing(name: str) -> None:
     """It is called on rank 0 alone, while rank 1 waits for nothing of ringcomm's."""
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=PATIENCE)
 
     def rank(comm: Communicator) -> tuple[int, int]:
         with job_of(name, comm) as job:

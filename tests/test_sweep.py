@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -184,7 +185,7 @@ class Together:
         self.rank, self._shared, self._gate = rank, shared, gate
 
     def barrier(self) -> None:
-        self._gate.wait(30)
+        self._gate.wait(PATIENCE)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         self._shared[self.rank] = values
@@ -259,7 +260,7 @@ def _run_sweep(*options: str, world: int = 2) -> list[tuple[int, str]]:
         )
         for rank in range(world)
     ]
-    ends = [(rank.communicate(timeout=100)[0], rank.returncode) for rank in ranks]
+    ends = [(rank.communicate(timeout=PATIENCE)[0], rank.returncode) for rank in ranks]
     return [(code, text) for text, code in ends]
 
 

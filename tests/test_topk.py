@@ -98,7 +98,7 @@ def test_bit_for_bit_what_the_rules_give(n: int) -> None:
                 assert same_residuals(feedback, left[comm.rank]), (count, density, op, step)
 
     with World(n, lanes=2, config=SMALL) as world:
-        world.run(body, timeout=60)
+        world.run(body)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -118,7 +118,7 @@ def test_identical_bits_on_all_ranks(n: int) -> None:
         return digest.hexdigest()
 
     with World(n, lanes=2, rails=2) as world:
-        assert len(set(world.run(body, timeout=60))) == 1
+        assert len(set(world.run(body))) == 1
 
 
 def test_bytes_do_not_grow_with_the_world() -> None:
@@ -135,7 +135,7 @@ def test_bytes_do_not_grow_with_the_world() -> None:
 
     for n in (2, 3, 4, 8, 16):
         with World(n) as world:
-            shares = world.run(body, timeout=60)
+            shares = world.run(body)
         expected = 1.0 if n == 2 else 2.5 * (n - 1) / n
         assert sum(shares) / n == pytest.approx(expected, rel=0.06)
         assert max(shares) < 2.5 * 1.15
@@ -242,7 +242,7 @@ def test_how_far_behind_the_results_are() -> None:
 
     with World(n) as world:
         for codec, kind in itertools.product(LAG, range(3)):
-            behind = world.run(lambda comm, c=codec, k=kind: lag(comm, c, k), timeout=60)[0]
+            behind = world.run(lambda comm, c=codec, k=kind: lag(comm, c, k))[0]
             assert behind <= 1.5 * LAG[codec][kind] + 1e-3, (codec, kind, behind)
 
 

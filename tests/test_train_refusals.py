@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -114,7 +115,8 @@ def test_help_and_bad_arguments_do_without_pytorch() -> None:
         "assert main(['--batch', '0']) == 2\n"
         "main(['--help'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "stdlib-text" in done.stdout
     assert "give a value of 1 or more" in done.stderr

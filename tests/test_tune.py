@@ -140,7 +140,7 @@ def test_only_the_whole_world_splits_off_with_it(
         return said[0], said[1], said[2]
 
     with World(4, bring_up="tcp", config=config) as world:
-        assert world.run(split, timeout=60) == [("table", "model", "model")] * 4
+        assert world.run(split) == [("table", "model", "model")] * 4
     assert not [record for record in caplog.records if "ignored" in record.getMessage()]
 
 

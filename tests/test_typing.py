@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+from patience import PATIENCE
 from ranks import World
 
 import ringcomm
@@ -133,7 +134,7 @@ def mypy(folder: Path, cache: Path, text: str) -> subprocess.CompletedProcess[st
          "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache),
          "--no-error-summary", "example.py"],
         cwd=folder, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=110,
+        timeout=PATIENCE,
     )  # fmt: skip
 
 

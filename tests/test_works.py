@@ -442,7 +442,7 @@ def test_communicators_are_used_from_several_threads() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
         assert found == ["over"] * 6
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from patience import PATIENCE
+
 from ringcomm.bootstrap import mesh
 from ringcomm.bootstrap.launch import Identity
 from ringcomm.bootstrap.secret import Secret
@@ -44,7 +46,7 @@ def run_ranks(call: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Out
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "a rank hangs"
     return outcomes
 

@@ -92,7 +92,7 @@ class FakeRequest:
 
     def _wait(self, barrier: threading.Barrier) -> None:
         try:
-            barrier.wait(30)
+            barrier.wait(PATIENCE)
         except threading.BrokenBarrierError:
             return
         self._finish()

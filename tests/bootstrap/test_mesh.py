@@ -170,5 +170,5 @@ def test_processes(port: int) -> None:
         )
         for rank in range(3)
     ]  # fmt: skip
-    said = sorted(child.communicate(timeout=90)[0].strip() for child in children)
+    said = sorted(child.communicate(timeout=PATIENCE)[0].strip() for child in children)
     assert said == [f"rank {rank} has 4 None" for rank in range(3)]

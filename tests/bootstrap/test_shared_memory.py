@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from bringup_world import Outcome, join_world, meshes, run_ranks
+from patience import PATIENCE
 
 from ringcomm.bootstrap import shared_memory
 from ringcomm.config import Config
@@ -40,7 +41,7 @@ class Exchange:
 
     def allgather(self, rank: int, number: int, blob: bytes) -> list[bytes]:
         self._blobs[number][rank] = self._forge(rank, number, blob)
-        self._barrier.wait(20)
+        self._barrier.wait(PATIENCE)
         self.rounds = max(self.rounds, number + 1)
         return list(self._blobs[number])
 
@@ -172,7 +173,7 @@ def test_a_rank_without_room(port: int) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [child.communicate(timeout=60) for child in children]
+    said = [child.communicate(timeout=PATIENCE) for child in children]
     assert [out for out, _ in said] == ["0 4.0\n"] * 2, said
     assert len(said[0][1].splitlines()) == 1
     assert "rank 1 has no room for 2 MiB: File too large" in said[0][1]

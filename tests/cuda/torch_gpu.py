@@ -31,6 +31,7 @@ from typing import Any
 import pytest
 import torch
 from gpu import Gpu
+from patience import PATIENCE
 from torch.utils import _pytree as pytree
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -458,7 +459,7 @@ class Future:
 
     def wait(self) -> Any:
         """Waits on the host until it is completed; the current streams go on behind its value."""
-        assert self._over.wait(20.0), "a Future was not completed in 20 s"
+        assert self._over.wait(PATIENCE), "a Future was not completed"
         if self._error is not None:
             raise RuntimeError(f"{type(self._error).__name__}: {self._error}") from self._error
         self._order()
@@ -472,7 +473,7 @@ class Meeting:
     """Where some ranks, threads of this process, show each other what they bring."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20.0)
+        self._barrier = threading.Barrier(size, timeout=PATIENCE)
         self._brought: list[Any] = [None] * size
 
     def exchange(self, place: int, brought: Any) -> list[Any]:

@@ -73,7 +73,7 @@ def _by_callback(rank: Rank) -> None:
     comm = ringcomm.init()
     over = threading.Event()
     comm.allreduce(np.ones(1000), async_op=True, on_done=lambda _: over.set())
-    over.wait(20)
+    over.wait(PATIENCE)
     ringcomm.shutdown()
 
 
@@ -86,7 +86,7 @@ def _closed_by_callback(rank: Rank) -> None:
         over.set()
 
     comm.allreduce(np.ones(1000), async_op=True, on_done=close)
-    over.wait(20)
+    over.wait(PATIENCE)
     for thread in threading.enumerate():  # the one that called back frees the engine as it ends
         if thread.name == "ringcomm-done":
             thread.join()
