@@ -32,7 +32,8 @@ static int is_called(const rc_comm *c, const peer_link *ln, const frame_header *
 
 static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t ours)
 {
-    char here[96], there[96], what[40] = "collective";
+    char here[FINGERPRINT_TEXT], there[FINGERPRINT_TEXT], what[40] = "collective";
+    const char *advice = is_p2p(h) ? "" : "; " FINGERPRINT_ADVICE;
     uint64_t number = is_p2p(h) ? tags_number(h->seq) : h->seq;
     fingerprint_text(ours, here, sizeof here);
     fingerprint_text(h->fingerprint, there, sizeof there);
@@ -41,8 +42,8 @@ static rc_result mismatch(rc_comm *c, const frame_header *h, int from, uint64_t 
     else if (is_p2p(h))
         snprintf(what, sizeof what, "send/recv of tag %u", tags_tag(h->seq));
     return comm_fail_text(c, RC_MISMATCH, from,
-                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s", what,
-                          (unsigned long long)number, c->env.rank, here, from, there);
+                          "ranks differ in %s #%llu: rank %d called %s, rank %d called %s%s", what,
+                          (unsigned long long)number, c->env.rank, here, from, there, advice);
 }
 
 /* The same for a collective that is over here, as far as it is remembered. */
@@ -51,12 +52,13 @@ static rc_result check_history(rc_comm *c, const frame_header *h, int from)
     if (is_p2p(h) || c->called - h->seq > COMM_HISTORY)
         return RC_OK;
     uint64_t ours = c->history[h->seq % COMM_HISTORY];
-    return ours == h->fingerprint ? RC_OK : mismatch(c, h, from, ours);
+    return fingerprint_matches(ours, h->fingerprint) ? RC_OK : mismatch(c, h, from, ours);
 }
 
 rc_result comm_check_work(rc_comm *c, const rc_work *w, const frame_header *h, int from)
 {
-    return w->fingerprint == h->fingerprint ? RC_OK : mismatch(c, h, from, w->fingerprint);
+    int is_same = fingerprint_matches(w->fingerprint, h->fingerprint);
+    return is_same ? RC_OK : mismatch(c, h, from, w->fingerprint);
 }
 
 /* ---- frames for a work ---- */

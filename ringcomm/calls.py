@@ -5,15 +5,16 @@ Invariant: what cannot work is refused here, before anything is submitted or sen
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from ._native import ffi, lib
+from ._native import ffi, lib, text
 from .buffers import DTYPES, View, full_name
 from .codecs import Codec, parse, refuse_composed
-from .errors import ConfigError, TensorError, did_you_mean
+from .errors import ConfigError, TensorError, did_you_mean, named
 from .residuals import Residuals
 
 Op = Literal["sum", "avg", "min", "max", "prod"]
@@ -103,6 +104,15 @@ def require_feedback(codec: Codec, feedback: object) -> None:
         )
 
 
+@functools.lru_cache
+def _caller(call: str) -> int:
+    """rc_call.caller for what ``naming`` has: the first that begins the name, or "another"."""
+    number = 2
+    while (name := lib.rc_caller_name(number)) and not call.startswith(text(name)):
+        number += 1
+    return number if name else 1
+
+
 def _unknown_op(op: object) -> ConfigError:
     """Of MPI.SUM, torch's ReduceOp.SUM or numpy.add, too, it says which name is meant."""
     own = getattr(op, "name", None) or getattr(op, "__name__", None)
@@ -178,6 +188,8 @@ def make_call(
     call.timeout_ms = max(1, int(seconds * 1000))
     call.notify = notify
     call.waits = not async_op
+    within = named()
+    call.caller = _caller(within) if within else 0
     about = f"{some.dtype}[{count}]" if some is not None else ""
     name = f"{_COLLECTIVES[collective]}({about})"
     if isinstance(feedback, Residuals) and src is not None:

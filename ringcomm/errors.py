@@ -114,14 +114,19 @@ _named: weakref.WeakSet[RingcommError] = weakref.WeakSet()  # one may be raised 
 
 
 @contextlib.contextmanager
-def naming(call: str) -> Iterator[None]:
+def naming(call: str, told: str | None = None) -> Iterator[None]:
     """Names the call that collectives are part of in the errors with which they fail: who reads
     "allgather(u8[32])" knows then that it was "gather_state_dict() of HookState". Within another
-    one of this thread it does nothing, as the outermost call is the user's."""
-    if getattr(_naming, "is_in", False):
+    one of this thread it does nothing, as the outermost call is the user's.
+
+    Args:
+        told: what other ranks are told that it is, if calls differ: one of rc_caller_name in the C
+            core. None: that of which the call's name begins with it.
+    """
+    if named() is not None:
         yield
         return
-    _naming.is_in = True
+    _naming.call = told or call
     try:
         yield
     except RingcommError as error:
@@ -131,7 +136,13 @@ def naming(call: str) -> Iterator[None]:
             _named.add(error)
         raise
     finally:
-        _naming.is_in = False
+        _naming.call = None
+
+
+def named() -> str | None:
+    """What other ranks are told of the call that this thread is in; None: of the user's own."""
+    call: str | None = getattr(_naming, "call", None)
+    return call
 
 
 def warn_caller(text: str) -> None:

@@ -22,7 +22,7 @@ from .buffers import ITEM_BYTES, View
 from .calls import Feedback, require_compressible, require_feedback
 from .codecs import BLOCK, Codec, parse, refuse_composed
 from .devices import DeviceView, PackedView, common_device, view
-from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError
+from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
 from .residuals import Residuals
 from .work import Work
 
@@ -40,6 +40,7 @@ class Works:
         self._works = works
         self._result = result
 
+    @naming("allreduce_many()")
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Waits for all of them and returns the tensors; otherwise as ``Work.wait``."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -67,6 +68,7 @@ class Works:
         return next((error for work in self._works if (error := work.exception())), None)
 
 
+@naming("allreduce_many()")
 def allreduce_many(
     comm: Collectives,
     tensors: Iterable[Any],

@@ -116,7 +116,7 @@ static void contribute_lap(shared_memory *s, rc_work *w, uint64_t lap)
 static rc_result mismatch(const shared_memory *s, const rc_work *w, int rank, uint64_t seq,
                           uint64_t fingerprint, rc_error *error)
 {
-    char here[96] = "something else", there[96];
+    char here[FINGERPRINT_TEXT] = "something else", there[FINGERPRINT_TEXT];
     uint64_t first = smaller(seq, w->seq);
     if (first == w->seq)
         fingerprint_text(w->fingerprint, here, sizeof here);
@@ -124,7 +124,8 @@ static rc_result mismatch(const shared_memory *s, const rc_work *w, int rank, ui
         fingerprint_text(s->history[first % s->history_length], here, sizeof here);
     fingerprint_text(fingerprint, there, sizeof there);
     error_set(error, RC_MISMATCH,
-              "ranks differ in collective #%llu: rank %d called %s, rank %d called %s%s",
+              "ranks differ in collective #%llu: rank %d called %s, rank %d called %s%s"
+              "; " FINGERPRINT_ADVICE,
               (unsigned long long)first, s->rank_at[s->region.self], here, rank,
               seq == first ? "" : "something else, then ", there);
     error->rank = rank;
@@ -139,7 +140,7 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
         const region_rank *other = &s->region.rank[i];
         uint64_t fingerprint = other->call[lap % REGION_DEPTH].fingerprint;
         uint64_t seq = other->call[lap % REGION_DEPTH].seq;
-        if (fingerprint != w->fingerprint || seq != w->seq)
+        if (!fingerprint_matches(fingerprint, w->fingerprint) || seq != w->seq)
             return mismatch(s, w, s->rank_at[i], seq, fingerprint, error);
     }
     return RC_OK;

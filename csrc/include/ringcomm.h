@@ -141,6 +141,10 @@ const char *rc_kernel_set_name(int index);
 /* 1 where this CPU can run that kernel set. */
 int rc_kernel_set_supported(int index);
 
+/* What rc_call.caller stands for ("gather_state_dict()", ...), from 1 on; NULL for other numbers.
+ */
+const char *rc_caller_name(int caller);
+
 /* ---- engine ---- */
 
 typedef struct rc_engine rc_engine;
@@ -341,6 +345,9 @@ typedef struct rc_call {
      * or more: payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
      * (rc_pipe_submit), whose pipe has to do with it. */
     int32_t encoded;
+    /* The call of the library that this one is part of, which other ranks are told where calls
+     * differ: a number of rc_caller_name, or 0. Ranks may differ in it. */
+    uint32_t caller;
 } rc_call;
 
 /* Where payloads lie (docs/WIRE.md, 6) that are encoded already. The tensor has parts, of

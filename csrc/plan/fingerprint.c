@@ -12,6 +12,32 @@ static const char *const op_names[RC_OP_COUNT] = {"sum", "avg", "min", "max", "p
 static const char *const codec_names[RC_CODEC_COUNT] = {
     "none", "bf16", "fp16", "int8", "int4", "onebit", "fp8", "topk", "onebit-deepspeed"};
 
+static const char *const caller_names[] = {
+    "another call of ringcomm",
+    "gather_state_dict()",
+    "step()",
+    "add_param_group()",
+    "an optimizer's constructor",
+    "attach() of OuterStep",
+    "flush() of OuterStep",
+    "detach() of OuterStep",
+    "a round of OuterStep",
+    "the exchange of gradients",
+    "HierarchicalState()",
+    "the agreement of HookState",
+    "the comparison of shapes",
+    "all_reduce() of a sparse tensor",
+    "split()",
+    "allreduce_many()",
+    "python -m ringcomm tune",
+};
+enum { CALLERS = sizeof caller_names / sizeof *caller_names };
+
+const char *rc_caller_name(int caller)
+{
+    return caller > 0 && caller <= CALLERS ? caller_names[caller - 1] : NULL;
+}
+
 static int reduces(rc_collective collective)
 {
     return collective == RC_ALLREDUCE || collective == RC_REDUCE_SCATTER || collective == RC_REDUCE;
@@ -46,12 +72,24 @@ double fingerprint_density(uint64_t fingerprint)
     return (double)(code & 1023) / units[code >> 10];
 }
 
+static int has_caller(uint64_t fingerprint)
+{
+    int is_topk = (fingerprint >> 12 & 15) == RC_CODEC_TOPK;
+    return !is_topk && !rooted((rc_collective)(fingerprint & 15));
+}
+
+int fingerprint_matches(uint64_t one, uint64_t other)
+{
+    uint64_t callers = has_caller(one) ? (uint64_t)FINGERPRINT_MAX_ROOT << 16 : 0;
+    return ((one ^ other) & ~callers) == 0;
+}
+
 uint64_t fingerprint_of(const rc_call *call)
 {
     uint64_t collective = call->collective == RC_RECV ? RC_SEND : call->collective;
     uint64_t op = reduces(call->collective) ? call->op : 0;
     uint64_t dtype = call->collective == RC_BARRIER ? 0 : call->dtype;
-    uint64_t root = rooted(call->collective) ? (uint64_t)call->root : 0;
+    uint64_t root = rooted(call->collective) ? (uint64_t)call->root : call->caller;
     if (call->codec == RC_CODEC_TOPK && !rooted(call->collective))
         root = code_of_density(call->density);
     return collective | op << 4 | dtype << 8 | (uint64_t)call->codec << 12 | root << 16 |
@@ -72,11 +110,15 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
 {
     uint64_t collective = fingerprint & 15;
     const char *name = name_at(collective_names, RC_COLLECTIVE_COUNT, collective);
+    char op[16] = "", root[24] = "", codec[32] = "", density[24] = "", caller[40] = "";
+    uint64_t caller_number = has_caller(fingerprint) ? fingerprint >> 16 & 4095 : 0;
+    if (caller_number != 0)
+        snprintf(caller, sizeof caller, " in %s",
+                 name_at(caller_names, CALLERS, caller_number - 1));
     if (collective == RC_BARRIER) {
-        snprintf(text, size, "%s()", name);
+        snprintf(text, size, "%s()%s", name, caller);
         return;
     }
-    char op[16] = "", root[24] = "", codec[32] = "", density[24] = "";
     if (reduces((rc_collective)collective))
         snprintf(op, sizeof op, ", op=%s", name_at(op_names, RC_OP_COUNT, fingerprint >> 4 & 15));
     if (rooted((rc_collective)collective))
@@ -86,7 +128,7 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
                  name_at(codec_names, RC_CODEC_COUNT, fingerprint >> 12 & 15));
     if ((fingerprint >> 12 & 15) == RC_CODEC_TOPK)
         snprintf(density, sizeof density, ":%g", fingerprint_density(fingerprint));
-    snprintf(text, size, "%s(%s[%llu]%s%s%s%s)", name,
+    snprintf(text, size, "%s(%s[%llu]%s%s%s%s)%s", name,
              name_at(dtype_names, RC_DTYPE_COUNT, fingerprint >> 8 & 15),
-             (unsigned long long)(fingerprint >> 28), op, root, codec, density);
+             (unsigned long long)(fingerprint >> 28), op, root, codec, density, caller);
 }

@@ -28,6 +28,7 @@ from .group import default_comm
 from .named_feedback import NamedFeedback
 from .streams import future_on
 
+_EXCHANGE = "the exchange of gradients of HookState"
 GradientFuture = torch.futures.Future[torch.Tensor]
 
 
@@ -118,8 +119,9 @@ class FlatTransport:
         """See Transport."""
         flight = _Flight(self, bucket, self._account)
         parts = Parts(bucket, codec, self._residuals)
-        for part in parts.travelling:
-            flight.submit(self.comm, part)
+        with naming(_EXCHANGE):
+            for part in parts.travelling:
+                flight.submit(self.comm, part)
 
         def arrived() -> None:
             parts.unpack()
@@ -173,7 +175,7 @@ class _Flight:
         """After the last submit: the bucket's gradients, once all its works are over and well, and
         ``arrived`` has been called."""
 
-        @naming("the exchange of gradients of HookState")
+        @naming(_EXCHANGE)
         def result(_: Any) -> torch.Tensor:
             for work in self._works:
                 if self._transport.error is None:

@@ -64,6 +64,28 @@ static void every_field_comes_back(void)
                                                  .count = counts[c]});
 }
 
+/* Only what has no root and no density has a caller, which no comparison looks at. */
+static void callers(void)
+{
+    rc_call call = {.collective = RC_ALLGATHER, .dtype = RC_U8, .count = 32, .caller = 2};
+    uint64_t ours = fingerprint_of(&call);
+    CHECK_EQ(unpack(ours).root, 2);
+    call.caller = 7;
+    CHECK(fingerprint_of(&call) != ours);
+    CHECK(fingerprint_matches(fingerprint_of(&call), ours));
+    call.count = 33;
+    CHECK(!fingerprint_matches(fingerprint_of(&call), ours));
+    rc_call broadcast = {.collective = RC_BROADCAST, .dtype = RC_U8, .root = 1, .caller = 2};
+    CHECK_EQ(unpack(fingerprint_of(&broadcast)).root, 1);
+    rc_call other = broadcast;
+    other.root = 2;
+    CHECK(!fingerprint_matches(fingerprint_of(&broadcast), fingerprint_of(&other)));
+    rc_call dense = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = 0.01, .caller = 2};
+    rc_call sparse = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = 0.1, .caller = 2};
+    CHECK(!fingerprint_matches(fingerprint_of(&dense), fingerprint_of(&sparse)));
+    CHECK(rc_caller_name(0) == NULL && rc_caller_name(1) != NULL && rc_caller_name(4096) == NULL);
+}
+
 /* The two ends name each other as root. */
 static void send_meets_receive(void)
 {
@@ -79,7 +101,7 @@ static void send_meets_receive(void)
 
 static void expect_text(rc_call call, const char *want)
 {
-    char text[96];
+    char text[FINGERPRINT_TEXT];
     fingerprint_text(fingerprint_of(&call), text, sizeof text);
     if (!CHECK(strcmp(text, want) == 0))
         fprintf(stderr, "got %s, want %s\n", text, want);
@@ -97,6 +119,11 @@ static void texts(void)
     expect_text((rc_call){.collective = RC_BROADCAST, .op = RC_MAX, .dtype = RC_U8, .count = 1},
                 "broadcast(u8[1], root=0)");
     expect_text((rc_call){.collective = RC_BARRIER}, "barrier()");
+    expect_text((rc_call){.collective = RC_BARRIER, .caller = 15}, "barrier() in split()");
+    expect_text((rc_call){.collective = RC_ALLGATHER, .dtype = RC_U8, .count = 32, .caller = 2},
+                "allgather(u8[32]) in gather_state_dict()");
+    expect_text((rc_call){.collective = RC_ALLGATHER, .count = 1, .caller = 4095},
+                "allgather(f16[1]) in ?");
     expect_text((rc_call){.collective = RC_RECV, .dtype = RC_BF16, .root = 5, .count = 9},
                 "send/recv(bf16[9])");
     expect_text((rc_call){.codec = RC_CODEC_TOPK, .dtype = RC_F32, .count = 9, .density = 0.0125},
@@ -132,7 +159,7 @@ static void any_bits_give_text(void)
 {
     uint64_t bits = 1;
     for (int i = 0; i < 20000; i++) {
-        char text[96];
+        char text[FINGERPRINT_TEXT];
         bits = bits * 6364136223846793005u + 1442695040888963407u;
         fingerprint_text(i % 3 == 0 ? ~bits : bits ^ bits >> 33, text, sizeof text);
         CHECK(strlen(text) > 0 && strlen(text) < sizeof text - 1);
@@ -146,6 +173,7 @@ int main(void)
 {
     static const check_test tests[] = {
         {"every_field_comes_back", every_field_comes_back},
+        {"callers", callers},
         {"send_meets_receive", send_meets_receive},
         {"texts", texts},
         {"densities", densities},

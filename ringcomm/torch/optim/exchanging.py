@@ -71,7 +71,7 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         self.skipped = 0
         self.waited_s = 0.0
         about = {"optimizer": self._method(), "overlap": overlap, **fixed}
-        with naming(f"{type(self).__name__}()"):
+        with naming(f"{type(self).__name__}()", "an optimizer's constructor"):
             require_alike(self._comm, about)
             super().__init__(params, defaults)
 

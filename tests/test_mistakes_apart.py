@@ -1,0 +1,387 @@
+"""What two ranks get wrong between them: none hangs, and what they are told names their own calls.
+
+A row is a mistake: what either rank does, and what either is told, as the class of an error and a
+pattern in its text; None: nothing. Both go on with a barrier, as a program would; a rank that has
+an error closes its communicator, as one does whose process ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+
+from ringcomm import (
+    AbortedError,
+    CommTimeoutError,
+    Communicator,
+    Config,
+    ConfigError,
+    ErrorFeedback,
+    FeedbackStore,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    TensorError,
+    topk,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SHORT, LONG = 0.5, 15.0  # seconds that collectives have: where nothing else tells, and elsewhere
+Body = Callable[[Any], Any]  # of a Communicator, which mistakes need not use as it is typed
+Told = tuple[type[Exception] | tuple[type[Exception], ...], str] | None
+
+
+class Row(NamedTuple):
+    """A mistake of two ranks."""
+
+    name: str
+    does: tuple[Body, Body]
+    told: tuple[Told, Told]
+    timeout: float = LONG
+
+
+def x(count: int = 4, dtype: Any = np.float32) -> Any:
+    return np.ones(count, dtype)
+
+
+def allreduce(comm: Communicator) -> Any:
+    return comm.allreduce(x())
+
+
+def nothing(_: Communicator) -> None: ...
+
+
+IN_ORDER = "all ranks must make the same calls in the same order"
+GONE = (PeerLostError, r"rank \d has shut down without taking part in it")
+IN_FLIGHT = r"rank \d closed its communicator with collectives in flight"
+ENDED = ((PeerLostError, AbortedError), f"{GONE[1]}|{IN_FLIGHT}")  # as it comes
+
+
+def differ(name: str, zero: Body, one: Body, *calls: str) -> Row:
+    """Both are told what either has called."""
+    first, second = (rf"rank {rank} called {call}" for rank, call in enumerate(calls))
+    told = MismatchError, rf"({first}.*{second}|{second}.*{first}).*{IN_ORDER}"
+    return Row(name, (zero, one), (told, told))
+
+
+def alone(name: str, zero: Body, kind: type[Exception], text: str, one: Body = allreduce) -> Row:
+    """Rank 0 is refused before anything is sent; rank 1 learns that it has gone."""
+    return Row(name, (zero, one), ((kind, text), GONE))
+
+
+def both(name: str, body: Body, kind: type[Exception], text: str) -> Row:
+    """Both are refused."""
+    return Row(name, (body, body), ((kind, text), (kind, text)))
+
+
+def late(name: str, zero: Body, one: Body, first: str, second: str) -> Row:
+    """Nothing but the timeout tells."""
+    told = (CommTimeoutError, first), (CommTimeoutError, second)
+    return Row(name, (zero, one), told, SHORT)
+
+
+def sparse_allreduce(density: float) -> Body:
+    return lambda c: c.allreduce(x(4000), compression=topk(density), feedback=False)
+
+
+def in_turn(*bodies: Body) -> Body:
+    return lambda c: [body(c) for body in bodies]
+
+
+def at_once(*counts: int) -> Body:
+    return lambda c: [
+        work.wait() for work in [c.allreduce(x(count), async_op=True) for count in counts]
+    ]
+
+
+def many(*tensors: Any, **settings: Any) -> Body:
+    return lambda c: c.allreduce_many([np.array(one) for one in tensors], **settings)
+
+
+def calls_back(comm: Communicator, body: Body) -> None:
+    """``body`` in a callback, whose exception it raises."""
+    raised: list[BaseException | None] = []
+
+    def callback(_: Any) -> None:
+        try:
+            body(comm)
+        except BaseException as error:
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    comm.allreduce(x(), async_op=True, on_done=callback).wait()
+    while not raised:
+        time.sleep(0.001)
+    if raised[0] is not None:
+        raise raised[0]
+
+
+# ---- collectives ----
+
+COLLECTIVES = [
+    differ("sizes", lambda c: c.allreduce(x(4)), lambda c: c.allreduce(x(5)),
+           r"allreduce\(f32\[4\], op=sum\)", r"allreduce\(f32\[5\], op=sum\)"),
+    differ("large sizes", lambda c: c.allreduce(x(400_000)), lambda c: c.allreduce(x(500_000)),
+           r"allreduce\(f32\[400000\]", r"allreduce\(f32\[500000\]"),
+    differ("an empty tensor", lambda c: c.allreduce(x(0)), allreduce,
+           r"allreduce\(f32\[0\]", r"allreduce\(f32\[4\]"),
+    differ("dtypes", allreduce, lambda c: c.allreduce(x(4, np.float64)),
+           r"allreduce\(f32\[4\]", r"allreduce\(f64\[4\]"),
+    differ("ops", allreduce, lambda c: c.allreduce(x(), "max"), ".*op=sum", ".*op=max"),
+    differ("codecs", allreduce, lambda c: c.allreduce(x(), compression="bf16"),
+           r"allreduce\(f32\[4\], op=sum\)", ".*compression=bf16"),
+    differ("densities", sparse_allreduce(0.01), sparse_allreduce(0.02),
+           ".*topk:0.01", ".*topk:0.02"),
+    differ("roots of a broadcast", lambda c: c.broadcast(x(), 0), lambda c: c.broadcast(x(), 1),
+           r"broadcast\(f32\[4\], root=0\)", r"broadcast\(f32\[4\], root=1\)"),
+    differ("roots of a reduce", lambda c: c.reduce(x(), root=0), lambda c: c.reduce(x(), root=1),
+           "reduce.*root=0", "reduce.*root=1"),
+    differ("collectives", allreduce, lambda c: c.broadcast(x()), "allreduce", "broadcast"),
+    differ("a barrier", allreduce, lambda c: c.barrier(), "allreduce", r"barrier\(\)"),
+    differ("a reduce to one and to all", lambda c: c.reduce(x()), allreduce, "reduce", "allreduce"),
+    differ("the order", in_turn(lambda c: c.broadcast(x()), allreduce),
+           in_turn(allreduce, lambda c: c.broadcast(x())), "broadcast", "allreduce"),
+    differ("the order of asynchronous ones", at_once(4, 5), at_once(5, 4),
+           r"allreduce\(f32\[4\]", r"allreduce\(f32\[5\]"),
+    differ("one call more", in_turn(allreduce, allreduce), allreduce, "allreduce", "barrier"),
+    differ("a loop that is longer on a rank", at_once(*[4] * 20), at_once(*[4] * 19),
+           "allreduce", "barrier"),
+    differ("a root that calls alone", lambda c: c.broadcast(x()), nothing, "broadcast", "barrier"),
+    differ("rank 0 that calls alone", allreduce, nothing, "allreduce", "barrier"),
+    differ("a Work that nobody waits for", lambda c: c.allreduce(x(), async_op=True), nothing,
+           "allreduce", "barrier"),
+    differ("sizes of a gather", lambda c: c.gather(x(3)), lambda c: c.gather(x(4)),
+           r"gather\(f32\[3\]", r"gather\(f32\[4\]"),
+    differ("sizes of an all-gather", lambda c: c.allgather(x(3)), lambda c: c.allgather(x(4)),
+           r"allgather\(f32\[3\]", r"allgather\(f32\[4\]"),
+    differ("sizes of a scatter", lambda c: c.scatter(np.ones((2, 4), np.float32)),
+           lambda c: c.scatter(None, out=x(5)), r"scatter\(f32\[4\]", r"scatter\(f32\[5\]"),
+    differ("sizes of an all-to-all", lambda c: c.alltoall(x(4)), lambda c: c.alltoall(x(6)),
+           r"alltoall\(f32\[2\]", r"alltoall\(f32\[3\]"),
+    differ("sizes of a reduce-scatter", lambda c: c.reduce_scatter(x(4)),
+           lambda c: c.reduce_scatter(x(6)),
+           r"reduce_scatter\(f32\[2\]", r"reduce_scatter\(f32\[3\]"),
+    differ("a callback that calls a collective", lambda c: calls_back(c, allreduce), allreduce,
+           "allreduce", "barrier"),
+    # allreduce_many
+    differ("sizes of several", many(x(4), x(8)), many(x(4), x(9)),
+           r"allreduce\(f32\[12\].* in allreduce_many\(\)",
+           r"allreduce\(f32\[13\].* in allreduce_many\(\)"),
+    differ("dtypes of several", many(x(4), x(8, np.float64)), many(x(8, np.float64), x(4)),
+           r"allreduce\(f32\[4\].* in allreduce_many\(\)",
+           r"allreduce\(f64\[8\].* in allreduce_many\(\)"),
+    differ("how many", many(x(4), x(8)), many(x(4)),
+           r"allreduce\(f32\[12\]", r"allreduce\(f32\[4\]"),
+    differ("several and one", many(x(4), x(8)), allreduce,
+           r".* in allreduce_many\(\)", r"allreduce\(f32\[4\], op=sum\)"),
+    differ("several and none", many(x(4), x(8)), many(), r".* in allreduce_many\(\)", "barrier"),
+    differ("several, asynchronous", lambda c: c.allreduce_many([x()], async_op=True).wait(),
+           lambda c: c.barrier(), r".* in allreduce_many\(\)", "barrier"),
+    differ("codecs of several", many(x(4), x(8), compression="fp16"), many(x(4), x(8)),
+           ".*compression=fp16", r".*op=sum\) in allreduce_many\(\)"),
+]  # fmt: skip
+
+
+# ---- arguments that one rank has wrong ----
+
+STORED = x()
+
+ARGUMENTS = [
+    alone("an out= of another size", lambda c: c.allreduce(x(), out=x(5)), TensorError,
+          "give one of its size and dtype, or none"),
+    alone("an out= of another dtype", lambda c: c.allreduce(x(), out=x(4, np.float64)), TensorError,
+          "out is f64"),
+    alone("a read-only tensor", lambda c: c.allreduce(np.frombuffer(b"abcd", np.float32)),
+          TensorError, "is read-only, .*pass out= or a copy"),
+    alone("None", lambda c: c.allreduce(None), TensorError, "is not a tensor: give"),
+    alone("a list", lambda c: c.allreduce([1.0]), TensorError, r"np.array\(\.\.\.\)"),
+    alone("an unknown op", lambda c: c.allreduce(x(), "mean"), ConfigError, "did you mean avg"),
+    alone("a codec without feedback", lambda c: c.allreduce(x(), compression="int4"), ConfigError,
+          "feedback=False to go without"),
+    alone("a codec of integers", lambda c: c.allreduce(x(4, np.int32), compression="int8"),
+          TensorError, "leave it out"),
+    alone("an op that a codec does not take",
+          lambda c: c.allreduce(x(), "max", compression="int8"), ConfigError, "use bf16, fp16 or"),
+    alone("a root outside of the world", lambda c: c.broadcast(x(), 2), ConfigError,
+          "give root= a rank from 0 to 1", lambda c: c.broadcast(x(), 1)),
+    alone("a timeout of 0", lambda c: c.allreduce(x(), timeout=0), ConfigError, "above 0"),
+    alone("a root without a tensor", lambda c: c.scatter(None, out=x()), TensorError,
+          "give root's tensor", lambda c: c.scatter(None, out=x())),
+    alone("rows that are not the world's", lambda c: c.scatter(np.ones((3, 4), np.float32)),
+          TensorError, "first dimension must be 2", lambda c: c.scatter(None, out=x())),
+    both("rows that cannot be shared out", lambda c: c.alltoall(x(3)), TensorError, "divide by 2"),
+    both("rows that cannot be reduced and shared out", lambda c: c.reduce_scatter(x(3)),
+         TensorError, "divide by 2"),
+    alone("two that share memory", lambda c: c.allreduce_many([STORED, STORED[:2]]), TensorError,
+          "share memory; pass each of them once"),
+    alone("a list for feedback of one", lambda c: c.allreduce(x(), feedback=[ErrorFeedback()]),
+          ConfigError, "give a ringcomm.ErrorFeedback, or False"),
+    alone("a color that is no number", lambda c: c.split("a"), ConfigError,
+          "give an integer of 64 bits", lambda c: c.split(0)),
+    alone("a timeout for all that is none", lambda c: c.set_timeout(-1), ConfigError, "timeout=-1"),
+    Row("a wait for what is no time",
+        (lambda c: c.allreduce(x(), async_op=True).wait("a"), in_turn(allreduce, allreduce)),
+        ((ConfigError, "give seconds, or None"), ENDED)),
+]  # fmt: skip
+
+# ---- messages ----
+
+MESSAGES = [
+    Row("a message of another size", (lambda c: c.send(x(4), 1), lambda c: c.recv(x(5), 0)),
+        ((MismatchError, r"send/recv\(f32\[4\]\)"),
+         (MismatchError, r"send/recv\(f32\[5\]\), rank 0 called send/recv\(f32\[4\]\)"))),
+    Row("a message of another dtype",
+        (lambda c: c.send(x(), 1), lambda c: c.recv(x(4, np.int32), 0)),
+        ((MismatchError, r"send/recv\(f32\[4\]\)"), (MismatchError, r"send/recv\(i32\[4\]\)"))),
+    late("two receives", lambda c: c.recv(x(), 1), lambda c: c.recv(x(), 0),
+         f"no send by rank . within {SHORT:g} s", "no send by rank . within"),
+    late("tags", lambda c: c.send(x(), 1, tag=1), lambda c: c.recv(x(), 0, tag=2),
+         "rank 1 has not called it|no send by rank 0", "no send by rank 0|has not called it"),
+    late("a receive and a collective", lambda c: c.recv(x(), 1), allreduce,
+         "no send by rank 1", "rank 0 has not called it|no send by rank 1"),
+    late("a receive that nobody sends to", lambda c: c.recv(x(), None), nothing,
+         "no send by any rank", "rank 0 has not called it|no send by any rank"),
+    both("a message to itself", lambda c: c.send(x(), c.rank), ConfigError, "itself"),
+    alone("a tag that is none", lambda c: c.send(x(), 1, tag=-1), ConfigError, "tag=-1"),
+    alone("a rank that is not there", lambda c: c.send(x(), 2), ConfigError, "dst= a rank"),
+]  # fmt: skip
+
+# ---- its life ----
+
+
+def raises(_: Communicator) -> None:
+    raise ZeroDivisionError("of the program's own")
+
+
+LIVES = [
+    Row("an exception in between", (raises, allreduce), ((ZeroDivisionError, "own"), GONE)),
+    Row("an exception beside a collective in flight",
+        (in_turn(lambda c: c.allreduce(x(), async_op=True), raises),
+         in_turn(allreduce, allreduce)), ((ZeroDivisionError, "own"), ENDED)),
+    Row("a closed communicator", (in_turn(lambda c: c.close(), allreduce), allreduce),
+        ((NotInitializedError, "the communicator is closed"), GONE)),
+    Row("closed twice", (in_turn(lambda c: c.close(), lambda c: c.close(), allreduce), allreduce),
+        ((NotInitializedError, "the communicator is closed"), GONE)),
+    Row("aborted when closed", (in_turn(lambda c: c.close(), lambda c: c.abort()), allreduce),
+        ((NotInitializedError, "the communicator is closed"), GONE)),
+    Row("aborted", (in_turn(lambda c: c.abort("enough"), allreduce), allreduce),
+        ((AbortedError, "enough"), (AbortedError, "rank 0 aborted: enough"))),
+    Row("a rank that comes too late",
+        (lambda c: c.allreduce(x(), timeout=0.2), in_turn(lambda _: time.sleep(0.5), allreduce)),
+        ((CommTimeoutError, "rank 1 has not called it"),
+         (CommTimeoutError, "rank 0 gave up waiting for this rank"))),
+    Row("a callback that raises",
+        (lambda c: c.allreduce(x(), async_op=True, on_done=raises).wait(), allreduce),
+        (None, None)),
+    differ("a split of one rank", lambda c: c.split(0), allreduce,
+           r"allgather\(i64\[3\]\) in split\(\)", r"allreduce\(f32\[4\]"),
+    Row("a split that a rank leaves out", (lambda c: c.split(0), raises),
+        ((PeerLostError, r"split\(\) of Communicator: .*rank 1 has shut down"),
+         (ZeroDivisionError, "own"))),
+    Row("a part that a rank is not in", (lambda c: c.split(None).allreduce(x()),
+                                      lambda c: c.split(0).close()),
+        ((AttributeError, "'NoneType'"), GONE)),
+]  # fmt: skip
+
+# ---- feedback ----
+
+
+def used(comm: Communicator, *counts: int) -> ErrorFeedback:
+    """An ErrorFeedback that tensors of these sizes were rounded with."""
+    feedback = ErrorFeedback()
+    for count in counts or (4000,):
+        comm.allreduce(x(count), compression="int4", feedback=feedback)
+    return feedback
+
+
+def stored(comm: Communicator, *names: str) -> FeedbackStore:
+    store = FeedbackStore()
+    for name in names:
+        comm.allreduce(x(4000), compression="int4", feedback=store[name])
+    return store
+
+
+def shares_feedback(comm: Communicator) -> None:
+    feedback = ErrorFeedback()
+    for _ in range(2):
+        comm.allreduce(x(), compression="int4", feedback=feedback, async_op=True)
+
+
+def other_sizes(comm: Communicator) -> None:
+    store = FeedbackStore()
+    alone = comm.split(comm.rank)
+    assert alone is not None
+    with alone:
+        alone.allreduce(x(1000 + comm.rank), compression="int4", feedback=store["w"])
+    store.gather_state_dict(comm)
+
+
+FEEDBACK = [
+    both("feedback of another tensor", lambda c: used(c, 4000, 5000), ConfigError,
+         "feedback is of 4000 elements, .*each tensor needs its own"),
+    Row("feedback of two in flight",
+        (shares_feedback, in_turn(lambda _: time.sleep(0.1), allreduce)),
+        ((ConfigError, "give each tensor its own"), (Exception, f"{ENDED[1]}|{IN_ORDER}"))),
+    differ("a gathered state on one rank", lambda c: used(c).gather_state_dict(c),
+           in_turn(used, allreduce),
+           r"allgather\(u8\[32\]\) in gather_state_dict\(\)", r"allreduce\(f32\[4\]"),
+    differ("a gathered state on rank 0, and a barrier", lambda c: used(c).gather_state_dict(c),
+           used, r"allgather\(u8\[32\]\) in gather_state_dict\(\)", r"barrier\(\)"),
+    differ("a gathered state of a store on one rank", lambda c: stored(c, "w").gather_state_dict(c),
+           lambda c: stored(c, "w"), r".*in gather_state_dict\(\)", r"barrier\(\)"),
+    both("other names", lambda c: stored(c, "ab"[c.rank]).gather_state_dict(c), MismatchError,
+         "the ranks save residuals of different tensors, sizes or ops"),
+    both("other sizes", other_sizes, MismatchError,
+         "the ranks save residuals of different tensors, sizes or ops"),
+    alone("another object's state",
+          lambda c: FeedbackStore().load_state_dict(ErrorFeedback().state_dict(c), c), ConfigError,
+          "this is no state of a FeedbackStore"),
+    alone("a state that is none", lambda c: ErrorFeedback().load_state_dict({}, c), ConfigError,
+          "no state"),
+]  # fmt: skip
+
+
+def outcome(comm: Communicator, row: Row) -> BaseException | None:
+    try:
+        row.does[comm.rank](comm)
+        comm.barrier()
+    except Exception as error:
+        comm.close()
+        return error
+    return None
+
+
+def outcomes(row: Row, memory: int = 0) -> list[BaseException | None]:
+    config = Config(timeout=row.timeout)
+    return run_ranks(2, lambda comm: outcome(comm, row), config=config, memory=memory)
+
+
+def require_told(row: Row, errors: list[BaseException | None]) -> None:
+    for told, error in zip(row.told, errors, strict=True):
+        if told is None:
+            assert error is None
+        else:
+            assert isinstance(error, told[0]), repr(error)
+            assert re.search(told[1], str(error)), str(error)
+
+
+OVER_LINKS = [*COLLECTIVES, *ARGUMENTS, *MESSAGES, *LIVES, *FEEDBACK]
+IN_MEMORY = [*COLLECTIVES, *LIVES, *FEEDBACK]
+
+
+@pytest.mark.parametrize("row", OVER_LINKS, ids=[row.name for row in OVER_LINKS])
+def test_a_mistake_of_two_ranks(row: Row) -> None:
+    require_told(row, outcomes(row))
+
+
+@pytest.mark.parametrize("row", IN_MEMORY, ids=[row.name for row in IN_MEMORY])
+def test_a_mistake_of_two_ranks_that_share_memory(row: Row) -> None:
+    require_told(row, outcomes(row, memory=2))
