@@ -284,6 +284,16 @@ def test_a_rank_that_dies(nursery: Nursery) -> None:
         job.finish([0, 2], quietly=False)
 
 
+def test_a_rank_that_dies_while_others_are_in_a_backward(nursery: Nursery) -> None:
+    with Job(nursery, 2, LOOPBACK) as job:
+        job.start(groups.lost_in_backward)
+        failed, error = job.expect(0, "failed"), job.expect(0, "error")
+        assert failed["kind"] == "RuntimeError"
+        assert "rank 1 is lost" in failed["text"]
+        assert (error["kind"], error["rank"]) == ("PeerLostError", 1)
+        job.finish([0], quietly=False)
+
+
 def test_ranges_of_the_profiler(nursery: Nursery) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(groups.profiled)

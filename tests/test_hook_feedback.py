@@ -84,7 +84,7 @@ def test_gentle_codecs_take_a_bucket_whole(codec: str) -> None:
         model = Net()
         state = HookState(codec, comm, threshold=THRESHOLD)
         reduce(state, model, gradients_of(model, comm.rank, 0), buckets=2)
-        assert comm.stats()["works"] == 2
+        assert comm.stats()["works"] == 3  # settings are compared in the first step
 
     run_ranks(2, body)
 

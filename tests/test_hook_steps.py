@@ -25,8 +25,15 @@ from quantised_reference import payload_bytes
 from ranks import World, run_ranks
 from torch import nn
 
-from ringcomm import AbortedError, Communicator, ConfigError, ErrorFeedback, TensorError
-from ringcomm.torch import Auto, HookState, allreduce_hook, attach
+from ringcomm import (
+    AbortedError,
+    Communicator,
+    ConfigError,
+    ErrorFeedback,
+    MismatchError,
+    TensorError,
+)
+from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
 from ringcomm.torch.adam_watch import ONEBIT, STALE, TOPK
@@ -200,6 +207,47 @@ def test_what_is_no_such_thing_is_refused(settings: dict[str, Any], fix: str) ->
             HookState().name_parameters(settings["model"])
         with pytest.raises(ConfigError, match=r"give the torch\.nn\.Module that is trained"):
             attach(settings["model"])
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "says"),
+    [
+        ({"compression": "bf16"}, {}, "compression is bf16 on rank 0 and int8 on rank 1"),
+        ({}, {"threshold": 64}, f"threshold is {THRESHOLD} on rank 0 and 64 on rank 1"),
+        ({}, {"warmup_steps": 9}, "warmup_steps is 0 on rank 0 and 9 on rank 1"),
+        ({}, {"feedback": True}, "feedback is False on rank 0 and True on rank 1"),
+        ({}, {"pace": "stale1"}, "pace is every on rank 0 and Stale1("),
+        ({"pace": "stale1"}, {"pace": Stale1(50)}, "Stale1(dense_steps=50"),
+        (
+            {"compression": "auto", "feedback": True},
+            {"compression": None, "policy": Auto(allow=["int4"])},
+            "policy is ['none', 'bf16', 'int8'] on rank 0 and ",
+        ),
+    ],
+)
+def test_settings_that_differ_are_named_in_the_first_step(
+    here: dict[str, Any], there: dict[str, Any], says: str
+) -> None:
+    def body(comm: Communicator) -> None:
+        model, given = Net(), there if comm.rank else here
+        common = {"compression": "int8", "threshold": THRESHOLD, "model": model}
+        state = HookState(comm=comm, **{**common, **given})  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match=re.escape(says)):
+            reduce(state, model, gradients_of(model, comm.rank, 0))
+        assert isinstance(state.error, MismatchError)
+        with pytest.raises(MismatchError, match=re.escape(says)):  # DDP lets it through
+            reduce(state, model, gradients_of(model, comm.rank, 1))
+
+    run_ranks(2, body)
+
+
+def test_one_setting_in_two_forms_is_the_same() -> None:
+    def body(comm: Communicator) -> None:
+        model = Net()
+        pace = Stale1() if comm.rank else "stale1"
+        reduce(state_of(comm, model, "int8", pace=pace), model, gradients_of(model, comm.rank, 0))
+
+    run_ranks(2, body)
 
 
 # ---- Adam ----

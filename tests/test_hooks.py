@@ -230,7 +230,9 @@ def test_what_cannot_be_trained_is_refused_on_every_rank(
         for event in job.expect_all("refused"):
             assert event["kind"] == kind, event
             assert text in event["text"]
-            if text == "MismatchError":
+            if what == "codecs":
+                assert "compression is bf16 on rank 0 and fp16 on rank 1" in event["text"]
+            elif text == "MismatchError":
                 assert "rank 0 called" in event["text"]
                 assert "rank 1 called" in event["text"]
         job.finish(quietly=False)

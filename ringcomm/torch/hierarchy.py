@@ -169,7 +169,8 @@ class HierarchicalState(HookState):
         comm: the communicator of the ranks of equal place, one on each host; ``report()`` counts
             its bytes.
 
-    Raises ConfigError on all ranks for local groups that do not divide them into equal hosts.
+    Raises ConfigError on all ranks for local groups that do not divide them into equal hosts, and
+    MismatchError for settings that differ between them.
     """
 
     transport: HierarchicalTransport
@@ -191,12 +192,14 @@ class HierarchicalState(HookState):
     ) -> None:
         require_able("comm", comm)
         require_able("model", model)
-        grid = Grid(default_comm() if comm is None else comm, local_group)
+        comm = default_comm() if comm is None else comm
+        grid = Grid(comm, local_group)
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,
             warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy, pace=pace,
             transport=HierarchicalTransport(grid),
         )  # fmt: skip
+        self._require_alike(comm)
 
     @property
     def grid(self) -> Grid:

@@ -41,6 +41,7 @@ from .adam_watch import ONEBIT, TOPK, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
+from .optim.agreement import require_alike
 from .pace import pace_of
 from .settings import require_able, require_truth, require_whole
 from .stale import Stale1
@@ -74,7 +75,8 @@ class HookState:
         policy: what chooses each step's codec, in place of ``compression``.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
-            and a codec of 4 bits or more. See ``flush``.
+            and a codec of 4 bits or more. The first 100 steps are as with "every";
+            Stale1(dense_steps=...) says how many. See ``flush``.
         transport: the way of buckets to the other ranks; None: by ``comm``, from each to all.
 
     A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
@@ -90,7 +92,8 @@ class HookState:
         error: the first failure of a collective, None so far. DDP turns exceptions of Futures
             into RuntimeError; this one keeps its class.
 
-    Raises ConfigError for a setting that cannot work.
+    Raises ConfigError for a setting that cannot work. Settings are the same on all ranks: the first
+    backward compares them, and raises MismatchError, which names the one that differs, on all.
     """
 
     def __init__(
@@ -126,14 +129,14 @@ class HookState:
         self.transport = FlatTransport(comm) if transport is None else transport
         self.residuals = NamedFeedback(feedback, self.threshold, self.transport.kept_of)
         self.transport.bind(self.account, self.residuals)
-        self._pace_setting = pace
-        self._pace = pace_of(pace, self.transport, self.account, self.residuals)
+        self._pace_setting = Stale1() if pace == "stale1" else pace
+        self._pace = pace_of(self._pace_setting, self.transport, self.account, self.residuals)
         self._policy = policy or policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
         self.residuals.serve(self.compression, needs_feedback(self._policy))
-        self._running = False
+        self._running = self._is_compared = False
         self._watch: AdamWatch | None = None
         silence.watch_hook(self)
 
@@ -320,6 +323,12 @@ class HookState:
         self._running = True
         if self.scaler is not None:
             self.loss_scale = self.scaler.get_scale()
+        comm = self.comm
+        try:
+            self._require_alike(comm)
+        except RingcommError as error:  # which this step's Futures raise
+            self.transport.error = error
+            return
         try:
             with naming("the agreement of HookState('auto')"):
                 self._policy.begin(self.steps, self.transport.exchange)
@@ -328,6 +337,22 @@ class HookState:
             raise
         self.account.use(self.steps, self._policy.codec(self.steps).name)
         self._watch_adam()
+
+    def _require_alike(self, comm: Communicator) -> None:
+        """Once in the life of the state. A collective; raises MismatchError on all ranks where
+        settings differ."""
+        if self._is_compared:
+            return
+        self._is_compared = True
+        about: dict[str, object] = {
+            "compression": self.compression, "threshold": self.threshold,
+            "warmup_steps": self.warmup_steps, "pace": self._pace_setting,
+            "feedback": self.residuals.keeps, "steps": self.steps,
+            "policy": [codec.name for codec in self._policy.codecs],
+        }  # fmt: skip
+        if comm.world_size > 1:
+            with naming(f"the first step of {type(self).__name__}"):
+                require_alike(comm, about)
 
     def _watch_adam(self) -> None:
         """Where the codec, now or after a warm-up, or the pace does not suit every optimizer."""

@@ -14,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from faults.rank import Rank
+from faults.rank import Rank, describe
 from patience import PATIENCE, until
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import ringcomm
@@ -587,6 +588,22 @@ def lost(rank: Rank) -> None:
     rank.attempt("failed", lambda: dist.all_reduce(torch.ones(10)))
     rank.attempt("again", lambda: dist.all_reduce(torch.ones(10)))
     dist.destroy_process_group()
+
+
+def lost_in_backward(rank: Rank) -> None:
+    """Rank 1 dies while the others are in a backward of DDP. Reports what that raised, and the
+    error as it is got otherwise."""
+    me, _ = _open()
+    ddp = DistributedDataParallel(torch.nn.Linear(3, 2))
+    for _ in range(2):  # after which DDP makes no more collectives of its own
+        ddp(torch.ones(1, 3)).sum().backward()
+    loss = ddp(torch.ones(1, 3)).sum()
+    dist.barrier()
+    if me == 1:
+        os._exit(9)
+    rank.attempt("failed", loss.backward)
+    rank.emit("error", **describe(ringcomm.default_communicator().failure()))
+    os._exit(0)
 
 
 def profiled(rank: Rank) -> None:
