@@ -17,9 +17,9 @@ What is run of both is in scenes.py, which uses public names alone: their inside
              bytes that they copy, bytes sent and received (by counting.c, preloaded; kernels that
              copy are not seen); instructions of the core and of all (by callgrind, with kernels of
              AVX2 at most). A figure is of one call on both ranks, the least of some rounds, less
-             what no calls take. OLD is counted before and behind NEW, which tells the noise: NEW
-             has more where it exceeds both by more than they differ by, and than 1 %, and does so
-             again in two more tries. What cannot be counted is named, and counts as differing.
+             what no calls take. OLD is counted before and behind NEW, which tells the noise, its
+             least..most: NEW has more where it exceeds both by more than they differ by, and than
+             1 %, and does so again in two more tries. What cannot be counted is named, and differs.
 
 The exit status is 0 if nothing differs, 1 if something does, 2 if it could not be compared.
 Scenes that raise in one commit alone differ; those that raise in both are named.
@@ -32,6 +32,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -427,9 +428,9 @@ def has_more(kind: str, olds: Sequence[float], news: Sequence[float]) -> bool:
 
 
 def compare_counts(olds: Sequence[Figures], news: Sequence[Figures], where: str) -> Verdict:
-    """A table of the least and the most of OLD's runs, and the least of NEW's."""
+    """A table, of one call: the least and the most of OLD's runs, and the least of NEW's."""
     kinds = list(next(iter(olds[0].values())))
-    table = [f"{where:26}" + "".join(f"{kind:>28}" for kind in kinds)]
+    table = [f"{where:26}" + "".join(f"{kind:>32}" for kind in kinds)]
     differ = 0
     for name in CALLS:
         cells = []
@@ -438,32 +439,29 @@ def compare_counts(olds: Sequence[Figures], news: Sequence[Figures], where: str)
             more = has_more(kind, a, b)
             differ += more
             cells.append(f"{min(a):.4g}..{max(a):.4g} {min(b):.4g}{' MORE' * more}")
-        table.append(f"{name:26}" + "".join(f"{cell:>28}" for cell in cells))
+        table.append(f"{name:26}" + "".join(f"{cell:>32}" for cell in cells))
     return Verdict(table, differ)
 
 
-def part_counts(old: Tree, new: Tree) -> Verdict:
-    """Runs OLD, NEW and OLD again under each counter; up to three times where NEW has more."""
-    total = Verdict(["of one call: OLD's least..most, NEW's least"], 0)
-    for what, (needs, _) in COUNTERS.items():
-        for memory in (False, True):
-            where = f"{what}, {'memory' if memory else 'ports'}"
-            olds: list[Figures] = []
-            news: list[Figures] = []
-            try:
-                if shutil.which(needs) is None:
-                    raise CannotCompareError(f"{needs} is not installed")
-                for _ in range(TRIES):
-                    for tree, several in ((old, olds), (new, news), (old, olds)):
-                        several.append(count(tree, memory, what))
-                    one = compare_counts(olds, news, where)
-                    if not one.differ:
-                        break
-            except CannotCompareError as error:
-                one = Verdict([f"{where}: NOT COUNTED: {error}"], 1)
-            total.lines += ["", *one.lines]
-            total.differ += one.differ
-    return total
+def part_counts(old: Tree, new: Tree, what: str, memory: bool) -> Verdict:
+    """Runs OLD, NEW and OLD again under one counter; up to three times where NEW has more."""
+    where = f"{what}, {'memory' if memory else 'ports'}"
+    needs, _ = COUNTERS[what]
+    olds: list[Figures] = []
+    news: list[Figures] = []
+    verdict = Verdict([f"{where}: NOT COUNTED: {needs} is not installed"], 1)
+    if shutil.which(needs) is None:
+        return verdict
+    try:
+        for _ in range(TRIES):
+            for tree, several in ((old, olds), (new, news), (old, olds)):
+                several.append(count(tree, memory, what))
+            verdict = compare_counts(olds, news, where)
+            if not verdict.differ:
+                break
+    except CannotCompareError as error:
+        verdict = Verdict([f"{where}: NOT COUNTED: {error}"], 1)
+    return verdict
 
 
 # ---- the command ----
@@ -494,7 +492,8 @@ def verdicts(args: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
     if "frames" in args.parts:
         yield "frames", part_frames(old, new)
     if "counts" in args.parts:
-        yield "counts", part_counts(old, new)
+        for what, memory in itertools.product(COUNTERS, (False, True)):
+            yield "counts", part_counts(old, new, what, memory)
 
 
 def main(arguments: Sequence[str]) -> int:
