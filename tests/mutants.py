@@ -3,7 +3,8 @@
     python tests/mutants.py [NAME ...]       some of them; without names, all
 
 Each file of tests/mutants is a patch of csrc or ringcomm. Its head has one sentence on the fault,
-and the tests, a line each: a pytest node id, or a C test as its file.
+and the tests, a line each: a pytest node id; or a C test as its file, with SANITIZER=address behind
+it where that is what finds the fault.
 
     A segment's checksum is not compared.
 
@@ -55,15 +56,13 @@ class Mutant:
     Attributes:
         fault: what is wrong with the code under it.
         tests: node ids of pytest.
-        c_tests: names of C tests, as tests/c/Makefile has them.
-        is_of_c: whether it changes csrc.
+        c_tests: C tests as arguments of tests/c/Makefile: NAMES=..., and a SANITIZER=... or none.
     """
 
     path: Path
     fault: str
     tests: tuple[str, ...]
-    c_tests: tuple[str, ...]
-    is_of_c: bool
+    c_tests: tuple[tuple[str, ...], ...]
 
     @property
     def name(self) -> str:
@@ -72,18 +71,16 @@ class Mutant:
 
 def read(path: Path) -> Mutant:
     """Raises MutantError for a file without a fault, tests or changes."""
-    head, separator, body = path.read_text(encoding="utf-8").partition("\n--- a/")
+    head, separator, _ = path.read_text(encoding="utf-8").partition("\n--- a/")
     words = [line.partition("tests: ") for line in head.splitlines()]
     named = [test.strip() for before, mark, test in words if mark and not before]
     fault = " ".join(before.strip() for before, mark, _ in words if before and not mark)
     if not (separator and named and fault):
         raise MutantError("give a sentence on the fault, tests, and a patch that 'git diff' made")
-    c_tests = [one.removeprefix(C_TEST).removesuffix(".c") for one in named if C_TEST in one]
-    return Mutant(
-        path, fault, tuple(one for one in named if C_TEST not in one), tuple(c_tests),
-        any(line.startswith("csrc/") for line in f"\n{body}".split("\n--- a/"))
-        or body.startswith("csrc/"),
-    )  # fmt: skip
+    c_tests = []
+    for file, *how in (one.split() for one in named if C_TEST in one):
+        c_tests.append((f"NAMES={file.removeprefix(C_TEST).removesuffix('.c')}", *how))
+    return Mutant(path, fault, tuple(one for one in named if C_TEST not in one), tuple(c_tests))
 
 
 def mutants(names: Sequence[str] = ()) -> list[Mutant]:
@@ -106,8 +103,8 @@ class Tree:
     def __init__(self, folder: Path, limit: float = LIMIT_S) -> None:
         self._folder, self._limit = folder, limit
         self._env = {
-            **os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "",
-            "TESTS_PATIENCE": PATIENCE_S, "GIT_CEILING_DIRECTORIES": str(folder.parent),
+            "TESTS_PATIENCE": PATIENCE_S, **os.environ, "PYTHONPATH": str(folder),
+            "PYTEST_ADDOPTS": "", "GIT_CEILING_DIRECTORIES": str(folder.parent),
         }  # fmt: skip
 
     def update(self, root: Path) -> None:
@@ -153,11 +150,11 @@ class Tree:
         if done.returncode:
             raise MutantError(f"does not apply: {done.stderr.strip()}")
 
-    def fails(self, tests: Sequence[str], c_tests: Sequence[str]) -> str:
+    def fails(self, tests: Sequence[str], c_tests: Sequence[Sequence[str]]) -> str:
         """How one of the tests fails; "" if all pass. Raises MutantError where they cannot run."""
         ends = time.monotonic() + self._limit
-        if c_tests:
-            make = ["make", "-s", "-C", "tests/c", f"NAMES={' '.join(c_tests)}"]
+        for arguments in c_tests:
+            make = ["make", "-s", "-j", str(os.cpu_count()), "-C", "tests/c", *arguments]
             if self._run(make, None):
                 raise MutantError(f"does not compile: {' '.join(make)} in {self._folder}")
             code = self._run([*make, "run"], ends)

@@ -154,12 +154,54 @@ static void what_is_over_is_not_announced(void)
     abandon(&s, works + 1, 1);
 }
 
+static rc_comm *failing;
+static const lane_handler *usual;
+
+/* As where the next frame of another work finds no memory when this one has left. */
+static void fail_when_sent(lane *l, out_frame *frame)
+{
+    rc_comm *c = failing;
+    failing = NULL;
+    usual->sent(l, frame);
+    if (c != NULL)
+        comm_fail_text(c, RC_NO_MEMORY, 0, "no memory for a frame");
+}
+
+/* A receive that nobody waits for is gone then; nothing of it is touched (the address sanitizer
+ * sees what is). */
+static void a_call_that_ends_its_own_work(void)
+{
+    stage s = stage_open((stage_options){.heartbeat_ms = 60000, .peer_timeout_ms = 600000});
+    wait_for_first_tick(&s);
+    set_mute(&s, 1);
+    rc_work *work = receive(&s, 5, BULK);
+    wait_for_start(&s, work);
+    rc_work_free(work);
+    engine_lock(s.engine);
+    lane *l = s.comm->env.links[1]->lanes[0];
+    usual = l->handler;
+    lane_handler handler = *usual;
+    handler.sent = fail_when_sent;
+    l->handler = &handler;
+    failing = s.comm;
+    engine_unlock(s.engine);
+    set_mute(&s, 0);
+    pass_time(&s, clock_ns() + 31 * CLOCK_S);
+    expect_failure(receive(&s, 6, 1), RC_NO_MEMORY, "no memory for a frame");
+    engine_lock(s.engine);
+    CHECK(failing == NULL);
+    l->handler = usual;
+    engine_unlock(s.engine);
+    stage_close(&s);
+}
+
 int main(void)
 {
     static const check_test tests[] = {
         {"a_peer_far_ahead_is_told_once", a_peer_far_ahead_is_told_once},
         {"a_dropped_call_is_repeated", a_dropped_call_is_repeated},
         {"what_is_over_is_not_announced", what_is_over_is_not_announced},
+        {"a_call_that_ends_its_own_work", a_call_that_ends_its_own_work},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
