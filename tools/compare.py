@@ -250,6 +250,8 @@ def part_bits(old: Tree, new: Tree, worlds: Sequence[World], patterns: Sequence[
         for results, tree in zip(found, (old, new), strict=True):
             print(f"bits: {tree.name}, {world}", file=sys.stderr)
             results[world] = steps_of(tree, world, patterns)
+        soon, _ = compare_bits(*({world: results[world]} for results in found))
+        print(f"bits: {world}: {soon.differ or 'nothing'} differs", file=sys.stderr)
     verdict, apart = compare_bits(*found)
     for world, names in apart.items():
         if names:
