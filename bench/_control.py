@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-START_S = 30.0
+START_S = 120.0
 _HELLO = struct.Struct("!32sI")  # token, rank
 
 

@@ -37,7 +37,7 @@ FAULTS = {
 }
 PHASES = ("idle", "small", "64 MB", "split", "bring-up")
 
-_START_S = 60.0  # for what is not under test, on a busy machine
+_START_S = 120.0  # for what is not under test, on a busy machine
 _PORTS_APART = 16  # of one trial's rendezvous from the next one's
 _DELAY_S = {"bring-up": 0.3}  # the fault comes at a random moment within; 0.6 unless given; if that
 # was too late, within half of it, and so on

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from _peers import Call, Peer, Place, What, fill_buffer, flat_result, make_array, make_tensor
 
-START_S = 60  # a peer that has not found its ranks by then never will
+START_S = 180  # a peer that has not found its ranks by then, on a busy machine, never will
 
 
 def _missing(module: str) -> str | None:

@@ -252,7 +252,7 @@ def test_two_libraries_on_the_loopback(beside: Done) -> None:
     assert beside.code == 0, beside.output
     told = json.loads((beside.folder / "out.json").read_text())
     found = {row["library"]: row for row in told["standings"]}
-    assert {"ringcomm", "gloo"} <= set(found)
+    assert {"ringcomm", "gloo"} <= set(found), beside.output
     assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in found.values())
     assert found["ringcomm"]["ratio"] == 1.0
     assert found["gloo"]["floor_us"] > 0

@@ -59,7 +59,7 @@ def over_store(
 
 def test_store() -> None:
     store = FakeStore()
-    outcomes = over_store(lambda _: store, 3, [0, 1, 2], 5.0)
+    outcomes = over_store(lambda _: store, 3, [0, 1, 2], PATIENCE)
     assert all(o.value == expected(3, 3) for o in outcomes.values())
     assert all(key.startswith("test/") for key in store.values)
 
@@ -138,7 +138,7 @@ class FakeMpi:
 
 def test_mpi() -> None:
     mpi, before = FakeMpi(3), set(sys.modules)
-    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 3, 5.0), range(3))
+    outcomes = run_ranks(lambda r: rounds(mpi_exchange(mpi.rank(r)), r, 3, PATIENCE), range(3))
     assert all(o.value == expected(3, 3) for o in outcomes.values())
     assert "mpi4py" not in set(sys.modules) - before
 
@@ -181,7 +181,7 @@ def test_groups_of_a_parent() -> None:
             lambda part, seconds: parent.gather(rank, part, seconds), groups[rank], 3, 5.0
         )
         try:
-            return rounds(exchange, rank, {1: 1}.get(rank, 3), 5.0)
+            return rounds(exchange, rank, {1: 1}.get(rank, 3), PATIENCE)
         finally:
             exchange.close()
 

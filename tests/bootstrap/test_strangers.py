@@ -111,7 +111,7 @@ def enduring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "NEW_PATIENCE", 60.0)
 
 
-def get_in(address: tuple[str, int], patience: float = PATIENCE) -> float:
+def get_in(address: tuple[str, int]) -> float:
     """Tries the handshake as dialer.py does; the seconds until it succeeded."""
     began = time.monotonic()
     while True:
@@ -120,7 +120,7 @@ def get_in(address: tuple[str, int], patience: float = PATIENCE) -> float:
                 run(sock, Client(KEY, TERMS), time.monotonic() + 3)
             return time.monotonic() - began
         except (RefusedError, OSError):
-            assert time.monotonic() - began < patience
+            assert time.monotonic() - began < PATIENCE
             time.sleep(0.02)
 
 
@@ -289,7 +289,7 @@ CROWDS = {
 def test_a_crowd_keeps_nobody_out(words: bytes) -> None:
     with many_descriptors(), serving() as (address, welcomed, served), crowd(address, words):
         for number in range(1, 4):
-            get_in(address, PROMPT)
+            get_in(address)
             assert until(lambda n=number: welcomed == [TERMS] * n)
             assert served.pending <= MAX_NEW + MAX_GREETED
 
