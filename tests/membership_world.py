@@ -249,7 +249,7 @@ class Process:
             except FormationError as error:
                 self.blames |= set(error.blames) - {self.rank}
                 self.is_well = False
-                self.agreement.failed(formation, sorted(self.blames), str(error))
+                self.agreement.failed(formation, error.blames, str(error))
                 self._say_ready()
 
     def _silent(self, go: Go, decider: int) -> tuple[int, ...]:
@@ -421,10 +421,8 @@ class Wire:
                 self._drop(rank, link, True)
 
     def _take(self, rank: int, link: Link) -> None:
-        self._drop_ended(rank)
-        is_first = not self.is_linked(rank)
         self._links.setdefault(rank, []).append(link)
-        self._meet(rank, is_first)
+        self._meet(rank)
 
     def _drop(self, rank: int, link: Link, surely: bool) -> None:
         links = self._links.get(rank, [])

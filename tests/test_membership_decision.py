@@ -220,6 +220,20 @@ def test_who_is_behind_waits_for_the_silent_no_longer_than_for_a_collective() ->
     assert decide(linked, 1e6) == Wait(math.inf)
 
 
+def test_all_were_started_again() -> None:
+    """None of them has the state, so they do not wait for each other without end."""
+    those = [
+        ready(rank, float(rank), epoch=-1, behind=True, history=STARTED_AGAIN) for rank in range(2)
+    ]
+    view = seen_by(0, 3, *those, members=(), gone={2: 0.5})
+    assert decide(view, 2.0) == Wait(1.0 + GRACE)
+    outcome = decide(view, 1.0 + GRACE)
+    assert isinstance(outcome, TooFew)
+    assert "no rank is left to learn the latest state from: rank 1 is behind as well; rank 2" in (
+        outcome.text
+    )
+
+
 # ---- of any state ----
 
 
@@ -275,6 +289,7 @@ def test_messages_survive_the_wire() -> None:
     assert messages.read_go("rank 0", messages.pack_go(first), 3) == first
     book = {0: [("127.0.0.1", 5)], 2: [("::1", 6), ("10.0.0.1", 7)]}
     assert messages.read_book("rank 0", messages.pack_book(book), 3) == book
+    assert messages.read_intro("rank 0", messages.pack_intro(7, book), 3) == (7, book)
     blobs = [b"a", b"", b"ccc"]
     part = messages.read_part(0, messages.pack_all(3, 2, blobs))
     assert (part.epoch, part.step, messages.split_all(part.rest)) == (3, 2, blobs)
@@ -288,6 +303,7 @@ def test_what_is_malformed_is_refused(payload: bytes) -> None:
         lambda: messages.read_ready(1, payload, 3, 0.0),
         lambda: messages.read_go("rank 1", payload, 3),
         lambda: messages.read_book("rank 1", payload, 3),
+        lambda: messages.read_intro("rank 1", payload, 3),
         lambda: messages.read_failed("rank 1", payload, 3),
     ):
         with pytest.raises(BootstrapError, match="rank 1"):

@@ -10,7 +10,7 @@
 
 Messages, on a connection with an authenticated rank:
 
-    INTRO   both, first                where each rank listens
+    INTRO   both, first                which process it is, and where each rank listens
     READY   each member to all         epoch, history, round; its communicator works; whom it blames
     GO      the decider to all         the round's members; of a new epoch: form a communicator
     BLOB    a member to the decider    its part of a step of the bring-up

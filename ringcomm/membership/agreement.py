@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -24,7 +25,7 @@ from . import messages
 from .control import Connections, Hear, Meet
 from .decision import Go, Ready, TooFew, View, Wait, decide
 from .formation import Formation
-from .messages import Address, Book, Kind
+from .messages import Address, Book, Intro, Kind
 
 _log = logging.getLogger("ringcomm")
 _LINGER_S = 0.25
@@ -85,6 +86,9 @@ class Agreement:
         self._serial = 0
         self._ready: dict[int, Ready] = {}
         self._counted: dict[int, int] = {}  # the latest serial that a GO counted, by rank
+        self._process = secrets.randbits(48)
+        self._processes: dict[int, int] = {}  # of each rank the latest that was met
+        self._announced: Go | None = None
         self._formation: Formation | None = None
         self._linger_until = 0.0
         self._book: Book = {terms.rank: list(listens)}
@@ -193,6 +197,7 @@ class Agreement:
         if go.left:
             names = ", ".join(map(str, go.left))
             _log.warning("membership: round %d goes on without rank %s", go.number, names)
+        self._announced = go
         self._accept(Formation(self._control, self._terms.rank, self._terms.rank, go))
         self._control.send_all(Kind.GO, messages.pack_go(go))
 
@@ -244,12 +249,9 @@ class Agreement:
 
     # ---- what is heard ----
 
-    def _meet(self, rank: int, is_first: bool) -> None:
-        """A connection was made; the first, where none stood before."""
-        self._control.send(rank, Kind.INTRO, messages.pack_book(self._book))
-        if is_first:  # what is known may be of a process that was there before
-            self._ready.pop(rank, None)
-            self._counted.pop(rank, None)
+    def _meet(self, rank: int) -> None:
+        """A connection was made."""
+        self._control.send(rank, Kind.INTRO, messages.pack_intro(self._process, self._book))
         if rank not in self.members:
             self._linger_until = self._clock() + _LINGER_S
         self._tell(rank)
@@ -257,7 +259,7 @@ class Agreement:
     def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
         source, world = f"rank {rank}", self._terms.world_size
         if kind == Kind.INTRO:
-            self._hear_book(rank, messages.read_book(source, payload, world))
+            self._hear_intro(rank, messages.read_intro(source, payload, world))
         elif kind == Kind.READY:
             self._hear_ready(messages.read_ready(rank, payload, world, self._clock()))
         elif kind == Kind.GO:
@@ -265,13 +267,28 @@ class Agreement:
         elif self._formation is not None:
             self._formation.hear(rank, kind, payload)
 
-    def _hear_book(self, rank: int, book: Book) -> None:
-        """What a rank says of itself counts; of others, where nothing is known."""
-        for other, listens in book.items():
+    def _hear_intro(self, rank: int, intro: Intro) -> None:
+        """Of another process what was said before counts no more."""
+        if self._processes.get(rank) != intro.process:
+            self._processes[rank] = intro.process
+            self._ready.pop(rank, None)
+            self._counted.pop(rank, None)
+        elif self._announced is not None and rank in self._announced.members:
+            self._make_up(rank, self._announced)
+        # What a rank says of itself counts; of others, where nothing is known.
+        for other, listens in intro.book.items():
             if other == rank or other not in self._book:
                 self._book[other] = listens
             if self.behind and other != self._terms.rank:
                 self._control.dial(other, listens)
+
+    def _make_up(self, rank: int, go: Go) -> None:
+        """The GO may have been lost with the connection. It is said again; and where this rank has
+        given it up since, it has had no consequence."""
+        if _serial_in(go, self._terms.rank) == self._serial:
+            self._control.send(rank, Kind.GO, messages.pack_go(go))
+        else:
+            self._counted.pop(rank, None)
 
     def _hear_ready(self, ready: Ready) -> None:
         if ready.serial <= self._counted.get(ready.rank, 0):
@@ -294,7 +311,7 @@ class Agreement:
             self._formation.fail(f"rank {rank} has announced a newer formation")
         is_news = go.epoch > self._seen if go.is_new else go.epoch == self.epoch
         self._seen = max(self._seen, go.epoch)
-        counted = dict(zip(go.members, go.serials, strict=True)).get(self._terms.rank)
+        counted = _serial_in(go, self._terms.rank)
         if counted is None:
             self._miss(go)
         elif is_news and counted == self._serial and self._state == State.WAITING:
@@ -324,3 +341,8 @@ class Agreement:
             ready = self._ready.get(rank)
             if ready is not None and ready.serial <= serial:
                 del self._ready[rank]
+
+
+def _serial_in(go: Go, rank: int) -> int | None:
+    """Of the rank's READY that the GO counts; None: it counts none."""
+    return dict(zip(go.members, go.serials, strict=True)).get(rank)

@@ -39,9 +39,8 @@ _ENDED = (errno.ECONNRESET, errno.EPIPE)
 
 Hear = Callable[[int, Kind, bytes], None]
 """Takes a message: rank, kind, payload. What it raises as BootstrapError ends the connection."""
-Meet = Callable[[int, bool], None]
-"""Told of each rank that a connection has been made to, and whether it is the only one: a second
-one beside it leads to the same process."""
+Meet = Callable[[int], None]
+"""Told of each rank that a connection has been made to."""
 
 
 class Connections(Protocol):
@@ -220,24 +219,20 @@ class Control:
     def _admit(self, claimed: Terms) -> RefusedError | None:
         if claimed.rail or claimed.lane:
             return unexpected(claimed)
-        self._drop_ended(claimed.client_rank)
-        return duplicate(claimed) if self.is_linked(claimed.client_rank) else None
-
-    def _drop_ended(self, rank: int) -> None:
-        for link in list(self._links.get(rank, ())):
-            if link.has_ended():
-                self.drop(link, True)
+        for link in list(self._links.get(claimed.client_rank, [])):
+            if not link.has_ended():
+                return duplicate(claimed)
+            self.drop(link, True)
+        return None
 
     def _take(self, rank: int, sock: socket.socket) -> None:
         tune(sock)
         end_when_silent(sock, self._peer_timeout)
-        self._drop_ended(rank)
-        is_first = not self.is_linked(rank)
         self._links.setdefault(rank, []).append(_Link(self, self.loop, rank, sock))
         for dial in self._dials.get(rank, ()):
             if not dial.shaking:  # else the other end may have this connection already
                 dial.stop()
-        self._meet(rank, is_first)
+        self._meet(rank)
 
     # ---- for its links ----
 

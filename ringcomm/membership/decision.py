@@ -210,10 +210,11 @@ def _wait_for_enough(view: View, now: float) -> Wait | TooFew:
 
 def _wait_for_others(view: View, now: float) -> Wait | TooFew:
     """Of a rank that is behind: for the end of the round that the others are in."""
-    if view.connected - view.silent.keys():
+    behind = {rank: ready.at for rank, ready in view.ready.items() if ready.behind}
+    if view.connected - view.silent.keys() - behind.keys():
         return Wait(math.inf)
     silent_since = (one.since for one in view.silent.values())
-    since = max(view.ready[view.rank].at, *view.gone.values(), *silent_since, 0.0)
+    since = max(*behind.values(), *view.gone.values(), *silent_since, view.ready[view.rank].at)
     until = since + (max(view.grace_s, view.timeout) if view.silent else view.grace_s)
     return Wait(until) if now < until else _left_alone(view, now)
 
@@ -248,6 +249,8 @@ def _too_few(view: View, now: float) -> TooFew:
 
 
 def _state(view: View, rank: int, first: float, now: float) -> str:
+    if rank in view.ready and rank in view.connected:
+        return f"rank {rank} is behind as well"
     if rank in view.silent:
         since, places = view.silent[rank]
         return (

@@ -55,19 +55,45 @@ def frame(kind: Kind, payload: bytes) -> bytes:
 # ---- INTRO ----
 
 
+class Intro(NamedTuple):
+    """What a process says of itself and others."""
+
+    process: int
+    """By which it is told from one that was there before."""
+    book: Book
+
+
+def pack_intro(process: int, book: Mapping[int, Sequence[Address]]) -> bytes:
+    """Who this is, and where ranks listen."""
+    return pack({"process": process, "book": _pack_places(book)})
+
+
+def read_intro(source: str, payload: bytes, world_size: int) -> Intro:
+    """Raises BootstrapError."""
+    record = Record.unpack(source, payload)
+    return Intro(record.integer("process", 0, _MAX), _read_book(record, world_size))
+
+
 def pack_book(book: Mapping[int, Sequence[Address]]) -> bytes:
     """Where ranks listen."""
-    ranks = [
-        {"rank": rank, "places": [{"address": a, "port": p} for a, p in places]}
-        for rank, places in book.items()
-    ]
-    return pack({"book": ranks})
+    return pack({"book": _pack_places(book)})
 
 
 def read_book(source: str, payload: bytes, world_size: int) -> Book:
     """Raises BootstrapError."""
+    return _read_book(Record.unpack(source, payload), world_size)
+
+
+def _pack_places(book: Mapping[int, Sequence[Address]]) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "places": [{"address": a, "port": p} for a, p in places]}
+        for rank, places in book.items()
+    ]
+
+
+def _read_book(record: Record, world_size: int) -> Book:
     book: Book = {}
-    for entry in Record.unpack(source, payload).records("book", world_size):
+    for entry in record.records("book", world_size):
         places = [_read_place(place) for place in entry.records("places", 64)]
         book[entry.integer("rank", 0, world_size - 1)] = places
     return book
