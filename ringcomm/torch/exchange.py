@@ -126,6 +126,6 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
 
 def _shared(comm: Communicator, packed: bytes) -> bytes:
     """Rank 0's bytes on all."""
-    size = comm.broadcast(np.array([len(packed)]))
+    size = comm.allgather(np.array([len(packed)]))[0]  # which tells others what it is part of
     own = packed if comm.rank == 0 else bytes(int(size[0]))
     return bytes(comm.broadcast(np.frombuffer(own, np.uint8).copy()))
