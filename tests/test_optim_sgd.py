@@ -55,14 +55,17 @@ def of_torch(ranks: int, steps: int, **settings: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("codec", ["none", "onebit"])
 @pytest.mark.parametrize("settings", CASES)
-def test_one_rank_is_torchs_sgd_to_the_bit(settings: dict[str, Any], codec: str) -> None:
+def test_one_rank_is_torchs_sgd(settings: dict[str, Any], codec: str) -> None:
+    """But for a rounding more in each operation that torch's CPU kernels may fuse."""
+
     def body(comm: Communicator) -> torch.Tensor:
         def make(params: Any, comm: Communicator) -> SGD:
             return SGD(params, comm=comm, compression=codec, threshold=THRESHOLD, **settings)
 
         return flat(steps_of(comm, make, range(5))[0])
 
-    assert torch.equal(run_ranks(1, body)[0], of_torch(1, 5, **settings))
+    most = 5 * 4 * 2.0**-22  # of five steps four roundings each, of values below 8
+    assert torch.allclose(run_ranks(1, body)[0], of_torch(1, 5, **settings), rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -45,7 +45,17 @@ from ...communicator import Communicator
 from ...feedback import FeedbackStore
 from ..settings import require
 from . import saved
-from .arithmetic import average_in, mask, momentum_in, move, parts, root_of, with_decay
+from .arithmetic import (
+    average_in,
+    mask,
+    momentum_in,
+    move,
+    parts,
+    power,
+    root,
+    root_of,
+    with_decay,
+)
 from .checks import codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
@@ -211,7 +221,7 @@ class TwoStages(Rule):
         step, group = max(span.step for span in spans), spans[0].group
         if self.point.is_due(step):
             size = sum(total(part) for span in spans for part in parts(span, "exp_avg_sq"))
-            self.point.look(step, size / (1 - group["betas"][1] ** step), float(group["lr"]))
+            self.point.look(step, size / (1 - power(group["betas"][1], step)), float(group["lr"]))
         if not self._frozen and self.point.step is not None and step >= self.point.step:
             self._frozen = True
             self.freeze(spans, step)
@@ -249,7 +259,8 @@ class _Published(TwoStages):
         else:
             moment.copy_(means["momentum"])
         updates = with_decay(span, moment / root_of(span))
-        torch._foreach_add_(span.parameters, updates, alpha=-span.group["lr"])
+        torch._foreach_mul_(updates, span.group["lr"])
+        torch._foreach_sub_(span.parameters, updates)
 
 
 class Frozen(TwoStages):
@@ -301,8 +312,8 @@ class Frozen(TwoStages):
         for tile in span.tiles():
             part = tile.of(gradient)
             average_in(tile, part)
-            root = tile.state["exp_avg_sq"].sqrt().div_(math.sqrt(second)).add_(span.group["eps"])
-            mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(root))
+            scale = root(tile.state["exp_avg_sq"]).div_(math.sqrt(second)).add_(span.group["eps"])
+            mask(tile, torch.div(tile.state["exp_avg"], first, out=part).div_(scale))
         self.apply(span, gradient)
 
     def _meet(self, span: Span) -> None:
@@ -315,7 +326,7 @@ class Frozen(TwoStages):
         """What the sums of weights in m and v have come to."""
         age = self._ages[span.name]
         beta1, beta2 = span.group["betas"]
-        return 1 - beta1**age, 1 - beta2**age
+        return 1 - power(beta1, age), 1 - power(beta2, age)
 
     def step_of(self, span: Span) -> int:
         return super().step_of(span) if self._frozen else self._ages.get(span.name, 0)
@@ -390,7 +401,7 @@ class Renewed(Frozen):
         square.div_(self._gains(span)[1])
         moment = span.state["exp_avg"]
         common = torch.minimum(moment * moment, square)
-        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common, alpha=1 - share))
+        span.state["exp_avg_sq"].copy_(square.mul_(share).add_(common.mul_(1 - share)))
         span.fill_padding(span.state["exp_avg_sq"])
         for tile in span.tiles():
             mask(tile, tile.of(factor).div_(self._units.of(tile)))

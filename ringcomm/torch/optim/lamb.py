@@ -20,6 +20,7 @@ Invariants: norms are sums that do not depend on the order, so c is the same on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
 from .adam import Renewed, TwoStages
-from .arithmetic import average_in, root_of, with_decay
+from .arithmetic import average_in, root, root_of, square_in, with_decay
 from .checks import at_least, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
@@ -150,7 +151,7 @@ class _Lamb(Renewed):
                 coeff = self._remembered(span, place, size, length)
             else:
                 coeff = self._coefficients.learn(span, place, size, length)
-            parameter.add_(one, alpha=-span.group["lr"] * coeff)
+            parameter.sub_(one.mul_(span.group["lr"] * coeff))
 
     def _remembered(self, span: Span, place: Place, size: float, length: float) -> float:
         """c behind the freeze, of a tensor and its update."""
@@ -209,7 +210,7 @@ class _Published(TwoStages):
                                                                      norm(one))  # fmt: skip
             else:
                 coeff = self._coefficients.learn(span, place, norm(parameter), norm(one))
-            parameter.add_(one, alpha=-span.group["lr"] * coeff)
+            parameter.sub_(one.mul_(span.group["lr"] * coeff))
 
     def _take_momentum(self, span: Span, mean: torch.Tensor) -> None:
         beta1, beta2 = span.group["betas"]
@@ -217,11 +218,11 @@ class _Published(TwoStages):
             span.view(mean, place).mul_(1 / self._scales.get(place.index, 1.0))
         rebuilt = (mean - span.state["exp_avg"] * beta1).mul_(1 / (1 - beta1))
         span.state["exp_avg"].copy_(mean)
-        span.state["fresh_sq"].mul_(beta2).addcmul_(rebuilt, rebuilt, value=1 - beta2)
+        square_in(span.state["fresh_sq"], rebuilt, beta2)
 
     def _factor(self, span: Span, place: Place, plain: float, update: float) -> float:
         old, fresh = (
-            span.view(span.state[name], place).sqrt().add_(span.group["eps"])
+            root(span.view(span.state[name], place)).add_(span.group["eps"])
             for name in ("exp_avg_sq", "fresh_sq")
         )
         factor = float((old / fresh).max())
@@ -240,9 +241,9 @@ class _Published(TwoStages):
             span.state["fresh_sq"].copy_(span.state["exp_avg_sq"])
             for place in span.places:
                 moment = span.view(span.state["exp_avg"], place)
-                sizes[place.index] = norm(moment) / moment.numel() ** 0.5
+                sizes[place.index] = norm(moment) / math.sqrt(moment.numel())
         moving = [size for size in sizes.values() if size > 0]
-        united = sum(moving) / max(1, len(moving))
+        united = math.fsum(moving) / max(1, len(moving))
         self._scales = {index: united / size for index, size in sizes.items() if size > 0}
 
     def state_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .arithmetic import move
+from .arithmetic import blend_in, move
 from .checks import at_least, codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span
@@ -108,7 +108,7 @@ class _MomentumRule(Rule):
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]
         mean = means["momentum"]
-        span.state["exp_avg"].lerp_(mean, (1 - beta2) / (1 - beta1))
+        blend_in(span.state["exp_avg"], mean, (1 - beta2) / (1 - beta1))
         move(span, mean.sign_())
 
 

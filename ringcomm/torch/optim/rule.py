@@ -5,8 +5,8 @@
         def exchanges(self, step):          return (Exchange("gradient", "int4"),)
         def outgoing(self, what, span, out): out.copy_(span.gradient)
         def update(self, span, means):
-            means = span.views(means["gradient"])
-            torch._foreach_add_(span.parameters, means, alpha=-span.group["lr"])
+            steps = span.views(means["gradient"].mul_(span.group["lr"]))
+            torch._foreach_sub_(span.parameters, steps)
 
 Invariants that a rule keeps: ``exchanges`` and ``finish`` depend only on what is alike on all
 ranks. ``outgoing`` writes nothing but ``out``, and is linear in the gradient where there is

@@ -92,13 +92,15 @@ class _MomentumRule(Rule):
         parameters, moments = span.parameters, span.views(mean)
         if group["weight_decay"]:
             decay = group["weight_decay"] * self._share(span)
-            torch._foreach_add_(moments, parameters, alpha=decay)
+            torch._foreach_add_(moments, torch._foreach_mul(parameters, decay))
         moved = moments
         if group["nesterov"]:  # the mean gradient and the momentum, as the former is in the latter
             before = torch._foreach_mul(span.views(buffer), -group["momentum"])
-            moved = list(torch._foreach_add(before, moments, alpha=1.0 + group["momentum"]))
-        torch._foreach_add_(parameters, moved, alpha=-group["lr"])
+            moved = list(torch._foreach_mul(moments, 1.0 + group["momentum"]))
+            torch._foreach_add_(moved, before)
         buffer.copy_(mean)
+        torch._foreach_mul_(moved, group["lr"])
+        torch._foreach_sub_(parameters, moved)
 
     def _share(self, span: Span) -> float:
         """Of the gradient in the momentum. torch takes the first one as it is."""

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from ...codecs import BLOCK
-from .arithmetic import root_of
+from .arithmetic import root, root_of
 from .span import Span, Tile
 
 Choice = Literal["bounded", "update", "momentum"]
@@ -68,9 +68,9 @@ class Units:
 
 def _typical(tile: Tile) -> torch.Tensor:
     """R, [blocks, 1]."""
-    root = root_of(tile)
-    squares = (root * root).view(-1, BLOCK)
+    scale = root_of(tile)
+    squares = scale.mul_(scale).view(-1, BLOCK)
     while squares.shape[1] > 1:
         half = squares.shape[1] // 2
         squares = squares[:, :half] + squares[:, half:]
-    return squares.div_(BLOCK).sqrt_()
+    return root(squares.div_(BLOCK))

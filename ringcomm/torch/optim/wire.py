@@ -10,9 +10,10 @@ the other, and each is updated when its means are there:
 
 With overlap the spans begin in backward, and the ranks agree when all have begun.
 
-Invariants: what is applied to a parameter is the same on all ranks, to the bit. A step that one
-rank cannot make, as its gradients are not finite, is made by none, and changes nothing. Exchanges
-are submitted in one order on all ranks. Hyperparameters never travel.
+Invariants: what is applied to a parameter is the same on all ranks, to the bit, and is applied by
+operations that round alike on all CPUs. A step that one rank cannot make, as its gradients are not
+finite, is made by none, and changes nothing. Exchanges are submitted in one order on all ranks.
+Hyperparameters never travel.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     ``copy_`` and other operations under ``torch.no_grad()``, which the master copy follows, as it
     follows an assignment to ``parameter.data``. The next step undoes ``parameter.data.clamp_()``
     and other writes into ``.data``, which nothing shows.
+
+    Parameters stay the same on all ranks to the bit, also on CPUs with other instructions.
 
     A parameter that has a gradient on some ranks has a zero one on the others. One that has none
     anywhere stays as it is; its momentum goes on as with a gradient of zero.

@@ -30,7 +30,7 @@ import torch
 from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require
-from .arithmetic import mask, with_decay
+from .arithmetic import blend_in, mask, power, root, square_in, with_decay
 from .checks import at_least, codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
@@ -194,9 +194,9 @@ class _ZeroOne(Rule):
         beta1, beta2 = span.group["betas"]
         first, second = self._ages.get(span.name, (0, 0))
         (gradient,) = means.values()
-        span.state["exp_avg"].lerp_(gradient, 1 - beta1)
+        blend_in(span.state["exp_avg"], gradient, 1 - beta1)
         if "gradient" in means:
-            span.state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            square_in(span.state["exp_avg_sq"], gradient, beta2)
             second += 1
         self._ages[span.name] = first + 1, second
         steps = self._steps(span, span.state["exp_avg"], self._root(span))
@@ -220,7 +220,7 @@ class _ZeroOne(Rule):
         self._rates[span.name] = 0.0
 
     def _root(self, span: Span) -> torch.Tensor:
-        return (span.state["exp_avg_sq"] / self.gains(span)[1]).sqrt_().add_(span.group["eps"])
+        return root(span.state["exp_avg_sq"] / self.gains(span)[1]).add_(span.group["eps"])
 
     def follow(self, span: Span, written: Sequence[Place]) -> None:
         if not self._is_local:
@@ -245,8 +245,8 @@ class _ZeroOne(Rule):
         """What the sums of weights in m and v have come to."""
         first, second = self._ages.get(span.name, (0, 0))
         beta1, beta2 = span.group["betas"]
-        gain1 = 1.0 if self._is_local or not first else 1 - beta1**first
-        return gain1, 1 - beta2**second if second else 1.0
+        gain1 = 1.0 if self._is_local or not first else 1 - power(beta1, first)
+        return gain1, 1 - power(beta2, second) if second else 1.0
 
     def masked(self, span: Span, values: torch.Tensor) -> torch.Tensor:
         """The values, 0 where nothing may move."""

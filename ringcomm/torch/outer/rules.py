@@ -13,8 +13,9 @@ who gives one of the two gets the other by that law, with GAIN as the quotient: 
 mu near .9 needs hundreds of rounds, and overshoots at the end of a short run.
 
 Invariants: a rule works element by element, in place, on flat tensors that are the same on all
-ranks, and keeps nothing itself: its memory is a dictionary of flat tensors by name, made by
-``memory``, which a checkpoint stores.
+ranks, by operations that round once (no add with alpha, lerp or addcmul, which round as the CPU
+has it), so that all ranks have the same anchor to the bit. It keeps nothing itself: its memory is a
+dictionary of flat tensors by name, made by ``memory``, which a checkpoint stores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 
 from ...errors import ConfigError, did_you_mean
 from ..settings import require_number
+from ..tiles import tiles
 
 GAIN = 1.4
 Memory = dict[str, torch.Tensor]
@@ -73,7 +75,8 @@ class Sgd:
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """See the head of this file."""
-        anchor.add_(mean, alpha=-self.gamma)
+        for a, d in tiles(anchor, mean):
+            a.sub_(d.mul_(self.gamma))
 
     def __repr__(self) -> str:
         return f"Sgd(gamma={self.gamma:g})"
@@ -101,9 +104,9 @@ class Nesterov:
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """See the head of this file."""
-        momentum = memory["momentum"]
-        momentum.mul_(self.mu).add_(mean)
-        anchor.add_(mean.add_(momentum, alpha=self.mu), alpha=-self.gamma)
+        for a, d, u in tiles(anchor, mean, memory["momentum"]):
+            u.mul_(self.mu).add_(d)
+            a.sub_(d.add_(u * self.mu).mul_(self.gamma))
 
     def __repr__(self) -> str:
         return f"Nesterov(gamma={self.gamma:g}, mu={self.mu:g})"
