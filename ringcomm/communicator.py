@@ -10,7 +10,6 @@ the last bytes sent could be lost.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import logging
 import threading
 import time
@@ -74,7 +73,8 @@ class Communicator(Collectives):
             gives, else "table PATH" (the tuned table, rank 0's file) or "model".
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: Joined, group_codec: str | None = None) -> None:
+        """group_codec: what its torch process group reduces in, for the log."""
         if not isinstance(joined, Joined):
             raise ConfigError(
                 "a Communicator is made by ringcomm.init(), Communicator.create() or split()"
@@ -109,7 +109,7 @@ class Communicator(Collectives):
         except BaseException:
             mesh.close()
             raise
-        told = self._told_at_start(joined)
+        told = self._told_at_start(joined, group_codec)
         try:
             self._timeline = self._open_timeline()
             self._handle = open_handle(mesh, config, joined.epoch, self._engine.handle)
@@ -298,7 +298,7 @@ class Communicator(Collectives):
 
     def set_timeout(self, seconds: float) -> None:
         """Makes it the ``config.timeout`` of collectives that are called from here on."""
-        self.config = dataclasses.replace(self.config, timeout=seconds)
+        self.config = self.config.replaced(timeout=seconds)
         self._shortcut = Shortcut(self)
 
     # ---- for its works ----
@@ -468,13 +468,13 @@ class Communicator(Collectives):
 
     # ---- what is logged ----
 
-    def _told_at_start(self, joined: Joined) -> str:
+    def _told_at_start(self, joined: Joined, group_codec: str | None) -> str:
         """Of the first communicator of a process all; of others that they are there."""
         if self.rank or not _log.isEnabledFor(logging.INFO):
             return ""
         if joined.epoch or _alive:
             return f"another communicator, {joined.job}: {self.world_size} ranks"
-        return summary_of(joined, self.algorithms, self.kernel_set)
+        return summary_of(joined, self.algorithms, self.kernel_set, group_codec)
 
     def _tell_end(self, handle: Any) -> None:
         level = logging.DEBUG if self.rank else logging.INFO

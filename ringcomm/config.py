@@ -46,6 +46,16 @@ OTHER_VARIABLES = {
 
 ARGUMENT, DEFAULT = "argument", "default"
 
+#: What documents and messages call values that stand for a choice of ringcomm's.
+_WORDS: dict[str, dict[Any, str]] = {
+    "interfaces": {(): "all real ports; on one host, loopback"},
+    "tune_table": {"": "in the user's cache"},
+    "spin_us": {-1: "auto"},
+    "threads": {0: "auto"},
+    "kernel_set": {"": "fastest"},
+    "secret_fd": {-1: ""},
+}
+
 
 class _Unset:
     """The default of a field: its value if the environment has none."""
@@ -246,6 +256,27 @@ class Config:
         found: dict[str, str] = self.__dict__["_sources"]
         return {name: found.get(name, ARGUMENT) for name in _FIELDS}
 
+    def replaced(self, source: str = ARGUMENT, **changes: Any) -> Config:
+        """As dataclasses.replace, but that each value which stays as it is stays from where it
+        was; ``source``: where the others are from."""
+        values: dict[str, Any] = {}
+        for name, known in self.sources().items():
+            before = getattr(self, name)
+            value = changes.get(name, before)
+            values[name] = _Found(value, known if value == before else source)
+        return Config(**values)
+
+    def shown(self, name: str) -> str:
+        """A field's value as documents and messages have it; empty for none."""
+        value = getattr(self, name)
+        if value in _WORDS.get(name, {}):
+            return _WORDS[name][value]
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
     def _blame(self, error: str) -> str:
         """Where the fields that an error names are from."""
         named = [name for name in _FIELDS if re.search(rf"\b{name}=", error)]
@@ -303,7 +334,9 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
 def _look_up(field: str, env: Mapping[str, str]) -> _Found:
     name, default = variable_of(field), _FIELDS[field]
     if name in env:
-        return _Found(_parse(name, default, env[name]), name)
+        words = {word: value for value, word in _WORDS.get(field, {}).items() if word}
+        text = env[name].strip()
+        return _Found(words[text] if text in words else _parse(name, default, env[name]), name)
     return _Found(default, DEFAULT)
 
 

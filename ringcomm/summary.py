@@ -13,12 +13,19 @@ from .config import DEFAULT, Config, compression_from_env
 _TCP_CONGESTION = 13  # of linux/tcp.h
 
 
-def summary_of(joined: Joined, algorithms: str, kernel_set: str) -> str:
-    """Several lines. The mesh must still have its lanes."""
+def summary_of(
+    joined: Joined, algorithms: str, kernel_set: str, group_codec: str | None
+) -> str:  # fmt: skip
+    """Several lines. The mesh must still have its lanes.
+
+    Args:
+        group_codec: what the communicator's torch process group reduces in; None: it has none.
+    """
     mesh, config = joined.mesh, joined.config
-    codec = compression_from_env()
+    codec = compression_from_env() if group_codec is None else group_codec
+    where = "a" if group_codec is None else "this"
     ranks = "1 rank" if mesh.world_size == 1 else f"{mesh.world_size} ranks"
-    torch = "" if codec == "none" else f" ({codec} where a torch process group reduces)"
+    torch = "" if codec == "none" else f" ({codec} where {where} torch process group reduces)"
     return "\n  ".join([
         f"{ranks}: {_hosts(mesh)}",
         *(f"rail {rail.index}: {rail.interface} {rail.address}{_rate(mesh, rail.index)}"
@@ -66,7 +73,7 @@ def _congestion(lanes: Sequence[LaneSocket]) -> str:
 
 def _chosen(config: Config) -> str:
     told = [
-        f"{name}={getattr(config, name)!r} ({source})"
+        f"{name}={config.shown(name)} ({source})"
         for name, source in config.sources().items()
         if source != DEFAULT
     ]

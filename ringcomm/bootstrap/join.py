@@ -51,7 +51,7 @@ def join(
             "mpi= already says who is who; leave out rank, world_size, init_method and store"
         )
     if timeout is not None:
-        config = dataclasses.replace(config, connect_timeout=timeout)
+        config = config.replaced(connect_timeout=timeout)
     if mpi is not None:
         identity = _mpi_identity(mpi)
     elif store is not None and rank is not None and world_size is not None:
@@ -136,7 +136,7 @@ def regroup(
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
     same = list(members) == list(range(parent.mesh.world_size))
-    settings = config if same else dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
+    settings = config if same else config.replaced(tune_table=TUNE_TABLE_OFF)
     with typed_errors():
         joined = mesh.join(identity, settings, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too

@@ -300,7 +300,7 @@ class Membership:
         go = formation.go
         seconds = min(self._config.connect_timeout, max(self._grace_s, _LEAST_FORMING_S))
         table = self._config.tune_table if len(go.members) == self.world_size else TUNE_TABLE_OFF
-        settings = dataclasses.replace(self._config, connect_timeout=seconds, tune_table=table)
+        settings = self._config.replaced(connect_timeout=seconds, tune_table=table)
         job = f"{self._job}, epoch {go.epoch}"
         identity = Identity(
             rank=go.members.index(self.rank), world_size=len(go.members), local_rank=None,
@@ -350,9 +350,8 @@ def _fitted(config: Config, grace_s: float) -> Config:
     """A member that is silent for the grace time is lost."""
     if not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: give a ringcomm.Config, as Config(lanes=2)")
-    return dataclasses.replace(
-        config, peer_timeout=grace_s, heartbeat=min(config.heartbeat, grace_s / 4)
-    )
+    heartbeat = min(config.heartbeat, grace_s / 4)
+    return config.replaced("grace_s", peer_timeout=grace_s, heartbeat=heartbeat)
 
 
 def _checked_grace(grace_s: float) -> float:

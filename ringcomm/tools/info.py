@@ -62,9 +62,7 @@ def _settings(config: Config) -> Table:
     """What ``ringcomm.init()`` would go by here, and where each value is from."""
     table = Table("setting", "value", "from", box=None, pad_edge=False)
     for name, source in config.sources().items():
-        value = getattr(config, name)
-        shown = ",".join(value) if isinstance(value, tuple) else str(value)
-        table.add_row(name, shown or "-", source)
+        table.add_row(name, config.shown(name) or "-", source)
     for name in sorted(set(OTHER_VARIABLES) & set(os.environ)):
         value = "is set" if name == SECRET else os.environ[name]
         table.add_row(name.removeprefix("RINGCOMM_").lower(), value, name)

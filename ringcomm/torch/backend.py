@@ -7,7 +7,6 @@ making one takes as long as a few round trips to the store.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -79,11 +78,12 @@ def open_group(
     """
     chosen = _options(options)
     seconds = timeout.total_seconds()
-    config = dataclasses.replace(chosen.config, timeout=min(max(seconds, 0.001), 1e6))
+    config = chosen.config.replaced("torch", timeout=min(max(seconds, 0.001), 1e6))
     if not whole:
-        config = dataclasses.replace(config, tune_table=TUNE_TABLE_OFF)
+        config = config.replaced(tune_table=TUNE_TABLE_OFF)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
-    group = RingcommGroup(store, Communicator(joined), chosen, _regroup)
+    comm = Communicator(joined, chosen.compression or "none")
+    group = RingcommGroup(store, comm, chosen, _regroup)
     if whole:
         silence.watch_group(group)
     return group
