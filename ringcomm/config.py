@@ -15,7 +15,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 from . import logs
@@ -87,9 +87,16 @@ def _settings(cls: type[_T]) -> type[_T]:
     return cls
 
 
-def names_arguments(function: _F) -> _F:
-    """Has the function refuse an argument that it does not have by the name that was meant."""
-    known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+def names_arguments(function: _F, more: Iterable[str] = ()) -> _F:
+    """Has the function refuse an argument that it does not have by the name that was meant.
+
+    Args:
+        more: names that it takes beside those of its signature.
+    """
+    known = [
+        name for name, one in inspect.signature(function).parameters.items()
+        if name not in ("self", "cls") and one.kind is not one.VAR_KEYWORD
+    ] + list(more)  # fmt: skip
     called = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
@@ -103,7 +110,7 @@ def names_arguments(function: _F) -> _F:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    field = difflib.get_close_matches(name, list(_FIELDS), 1)
+    field = difflib.get_close_matches(name, [*known, *_FIELDS], 1)
     if field and field[0] not in known:
         return f": give config=ringcomm.Config({field[0]}=...)"
     return did_you_mean(name, known) or f"; it has {', '.join(known)}"

@@ -6,6 +6,8 @@ Every mistake is made by one rank of two; nothing is sent, and both go on.
 from __future__ import annotations
 
 import array
+import dataclasses
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -309,3 +311,43 @@ def test_a_store_needs_no_address_of_a_master() -> None:
             return comm.allreduce(np.ones(1)).tolist()  # type: ignore[no-any-return]
 
     assert _in_threads(create, [0, 1], 30.0, lambda: None) == [[2.0], [2.0]]
+
+
+def test_what_is_looked_for_in_ringcomm_torch() -> None:
+    ours = pytest.importorskip("ringcomm.torch")
+    shown = dir(ours)
+    assert set(ours.__all__) <= set(shown)
+    assert {"optim", "outer", "sparse"} <= set(shown)
+    assert not {"hooks", "backend", "settings", "annotations"} & set(shown)
+    assert all(hasattr(ours, name) for name in shown)
+    with pytest.raises(AttributeError, match=r"did you mean ringcomm\.torch\.optim\.OneBitAdam\?"):
+        ours.OneBitAdam  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean HookState"):
+        ours.HokState  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("optim.OneBitAdam", {"freeze_step": 400}, "freeze"),
+        ("optim.OneBitLamb", {"freeze_step": 400}, "freeze"),
+        ("optim.ZeroOneAdam", {"maxnorm": 1.0}, "max_norm"),
+        ("optim.SGD", {"overlaps": True}, "overlap"),
+        ("optim.Lion", {"spanbytes": 4}, "span_bytes"),
+        ("attach", {"treshold": 4}, "threshold"),
+        ("Options", {"interface": ("lo",)}, "interfaces"),
+    ],
+)
+def test_a_misspelt_setting_is_told_with_the_one_that_was_meant(
+    name: str, given: dict[str, Any], meant: str
+) -> None:
+    made = operator.attrgetter(name)(pytest.importorskip("ringcomm.torch"))
+    says = rf"{name.rpartition('.')[2]}\(\) has no argument .*: did you mean {meant}\?"
+    with pytest.raises(ConfigError, match=says):
+        made(**given)
+
+
+def test_options_take_every_field_of_a_config() -> None:
+    options = pytest.importorskip("ringcomm.torch.options")
+    fields = {field.name for field in dataclasses.fields(ringcomm.Config)}
+    assert set(options._ConfigFields.__annotations__) == fields

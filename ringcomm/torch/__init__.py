@@ -11,7 +11,10 @@ Under mpirun and srun give ``init_process_group("ringcomm", init_method="ringcom
 
 from __future__ import annotations
 
-from . import backend, meeting, untraced
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import did_you_mean
+from . import backend, meeting, optim, outer, sparse, untraced
 from .attach import attach
 from .auto import Auto
 from .hierarchy import HierarchicalState
@@ -29,3 +32,18 @@ __all__ = [
     "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
     "SilenceWarning", "Stale1", "allreduce_hook", "attach",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "optim", "outer", "sparse"]
+
+
+if not TYPE_CHECKING:  # or every name would be one
+
+    def __getattr__(name: str) -> NoReturn:
+        """Says where a name is that is looked for here."""
+        for module in (optim, outer, sparse):
+            if name in module.__all__:
+                raise AttributeError(f"ringcomm.torch has no {name!r}: did you mean "
+                                     f"{module.__name__}.{name}?")  # fmt: skip
+        raise AttributeError(f"ringcomm.torch has no {name!r}{did_you_mean(name, __dir__())}")

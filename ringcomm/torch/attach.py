@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from typing_extensions import Unpack
 
 from ..codecs import Compression
 from ..errors import ConfigError
-from .hooks import HookState, allreduce_hook
+from .hooks import HookSettings, HookState, allreduce_hook
 from .optim.exchanging import ExchangingOptimizer
+from .settings import takes
 from .wrapped import bare_optimizer, stop_exchange, wrappers_of
 
 
+@takes(HookSettings)
 def attach(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    compression: Compression | None = None,
-    **settings: Any,
+    compression: Compression | Literal["auto"] | None = None,
+    **settings: Unpack[HookSettings],
 ) -> HookState | ExchangingOptimizer[Any, Any]:
     """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
     has wrapped the model and before the first step.
@@ -35,7 +38,8 @@ def attach(
         The state of the hook; or that optimizer of ringcomm's.
 
     Raises ConfigError for what is no model; where no DDP has the model, or its DDP has a hook
-    already; and for settings beside an optimizer that has its own.
+    already; for a setting that HookState does not have; and for any beside an optimizer that has
+    its own.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model={model!r}: give the torch.nn.Module that is trained")

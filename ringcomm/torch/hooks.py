@@ -25,7 +25,7 @@ that follows from the bucket, the settings and the number of the step.
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -47,6 +47,20 @@ from .settings import require_able, require_truth, require_whole
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
+
+
+class HookSettings(TypedDict, total=False):
+    """Arguments of HookState that others pass on as they are."""
+
+    comm: Communicator | None
+    feedback: FeedbackStore | bool | None
+    threshold: int
+    warmup_steps: int
+    scaler: Any
+    force: bool
+    policy: CodecPolicy | None
+    pace: Literal["every", "stale1"] | Stale1
+    transport: Transport | None
 
 
 class HookState:

@@ -6,12 +6,38 @@ RINGCOMM_COMPRESSION). A group without options of its own has those of the defau
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import TypedDict
+
+from typing_extensions import Unpack
 
 from ..codecs import Compression, parse
-from ..config import Config, compression_from_env
-from ..errors import ConfigError, did_you_mean
+from ..config import Algorithm, Config, compression_from_env
+from ..errors import ConfigError
+from .settings import takes
+
+
+class _ConfigFields(TypedDict, total=False):
+    """Those of Config, and ``timeout``, which is refused by name."""
+
+    interfaces: tuple[str, ...]
+    lanes: int
+    probe: bool
+    segment_bytes: int
+    timeout: float
+    connect_timeout: float
+    heartbeat: float
+    peer_timeout: float
+    algorithm: Algorithm
+    shared_memory: bool
+    tune_table: str
+    spin_us: int
+    threads: int
+    kernel_set: str
+    congestion: tuple[str, ...]
+    timeline: str
+    insecure: bool
+    secret_file: str
+    secret_fd: int
 
 
 class Options:
@@ -32,7 +58,10 @@ class Options:
         ConfigError: (a ValueError) a value that cannot work.
     """
 
-    def __init__(self, compression: Compression | None = None, **settings: Any) -> None:
+    @takes(_ConfigFields)
+    def __init__(
+        self, compression: Compression | None = None, **settings: Unpack[_ConfigFields]
+    ) -> None:
         codec = parse(compression_from_env() if compression is None else compression)
         if codec.needs_feedback:
             raise ConfigError(
@@ -41,11 +70,6 @@ class Options:
             )
         if "timeout" in settings:
             raise ConfigError("give the timeout to init_process_group or new_group, not in Options")
-        fields = [field.name for field in dataclasses.fields(Config)]
-        for name in settings:
-            if name not in fields:
-                near = did_you_mean(name, ["compression", *fields])
-                raise ConfigError(f"Options() has no argument {name!r}{near}")
         self.config = Config.from_env(**settings)
         self.compression = None if codec.name == "none" else codec.name
 

@@ -7,10 +7,11 @@ numpy's; truth values are none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ..calls import is_integer, is_number
+from ..config import names_arguments
 from ..errors import ConfigError
 
 _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -22,6 +23,19 @@ _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "transport": ("a Transport", ("bind", "begin", "launch")),
 }  # fmt: skip
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def takes(settings: type) -> Callable[[_F], _F]:
+    """A decorator of a function that passes on ``**settings``, a TypedDict of that class: it raises
+    ConfigError for other names, with the one that was meant."""
+
+    def decorate(function: _F) -> _F:
+        return names_arguments(function, settings.__annotations__)
+
+    return decorate
 
 
 def require(what: str, value: object, holds: bool) -> None:

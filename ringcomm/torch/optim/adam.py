@@ -39,11 +39,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
 from ...feedback import FeedbackStore
-from ..settings import require
+from ..settings import require, takes
 from . import saved
 from .arithmetic import (
     average_in,
@@ -62,7 +63,7 @@ from .rule import Exchange, Rule
 from .span import Span
 from .sums import total
 from .units import CHOICES, Choice, Units
-from .wire import WireOptimizer
+from .wire import WireOptimizer, WireSettings
 
 Refresh = Literal["exponential"] | None
 _USES = 4  # of an interval between renewals, until it doubles
@@ -99,6 +100,7 @@ class OneBitAdam(WireOptimizer):
 
     _rule: TwoStages
 
+    @takes(WireSettings)
     def __init__(
         self,
         params: Any,
@@ -115,7 +117,7 @@ class OneBitAdam(WireOptimizer):
         units: Choice = "bounded",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
-        **settings: Any,
+        **settings: Unpack[WireSettings],
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
         require("units value", repr(units), units in CHOICES)

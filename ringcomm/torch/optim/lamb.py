@@ -25,17 +25,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require
+from ..settings import require, takes
 from .adam import Renewed, TwoStages
 from .arithmetic import average_in, root, root_of, square_in, with_decay
 from .checks import at_least, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, freeze_point
 from .span import Place, Span
 from .sums import norm
-from .wire import WireOptimizer
+from .wire import WireOptimizer, WireSettings
 
 _BETA = 0.9  # of c_avg
 _LONGEST = 2.0  # times LAMB's step
@@ -58,6 +59,7 @@ class OneBitLamb(WireOptimizer):
 
     _rule: TwoStages
 
+    @takes(WireSettings)
     def __init__(
         self,
         params: Any,
@@ -74,7 +76,7 @@ class OneBitLamb(WireOptimizer):
         dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
-        **settings: Any,
+        **settings: Unpack[WireSettings],
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
         require("max_coeff value", max_coeff, at_least(max_coeff, 0) and max_coeff > 0)

@@ -28,15 +28,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require
+from ..settings import require, takes
 from .arithmetic import blend_in, move
 from .checks import at_least, codec_name, require_betas
 from .rule import Exchange, Rule
 from .span import Span
-from .wire import WireOptimizer
+from .wire import WireOptimizer, WireSettings
 
 _OUTCOMES = ("momentum", "average", "vote")
 
@@ -58,6 +59,7 @@ class Lion(WireOptimizer):
     make more of the codec's noise than there is of the momentum.
     """
 
+    @takes(WireSettings)
     def __init__(
         self,
         params: Any,
@@ -70,7 +72,7 @@ class Lion(WireOptimizer):
         compression: Compression | None = "onebit",
         sync_compression: Compression | None = "int8",
         comm: Communicator | None = None,
-        **settings: Any,
+        **settings: Unpack[WireSettings],
     ) -> None:
         require("learning rate", lr, at_least(lr, 0.0))
         require_betas(betas)

@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from ...calls import is_number
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require
+from ..settings import require, takes
 from .checks import at_least, codec_name
 from .rule import Exchange, Rule
 from .span import Span
-from .wire import WireOptimizer
+from .wire import WireOptimizer, WireSettings
 
 
 class SGD(WireOptimizer):
@@ -34,6 +35,7 @@ class SGD(WireOptimizer):
         warmup_steps: in that many first steps it travels at bf16.
     """
 
+    @takes(WireSettings)
     def __init__(
         self,
         params: Any,
@@ -47,7 +49,7 @@ class SGD(WireOptimizer):
         compression: Compression | None = "onebit",
         warmup_steps: int = 0,
         comm: Communicator | None = None,
-        **settings: Any,
+        **settings: Unpack[WireSettings],
     ) -> None:
         require("learning rate", lr, at_least(lr, 0.0))
         require("momentum value", momentum, at_least(momentum, 0.0))

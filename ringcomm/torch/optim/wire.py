@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from ...codecs import parse
 from ...communicator import Communicator
@@ -36,6 +36,15 @@ from .rule import Rule
 from .span import SPAN_BYTES, Numbered, Span, lay_out
 
 _IN_FLIGHT = 4  # spans
+
+
+class WireSettings(TypedDict, total=False):
+    """Arguments of WireOptimizer that its subclasses take as they are."""
+
+    max_norm: float | None
+    threshold: int
+    span_bytes: int
+    overlap: bool
 
 
 class WireOptimizer(ExchangingOptimizer[Span, Flight]):

@@ -26,16 +26,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from typing_extensions import Unpack
 
 from ...codecs import Compression
 from ...communicator import Communicator
-from ..settings import require
+from ..settings import require, takes
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
 from .checks import at_least, codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
-from .wire import WireOptimizer
+from .wire import WireOptimizer, WireSettings
 
 
 class ZeroOneAdam(WireOptimizer):
@@ -63,6 +64,7 @@ class ZeroOneAdam(WireOptimizer):
 
     _rule: _ZeroOne
 
+    @takes(WireSettings)
     def __init__(
         self,
         params: Any,
@@ -79,7 +81,7 @@ class ZeroOneAdam(WireOptimizer):
         dense: Compression | None = "bf16",
         deepspeed_compat: bool = False,
         comm: Communicator | None = None,
-        **settings: Any,
+        **settings: Unpack[WireSettings],
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
         paces = {
