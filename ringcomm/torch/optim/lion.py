@@ -110,8 +110,11 @@ class _MomentumRule(Rule):
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         beta1, beta2 = span.group["betas"]
         mean = means["momentum"]
-        blend_in(span.state["exp_avg"], mean, (1 - beta2) / (1 - beta1))
-        move(span, mean.sign_())
+        for tile in span.tiles():
+            part = tile.of(mean)
+            blend_in(tile.state["exp_avg"], part, (1 - beta2) / (1 - beta1))
+            part.sign_()
+        move(span, mean)
 
 
 class _SignRule(Rule):
