@@ -264,7 +264,7 @@ def run_processes(
     target: str | Callable[[], None],
     *,
     env: Mapping[str, str] | None = None,
-    timeout: float = 60.0,
+    timeout: float = PATIENCE,
     check: bool = True,
 ) -> list[Finished]:
     """Runs n processes with the variables that torchrun would set.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-from faults import groups
+from faults import asynchrony, groups
 from faults.job import Job, Nursery, clean_environment
+from faults.rank import Rank
 from patience import PATIENCE, PROMPT
 from ports import free_port
 
@@ -27,6 +29,7 @@ from ringcomm import ConfigError
 
 pytestmark = pytest.mark.torch
 
+Role = Callable[[Rank], None]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 
@@ -44,11 +47,13 @@ def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", ["shapes", "messages", "asynchronous", "promises"])
-def test_results_are_right(nursery: Nursery, name: str, world: int) -> None:
+@pytest.mark.parametrize(
+    "role", [groups.shapes, groups.messages, asynchrony.asynchronous, asynchrony.promises]
+)
+def test_results_are_right(nursery: Nursery, role: Role, world: int) -> None:
     with Job(nursery, world, LOOPBACK) as job:
-        job.start(getattr(groups, name))
-        if name == "asynchronous":
+        job.start(role)
+        if role is asynchrony.asynchronous:
             assert job.expect(1, "in flight")["kind"] == "CommTimeoutError"
         job.expect_all("right")
         job.finish(quietly=False)
@@ -78,10 +83,10 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
     assert asked == [True]
 
 
-@pytest.mark.parametrize("name", ["nested", "compiled", "by_functions"])
-def test_results_are_right_on_two_ranks(nursery: Nursery, name: str) -> None:
+@pytest.mark.parametrize("role", [asynchrony.nested, groups.compiled, groups.by_functions])
+def test_results_are_right_on_two_ranks(nursery: Nursery, role: Role) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
-        job.start(getattr(groups, name))
+        job.start(role)
         job.expect_all("right")
         job.finish(quietly=False)
 

@@ -4,7 +4,6 @@ happens at the edges."""
 from __future__ import annotations
 
 import datetime
-import gc
 import os
 import threading
 import time
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from faults.rank import Rank, describe
-from patience import PATIENCE, until
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -34,7 +32,7 @@ reduce_scatter_single: Any = (
 )
 
 
-def _open(**options: Any) -> tuple[int, int]:
+def open_group(**options: Any) -> tuple[int, int]:
     torch.set_num_threads(1)
     dist.init_process_group("ringcomm", **options)
     return dist.get_rank(), dist.get_world_size()
@@ -59,7 +57,7 @@ def _both(call: Any, tensors: list[torch.Tensor], groups: list[Any], what: str) 
 
 def collectives(rank: Rank) -> None:
     """Each of them on both backends, over dtypes, shapes, strides and roots."""
-    me, n = _open()
+    me, n = open_group()
     groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
     for number, dtype in enumerate((*NUMBERS, *MOVED)):
         everyones = [_draw(10 * number + r, (n, 6), dtype) for r in range(n)]
@@ -129,44 +127,9 @@ def _bits(groups: list[Any], me: int) -> None:
         assert wanted is None or copy.tolist() == wanted
 
 
-def nested(rank: Rank) -> None:
-    """Callbacks that wait for what other callbacks do, three deep: by a Future, by C++, and by what
-    nobody but them knows. Rank 1 is late, so that nothing is over on rank 0 when it is asked for.
-    """
-    _open()
-    for wait in (_wait_for_future, _wait_in_cpp, _wait_for_event):
-        assert _go_deeper(3, wait).tolist() == [2.0, 2.0]
-    rank.emit("right")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _go_deeper(depth: int, wait: Any) -> torch.Tensor:
-    """The sum of ones, when the same was done in its callback so many times."""
-    time.sleep(0.05 * dist.get_rank())
-    total = torch.ones(2)
-    future = dist.all_reduce(total, async_op=True).get_future()
-    wait(future.then(lambda _: _go_deeper(depth - 1, wait) if depth else None))
-    return total
-
-
-def _wait_for_future(future: Any) -> None:
-    future.wait()
-
-
-def _wait_in_cpp(future: Any) -> None:
-    torch.futures.wait_all([future])
-
-
-def _wait_for_event(future: Any) -> None:
-    told = threading.Event()
-    future.add_done_callback(lambda _: told.set())
-    assert told.wait(PATIENCE)
-
-
 def by_functions(rank: Rank) -> None:
     """ringcomm's own functions use the default group, unless ringcomm.init has been called."""
-    me, n = _open()
+    me, n = open_group()
     group = dist.group.WORLD
     assert ringcomm.is_initialized()
     assert ringcomm.default_communicator() is group.comm  # type: ignore[union-attr]
@@ -186,7 +149,7 @@ def by_functions(rank: Rank) -> None:
 
 def compiled(rank: Rank) -> None:
     """Collectives within compiled code."""
-    me, n = _open()
+    me, n = open_group()
     calls = (_functional, _plain)
     wanted = [call(torch.full((2 * n,), 1.0 + me)) for call in calls]
     for compiler in ("eager", "aot_eager"):
@@ -220,7 +183,7 @@ def _plain(x: torch.Tensor) -> list[torch.Tensor]:
 
 def shapes(rank: Rank) -> None:
     """Uneven exchanges, strides, averages, scaled and sparse sums, objects, functional ones."""
-    me, n = _open()
+    me, n = open_group()
     sends, takes = [me + 1 + i for i in range(n)], [i + 1 + me for i in range(n)]
     out = torch.empty(sum(takes), 2)
     dist.all_to_all_single(out, torch.full((sum(sends), 2), float(me)), takes, sends)
@@ -269,7 +232,7 @@ def shapes(rank: Rank) -> None:
 
 def messages(rank: Rank) -> None:
     """Tags out of order, any source, a batch, and more in flight than a peer may run ahead."""
-    me, n = _open()
+    me, n = open_group()
     if me == 0:
         big = torch.full((3 << 20,), 1.5)
         works = [dist.isend(big, 1, tag=1), dist.isend(torch.ones(3), 1, tag=2)]
@@ -304,96 +267,9 @@ def messages(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def asynchronous(rank: Rank) -> None:
-    """Works and Futures: in flight, over, chained, and dropped."""
-    me, n = _open()
-    tensors = [torch.full((1 << 16,), float(k + me)) for k in range(20)]
-    works = [dist.all_reduce(t, async_op=True) for t in tensors]
-    doubled = [w.get_future().then(lambda f: f.value()[0][0] * 2) for w in works]
-    values = [float(f.wait()) for f in doubled]
-    assert values == [2 * (n * k + n * (n - 1) / 2) for k in range(20)]
-    assert all(w.is_completed() and w.is_success() and w.exception() is None for w in works)
-    assert works[3].result()[0] is tensors[3] or torch.equal(works[3].result()[0], tensors[3])
-    late, looked = torch.zeros(1), torch.zeros(1)
-    if me == 0:
-        dist.recv(looked, 1)
-    work = dist.all_reduce(late, async_op=True)
-    if me == 1:
-        assert not work.is_completed()
-        rank.attempt("in flight", lambda: work.wait(datetime.timedelta(milliseconds=20)))
-        dist.send(looked, 0)
-    work.wait()
-    outputs = [torch.empty(3) for _ in range(n)]
-    gathered = dist.all_gather(outputs, torch.full((3,), float(me)), async_op=True)
-    assert gathered.get_future().wait()[n - 1][0] == n - 1
-    assert [float(o[0]) for o in outputs] == [float(i) for i in range(n)]
-    for _ in range(200):  # nobody waits for these
-        dist.all_reduce(torch.ones(10), async_op=True)
-    dist.barrier()
-    rank.emit("right")
-    dist.destroy_process_group()
-
-
-def promises(rank: Rank) -> None:
-    """What torch's users rely on: a barrier ends earlier works, and what is dropped arrives."""
-    me, n = _open()
-    for asynchronous in (False, True):
-        for number in range(5):
-            tensors = [torch.full((2_000_000,), float(me + k)) for k in range(3)]
-            for tensor in tensors:
-                dist.all_reduce(tensor, async_op=True)
-            barrier = dist.barrier(async_op=asynchronous)
-            if asynchronous:
-                barrier.wait()
-            expected = [n * k + n * (n - 1) / 2 for k in range(3)]
-            assert [float(t[-1]) for t in tensors] == expected, number
-    rows, parts = [torch.zeros(5) for _ in range(n)], [torch.zeros(5) for _ in range(n)]
-    bits, strided = torch.full((5,), 1 << me), torch.full((5, 2), float(me))[:, 0]
-    wide = torch.zeros(n, 2)[:, 0]
-    _drop_asynchronous(me, rows, parts, bits, strided, wide)
-    arrived = (
-        lambda: [float(row[4]) for row in rows] == [float(i) for i in range(n)],
-        lambda: me != 0 or [float(part[4]) for part in parts] == [float(i) for i in range(n)],
-        lambda: int(bits[4]) == (1 << n) - 1,
-        lambda: float(strided[4]) == n * (n - 1) / 2,
-        lambda: wide.tolist() == [float(i) for i in range(n)],
-    )
-    for number, has_arrived in enumerate(arrived):
-        assert until(has_arrived, PATIENCE), number
-    count = 262_139  # of no other tensor
-    for _ in range(20):
-        dist.all_gather([torch.empty(count) for _ in range(n)], torch.ones(count), async_op=True)
-    dist.barrier()
-    assert until(lambda: _alive(count) == 0, PATIENCE), _alive(count)
-    last = torch.full((1000,), float(me))
-    if me == 1:
-        time.sleep(0.8)  # as long as the other waits for the end of what it has in flight
-    work = dist.all_reduce(last, async_op=True)
-    dist.destroy_process_group()
-    assert work.wait()
-    assert float(last[0]) == n * (n - 1) / 2
-    rank.emit("right")
-
-
-def _drop_asynchronous(
-    me: int, rows: list[Any], parts: list[Any], bits: Any, strided: Any, wide: Any
-) -> None:
-    dist.all_gather(rows, torch.full((5,), float(me)), async_op=True)
-    dist.gather(torch.full((5,), float(me)), parts if me == 0 else None, async_op=True)
-    dist.all_reduce(bits, dist.ReduceOp.BOR, async_op=True)
-    dist.all_reduce(strided, async_op=True)
-    dist.all_to_all_single(wide, torch.full((len(rows),), float(me)), async_op=True)
-
-
-def _alive(count: int) -> int:
-    """Tensors of this many elements that Python holds."""
-    gc.collect()
-    return sum(type(o) is torch.Tensor and o.numel() == count for o in gc.get_objects())
-
-
 def of_today(rank: Rank) -> None:
     """What torch's C++ and newer releases ask of a group."""
-    me, n = _open()
+    me, n = open_group()
     for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
         model = torch.nn.Linear(3, 2)
         torch.nn.init.ones_(model.weight)
@@ -439,7 +315,7 @@ def of_today(rank: Rank) -> None:
 
 def many_groups(rank: Rank) -> None:
     """Groups that overlap, used from several threads at once, and split."""
-    me, n = _open()
+    me, n = open_group()
     rings = [dist.new_group(list(range(n))) for _ in range(3)]
     pairs = [dist.new_group([i, (i + 1) % n]) for i in range(n if n > 2 else 1)]
     failures: list[BaseException] = []
@@ -489,7 +365,7 @@ def many_groups(rank: Rank) -> None:
 def options(rank: Rank) -> None:
     """Compression and ports from Options, for the default group and its children."""
     chosen = ringcomm.torch.Options(compression="bf16", interfaces=("lo",))
-    _me, n = _open(pg_options=chosen)
+    _me, n = open_group(pg_options=chosen)
     plain = dist.new_group(pg_options=ringcomm.torch.Options(compression="none"))
     for name, group in (("bf16", dist.group.WORLD), ("child", dist.new_group()), ("plain", plain)):
         before = group.comm.stats()["payload_bytes"]
@@ -504,7 +380,7 @@ def options(rank: Rank) -> None:
 
 def refused(rank: Rank) -> None:
     """What cannot work raises torch's error types, on this rank, and harms nothing."""
-    _me, n = _open()
+    _me, n = open_group()
     x = torch.ones(2 * n)
     tries: dict[str, Any] = {
         "sparse": lambda: dist.broadcast(x.to_sparse(), 0),
@@ -527,7 +403,7 @@ def refused(rank: Rank) -> None:
 
 def differ(rank: Rank) -> None:
     """Ranks that call different things both learn what both called."""
-    me, _ = _open()
+    me, _ = open_group()
     calls = {0: lambda: dist.all_reduce(torch.ones(5)), 1: lambda: dist.broadcast(torch.ones(5), 0)}
     rank.attempt("mismatch", calls[me])
     rank.attempt("again", dist.barrier)
@@ -537,7 +413,7 @@ def differ(rank: Rank) -> None:
 def shapes_differ(rank: Rank) -> None:
     """Ranks whose tensors have as many elements and other shapes, under DETAIL."""
     dist.set_debug_level_from_env()  # torch was imported before the variable was set
-    me, n = _open()
+    me, n = open_group()
     x = torch.ones(2, 3)
     dist.all_reduce(x)
     objects: list[Any] = [None] * n
@@ -550,7 +426,7 @@ def shapes_differ(rank: Rank) -> None:
 
 def timeouts(rank: Rank) -> None:
     """The group's timeout holds for every call; works pending do not keep a rank."""
-    me, _ = _open(timeout=datetime.timedelta(seconds=20))
+    me, _ = open_group(timeout=datetime.timedelta(seconds=20))
     brief = dist.new_group(timeout=datetime.timedelta(milliseconds=1200))  # to meet in, too
     if me == 0:
         rank.attempt("late", lambda: dist.all_reduce(torch.ones(3), group=brief))
@@ -579,7 +455,7 @@ def timeouts(rank: Rank) -> None:
 
 def lost(rank: Rank) -> None:
     """Rank 1 dies while the others are in a collective."""
-    me, _ = _open()
+    me, _ = open_group()
     dist.barrier()
     rank.emit("ready")
     if me == 1:
@@ -593,7 +469,7 @@ def lost(rank: Rank) -> None:
 def lost_in_backward(rank: Rank) -> None:
     """Rank 1 dies while the others are in a backward of DDP. Reports what that raised, and the
     error as it is got otherwise."""
-    me, _ = _open()
+    me, _ = open_group()
     ddp = DistributedDataParallel(torch.nn.Linear(3, 2))
     for _ in range(2):  # after which DDP makes no more collectives of its own
         ddp(torch.ones(1, 3)).sum().backward()
@@ -608,7 +484,7 @@ def lost_in_backward(rank: Rank) -> None:
 
 def profiled(rank: Rank) -> None:
     """The ranges that torch.profiler sees."""
-    _, n = _open()
+    _, n = open_group()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         dist.all_reduce(torch.ones(10))
         dist.all_reduce(torch.ones(1 << 20), async_op=True).wait()
