@@ -36,9 +36,8 @@ COMMANDS = [(document, line) for document in DOCUMENTS for line in printed(docum
 def test_make_starts_ranks_that_torchrun_does_not_warn_of() -> None:
     """It does where the number of threads is not given."""
     for target in ("demo", "bench"):
-        made = subprocess.run(["make", "-n", "-o", ".venv/.demo", "-o", ".venv/.test", target],
-                              cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
-        (line,) = made.stdout.splitlines()
+        command = ["make", "--no-print-directory", "-n", "-o", ".venv/.demo", "-o", ".venv/.test"]
+        (line,) = subprocess.check_output([*command, target], cwd=ROOT, text=True).splitlines()
         assert re.match(r"OMP_NUM_THREADS=\$\{OMP_NUM_THREADS:-1\} \.venv/bin/torchrun ", line)
 
 

@@ -28,6 +28,7 @@ from ringcomm import (
     MismatchError,
     TensorError,
 )
+from ringcomm.codecs import BLOCK
 from ringcomm.codecs import CODECS as NAMES
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -429,10 +430,11 @@ def test_many_tensors_with_and_without_feedback() -> None:
             before = comm.stats()["works"]
             comm.allreduce_many(tensors, "avg", compression=codec, feedback=False)
             assert comm.stats()["works"] == before + 1
+            # One bit has the mean of a block's magnitudes, of which 10 are not zero.
+            least = 10 / BLOCK if codec == "onebit" else 0.95
             for i, x in enumerate(tensors):
-                assert x == pytest.approx(10.0 ** (-i), rel=0.6 if codec == "onebit" else 0.05) or (
-                    codec == "onebit"
-                )
+                assert (x >= least * 10.0 ** (-i)).all(), codec
+                assert (x <= 1.05 * 10.0 ** (-i)).all(), codec
             feedbacks = [ErrorFeedback() for _ in range(5)]
             many = [np.full(100 + i, 1.0 + i, np.float32) for i in range(5)]
             works = comm.allreduce_many(

@@ -25,7 +25,6 @@ from test_mistakes_apart import (
     alone,
     both,
     differ,
-    nothing,
     outcomes,
     require_told,
 )
@@ -50,15 +49,16 @@ def what_torch_imports_late() -> None:
 # ---- hooks ----
 
 
-def hooked(codec: Any = "bf16", **settings: Any) -> Body:
-    """A step by the hook; of a setting that is a pair each rank has its own."""
+def hooked(codec: Any = "bf16", steps: int = 1, **settings: Any) -> Body:
+    """Steps by the hook; of a setting that is a pair each rank has its own."""
 
     def body(comm: Communicator) -> HookState:
         own = {k: v[comm.rank] if isinstance(v, tuple) else v for k, v in settings.items()}
         mine = codec[comm.rank] if isinstance(codec, tuple) else codec
         model = ddp_buckets.Net()
         state = HookState(mine, comm, model=model, **own)
-        reduce(state, model, gradients_of(model, comm.rank, 0))
+        for step in range(steps):
+            reduce(state, model, gradients_of(model, comm.rank, step))
         return state
 
     return body
@@ -73,11 +73,14 @@ def by_torch(row: Row) -> Row:
 
 
 EXCHANGE = r".* in the exchange of gradients"
+AGREEMENT = r".* in the agreement of HookState"
 HOOKS = [
-    by_torch(differ("codecs of hooks", hooked("bf16"), hooked("fp16"), ".*bf16", ".*fp16")),
-    by_torch(differ("a hook on one rank", hooked("none"), allreduce, EXCHANGE,
+    by_torch(both("codecs of hooks", hooked(("bf16", "fp16")), MismatchError,
+                  "compression is bf16 on rank 0 and fp16 on rank 1")),
+    by_torch(differ("a hook on one rank", hooked("none"), allreduce, AGREEMENT,
                     r"allreduce\(f32\[4\]")),
-    by_torch(differ("a step that a rank leaves out", hooked("none"), nothing, EXCHANGE, "barrier")),
+    by_torch(differ("a step that a rank leaves out", hooked("none", 2), hooked("none"), EXCHANGE,
+                    "barrier")),
     differ("a gathered state of one hook", lambda c: hooked("int4")(c).gather_state_dict(),
            hooked("int4"), r".* in gather_state_dict\(\)", "barrier"),
     alone("a codec that there is not", hooked("int3"), ConfigError, "is unknown; give one of"),

@@ -365,7 +365,7 @@ class HookState:
             "policy": [codec.name for codec in self._policy.codecs],
         }  # fmt: skip
         if comm.world_size > 1:
-            with naming(f"the first step of {type(self).__name__}"):
+            with naming("the agreement of HookState on its settings"):
                 require_alike(comm, about)
 
     def _watch_adam(self) -> None:
