@@ -281,17 +281,23 @@ def _end() -> None:
 # ---- docs/LOSING_A_RANK.md ----
 
 
-def losing(rank: Rank, again: bool = False, hold: int = -1) -> None:
-    """Trains until it is told to stop. Before step ``hold`` it waits."""
+def losing(rank: Rank, folder: str, again: bool = False, hold: int = -1) -> None:
+    """Trains until rank 0 is told to stop, which tells the others by a file when: rounds later,
+    as ranks are less than one apart. Before step ``hold`` it waits."""
     sys.argv = ["train.py", "--again"] if again else ["train.py"]
     job = _fresh()
     steps = 0
 
+    told, draft = Path(folder, "last"), Path(folder, "draft")
+
     class Told:
-        """The iteration in which the test says so."""
+        """The last iteration, once it is known."""
 
         def __gt__(self, iteration: int) -> bool:
-            return not rank.was_told()
+            if rank.number == 0 and not told.exists() and rank.was_told():
+                draft.write_text(str(iteration + 100))
+                draft.rename(told)
+            return not told.exists() or iteration < int(told.read_text())
 
     def loss_of(model: nn.Module, number: int) -> torch.Tensor:
         nonlocal steps
