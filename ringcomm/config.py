@@ -15,7 +15,9 @@ import inspect
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 from . import logs
@@ -87,11 +89,15 @@ def _settings(cls: type[_T]) -> type[_T]:
     return cls
 
 
-def names_arguments(function: _F, more: Iterable[str] = ()) -> _F:
+def names_arguments(
+    function: _F, more: Iterable[str] = (), renamed: Mapping[str, str] = MappingProxyType({})
+) -> _F:
     """Has the function refuse an argument that it does not have by the name that was meant.
 
     Args:
         more: names that it takes beside those of its signature.
+        renamed: old names of arguments, each with its new one; an old name still works, with a
+            DeprecationWarning.
     """
     known = [
         name for name, one in inspect.signature(function).parameters.items()
@@ -101,6 +107,12 @@ def names_arguments(function: _F, more: Iterable[str] = ()) -> _F:
 
     @functools.wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
+        for old in renamed.keys() & given.keys():
+            new = renamed[old]
+            if new in given:
+                raise ConfigError(f"{called}(): {old}= is {new}= by its old name; give one of them")
+            warnings.warn(f"{called}(): {old}= is {new}= now", DeprecationWarning, stacklevel=2)
+            given[new] = given.pop(old)
         for name in given:
             if name not in known:
                 raise ConfigError(f"{called}() has no argument {name!r}{_meant(name, known)}")

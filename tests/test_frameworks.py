@@ -3,9 +3,11 @@ README says. The reference model gets the same weights as on gloo, to the bit.""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,8 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn", "pytorch_lightning
 import torch
 from faults import frameworks
 from faults.job import Job, Nursery, nursery_of
+
+from ringcomm import ConfigError
 
 pytestmark = pytest.mark.torch
 
@@ -71,6 +75,28 @@ def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
         job.finish(quietly=False)
     weights = [torch.load(tmp_path / f"transformers-{rank}.pt") for rank in range(2)]
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("framework", ["lightning", "transformers"])
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"every": 0}, "Invalid every: 0"),
+        ({"compression": "int3"}, "compression='int3' is unknown"),
+        ({"compresion": "int4"}, "did you mean compression?"),
+        ({"min_peers": 1, "grace_s": 0}, "grace_s=0: give seconds"),
+    ],
+    ids=str,
+)
+def test_callbacks_refuse_settings_when_they_are_made(
+    framework: str, setting: dict[str, Any], says: str
+) -> None:
+    pytest.importorskip("transformers" if framework == "transformers" else "pytorch_lightning",
+                        reason="not installed: pip install '.[frameworks]'")  # fmt: skip
+    module = importlib.import_module(f"ringcomm.torch.{framework}")
+    with pytest.raises(ConfigError) as caught:
+        module.OuterStepCallback(**setting)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(

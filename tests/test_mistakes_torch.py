@@ -183,8 +183,8 @@ def attaches(comm: Communicator) -> None:
 
 OUTER = [
     both("settings of outer steps", trains(2, every=(2, 3)), MismatchError, "every|settings"),
-    both("codecs of outer steps", trains(2, codec=("int8", "int4")), MismatchError,
-         "codec|settings"),
+    both("codecs of outer steps", trains(2, compression=("int8", "int4")), MismatchError,
+         "compression|settings"),
     differ("an outer step on one rank", attaches, allreduce,
            ".* in attach\\(\\) of OuterStep", r"allreduce\(f32\[4\]"),
     differ("a gathered state of one outer step", gathers, attaches,

@@ -52,8 +52,10 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
         ({"every": 4, "delay": 4}, "less than every / fragments = 4"),
         ({"every": 4, "fragments": 2, "delay": 2}, "less than every / fragments = 2"),
         ({"every": "end", "delay": 1}, "Invalid delay: 1"),
-        ({"codec": "int3"}, "codec='int3' is unknown"),
-        ({"codec": "onebit-deepspeed"}, "does not go with OuterStep"),
+        ({"compression": "int3"}, "compression='int3' is unknown"),
+        ({"compression": "onebit-deepspeed"}, "does not go with OuterStep"),
+        ({"compression": "int8", "codec": "int8"}, "codec= is compression= by its old name"),
+        ({"compresion": "int8"}, "did you mean compression?"),
         ({"feedback": "yes"}, "feedback='yes'"),
         ({"outer": "adam"}, "give one of mean, sgd, nesterov, sparse"),
         ({"merge": "keep"}, "give one of carry, lerp, replace"),
@@ -62,6 +64,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
         ({"timeout": -1}, "Invalid timeout: -1"),
         ({"comm": 5}, "give a ringcomm.Communicator"),
         ({"comm": None, "min_peers": 0}, "Invalid min_peers: 0"),
+        ({"comm": None, "min_peers": 1, "grace_s": 0}, "grace_s=0: give seconds from 0.5"),
     ],
     ids=str,
 )
@@ -70,6 +73,16 @@ def test_bad_settings(comm: Communicator, given: dict[str, Any], text: str) -> N
     with pytest.raises(ConfigError) as caught:
         OuterStep(model, sgd(model), **{"comm": comm, **given})
     assert text in str(caught.value)
+
+
+def test_the_old_name_of_compression_answers(comm: Communicator) -> None:
+    model = net()
+    settings: dict[str, Any] = {"comm": comm, "codec": "int3"}
+    with (
+        pytest.warns(DeprecationWarning, match="codec= is compression= now"),
+        pytest.raises(ConfigError, match="compression='int3' is unknown"),
+    ):
+        OuterStep(model, sgd(model), **settings)
 
 
 def test_models_and_optimizers_that_do_not_fit(comm: Communicator) -> None:

@@ -46,8 +46,8 @@ def test_every_element_is_averaged(sizes: list[int], fragments: int, codec: str 
 
     def rank(comm: Communicator) -> list[torch.Tensor]:
         model = Bag(sizes)
-        outer = OuterStep(model, None, every=4, fragments=fragments, outer="mean", codec=codec,
-                          comm=comm)  # fmt: skip
+        outer = OuterStep(model, None, every=4, fragments=fragments, outer="mean",
+                          compression=codec, comm=comm)  # fmt: skip
         with outer:
             with torch.no_grad():
                 for part in model.parts:
@@ -67,7 +67,7 @@ def test_without_a_delay_all_merges_are_one(merge: str) -> None:
         model = net(sizes=(5, 8, 8, 3))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         with OuterStep(
-            model, optimizer, every=4, fragments=2, merge=merge, codec=None, comm=comm
+            model, optimizer, every=4, fragments=2, merge=merge, compression=None, comm=comm
         ):
             train(model, optimizer, comm.rank, range(12))
         return weights(model)
@@ -87,7 +87,7 @@ def test_a_delayed_round_by_formula(merge: Any) -> None:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), rate)
         with OuterStep(
-            model, optimizer, every=every, delay=delay, merge=merge, outer="mean", codec=None,
+            model, optimizer, every=every, delay=delay, merge=merge, outer="mean", compression=None,
             comm=comm,
         ) as outer:  # fmt: skip
             train(model, optimizer, comm.rank, range(every + delay))
@@ -117,7 +117,7 @@ def test_delayed_fragments_keep_the_anchors_equal() -> None:
         model = net(sizes=(5, 8, 8, 8, 3))
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         with OuterStep(
-            model, optimizer, every=6, fragments=3, delay=1, codec="int4", comm=comm
+            model, optimizer, every=6, fragments=3, delay=1, compression="int4", comm=comm
         ) as outer:
             train(model, optimizer, comm.rank, range(25))
             with outer.anchor():
@@ -137,7 +137,7 @@ def test_rounds_hide_behind_a_delay() -> None:
 
     def rank(comm: Communicator) -> float:
         model = Bag([100])
-        outer = OuterStep(model, None, every=4, delay=2, codec=None, comm=comm)
+        outer = OuterStep(model, None, every=4, delay=2, compression=None, comm=comm)
         with outer:
             for _ in range(6):
                 outer.tick()  # later rounds need not wait for headers
@@ -209,7 +209,7 @@ def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> No
 def test_weights_by_tokens(codec: str | None) -> None:
     def rank(comm: Communicator) -> torch.Tensor:
         model = Bag([500])
-        outer = OuterStep(model, None, every=1, outer="mean", codec=codec, comm=comm)
+        outer = OuterStep(model, None, every=1, outer="mean", compression=codec, comm=comm)
         with outer:
             for step in range(3):
                 with torch.no_grad():
@@ -349,8 +349,9 @@ def test_a_scaler_that_skips_on_one_rank_hangs_nobody(is_given: bool) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         outer = OuterStep(
-            model, optimizer, every=3, codec=None, scaler=scaler if is_given else None, comm=comm
-        )
+            model, optimizer, every=3, compression=None, comm=comm,
+            scaler=scaler if is_given else None,
+        )  # fmt: skip
         with outer:
             for step in range(9):
                 optimizer.zero_grad()
@@ -376,7 +377,8 @@ def test_ranks_that_train_longer_are_waited_for_at_the_end() -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        with OuterStep(model, optimizer, every=2, fragments=2, codec=None, comm=comm) as outer:
+        outer = OuterStep(model, optimizer, every=2, fragments=2, compression=None, comm=comm)
+        with outer:
             train(model, optimizer, comm.rank, range(4 + 5 * comm.rank))
         return weights(model), outer.rounds
 
@@ -391,7 +393,7 @@ def test_a_flush_in_between_shifts_nothing() -> None:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         rounds = []
-        with OuterStep(model, optimizer, every=4, codec=None, comm=comm) as outer:
+        with OuterStep(model, optimizer, every=4, compression=None, comm=comm) as outer:
             for step in range(8):
                 train(model, optimizer, comm.rank, [step])
                 if step == 1:
@@ -408,7 +410,7 @@ def test_a_flush_in_between_shifts_nothing() -> None:
 def test_unequal_hosts_meet_by_speed() -> None:
     def rank(comm: Communicator) -> tuple[int, float, torch.Tensor]:
         model = Bag([10])
-        outer = OuterStep(model, None, every="speed:40", outer="mean", codec=None, comm=comm)
+        outer = OuterStep(model, None, every="speed:40", outer="mean", compression=None, comm=comm)
         with outer:
             for _ in range(6 * 40):
                 time.sleep(0.002 * (1 + 3 * comm.rank))
@@ -445,7 +447,8 @@ def test_ranks_on_the_same_data_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"every": 3}, {"codec": "int8"}, {"outer": "mean"}, {"fragments": 2}, {"delay": 1}]
+    "other",
+    [{"every": 3}, {"compression": "int8"}, {"outer": "mean"}, {"fragments": 2}, {"delay": 1}],
 )
 def test_ranks_that_are_set_up_differently_are_refused(other: dict[str, Any]) -> None:
     def rank(comm: Communicator) -> None:

@@ -82,7 +82,7 @@ def test_of_all_elements_it_is_the_mean() -> None:
         def rank(comm: Communicator) -> torch.Tensor:
             model = net()
             optimizer = torch.optim.SGD(model.parameters(), 0.05)
-            with OuterStep(model, optimizer, every=2, outer=outer, codec=None, comm=comm):
+            with OuterStep(model, optimizer, every=2, outer=outer, compression=None, comm=comm):
                 train(model, optimizer, comm.rank, range(6))
             return weights(model)
 

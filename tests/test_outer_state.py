@@ -28,9 +28,9 @@ WAYS: list[dict[str, Any]] = [
     {"every": 4},
     {"every": 6, "fragments": 3, "delay": 1},
     {"every": 4, "outer": Sparse(density=0.1)},
-    {"every": 4, "codec": None, "outer": "mean"},
-    {"every": 7, "codec": "int8", "feedback": True, "fragments": 2, "delay": 2},
-    {"every": 5, "codec": "onebit"},
+    {"every": 4, "compression": None, "outer": "mean"},
+    {"every": 7, "compression": "int8", "feedback": True, "fragments": 2, "delay": 2},
+    {"every": 5, "compression": "onebit"},
 ]
 
 
@@ -212,7 +212,7 @@ def test_small_tensors_move_by_one_bit_as_far_as_large_ones() -> None:
     def rank(comm: Communicator) -> list[float]:
         model = nn.ParameterList([torch.zeros(count) for count in (4, 100, 5000)])
         optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        with OuterStep(model, optimizer, every=1, outer="mean", codec="onebit", comm=comm):
+        with OuterStep(model, optimizer, every=1, outer="mean", compression="onebit", comm=comm):
             for weight in model:
                 weight.grad = torch.ones_like(weight)
             optimizer.step()

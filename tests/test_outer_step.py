@@ -27,7 +27,7 @@ def test_mean_of_every_step_is_ddps_average_of_sgd() -> None:
     def rank(comm: Communicator) -> torch.Tensor:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        with OuterStep(model, optimizer, every=1, outer="mean", codec=None, comm=comm):
+        with OuterStep(model, optimizer, every=1, outer="mean", compression=None, comm=comm):
             train(model, optimizer, comm.rank, range(6))
         return weights(model)
 
@@ -56,7 +56,7 @@ def test_nesterov_is_torchs_sgd_of_the_pseudo_gradient(n: int, momentum: float) 
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         rule = Nesterov(0.7, momentum)
-        with OuterStep(model, optimizer, every=every, outer=rule, codec=None, comm=comm):
+        with OuterStep(model, optimizer, every=every, outer=rule, compression=None, comm=comm):
             train(model, optimizer, comm.rank, range(steps))
         return weights(model)
 
@@ -81,7 +81,7 @@ def test_all_ranks_end_with_the_same_bits(codec: str | None, n: int) -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, Any]:
         model = net(seed=comm.rank)  # they begin from rank 0's
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        with OuterStep(model, optimizer, every=3, codec=codec, comm=comm) as outer:
+        with OuterStep(model, optimizer, every=3, compression=codec, comm=comm) as outer:
             train(model, optimizer, comm.rank, range(11))
         return weights(model), outer.report()
 
@@ -116,8 +116,9 @@ def test_int4_with_feedback_stays_near_the_exact_mean() -> None:
             model = net(sizes=(5, 64, 64, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.001)
             with OuterStep(
-                model, optimizer, every=2, outer="mean", codec=codec, feedback=feedback, comm=comm
-            ):
+                model, optimizer, every=2, outer="mean", compression=codec, feedback=feedback,
+                comm=comm,
+            ):  # fmt: skip
                 train(model, optimizer, comm.rank, range(40))
             return weights(model)
 
@@ -134,7 +135,7 @@ def test_fine_tuned_apart_and_averaged_once() -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        with OuterStep(model, optimizer, every="end", codec=None, comm=comm) as outer:
+        with OuterStep(model, optimizer, every="end", compression=None, comm=comm) as outer:
             train(model, optimizer, comm.rank, range(5 + comm.rank))  # unequally long
             apart = weights(model)
             works = outer.rounds
@@ -176,7 +177,7 @@ def test_evaluation_on_the_anchor() -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        with OuterStep(model, optimizer, every=3, codec=None, comm=comm) as outer:
+        with OuterStep(model, optimizer, every=3, compression=None, comm=comm) as outer:
             train(model, optimizer, comm.rank, range(3))
             after_round = weights(model)
             train(model, optimizer, comm.rank, range(3, 5))
@@ -208,7 +209,7 @@ def test_frozen_parameters_are_left_and_unused_ones_kept() -> None:
         model.unused.register_parameter("weight", nn.Parameter(torch.ones(3, 3)))  # type: ignore[union-attr]
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         before = frozen.weight.clone()
-        with OuterStep(model, optimizer, every=2, codec=None, comm=comm):
+        with OuterStep(model, optimizer, every=2, compression=None, comm=comm):
             start = model.unused.weight.clone()  # type: ignore[union-attr,operator]
             train(model, optimizer, comm.rank, range(4))
         assert torch.equal(frozen.weight, before)

@@ -66,7 +66,7 @@ def test_attached_anew_while_a_round_is_on_its_way(monkeypatch: pytest.MonkeyPat
     def rank(comm: Communicator) -> torch.Tensor:
         model = net()
         optimizer = sgd(model)
-        outer = OuterStep(model, optimizer, codec=None, comm=comm, **DELAYED)
+        outer = OuterStep(model, optimizer, compression=None, comm=comm, **DELAYED)
         with contextlib.suppress(ZeroDivisionError), outer:
             train(model, optimizer, comm.rank, range(4))
             raise ZeroDivisionError
@@ -85,7 +85,7 @@ def test_a_delayed_round_is_not_the_training_threads_work() -> None:
     def rank(comm: Communicator) -> None:
         model, rule = net(), Held()
         optimizer = sgd(model)
-        outer = OuterStep(model, optimizer, outer=rule, codec=None, comm=comm, **DELAYED)
+        outer = OuterStep(model, optimizer, outer=rule, compression=None, comm=comm, **DELAYED)
         with outer:
             train(model, optimizer, comm.rank, range(3))
             rule.may_go_on.clear()
@@ -157,7 +157,7 @@ def test_a_peer_that_is_lost_is_known_at_the_next_tick() -> None:
 
     def rank(comm: Communicator) -> None:
         model = net()
-        outer = OuterStep(model, None, every=1_000_000, delay=900_000, codec=None, comm=comm)
+        outer = OuterStep(model, None, every=1_000_000, delay=900_000, compression=None, comm=comm)
         outer.attach()
         if comm.rank:
             comm.barrier()

@@ -173,6 +173,19 @@ def test_what_torch_has_takes_the_same_names() -> None:
         assert said in ("Compression | Literal['auto'] | None", names | auto), kind
 
 
+@pytest.mark.torch
+def test_what_callbacks_pass_on_is_what_outer_step_takes() -> None:
+    pytest.importorskip("torch")
+    from ringcomm.torch import OuterStep
+    from ringcomm.torch.outer.settings import OuterSettings
+
+    takes = dict(OuterStep.__init__.__annotations__)
+    for name in ("model", "optimizer", "scaler", "return"):
+        del takes[name]
+    passed = OuterSettings.__annotations__
+    assert takes == {name: one.__forward_arg__ for name, one in passed.items()}
+
+
 def test_stats_have_the_keys_of_their_types() -> None:
     with World(2, lanes=2) as world:
         stats = world.comms[0].stats()

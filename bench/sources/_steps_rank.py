@@ -212,7 +212,9 @@ class Apart(Alone):
     """Weights are exchanged now and then."""
 
     def connect(self) -> None:
-        self._outer = OuterStep(self.model, None, comm=self.comm, **self.settings["settings"])
+        settings = {"compression" if name == "codec" else name: value
+                    for name, value in self.settings["settings"].items()}  # fmt: skip
+        self._outer = OuterStep(self.model, None, comm=self.comm, **settings)
         self._outer.attach()
 
     def iterate(self) -> None:

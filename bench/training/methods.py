@@ -255,7 +255,7 @@ def stellatrain_sgd(place: Place, *, density: float = 1 / 64) -> Recipe:
 
 def outer(
     place: Place, *, rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5), inner: str = "adamw",
-    every: int | str = 10, alone: bool = False, **settings: Any,
+    every: int | str = 10, alone: bool = False, codec: str = "int4", **settings: Any,
 ) -> Recipe:  # fmt: skip
     """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments.
 
@@ -274,7 +274,7 @@ def outer(
         hook = (HookState("none", place.comm, model=place.model), allreduce_hook)
     step = OuterStep(
         place.model, optimizers, every=every, outer=getattr(parts, rule[0])(*rule[1:]), comm=comm,
-        **settings,
+        compression=codec, **settings,
     )  # fmt: skip
 
     def flush() -> bool:

@@ -111,7 +111,7 @@ class Membership:
         mpi: Any = None,
         store: Any = None,
     ) -> None:
-        self._grace_s = _checked_grace(grace_s)
+        self._grace_s = checked_grace(grace_s)
         self._config = _fitted(Config() if config is None else config, self._grace_s)
         self._is_closed = False
         self._comm: Communicator | None = None
@@ -354,7 +354,8 @@ def _fitted(config: Config, grace_s: float) -> Config:
     return config.replaced("grace_s", peer_timeout=grace_s, heartbeat=heartbeat)
 
 
-def _checked_grace(grace_s: float) -> float:
+def checked_grace(grace_s: float) -> float:
+    """The seconds of grace, if they are a number from 0.5 to 3600; else ConfigError."""
     is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
     if not is_number or not 0.5 <= grace_s <= 3600:
         raise ConfigError(f"grace_s={grace_s!r}: give seconds from 0.5 to 3600")

@@ -14,7 +14,12 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Unpack
+
 from .outer import OuterStep
+from .outer.settings import OuterSettings
+from .outer.step import require_settings
+from .settings import takes
 from .wrapped import stop_exchange, wrappers_of
 
 if TYPE_CHECKING:
@@ -34,9 +39,13 @@ class OuterStepCallback(Callback):
 
     Attributes:
         outer: the OuterStep, while training.
+
+    Raises ConfigError for a setting that cannot work.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    @takes(OuterSettings, codec="compression")
+    def __init__(self, **settings: Unpack[OuterSettings]) -> None:
+        require_settings(**settings)
         self.outer: OuterStep | None = None
         self._settings = settings
         self._saved: dict[str, Any] = {}

@@ -28,12 +28,13 @@ _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def takes(settings: type) -> Callable[[_F], _F]:
+def takes(settings: type, **renamed: str) -> Callable[[_F], _F]:
     """A decorator of a function that passes on ``**settings``, a TypedDict of that class: it raises
-    ConfigError for other names, with the one that was meant."""
+    ConfigError for other names, with the one that was meant. ``old="new"`` has an old name answer.
+    """
 
     def decorate(function: _F) -> _F:
-        return names_arguments(function, settings.__annotations__)
+        return names_arguments(function, settings.__annotations__, renamed)
 
     return decorate
 

@@ -15,8 +15,12 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from typing_extensions import Unpack
 
 from .outer import OuterStep
+from .outer.settings import OuterSettings
+from .outer.step import require_settings
+from .settings import require_able, takes
 from .wrapped import stop_exchange, wrappers_of
 
 _FILE = "outer_step.pt"
@@ -28,23 +32,34 @@ class OuterStepCallback(TrainerCallback):
     Args:
         resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from, of
             which no callback is told; None: ``output_dir``'s of the step that it resumes at.
-        settings: those of OuterStep, but for model and optimizer.
+        scaler: the torch.amp.GradScaler, if there is one.
+        settings: the others of OuterStep, but for model and optimizer.
 
     Attributes:
         outer: the OuterStep, while training.
+
+    Raises ConfigError for a setting that cannot work.
     """
 
-    def __init__(self, *, resume_from: str | Path | None = None, **settings: Any) -> None:
+    @takes(OuterSettings, codec="compression")
+    def __init__(
+        self, *, resume_from: str | Path | None = None, scaler: Any = None,
+        **settings: Unpack[OuterSettings],
+    ) -> None:  # fmt: skip
+        require_settings(**settings)
+        require_able("scaler", scaler)
         self.outer: OuterStep | None = None
         self._resume_from = None if resume_from is None else Path(resume_from)
-        self._settings = settings
+        self._settings, self._scaler = settings, scaler
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Begins; from a checkpoint where the Trainer does, with a warning if that has no state of
         OuterStep's. A collective."""
         model = known["model"]
         stop_exchange(wrappers_of({id(p) for p in model.parameters()}))
-        self.outer = OuterStep(model, known["optimizer"], **self._settings)
+        self.outer = OuterStep(
+            model, known["optimizer"], scaler=self._scaler, **self._settings
+        )
         if state.global_step:
             self._resume((self._resume_from or _folder(args, state)) / _FILE, self.outer)
         self.outer.attach()

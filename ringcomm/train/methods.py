@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +29,9 @@ from .distributed import World, sent_by
 from .options import Options
 from .plain import PlainState, plain_hook
 from .timing import Traffic
+
+if TYPE_CHECKING:
+    from ringcomm.torch.outer.settings import OuterSettings
 
 
 class Method:
@@ -246,12 +249,15 @@ class Apart(Method):
 
         options = self.options
         largest = options.sends_largest
-        self._outer = self.world.agree(lambda: OuterStep(
-            self.bare, optim.parts(self.optimizer), every=options.every,
-            outer=Sparse(parse(options.codec).density) if largest else options.outer,
-            codec=None if largest else options.codec,
-            fragments=options.fragments, delay=options.delay, comm=self.world.comm,
-        ))  # fmt: skip
+        settings = cast("OuterSettings", {
+            "every": options.every,
+            "outer": Sparse(parse(options.codec).density) if largest else options.outer,
+            "compression": None if largest else options.codec,
+            "fragments": options.fragments, "delay": options.delay, "comm": self.world.comm,
+        })  # fmt: skip
+        self._outer = self.world.agree(
+            lambda: OuterStep(self.bare, optim.parts(self.optimizer), **settings)
+        )
         self._outer.attach()
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:

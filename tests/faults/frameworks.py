@@ -167,7 +167,7 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     module = _module(model, False)
     type(module).validation_step = validation_step
     type(module).on_save_checkpoint = on_save_checkpoint
-    callback = OuterStepCallback(every=2, outer="mean", codec="none")
+    callback = OuterStepCallback(every=2, outer="mean", compression="none")
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="ringcomm"),
         max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -202,7 +202,7 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
 
     model, dataset = _gpt2(rank, folder)
     dist.init_process_group("ringcomm")
-    callback = OuterStepCallback(every=3, codec="int8")
+    callback = OuterStepCallback(every=3, compression="int8")
     settings = TrainingArguments(
         "out", per_device_train_batch_size=4, max_steps=5, use_cpu=True, report_to="none",
         save_steps=4, disable_tqdm=True,
@@ -224,7 +224,7 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
 
     for resume_from, expected, told in (("moved", 4, 0), (None, 0, 1)):
         model, _ = _gpt2(rank, folder)
-        callback = OuterStepCallback(resume_from=resume_from, every=3, codec="int8")
+        callback = OuterStepCallback(resume_from=resume_from, every=3, compression="int8")
         callbacks = [callback, Sees()]
         trainer = Trainer(model=model, args=settings, train_dataset=dataset, callbacks=callbacks)
         with warnings.catch_warnings(record=True) as caught:

@@ -226,7 +226,7 @@ def _later(folder: str) -> bool:
 
 def _outer(folder: str) -> bool:
     job = _fresh()
-    outer = OuterStep(**job, every=2, codec="int4")
+    outer = OuterStep(**job, every=2, compression="int4")
     with outer:
         _train(job["model"], job["optimizer"], range(3))
         _page("save outer", folder, **job, outer=outer)

@@ -55,8 +55,8 @@ class Hellos:
         if other:
             raise MismatchError(
                 f"OuterStep is set up differently on ranks 0 and {other[0]}: model, weights that "
-                "are not trained, every, outer, codec, fragments, delay and merge must be the same "
-                "on all",
+                "are not trained, every, outer, compression, fragments, delay and merge must be "
+                "the same on all",
                 rank=other[0],
             )
 

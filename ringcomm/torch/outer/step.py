@@ -1,6 +1,6 @@
 """OuterStep: ranks train apart for a while, and then bring their models together.
 
-    with OuterStep(model, optimizer, every=30, codec="int4") as outer:
+    with OuterStep(model, optimizer, every=30, compression="int4") as outer:
         for batch in loader:
             loss_of(model, batch).backward()
             optimizer.step()
@@ -14,7 +14,7 @@ It is put together from parts that do not know each other:
     fragments.py  what travels together          wires.py     how deltas become their mean
     rules.py      how the anchor follows them    merges.py    how the local weights follow it
     rounds.py     the rounds, and their end      peers.py     who takes part
-    data_check.py, apart.py                      what is warned of and refused
+    settings.py   what may be set                data_check.py, apart.py  what is warned of, refused
     guard.py      steps that are left out        last_word.py  an end that was forgotten
 
 Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
@@ -26,25 +26,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import math
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from typing_extensions import Unpack
 
+from ...codecs import Compression
 from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
 from ...membership import Membership
 from .. import silence
 from ..group import default_comm
-from ..settings import require_number, require_whole
+from ..settings import require_number, takes
 from ..wrapped import inner_of
 from . import state
 from .apart import require_apart, require_plain, require_whole_model
@@ -54,15 +57,15 @@ from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
 from .last_word import LastWord
-from .merges import Carry, Merge, merge_of
-from .pace import AtEnd, Pace, pace_of
+from .merges import Carry, Merge
+from .pace import AtEnd, Pace
 from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
-from .rules import Mean, Rule, Sparse, rule_of
-from .sparse_wires import SparseWires
+from .rules import Mean, Rule
+from .settings import OuterSettings, choose
 from .ticks import NoTicks, optimizers_of, ticks_of
-from .wires import DenseWire, DenseWires, LargestWire, Wires
+from .wires import DenseWire, LargestWire, Wires
 
 _attached: weakref.WeakSet[OuterStep] = weakref.WeakSet()
 _attaching = threading.Lock()
@@ -76,13 +79,14 @@ class OuterStep:
         optimizer: the inner optimizer, whichever it is; a list of several; or None, and
             ``outer.tick()`` is called after each iteration.
         every: iterations between two rounds of a parameter; "end": one round, at the end;
-            "speed:30": 30 for the fastest rank, and for the others as many as they make in that
-            time; "auto": the fewest with which rounds cost at most 3 % of the time, as measured.
+            BySpeed(30) or "speed:30": 30 for the fastest rank, and for the others as many as they
+            make in that time; "auto": the fewest with which rounds cost at most 3 % of the time, as
+            measured.
         outer: how the anchor follows the mean of the deltas: "mean", "sgd", "nesterov", "sparse",
             or one of Mean(), Sgd(gamma), Nesterov(gamma, mu), Sparse(density, ...). None: nesterov
             with gamma .7 and mu .5; with every="end" mean.
-        codec: how deltas travel: "int4" and the other codecs; None or "none": as they are. What a
-            sparse rule sends travels as it does, in bf16.
+        compression: how deltas travel: "int4" and the other codecs; None or "none": as they are.
+            What a sparse rule sends travels as it does, in bf16. (``codec`` is its old name.)
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
         delay: iterations that go on while a part travels, which another thread sees to; below
@@ -110,18 +114,19 @@ class OuterStep:
     Raises ConfigError for a setting that cannot work.
     """
 
+    @takes(OuterSettings, codec="compression")
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         *,
-        every: int | str | Pace = 30,
-        outer: str | Rule | None = None,
-        codec: str | None = "int4",
+        every: int | Literal["end", "auto"] | Pace = 30,
+        outer: Literal["mean", "sgd", "nesterov", "sparse"] | Rule | None = None,
+        compression: Compression | None = "int4",
         feedback: bool | None = None,
         fragments: int = 1,
         delay: int = 0,
-        merge: str | Merge = "carry",
+        merge: Literal["carry", "lerp", "replace"] | Merge = "carry",
         scaler: Any = None,
         comm: Communicator | None = None,
         min_peers: int | None = None,
@@ -135,42 +140,30 @@ class OuterStep:
         self._model = model
         optimizers = optimizers_of(optimizer)
         self._ticks = ticks_of(optimizers, scaler)
-        pace = pace_of(every, require_whole("delay", delay, 0))
-        pace.cut(require_whole("fragments", fragments, 1))
-        _require_delay(delay, pace, fragments)
-        if outer is None:
-            outer = "mean" if isinstance(pace, AtEnd) else "nesterov"
-        rule = rule_of(outer)
-        dense = DenseWires(codec, feedback)
-        self._wires: Wires = SparseWires(rule) if isinstance(rule, Sparse) else dense
-        merging = merge_of(merge)
-        cut_up = _fragments(inner_of(model), fragments, rule, merging, self._wires)
+        chosen = choose(
+            every=every, outer=outer, compression=compression, feedback=feedback,
+            fragments=fragments, delay=delay, merge=merge, comm=comm, min_peers=min_peers,
+            grace_s=grace_s, peers=peers, timeout=timeout,
+        )  # fmt: skip
+        pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
+        cut_up = _fragments(inner_of(model), fragments, rule, chosen.merge, self._wires)
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
         require_plain(optimizers)
-        if sum(one is not None for one in (comm, peers, min_peers)) > 1:
-            raise ConfigError("OuterStep: give one of comm, peers and min_peers")
-        self._comm, self._peers = comm, peers
-        if comm is not None and not isinstance(comm, Communicator):
-            raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, or None")
-        if timeout is not None:
-            timeout = require_number("timeout", timeout, 0, math.inf, open_least=True)
-        self._members = None
-        if min_peers is not None:
-            self._members = require_whole("min_peers", min_peers, 1), grace_s
+        self._comm, self._peers, self._members = comm, peers, chosen.members
         self._made: Membership | None = None
         self._own: Communicator | None = None
         self._delay = delay
         about = repr((
             [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
               for u in fragment.units] for fragment in cut_up],
-            pace, rule, self._wires, delay, merging,
+            pace, rule, self._wires, delay, chosen.merge,
         ))  # fmt: skip
         self._about = about.encode()
         self._first_batch: FirstBatch | None = None
         self._core = Rounds(
-            cut_up, pace, delay, self._digest, timeout, self._wires.forget,
+            cut_up, pace, delay, self._digest, chosen.timeout, self._wires.forget,
             lambda: self._guard.take_up_again(),
         )  # fmt: skip
         names = {id(p): name for name, p in inner_of(model).named_parameters()}
@@ -439,6 +432,14 @@ class OuterStep:
             raise ConfigError('OuterStep is not attached; use it in a "with", or call attach()')
 
 
+def require_settings(**settings: Unpack[OuterSettings]) -> None:
+    """Raises ConfigError for settings that OuterStep refuses whatever the model."""
+    known = inspect.signature(OuterStep).parameters.items()
+    others = {"model", "optimizer", "scaler"}
+    defaults: Any = {name: one.default for name, one in known if name not in others}
+    choose(**{**defaults, **settings})
+
+
 def _fragments(
     model: nn.Module, count: int, rule: Rule, merge: Merge, wires: Wires
 ) -> list[Fragment]:
@@ -467,16 +468,6 @@ def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> 
         if not any(id(p) in ids for group in one.param_groups for p in group["params"]):
             raise ConfigError(f"OuterStep: {type(one).__name__} has none of the model's trained "
                               "parameters: is it of another model, or of a copy?")  # fmt: skip
-
-
-def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
-    if delay and pace.period is None:
-        raise ConfigError(f'Invalid delay: {delay}; with every="end" nothing goes on meanwhile')
-    if pace.period is not None and delay * fragments >= pace.period:
-        raise ConfigError(
-            f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
-            f"give less than every / fragments = {pace.period / fragments:g}"
-        )
 
 
 def _silent(outer: OuterStep) -> str:

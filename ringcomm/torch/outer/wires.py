@@ -142,15 +142,15 @@ class DenseWires:
     """All-reduces by one codec.
 
     Args:
-        codec: its name; None: none.
+        compression: the codec's name; None: none.
         feedback: None: error feedback where the codec needs it. True: with any codec that rounds in
             blocks. False: none.
 
     Raises ConfigError for an unknown codec, or one that does not go with it.
     """
 
-    def __init__(self, codec: str | None, feedback: bool | None) -> None:
-        parsed: Codec = parse(codec, "codec=")
+    def __init__(self, compression: Compression | None, feedback: bool | None) -> None:
+        parsed: Codec = parse(compression)
         refuse_composed(parsed, "OuterStep")
         if feedback not in (None, True, False):
             raise ConfigError(f"feedback={feedback!r}: give True, False or None")

@@ -1,0 +1,96 @@
+"""Settings of OuterStep: what they may be, and the parts that they choose.
+
+Invariants: what is checked here needs no model, no optimizer and no other rank, so a callback can
+refuse a setting when it is made, long before training starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, TypedDict
+
+from ...codecs import Compression
+from ...communicator import Communicator
+from ...errors import ConfigError
+from ...membership.member import checked_grace
+from ..settings import require_number, require_whole
+from .merges import Merge, merge_of
+from .pace import AtEnd, Pace, pace_of
+from .peers import Peers
+from .rules import Rule, Sparse, rule_of
+from .sparse_wires import SparseWires
+from .wires import DenseWires, Wires
+
+
+class OuterSettings(TypedDict, total=False):
+    """Arguments of OuterStep that others pass on as they are: all but model, optimizer, scaler."""
+
+    every: int | Literal["end", "auto"] | Pace
+    outer: Literal["mean", "sgd", "nesterov", "sparse"] | Rule | None
+    compression: Compression | None
+    feedback: bool | None
+    fragments: int
+    delay: int
+    merge: Literal["carry", "lerp", "replace"] | Merge
+    comm: Communicator | None
+    min_peers: int | None
+    grace_s: float
+    peers: Peers | None
+    timeout: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The parts that settings have chosen.
+
+    Attributes:
+        members: the least number of peers and the seconds of grace; None: peers are fixed.
+        timeout: seconds that a rank waits for the others in a round; None: the communicator's.
+    """
+
+    pace: Pace
+    rule: Rule
+    wires: Wires
+    merge: Merge
+    members: tuple[int, float] | None
+    timeout: float | None
+
+
+def choose(
+    *, every: int | str | Pace, outer: str | Rule | None, compression: Compression | None,
+    feedback: bool | None, fragments: int, delay: int, merge: str | Merge,
+    comm: Communicator | None, min_peers: int | None, grace_s: float, peers: Peers | None,
+    timeout: float | None,
+) -> Chosen:  # fmt: skip
+    """The parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
+    pace = pace_of(every, require_whole("delay", delay, 0))
+    pace.cut(require_whole("fragments", fragments, 1))
+    _require_delay(delay, pace, fragments)
+    if outer is None:
+        outer = "mean" if isinstance(pace, AtEnd) else "nesterov"
+    rule = rule_of(outer)
+    dense = DenseWires(compression, feedback)
+    if sum(one is not None for one in (comm, peers, min_peers)) > 1:
+        raise ConfigError("OuterStep: give one of comm, peers and min_peers")
+    if comm is not None and not isinstance(comm, Communicator):
+        raise ConfigError(f"comm={comm!r}: give a ringcomm.Communicator, or None")
+    if timeout is not None:
+        timeout = require_number("timeout", timeout, 0, math.inf, open_least=True)
+    members = None
+    if min_peers is not None:
+        members = require_whole("min_peers", min_peers, 1), checked_grace(grace_s)
+    return Chosen(
+        pace, rule, SparseWires(rule) if isinstance(rule, Sparse) else dense, merge_of(merge),
+        members, timeout,
+    )  # fmt: skip
+
+
+def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
+    if delay and pace.period is None:
+        raise ConfigError(f'Invalid delay: {delay}; with every="end" nothing goes on meanwhile')
+    if pace.period is not None and delay * fragments >= pace.period:
+        raise ConfigError(
+            f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
+            f"give less than every / fragments = {pace.period / fragments:g}"
+        )
