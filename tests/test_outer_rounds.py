@@ -180,7 +180,7 @@ class Unlucky:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("way", [{}, {"outer": "sparse"}, {"codec": "int8", "feedback": True}],
+@pytest.mark.parametrize("way", [{}, {"outer": "sparse"}, {"compression": "int8", "feedback": True}],
                          ids=str)  # fmt: skip
 def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> None:
     def run(is_unlucky: bool) -> torch.Tensor:
