@@ -180,8 +180,9 @@ class Unlucky:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("way", [{}, {"outer": "sparse"}, {"compression": "int8", "feedback": True}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "way", [{}, {"outer": "sparse"}, {"compression": "int8", "feedback": True}], ids=str
+)
 def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> None:
     def run(is_unlucky: bool) -> torch.Tensor:
         def rank(comm: Communicator) -> tuple[torch.Tensor, int]:

@@ -23,7 +23,6 @@ it watches, which it does not keep alive. Where nothing is watched, steps are no
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
 import weakref
@@ -31,13 +30,11 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..communicator import works_of_process
 from ..errors import NotInitializedError
 from .steps import after_steps, has_any
-from .wrapped import is_sharded
+from .wrapped import is_exchanged
 
 if TYPE_CHECKING:
     from .group import RingcommGroup
@@ -195,7 +192,7 @@ def _of_hook(state: HookState) -> str | None:
 
 
 def _of_group(group: RingcommGroup) -> str | None:
-    if dist.group.WORLD is not group or _watches.any_but(group) or _is_parallel():
+    if dist.group.WORLD is not group or _watches.any_but(group) or is_exchanged():
         return None
     return (
         f"{STEPS} optimizer steps, and nothing has passed between the {group.comm.world_size} "
@@ -204,9 +201,3 @@ def _of_group(group: RingcommGroup) -> str | None:
         "with Accelerator(cpu=True) only, and transformers with TrainingArguments(use_cpu=True). "
         "If it is meant so: warnings.simplefilter('ignore', ringcomm.torch.SilenceWarning)"
     )
-
-
-def _is_parallel() -> bool:
-    """Whether there is a module whose gradients something brings together."""
-    kinds = {type(found) for found in gc.get_objects() if issubclass(type(found), nn.Module)}
-    return any(issubclass(kind, DistributedDataParallel) or is_sharded(kind) for kind in kinds)

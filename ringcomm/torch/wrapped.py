@@ -9,7 +9,7 @@ Invariant: nothing is kept alive.
 from __future__ import annotations
 
 import gc
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 from torch import nn
@@ -45,8 +45,22 @@ def wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
 
 
 def _wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
-    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    objects = gc.get_objects()
+    kinds = _kinds_of(objects, DistributedDataParallel)
+    found = [one for one in objects if type(one) in kinds] if kinds else []
     return [one for one in found if any(id(p) in ids for p in one.parameters())]
+
+
+def is_exchanged() -> bool:
+    """Whether the process has a module whose gradients a wrapper of torch brings together."""
+    kinds = _kinds_of(gc.get_objects(), nn.Module)
+    return any(issubclass(kind, DistributedDataParallel) or is_sharded(kind) for kind in kinds)
+
+
+def _kinds_of(objects: Iterable[object], base: type) -> set[type]:
+    """The classes of these objects that are ``base`` or derived from it. There are a thousand times
+    as many objects as classes, and each class is asked once."""
+    return {kind for kind in set(map(type, objects)) if issubclass(kind, base)}
 
 
 def stop_exchange(wrappers: list[DistributedDataParallel]) -> None:
