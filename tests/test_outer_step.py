@@ -239,3 +239,32 @@ def test_what_lies_between_two_attachments_is_not_training() -> None:
         return outer.report().training_s
 
     assert run_ranks(1, rank)[0] < 0.4
+
+
+class Clamped(torch.optim.SGD):
+    """A subclass whose step calls that of its base, so that torch runs the hooks of both."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.clamp_(-10, 10)
+        return loss
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["goes well", "raises once"])
+def test_a_step_of_a_subclass_is_one_iteration(raises: bool) -> None:
+    torch.optim.SGD(net().parameters(), 0.1)  # from now on torch hooks the base's step, too
+
+    def rank(comm: Communicator) -> tuple[int, int]:
+        model = net()
+        optimizer = Clamped(model.parameters(), 0.01)
+        with OuterStep(model, optimizer, every=2, comm=comm) as outer:
+            if raises:
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.step(lambda: 1 / 0)
+            train(model, optimizer, comm.rank, range(4))
+            return outer.iteration, outer.rounds
+
+    assert run_ranks(2, rank) == [(4, 2)] * 2

@@ -38,29 +38,44 @@ class Ticks(Protocol):
 
 
 class StepTicks:
-    """Ticks when each optimizer has stepped once more."""
+    """Ticks when each optimizer has stepped once more.
+
+    Where the step of a subclass calls that of its base, torch may run the hooks of both: before,
+    before, after, after. Of a step that raises it runs those before it only. So an iteration is
+    over at the first hook after a step that follows one before.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
+        self._begun: set[int] = set()
         self._stepped: set[int] = set()
         self._handles: list[Any] = []
 
     def start(self, on_tick: OnTick) -> None:
         """See Ticks."""
 
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._begun.add(id(optimizer))
+
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if id(optimizer) not in self._begun:
+                return
+            self._begun.remove(id(optimizer))
             self._stepped.add(id(optimizer))
             if len(self._stepped) == len(self._optimizers):
                 self._stepped.clear()
                 on_tick()
 
-        self._handles = [one.register_step_post_hook(after_step) for one in self._optimizers]
+        for one in self._optimizers:
+            self._handles.append(one.register_step_pre_hook(before_step))
+            self._handles.append(one.register_step_post_hook(after_step))
 
     def stop(self) -> None:
         """See Ticks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._begun.clear()
         self._stepped.clear()
 
 
