@@ -12,6 +12,7 @@ import gc
 from collections.abc import Container, Iterable
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -37,8 +38,9 @@ def is_sharded(kind: type) -> bool:
 
 def wrappers_of(ids: Container[int]) -> list[DistributedDataParallel]:
     """All live DDP modules of the process that have one of these parameters, given by id(). One
-    that was let go of, and waits for the garbage collector, is not among them."""
-    if not _wrappers_of(ids):
+    that was let go of, and waits for the garbage collector, is not among them, and there are none
+    without a default process group, which spares the search of all objects."""
+    if not dist.is_initialized() or not _wrappers_of(ids):
         return []
     gc.collect()
     return _wrappers_of(ids)

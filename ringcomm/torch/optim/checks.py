@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ... import codecs
 from ...calls import is_number
@@ -75,7 +74,7 @@ def refuse_others(ids: Collection[int], name: str) -> None:
                 f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
                 f"send the gradients and {name} its state. Use one of the two"
             )
-    for module in wrappers_of(ids) if dist.is_initialized() else ():  # else there is no DDP
+    for module in wrappers_of(ids):
         if module.require_backward_grad_sync:
             raise ConfigError(
                 f"parameters of this {name} are in a DistributedDataParallel, which sends the "
