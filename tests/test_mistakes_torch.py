@@ -31,7 +31,9 @@ from test_mistakes_apart import (
 from torch import nn
 
 from ringcomm import Communicator, ConfigError, MismatchError, TensorError
+from ringcomm.errors import naming
 from ringcomm.torch import HookState, Options, OuterStep, optim, sparse
+from ringcomm.torch.exchange import CommExchange
 from ringcomm.torch.group import RingcommGroup
 
 pytestmark = [
@@ -74,7 +76,14 @@ def by_torch(row: Row) -> Row:
 
 EXCHANGE = r".* in the exchange of gradients"
 AGREEMENT = r".* in the agreement of HookState"
+def spreads(comm: Communicator) -> None:
+    with naming("the agreement of HookState('auto')"):
+        assert CommExchange(comm).spread("int8" if comm.rank == 0 else "")() == "int8"
+
+
 HOOKS = [
+    differ("what auto agrees on, on one rank", spreads, allreduce,
+           ".* in the agreement of HookState", r"allreduce\(f32\[4\]"),
     by_torch(both("codecs of hooks", hooked(("bf16", "fp16")), MismatchError,
                   "compression is bf16 on rank 0 and fp16 on rank 1")),
     by_torch(differ("a hook on one rank", hooked("none"), allreduce, AGREEMENT,
