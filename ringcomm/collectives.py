@@ -170,8 +170,8 @@ class Collectives:
         may differ from that of ``allreduce`` of one tensor; it is the same on all ranks.
 
         Args:
-            tensors: the same number, dtypes and counts in the same order on all ranks. Of those that
-                travel together ranks compare the sum of the counts alone.
+            tensors: the same number, dtypes and counts in the same order on all ranks. Where
+                some travel together, the sum of their counts alone is compared.
             feedback: as many ErrorFeedbacks as tensors, which then travel by themselves; or False.
 
         Returns:
