@@ -24,6 +24,7 @@ from faults.job import Job, Nursery, clean_environment
 from faults.rank import Rank
 from patience import PATIENCE, PROMPT
 from ports import free_port
+from torch_versions import before
 
 from ringcomm import ConfigError
 
@@ -48,8 +49,11 @@ def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "role", [groups.shapes, groups.messages, asynchrony.asynchronous, asynchrony.promises]
-)
+    "role",
+    [groups.shapes, groups.messages, asynchrony.asynchronous,
+     pytest.param(asynchrony.promises, marks=pytest.mark.skipif(
+         before(2, 5), reason="2.4 tells no group of ours that it is destroyed"))],
+)  # fmt: skip
 def test_results_are_right(nursery: Nursery, role: Role, world: int) -> None:
     with Job(nursery, world, LOOPBACK) as job:
         job.start(role)
@@ -83,7 +87,12 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
     assert asked == [True]
 
 
-@pytest.mark.parametrize("role", [asynchrony.nested, groups.compiled, groups.by_functions])
+@pytest.mark.parametrize(
+    "role",
+    [asynchrony.nested, groups.by_functions,
+     pytest.param(groups.compiled, marks=pytest.mark.skipif(
+         before(2, 5), reason="torch.compile of 2.4 asks for a group in all_gather_into_tensor"))],
+)  # fmt: skip
 def test_results_are_right_on_two_ranks(nursery: Nursery, role: Role) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(role)

@@ -198,12 +198,15 @@ def test_settings_that_mean_something_else_are_refused() -> None:
     def body(comm: Communicator) -> None:
         optimizer = onebit(comm, Net())
         before = optimizer.param_groups[0]["lr"]
-        for state, text in (
+        refused = [
             (adam(lr=0.5, amsgrad=True), "amsgrad=True"),
             (adam(lr=0.5, maximize=True), "maximize=True"),
-            (adam(lr=0.5, weight_decay=0.1), "weight_decay=0.1 in the gradient"),
             (torch.optim.SGD(Net().parameters(), 0.5).state_dict(), "none of ringcomm's OneBit"),
-        ):
+        ]
+        decayed = adam(lr=0.5, weight_decay=0.1)
+        if "decoupled_weight_decay" in decayed["param_groups"][0]:  # else it may be AdamW's
+            refused.append((decayed, "weight_decay=0.1 in the gradient"))
+        for state, text in refused:
             with pytest.raises(ConfigError, match=text):
                 optimizer.load_state_dict(state)
         small = torch.nn.Linear(3, 3)

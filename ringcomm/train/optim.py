@@ -113,6 +113,8 @@ def _muon(groups: Groups, rate: float) -> Together:
     adamw = torch.optim.AdamW(
         [{**group, "rate_factor": _BESIDE_MUON} for group in beside], lr=rate * _BESIDE_MUON
     )
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError("--optimizer muon needs PyTorch 2.9 or later")
     if not square:
         raise ConfigError("--optimizer muon is for models with hidden matrices, as ViT and GPT")
     return Together([torch.optim.Muon(square, lr=rate, weight_decay=decay), adamw])
