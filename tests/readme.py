@@ -6,21 +6,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Of every block of a page a name, and what no other block of it has in it.
+#: Names of all blocks, by page; of each what no other block of its page has in it.
 BLOCKS = {
     "README.md": {
         "numpy": "import numpy as np, ringcomm",
         "backend": '# in place of "gloo", under torchrun',
         "hook": "# DDP asks for one; gradients do not pass it",
+        "methods": "OuterStep(large",
+    },
+    "docs/COMPRESSION.md": {"feedback": "for gradient in gradients():"},
+    "docs/FRAMEWORKS.md": {
         "hierarchical": "import HierarchicalState",
         "lightning": "strategy = DDPStrategy(",
         "on_fit_start": "self.trainer.model",
         "accelerate": "accelerator = Accelerator(",
         "transformers": "TrainingArguments(",
-        "feedback": "for gradient in gradients():",
-        "methods": "OuterStep(large",
-        "gpu": "with ringcomm.cuda.stream(side):",
     },
+    "docs/GPU.md": {"gpu": "with ringcomm.cuda.stream(side):"},
     "docs/CHECKPOINTS.md": {
         "save gathered": '"hook": hook.gather_state_dict(),',
         "load gathered": 'hook.load_state_dict(state["hook"])                 #',
@@ -43,7 +45,8 @@ def blocks(page: str, language: str = "python") -> list[str]:
     return [part.split("```")[0] for part in parts]
 
 
-def code(name: str, page: str = "README.md") -> str:
+def code(name: str) -> str:
     """The block of a name."""
+    (page,) = [page for page in BLOCKS if name in BLOCKS[page]]
     (found,) = [block for block in blocks(page) if BLOCKS[page][name] in block]
     return found

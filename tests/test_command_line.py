@@ -12,7 +12,7 @@ import ringcomm
 from ringcomm import config
 from ringcomm.__main__ import main
 
-README = Path(__file__).parents[1] / "README.md"
+SETTINGS = Path(__file__).parents[1] / "docs" / "SETTINGS.md"
 INTERNAL = ("api", "buffers", "calls", "codecs", "fusion", "opening", "shortcut", "_native")
 
 
@@ -42,14 +42,14 @@ def test_the_settings_and_where_they_are_from(
     assert set(config.Config().sources()) <= names
 
 
-def test_values_are_shown_and_read_as_the_readme_has_them(
+def test_values_are_shown_and_read_as_the_page_has_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RINGCOMM_KERNEL_SET", raising=False)
     assert main([]) == 0
     lines = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
     shown = {line[0]: line[1] for line in lines if line[-1] == "default"}
-    section = README.read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
+    section = SETTINGS.read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*`) \| (.*?) ?\| .* \|$", section, re.MULTILINE)
     told: dict[str, str] = {}
     for names, defaults in rows:

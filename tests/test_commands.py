@@ -1,4 +1,4 @@
-"""The commands of README.md and bench/README.md, as printed: what they name is there.
+"""The commands of the documents, as printed: what they name is there.
 
 The programs of this repository must exist, and say in their --help that they take the options that
 the documents give them; make must know the targets. None is run to its end here.
@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "bench/README.md")
+DOCUMENTS = (
+    "README.md", "CONTRIBUTING.md", "docs/SETTINGS.md", "docs/FRAMEWORKS.md", "bench/README.md",
+)  # fmt: skip
 STARTERS = ("python", "torchrun", "mpirun", "srun", "sudo", "pytest", "pip", "make", "export")
 
 

@@ -282,7 +282,8 @@ def test_an_unknown_variable_is_warned_of_once(
 def test_what_the_package_reads_is_known() -> None:
     """Every variable that the package, its build or its documents name."""
     root = Path(ringcomm.__file__).parent.parent
-    files = [*root.glob("ringcomm/**/*.py"), root / "build_ffi.py", root / "README.md"]
+    files = [*root.glob("ringcomm/**/*.py"), root / "build_ffi.py"]
+    files += [root / "README.md", *root.glob("docs/*.md")]
     found = {
         name
         for path in files

@@ -1,5 +1,5 @@
 """Lightning, Accelerate and transformers train on backend "ringcomm" and with its hook, as the
-README says. The reference model gets the same weights as on gloo, to the bit."""
+docs/FRAMEWORKS.md says. The reference model gets the same weights as on gloo, to the bit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_weights_are_gloos(
     assert not torch.equal(expected, frameworks.fresh_weights())
     for way, ranks in kept.items():
         for weights in ranks:
-            if way in ("start", "printed"):  # which the README has with bf16
+            if way in ("start", "printed"):  # which docs/FRAMEWORKS.md has with bf16
                 assert torch.equal(weights, ranks[0])
                 torch.testing.assert_close(weights, expected, rtol=0.02, atol=2e-3)
             else:

@@ -1,5 +1,5 @@
-"""Every block of Python in the README, docs/CHECKPOINTS.md and docs/LOSING_A_RANK.md runs as it is
-printed. (Those of Lightning, Accelerate and transformers: test_frameworks.py.)"""
+"""Every block of Python in the README and in the pages of readme.BLOCKS runs as it is printed.
+(Those of Lightning, Accelerate and transformers: test_frameworks.py.)"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_torch = pytest.mark.skipif(
 @pytest.mark.parametrize("page", BLOCKS)
 def test_every_block_is_known(page: str) -> None:
     """So that none is printed which no test runs."""
-    assert sorted(code(name, page) for name in BLOCKS[page]) == sorted(blocks(page))
+    assert sorted(code(name) for name in BLOCKS[page]) == sorted(blocks(page))
 
 
 def run(

@@ -1,5 +1,5 @@
 """Ranks that train the reference model by Lightning and by Accelerate: on gloo, on backend
-"ringcomm", and with the hook as the README's snippets have it.
+"ringcomm", and with the hook as the snippets of docs/FRAMEWORKS.md have it.
 
 The libraries take seconds to import, which the nursery does once for all ranks (PRELOADED); the
 test's own process goes without them.
@@ -83,7 +83,7 @@ def _module(inner: nn.Module, registers: bool) -> Any:
 
 def by_lightning(rank: Rank, way: str, folder: str) -> None:
     """gloo; backend; hook: given to the strategy; start: registered in on_fit_start; printed: the
-    strategy as it is in the README, which leaves the hook out on a CPU."""
+    strategy as it is in docs/FRAMEWORKS.md, which leaves the hook out on a CPU."""
     import pytorch_lightning as lightning
     from pytorch_lightning.strategies import DDPStrategy
 

@@ -1,5 +1,5 @@
-"""Ranks that run the Python of the README, docs/CHECKPOINTS.md and docs/LOSING_A_RANK.md as it is
-printed, each block with what stands around it."""
+"""Ranks that run the Python of the README and docs/ as it is printed, each block with what stands
+around it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _page(name: str, folder: str, **names: Any) -> dict[str, Any]:
         "HookState": HookState, "allreduce_hook": allreduce_hook, "OuterStep": OuterStep,
         "DistributedDataParallel": nn.parallel.DistributedDataParallel, **names,
     }  # fmt: skip
-    exec(code(name, "docs/CHECKPOINTS.md"), known)
+    exec(code(name), known)
     return known
 
 
@@ -312,6 +312,6 @@ def losing(rank: Rank, folder: str, again: bool = False, hold: int = -1) -> None
         return loss
 
     names = {"os": os, "sys": sys, "torch": torch, "last": Told(), "loss_of": loss_of, **job}
-    exec(code("program", "docs/LOSING_A_RANK.md"), names)
+    exec(code("program"), names)
     report = names["outer"].report()
     rank.emit("trained", weights=_digest(job["model"]), left=report.left, joined=report.joined)
