@@ -190,13 +190,16 @@ def ready(plan: Plan, folder: Path) -> list[Run]:
     return [*others, CHECKPOINT]
 
 
-def write(plan: Plan) -> None:
-    """The part of docs/METHODS.md that rows make, and its plot."""
-    page = DOCS / "METHODS.md"
-    text = page.read_text(encoding="utf-8")
+def page(plan: Plan) -> str:
+    """docs/METHODS.md with the part that rows make."""
+    text = (DOCS / "METHODS.md").read_text(encoding="utf-8")
     body = f"{report.document(plan)}\n\n![differences and losses](plots/convergence.png)"
-    filled = _columns.filled(text, "convergence", body, "bench/convergence.py")
-    page.write_text(filled, encoding="utf-8")
+    return _columns.filled(text, "convergence", body, "bench/convergence.py")
+
+
+def write(plan: Plan) -> None:
+    """Fills docs/METHODS.md, and draws its plot."""
+    (DOCS / "METHODS.md").write_text(page(plan), encoding="utf-8")
     report.plot(plan, DOCS / "plots" / "convergence.png")
 
 

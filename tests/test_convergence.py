@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import json
 import math
 import sys
@@ -20,7 +22,7 @@ import convergence  # noqa: E402
 from _rows import Rows  # noqa: E402
 from training import claims, exact, link, pool, report, stats, worker  # noqa: E402
 from training import plan as plans  # noqa: E402
-from training.methods import METHODS  # noqa: E402
+from training.methods import INNER, METHODS  # noqa: E402
 from training.text import Batches, text  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -177,18 +179,46 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     assert plan.tuned(METHODS["bf16"]) == 5e-3
 
 
-def test_a_changed_method_is_run_anew() -> None:
+def test_a_changed_method_is_run_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     run = plans.Run("T1", "int8", 1e-2, 1, "final", 400)
     before = run.key
     assert dataclasses.replace(run, role="quick").key == before
     assert dataclasses.replace(run, role="process").key != before
     assert dataclasses.replace(run, seed=2).key != before
     old = METHODS["int8"]
-    METHODS["int8"] = dataclasses.replace(old, options={**old.options, "threshold": 1})
-    try:
-        assert run.key != before
-    finally:
-        METHODS["int8"] = old
+    monkeypatch.setitem(
+        METHODS, "int8", dataclasses.replace(old, options={**old.options, "threshold": 1})
+    )
+    assert run.key != before
+    monkeypatch.setitem(METHODS, "int8", dataclasses.replace(old, version=2))
+    assert run.key != before
+
+
+#: Of the source of each builder. A key holds no source, so an edit of a builder is to be judged:
+#: where it changes what is trained, raise `version` of its methods; then put the new digest here.
+BUILDERS = {
+    "adamw": "d70fc2ae9901",
+    "hooked": "a5aa59a715e4",
+    "lion": "2029abe32ebe",
+    "muon": "3ecec45fe94c",
+    "outer": "306daaac71e1",
+    "powersgd": "6e74ad83f781",
+    "sgd": "430291cd1fc4",
+    "stale": "f1968681a069",
+    "stellatrain": "d859382c0d2e",
+    "stellatrain_sgd": "924cac3711cb",
+    "torch_fp16": "e0bb8b8bf995",
+    "wire": "1d9da4ad661b",
+}
+
+
+def test_an_edit_of_a_builder_is_judged() -> None:
+    builders = {method.build for method in METHODS.values()} | set(INNER.values())
+    found = {
+        build.__name__: hashlib.sha256(inspect.getsource(build).encode()).hexdigest()[:12]
+        for build in builders
+    }
+    assert found == BUILDERS, "see BUILDERS"
 
 
 def test_t4_waits_for_its_checkpoint(tmp_path: Path) -> None:
@@ -290,6 +320,12 @@ def test_what_write_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     told = (tmp_path / "METHODS.md").read_text(encoding="utf-8")
     assert told.startswith("# Methods\n\n## convergence\n\n<!-- convergence: made by ")
     assert (tmp_path / "plots" / "convergence.png").exists()
+
+
+def test_the_page_is_what_the_rows_make() -> None:
+    """Fails where an edit leaves rows without their method, and where somebody forgot --write."""
+    plan = plans.Plan(Rows(convergence.ROWS), METHODS.values())
+    assert convergence.page(plan) == (convergence.DOCS / "METHODS.md").read_text(encoding="utf-8")
 
 
 def test_the_plot(tmp_path: Path) -> None:

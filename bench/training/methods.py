@@ -90,7 +90,8 @@ class Method:
         world: "thread" or, for what needs torch.distributed, "process".
         deal: by how many ranks the shards are dealt on.
         tuned_as: the method whose rate it takes; only of controls that are that method.
-        bits: sent per parameter and step by formula, where no counter of ringcomm sees it.
+        version: raised where ``build`` makes something else of ``options``, so that the method is
+            run anew; an edit that changes no training leaves it.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Method:
     world: str = "thread"
     deal: int = 0
     tuned_as: str = ""
+    version: int = 1
 
     def missing(self) -> str:
         """What is not built yet of what it needs; empty if nothing."""

@@ -11,18 +11,17 @@ For every method and baseline alike:
 T4 starts from one checkpoint of T1 under AdamW, which no tuning changes. Its grid is T1's over ten.
 
 Invariants: what is due follows from the methods and the rows alone; a run's key holds all that
-defines it, its method's settings and code included, so that a changed method is run anew.
+defines it, its method's settings and version included, so that a changed method is run anew. No
+source text is in it: a method that is only written differently keeps its rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from _rows import Row, Rows
@@ -105,7 +104,7 @@ class Run:
         method = METHODS[self.method]
         told: dict[str, Any] = {
             "harness": HARNESS, "setting": dataclasses.asdict(SETTINGS[self.setting]),
-            "method": [method.name, method.options, _source(method.build)],
+            "method": [method.name, method.options, method.version],
             "lr": self.lr, "seed": self.seed, "steps": self.steps,
             "deal": method.deal, "accumulate": method.accumulate,
         }  # fmt: skip
@@ -121,11 +120,6 @@ class Run:
     def in_processes(self) -> bool:
         """Whether each rank is a process."""
         return self.role == "process" or METHODS[self.method].world == "process"
-
-
-@functools.cache
-def _source(build: Callable[..., Any]) -> str:
-    return inspect.getsource(build)
 
 
 CHECKPOINT = Run(
