@@ -24,9 +24,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-BURST_BYTES = 128 << 10  # at least one maximal GSO packet, or tbf cuts every packet up
+BURST_S = 1e-3  # of its rate is what a cable lets through at once
+ETHERNET_BYTES = 14  # header of a packet, which the shaper counts
+CABLES = 2  # one more wherever cables let bytes through in another way: rows of results tell
+QUEUE_BYTES = 128 << 10  # of a cheap switch's port, beside what follows from the rate
 NOBODY = "02:00:00:00:00:00"  # a station address that no port has
-LATENCY_MS = 20  # queue of a cheap switch; long enough for cubic to fill the link
+QUEUE_S = 20e-3  # of the rate; long enough for cubic to fill the link
 
 _probes = itertools.count()  # labs may be built at once
 
@@ -148,6 +151,12 @@ def is_leftover(name: str) -> bool:
 # --- switches and cables ---
 
 
+def burst_bytes(mbit: float, mtu: int) -> int:
+    """What a cable of that rate lets through at once: BURST_S of the rate, or a packet where that
+    is more. A larger packet of the kernel's (GSO) is cut into packets first."""
+    return max(mtu + ETHERNET_BYTES, round(mbit * 1e6 / 8 * BURST_S))
+
+
 def add_bridge(namespace: str, bridge: str, mtu: int) -> None:
     """A switch that learns addresses and forwards at once: no spanning tree, no snooping."""
     _batch(
@@ -193,12 +202,14 @@ class Cable:
             self.shape(self.mbit)
 
     def shape(self, mbit: float) -> None:
-        """Set the rate of both directions, 0 for none. Queued packets may be lost."""
+        """Set the rate of both directions, 0 for none. Queued packets may be lost; the bucket is
+        full afterwards, which is worth burst_bytes()."""
         for namespace, device in ((self.namespace, self.device), (self.switch, self.port)):
             if mbit:
-                burst = max(BURST_BYTES, round(mbit * 1e6 / 8 * 1e-3))
+                burst = burst_bytes(mbit, self.mtu)
+                queue = QUEUE_BYTES + round(mbit * 1e6 / 8 * QUEUE_S)
                 sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate",
-                   f"{round(mbit * 1e6)}bit", "burst", str(burst), "latency", f"{LATENCY_MS}ms")
+                   f"{round(mbit * 1e6)}bit", "burst", str(burst), "limit", str(queue))
             elif "tbf" in sh("tc", "-n", namespace, "qdisc", "show", "dev", device):
                 sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 

@@ -200,6 +200,52 @@ def test_shaped_rate_and_slow_and_restore(two_hosts: NetLab) -> None:
     stream.wait_for(120)
 
 
+def test_a_cable_lets_a_millisecond_through_at_once_or_a_packet() -> None:
+    assert _wiring.burst_bytes(1000, 1500) == 125_000
+    assert _wiring.burst_bytes(11.5, 1500) == 1514
+    assert _wiring.burst_bytes(11.5, 9000) == 9014
+
+
+@pytest.mark.netns
+def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possible: None) -> None:
+    """64 KiB from a port that has saved all it can; the time is bounded from below alone."""
+    receive = """
+        import socket, sys
+        with socket.create_server((sys.argv[1], 9000)) as listener:
+            print("ready")
+            stream = listener.accept()[0]
+            for _ in range(2):
+                left = 1 << 16
+                while left:
+                    left -= len(stream.recv(left))
+                stream.sendall(b"!")
+    """
+    send = """
+        import socket, sys, time
+        stream = socket.create_connection((sys.argv[1], 9000))
+        for line in sys.stdin:
+            began = time.monotonic()
+            stream.sendall(bytes(1 << 16))
+            stream.recv(1)
+            print(time.monotonic() - began)
+    """
+    with NetLab(2, [10]) as lab:
+        receiver = python(lab, 1, receive, lab.address(1, 0))
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        sender = lab.run(0, [sys.executable, "-u", "-c", textwrap.dedent(send), lab.address(1, 0)],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert sender.stdin is not None
+        assert sender.stdout is not None
+        for mbit in (10, 8):
+            for host in (0, 1):
+                lab.slow(host, 0, mbit)
+            sender.stdin.write("go\n")
+            sender.stdin.flush()
+            least_s = ((1 << 16) - _wiring.burst_bytes(mbit, 1500)) * 8e-6 / mbit
+            assert float(sender.stdout.readline()) >= least_s
+
+
 @pytest.mark.netns
 @pytest.mark.parametrize(
     ("fault", "carrier"),
