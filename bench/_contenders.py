@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from _libraries import SHARES
 from _oneccl import SHIM, build_shim
 from _site import Ended, Site
 
@@ -91,10 +92,12 @@ class Contender:
         return site.run(argv, env, timeout)
 
     def _ports(self, site: Site) -> dict[str, str]:
-        """gloo takes the first port unless it is told of all."""
+        """gloo takes the first port, the fastest, unless it is told of all and of their rates."""
         if self.name != "gloo-ports":
             return {}
-        return {"GLOO_SOCKET_IFNAME": ",".join(site.interfaces)}
+        shaped = all(site.rates.values())
+        return {"GLOO_SOCKET_IFNAME": ",".join(site.interfaces),
+                SHARES: ",".join(f"{mbit:g}" for mbit in site.rates.values()) if shaped else ""}
 
 
 _NO_SHM = {"RINGCOMM_SHARED_MEMORY": "0"}
@@ -156,10 +159,17 @@ _MPICH_ENV = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 def _openmpi(
     contender: Contender, site: Site, python: Path, hosts: Sequence[str], agent: str
 ) -> list[str]:
-    """mpirun, with the byte transfer layer that is asked for and no other."""
+    """mpirun, with the byte transfer layer that is asked for and no other.
+
+    TCP is told the rate of each shaped port, by which it cuts large messages: left alone it asks
+    the driver, and an emulated port says 10 Gbit/s whatever its shaper lets through.
+    """
     ports = ",".join(site.interfaces)
-    layers = ["--mca", "btl", "sm,self"] if contender.local else \
-        ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", ports]
+    layers = ["--mca", "btl", "sm,self"]
+    if not contender.local:
+        layers = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", ports]
+        for port, mbit in site.rates.items():
+            layers += ["--mca", f"btl_tcp_bandwidth_{port}", f"{mbit:.0f}"] if mbit else []
     places = [f"{host}:{site.ranks_per_host}" for host in hosts]
     spread = ["--host", ",".join(places), "--prtemca", "plm_ssh_agent", agent,
               "--prtemca", "prte_if_include", site.interfaces[0]] if hosts else []

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -103,13 +103,23 @@ class RingcommPeer(Peer):
 
 # --- gloo ---
 
+SHARES = "PEERS_SHARES"
+"""Rates of the ports in GLOO_SOCKET_IFNAME in their order, by which gloo's tensors are cut."""
+
+
+def cuts(count: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Where to cut ``count`` elements into consecutive parts that are as large as the shares."""
+    total = sum(shares)
+    return tuple(round(count * sum(shares[:part]) / total) for part in range(1, len(shares)))
+
 
 class GlooPeer(Peer):
     """torch.distributed with the gloo backend, over the first rail's interface.
 
     Where GLOO_SOCKET_IFNAME names several ports, an all-reduce is cut into as many parts, all in
-    flight at once: gloo gives each whole collective to one port, in turn. A 16-bit wire format is
-    a cast before and after, as DDP's compression hooks do it.
+    flight at once, each in a process group that has that port alone: gloo gives a whole collective
+    to one port. The parts are as large as the rates in SHARES say, or equal. A 16-bit wire format
+    is a cast before and after, as DDP's compression hooks do it.
     """
 
     name = "gloo"
@@ -135,10 +145,16 @@ class GlooPeer(Peer):
             self.rank, self.world = place.rank, place.world
             host, port = _meeting_point(place)
             interface = place.interface
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        ports = os.environ.setdefault("GLOO_SOCKET_IFNAME", interface).split(",")
         limit = timedelta(seconds=START_S)
         store = dist.TCPStore(host, port, self.world, self.rank == 0, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world)
+        self._groups = [self._over(port) for port in ports] if len(ports) > 1 else [None]
+
+    def _over(self, port: str) -> Any:
+        """A group of all ranks over this port; gloo reads the variable for each group."""
+        os.environ["GLOO_SOCKET_IFNAME"] = port
+        return self._dist().new_group(backend="gloo")
 
     def unsupported(self, what: What) -> str | None:
         if what.op == "avg" and what.collective in ("allreduce", "reduce_scatter"):
@@ -149,9 +165,9 @@ class GlooPeer(Peer):
 
     def prepare(self, what: What, count: int) -> Call:
         dist, buffer = self._dist(), make_tensor(what.dtype, count)
-        ports = len(os.environ["GLOO_SOCKET_IFNAME"].split(","))
-        if what.collective == "allreduce" and (ports > 1 or what.compression != "none"):
-            return self._prepare_parts(what, buffer, ports)
+        several = len(self._groups) > 1 or what.compression != "none"
+        if what.collective == "allreduce" and several:
+            return self._prepare_parts(what, buffer)
         if what.collective == "allgather":
             out = make_tensor(what.dtype, count * self.world)
         else:
@@ -177,19 +193,22 @@ class GlooPeer(Peer):
     def _op(self, what: What) -> Any:
         return getattr(self._dist().ReduceOp, {"prod": "PRODUCT"}.get(what.op, what.op.upper()))
 
-    def _prepare_parts(self, what: What, buffer: Any, ports: int) -> Call:
+    def _prepare_parts(self, what: What, buffer: Any) -> Call:
         """An all-reduce in one part per port, cast to the wire format and back."""
         dist, op = self._dist(), self._op(what)
         sent = buffer
         if what.compression != "none":
             wire = {"bf16": "bf16"}.get(what.compression, "f16")
             sent = make_tensor(wire, buffer.numel())
-        parts = sent.tensor_split(ports)
+        told = os.environ.get(SHARES, "")
+        shares = [float(rate) for rate in told.split(",")] if told else [1.0] * len(self._groups)
+        parts = sent.tensor_split(cuts(sent.numel(), shares))
 
         def run() -> Any:
             if sent is not buffer:
                 sent.copy_(buffer)
-            for work in [dist.all_reduce(part, op, async_op=True) for part in parts]:
+            for work in [dist.all_reduce(part, op, group=group, async_op=True)
+                         for part, group in zip(parts, self._groups, strict=True)]:
                 work.wait()
             if sent is not buffer:
                 buffer.copy_(sent)

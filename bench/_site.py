@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import secrets
@@ -70,7 +71,9 @@ class Site:
         name: for tables; "loopback" or "netlab" unless given.
 
     Attributes:
-        interfaces: the ports that a job may use.
+        rates: Mbit/s of each port by its name, the fastest first; 0: not shaped, so the fastest.
+        interfaces: the ports that a job may use, the fastest first: a library that takes one port
+            takes the first.
         congestion: the congestion control that every side uses.
         pinned: whether it was set for this run, and is not just the machine's default.
     """
@@ -83,9 +86,12 @@ class Site:
         self.ranks_per_host = ranks // self.hosts
         self.loopback = hosts == 0
         self.name = name or ("loopback" if self.loopback else "netlab")
-        self.interfaces = ["lo"] if self.loopback else [f"eth{nic}" for nic in range(len(nics))]
         self.congestion, self.pinned = "", True
         self._nics = [0.0] if self.loopback else list(nics)
+        name_of = "lo" if self.loopback else "eth{}"
+        named = {name_of.format(nic): mbit for nic, mbit in enumerate(self._nics)}
+        self.rates = dict(sorted(named.items(), key=lambda port: -(port[1] or math.inf)))
+        self.interfaces = list(self.rates)
         self._one_subnet = one_subnet
         self._sysctls = sysctls
         self._lab: NetLab | None = None

