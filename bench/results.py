@@ -27,7 +27,7 @@ import _columns
 from _rows import Row, Rows, about
 from netlab import NetLabError, why_unavailable
 from sources import page
-from sources.source import Claim, Point, Source, found, load, names
+from sources.source import Claim, Point, Source, found, load, names, notes_of
 
 HERE = Path(__file__).resolve().parent
 CLAIM_HEADS = ("claim", "document", "ours", "bound", "")
@@ -65,6 +65,8 @@ def show(name: str, source: Source, rows: dict[str, Row]) -> list[Claim]:
     table = source.table(rows)
     if len(table) > 1:
         print("\n".join(_columns.aligned(table, left={0})), "\n")
+    for note in notes_of(source, rows):
+        print(note, "\n")
     claims = list(source.claims(rows))
     lines = [(one.what, one.document, one.ours or "-", one.bound, one.verdict) for one in claims]
     print("\n".join(_columns.aligned([CLAIM_HEADS, *lines], left={0, 4})))

@@ -11,7 +11,7 @@ from typing import Any
 
 import _columns
 
-from .source import Found, Source
+from .source import Found, Source, notes_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
@@ -40,6 +40,7 @@ def section(name: str, source: Source, rows: Found) -> str:
     table = source.table(rows)
     if len(table) > 1:
         parts.append("\n".join(_columns.markdown(table)))
+    parts += notes_of(source, rows)
     if rows:
         parts.append(f"![{name}](plots/{name}.png)")
     return "\n\n".join(parts)

@@ -10,6 +10,9 @@ Time to target is a product, whose factors are measured apart:
                     hosts, at a hundredth of its size and a tenth of the rate, so at a tenth of all
                     times; over one whole cycle of the trace or more.
 
+Every step on the way to the target is paid for: the ten that PowerSGD's hook exchanges dense before
+it begins, and those that auto spends on wider codecs while it measures (first_steps()).
+
 PowerSGD is timed at rank 1, for at a hundredth of the size that is the share of the bytes (0.7 %)
 that rank 4 has of matrices of 768 x 3072; it is trained at rank 4. It has one bucket, for its hook
 begins a second all-reduce where a bucket's first one ends: with several buckets each rank has an
@@ -20,6 +23,7 @@ same.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import statistics
@@ -29,6 +33,8 @@ from typing import Any
 
 from _site import Site
 
+from ringcomm.train.emulate import FORWARD_SHARE
+
 from . import steps, trace
 from .source import Claim, Found, Point
 
@@ -37,12 +43,13 @@ DOCUMENT = (
     "times less time to accuracy than PyTorch DDP, from sparse gradients and a CPU optimizer."
 )
 REAL = (
-    "training to the target with the real codecs; sockets between network namespaces, DDP and its "
-    "hooks, and every byte of the timed steps."
+    "the loss, of a GPT of 0.47 M parameters that is trained to the target with the real codecs; "
+    "sockets between network namespaces, DDP and its hooks, and every byte of the timed steps."
 )
 EMULATED = (
-    "the model of the timed steps (124 M parameters at a hundredth, its 0.5 s of compute a tenth, "
-    "slept) and the link (115 Mbit/s on average at a tenth, by a trace)."
+    "whose step times these are: a stand-in for a model of 124 M parameters, at a hundredth of its "
+    "size, whose compute of 0.5 s is slept at a tenth; and the link (115 Mbit/s on average at a "
+    "tenth, by a trace), which has no delay."
 )
 NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/convergence.py trains the same methods"
@@ -53,6 +60,8 @@ RATE, TIME = 0.1, 0.1  # of the trace's
 TARGET, EASIER = 1.75, 2.0  # nats; fp32 comes to 1.66 in its 400 steps
 OVER_FP32, OVER_16_BITS, AUTO_WITHIN = 20.0, 5.0, 1.05
 PAPERS = 104  # times as fast as DDP, at most
+POWERSGD_DENSE = 10  # steps before its hook begins: start_powerSGD_iter of training/methods.py
+COMPUTES_S = (0.1, 0.5, 1.0, 10.0)  # of the whole model, for which the first ratio is worked out
 ROWS = Path(__file__).resolve().parent.parent / "results" / "convergence.jsonl"
 
 FP32, HALF, POWERSGD = "DDP, gloo fp32", "DDP, gloo, torch's fp16 hook", "DDP, gloo, PowerSGD"
@@ -101,6 +110,11 @@ METHODS: Mapping[str, tuple[str, str]] = {
 BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG)
 COLUMNS = (FP32, HALF, POWERSGD_LONG)
 _TRAINED_AS = {"none": "adamw", "bf16": "torch-fp16"}  # a codec's losses, by another name
+_TIMED_AS = {"none": FP32, "bf16": HALF, "fp16": HALF}  # a codec's step, likewise
+#: Of a picture's lines, by how a method's name begins; all others are codecs of DDP's hook.
+_COLORS = {POWERSGD: "tab:purple", OURS: "tab:purple", "DDP": "black", "Outer": "tab:green",
+           STELLA: "tab:red"}  # fmt: skip
+_DENSE_FIRST = {POWERSGD: POWERSGD_DENSE, OURS: POWERSGD_DENSE}
 
 
 def points(quick: bool) -> list[Point]:
@@ -145,7 +159,9 @@ def _timed(asked: Mapping[str, Any]) -> dict[str, Any]:
     told = steps.summary(runs)
     taken = sorted(runs[0]["steps"])
     return {"iteration_s": told["step_s"] / told["per"], **told,
-            "slowest_s": taken[-1] / told["per"], "codecs": _counted(runs[0])}  # fmt: skip
+            "slowest_s": taken[-1] / told["per"], "codecs": _counted(runs[0]),
+            "every_s": [*runs[0]["untimed"], *runs[0]["steps"]],
+            "stretches": runs[0].get("codecs", [])}  # fmt: skip
 
 
 def _counted(run: Mapping[str, Any]) -> dict[str, int]:
@@ -224,28 +240,102 @@ def train_of(found: Found, name: str) -> str:
     train, way = METHODS[name]
     if train or f"time {way}" not in found:
         return train
-    counts = found[f"time {way}"]["codecs"]
-    codec = max(counts, key=lambda one: counts[one]) if counts else ""
+    codec = _main_codec(found[f"time {way}"])
     return _TRAINED_AS.get(codec, codec)
 
 
-def times(found: Found, name: str, target: float) -> dict[str, float] | None:
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How a method's steps go by, in seconds as they were timed.
+
+    Attributes:
+        first: steps before it exchanges in its own way.
+        first_s: what they take together.
+        each_s: what each later one takes.
+    """
+
+    first: int
+    first_s: float
+    each_s: float
+
+    def seconds(self, many: float) -> float:
+        """Of the first ``many`` steps."""
+        if many < self.first:
+            return self.first_s * many / self.first
+        return self.first_s + (many - self.first) * self.each_s
+
+
+def pace_of(found: Found, way: str, compute_s: float = COMPUTE_S / TIME) -> Pace | None:
+    """A way's, for a whole model that computes for so long; None: not measured, or not all of what
+    its first steps need."""
+    timed = found.get(f"time {way}")
+    if timed is None:
+        return None
+    first = first_steps(found, way, compute_s)
+    if first is None:
+        return None
+    return Pace(len(first), math.fsum(first), _at(timed["iteration_s"], way, compute_s))
+
+
+def first_steps(found: Found, way: str, compute_s: float) -> list[float] | None:
+    """Seconds of each step that a way makes before its own; those that were not timed by
+    themselves take what a step of that kind does elsewhere. None: that was not measured."""
+    if way in _DENSE_FIRST:
+        dense = pace_of(found, FP32, compute_s)
+        return None if dense is None else [dense.each_s] * _DENSE_FIRST[way]
+    timed = found[f"time {way}"]
+    main = _main_codec(timed)
+    if "stretches" in timed:
+        codecs = [one["codec"] for one in timed["stretches"]
+                  for _ in range(one["last"] - one["first"] + 1)]  # fmt: skip
+        return [_at(took_s, way, compute_s)
+                for took_s, codec in zip(timed["every_s"], codecs, strict=True)
+                if codec != main] if codecs else []  # fmt: skip
+    first: list[float] = []
+    for codec, many in timed["codecs"].items():
+        if codec != main:
+            other = pace_of(found, _TIMED_AS.get(codec, codec), compute_s)
+            if other is None:
+                return None
+            first += [other.each_s] * many
+    return first
+
+
+def _main_codec(timed: Mapping[str, Any]) -> str:
+    """The codec that a policy used most."""
+    counts: Mapping[str, int] = timed["codecs"]
+    return max(counts, key=lambda one: counts[one], default="")
+
+
+def _at(took_s: float, way: str, compute_s: float) -> float:
+    """What a step that was timed would take with another compute: DDP's exchange stays behind
+    forward and hides behind backward, that of others follows compute."""
+    changed = TIME * compute_s - COMPUTE_S
+    if WAYS[way][1]["kind"] == "gradients":
+        return max(took_s + FORWARD_SHARE * changed, TIME * compute_s) if changed else took_s
+    return took_s + changed
+
+
+def times(
+    found: Found, name: str, target: float, compute_s: float = COMPUTE_S / TIME
+) -> dict[str, float] | None:
     """Seconds to the target by seed, inf for a run that failed; None: not measured."""
     curves = found.get(f"steps {train_of(found, name)}")
-    timed = found.get(f"time {METHODS[name][1]}")
-    if curves is None or timed is None:
+    pace = pace_of(found, METHODS[name][1], compute_s)
+    if curves is None or pace is None:
         return None
-    each = float(timed["iteration_s"])
     return {
-        seed: math.inf if (many := steps_to(curve, target)) is None else many * each
+        seed: math.inf if (many := steps_to(curve, target)) is None else pace.seconds(many)
         for seed, curve in curves["curves"].items()
     }  # fmt: skip
 
 
-def faster(found: Found, name: str, than: str, target: float) -> float | None:
+def faster(
+    found: Found, name: str, than: str, target: float, compute_s: float = COMPUTE_S / TIME
+) -> float | None:
     """How many times, as the median over the paired seeds; 0 if a run of ``name`` failed, inf if
     all of the other's did; None: not measured."""
-    ours, theirs = times(found, name, target), times(found, than, target)
+    ours, theirs = (times(found, one, target, compute_s) for one in (name, than))
     if ours is None or theirs is None:
         return None
     if math.inf in ours.values():
@@ -253,21 +343,25 @@ def faster(found: Found, name: str, than: str, target: float) -> float | None:
     return statistics.median(theirs[seed] / ours[seed] for seed in ours if seed in theirs)
 
 
-def best(found: Found, than: str, target: float = TARGET) -> tuple[float, str] | None:
+def best(
+    found: Found, than: str, target: float = TARGET, compute_s: float = COMPUTE_S / TIME
+) -> tuple[float, str] | None:
     """Of ringcomm's methods, the fastest, and how many times it is faster."""
     ratios = [
         (ratio, -statistics.median(taken.values()), name)
         for name in METHODS
         if name not in BASELINES
-        and (ratio := faster(found, name, than, target)) is not None
-        and (taken := times(found, name, target)) is not None
+        and (ratio := faster(found, name, than, target, compute_s)) is not None
+        and (taken := times(found, name, target, compute_s)) is not None
     ]
     top = max(ratios, default=None)  # by their own times where the other never gets there
     return None if top is None else (top[0], top[2])
 
 
 def _times_text(ratio: float) -> str:
-    return "it never gets there" if math.isinf(ratio) else f"{ratio:.1f}x"
+    if math.isinf(ratio):
+        return "it never gets there"
+    return f"{ratio:.1f}x" if ratio >= 0.95 else f"{ratio:.2f}x"
 
 
 def claims(found: Found) -> list[Claim]:
@@ -303,29 +397,36 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
+def _hours(seconds: float) -> float:
+    return seconds / TIME / 3600
+
+
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each method; seconds are the emulated model's, times over 1 / TIME."""
     lines: list[Sequence[str]] = [
-        ("method", "s per step", "MB per step", f"runs that reach {TARGET}", "steps (median)",
-         "hours", *(f"over {than}" for than in COLUMNS), f"over fp32, to {EASIER}"),
+        ("method", "first steps", "s per step", "MB per step", f"runs that reach {TARGET}",
+         "steps (median)", "hours", *(f"over {than}" for than in COLUMNS),
+         f"over fp32, to {EASIER}"),
     ]  # fmt: skip
     for name, (_, way) in METHODS.items():
         timed = found.get(f"time {way}")
         curves = found.get(f"steps {train_of(found, name)}")
         if timed is None and curves is None:
             continue
-        said = ["-", "-"] if timed is None else [
-            f"{timed['iteration_s'] / TIME:.2f}",
+        pace = pace_of(found, way)
+        early = "-" if pace is None or not pace.first else (
+            f"{pace.first}, {pace.first_s / pace.first / TIME:.1f} s each")  # fmt: skip
+        said = [early, "-", "-"] if timed is None else [
+            early, f"{timed['iteration_s'] / TIME:.2f}",
             f"{timed['port_bytes'] / timed['per'] / 1e6 * 100:.1f}",
         ]  # fmt: skip
-        runs = [] if curves is None else curves["curves"].values()
-        reached = [steps_to(one, TARGET) for one in runs]
-        there = sorted(one for one in reached if one is not None)
-        said += [f"{len(there)} of {len(reached)}" if reached else "-",
+        runs = [] if curves is None else list(curves["curves"].values())
+        there = [one for run in runs if (one := steps_to(run, TARGET)) is not None]
+        said += [f"{len(there)} of {len(runs)}" if runs else "-",
                  f"{statistics.median(there):.0f}" if there else "-"]  # fmt: skip
         to = times(found, name, TARGET)
         middle = statistics.median(to.values()) if to else math.inf
-        said.append("-" if math.isinf(middle) else f"{middle / TIME / 3600:.3f}")
+        said.append("-" if math.isinf(middle) else f"{_hours(middle):.3f}")
         for than, target in (*((than, TARGET) for than in COLUMNS), (FP32, EASIER)):
             ratio = faster(found, name, than, target)
             said.append("-" if not ratio else _times_text(ratio))
@@ -333,23 +434,51 @@ def table(found: Found) -> list[Sequence[str]]:
     return lines
 
 
+def notes(found: Found) -> list[str]:
+    """What the first ratio costs in samples, and what it comes to for other computes."""
+    top = best(found, FP32)
+    if top is None:
+        return []
+    ours, theirs = (
+        [steps_to(run, TARGET) or math.inf
+         for run in found[f"steps {train_of(found, name)}"]["curves"].values()]
+        for name in (top[1], FP32)
+    )  # fmt: skip
+    samples = statistics.median(ours) / statistics.median(theirs)
+    said = []
+    for compute_s in COMPUTES_S:
+        ratio, other = faster(found, top[1], FP32, TARGET, compute_s), best(
+            found, FP32, compute_s=compute_s)  # fmt: skip
+        if ratio is not None and other is not None:
+            ahead = "" if other[1] == top[1] else f" ({other[1]} is faster there, {other[0]:.1f}x)"
+            said.append(f"{compute_s:g} s: {_times_text(ratio)}{ahead}")
+    return [
+        f"{top[1]} sees {samples:.1f} times the samples that {FP32} sees until then.",
+        f"If a step of the whole model computed for so long, it would be so many times as fast as "
+        f"{FP32}, whose exchange hides behind backward: {', '.join(said)}.",
+    ]  # fmt: skip
+
+
 def draw(found: Found, figure: Any) -> None:
     """Loss over time, a line for each method: the mean over the seeds."""
     axes = figure.subplots()
-    for at, (name, (_, way)) in enumerate(METHODS.items()):
-        timed, curves = found.get(f"time {way}"), found.get(f"steps {train_of(found, name)}")
-        if timed is None or curves is None:
+    drawn: dict[str, int] = {}
+    for name, (_, way) in METHODS.items():
+        pace, curves = pace_of(found, way), found.get(f"steps {train_of(found, name)}")
+        if pace is None or curves is None:
             continue
         runs = [run for run in curves["curves"].values() if None not in dict(run).values()]
         if not runs:
             continue
-        hours = [step * timed["iteration_s"] / TIME / 3600 for step, _ in runs[0]]
+        hours = [_hours(pace.seconds(step)) for step, _ in runs[0]]
         losses = [statistics.fmean(loss for _, loss in same) for same in zip(*runs, strict=True)]
-        axes.plot(hours, losses, "--" if name in BASELINES else "-", label=name,
-                  color=f"C{at % 10}", marker=".x"[at // 10])  # fmt: skip
+        color = next((_COLORS[one] for one in _COLORS if name.startswith(one)), "tab:blue")
+        at = drawn[color] = drawn.get(color, -1) + 1
+        axes.plot(hours, losses, label=name, color=color, linestyle=("-", "--", ":")[at % 3],
+                  marker="osx"[at % 3], markersize=4)  # fmt: skip
     axes.axhline(TARGET, color="gray", lw=0.8)
     axes.set_xscale("log")
-    axes.set_xlabel("hours, 124 M parameters on 4 hosts, 115 Mbit/s on average")
-    axes.set_ylabel("validation loss (nats)")
+    axes.set_xlabel("hours, a stand-in for 124 M parameters on 4 hosts, 115 Mbit/s on average")
+    axes.set_ylabel("validation loss (nats)\nof a GPT of 0.47 M parameters")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=4)

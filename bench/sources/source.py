@@ -9,8 +9,9 @@
     claims(found)   each claim with the document's figure, ours, the bound and the verdict
     table(found)    a table, its first row the heads
     draw(found, figure)     the same as a picture, with matplotlib
+    notes(found)    sentences with figures below the table; only some have any (notes_of())
 
-The last three are functions of rows alone, any of which may be missing.
+The last four are functions of rows alone, any of which may be missing.
 
 Invariant: a row counts only under the key of its point, which is made of all that defines the
 measurement; so a changed point or harness is measured anew.
@@ -100,6 +101,12 @@ def names() -> list[str]:
 def load(name: str) -> Source:
     """The module."""
     return cast(Source, importlib.import_module(f"{__package__}.{name}"))
+
+
+def notes_of(source: Source, found: Found) -> list[str]:
+    """What its rows say in sentences; none of most sources."""
+    notes = getattr(source, "notes", None)
+    return list(notes(found)) if notes else []
 
 
 def found(rows: Rows, name: str, quick: bool) -> dict[str, Row]:
