@@ -18,7 +18,8 @@ _SPIN_US = 50  # two scheduler delays, which are what a spin saves
 _CROWDED_SPIN_US = 500  # some turns of the other ranks on the same core
 _SEGMENT = 256 << 10
 _ONE_HOST_SEGMENT = 1 << 20
-_ONE_THREAD = 1.5e9  # bytes per second that one thread carries each way (docs/PERFORMANCE.md)
+# bytes per second that one thread carries each way: docs/decisions/42-second-sending-thread.md
+_ONE_THREAD = 1.5e9
 
 
 def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:

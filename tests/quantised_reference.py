@@ -1,7 +1,7 @@
 """The quantising codecs and the collectives that use them, in numpy.
 
-Written from the contract alone (docs/DESIGN.md, "Codecs"), so that it and the core can only agree
-by both being right. All arithmetic is float32, one rounding for each operation.
+Written from the contract alone (docs/DESIGN.md, "Codecs and error feedback"), so that it and the
+core can only agree by both being right. All arithmetic is float32, one rounding for each operation.
 
     codec    block  scale s, a bfloat16                           code of c             D
     int8     256    max|c|/127 rounded up                         rint(c/s)             code s

@@ -1,0 +1,81 @@
+"""What documents and code point at is there: files, their headings, and headings named in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench/README.md",
+         ROOT / "tests/golden/README.md"]  # fmt: skip
+SOURCES = [path for folder in ("ringcomm", "csrc", "tests", "bench", "tools")
+           for path in (ROOT / folder).rglob("*")
+           if path.suffix in {".py", ".c", ".h", ".cu", ".cuh"}]
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+_NAMED = re.compile(r'\b(docs/[\w/.-]+\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?')
+"""In code: a document, perhaps its anchor, perhaps a heading in quotation marks."""
+
+
+def _headings(page: Path) -> list[str]:
+    return re.findall(r"^#+ (.*?)\s*$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them: lower case, punctuation gone, blanks as hyphens."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in _headings(page)}
+
+
+def _broken(target: Path, anchor: str) -> str | None:
+    if not target.exists():
+        return "no such file"
+    if anchor and anchor not in _anchors(target):
+        return f"no heading for #{anchor}"
+    return None
+
+
+def _links(page: Path) -> Iterator[tuple[str, str | None]]:
+    """Each relative link of a page, and what is wrong with it."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        yield link, _broken((page.parent / path).resolve() if path else page, anchor)
+
+
+def _names(source: Path) -> Iterator[tuple[str, str | None]]:
+    """Each document that a source names, and what is wrong with that."""
+    text = re.sub(r"\n *(?:\*|#|//)? *", " ", source.read_text(encoding="utf-8"))
+    for path, anchor, heading in _NAMED.findall(text):
+        wrong = _broken(ROOT / path, anchor.removeprefix("#"))
+        if wrong is None and heading and heading not in _headings(ROOT / path):
+            wrong = f"no heading {heading!r}"
+        yield f"{path}{anchor} {heading}", wrong
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    found = [(page.relative_to(ROOT), *link) for page in PAGES for link in _links(page)]
+    assert len(found) > 50
+    assert not [one for one in found if one[2]]
+
+
+def test_documents_that_code_names_are_there() -> None:
+    found = [(source.relative_to(ROOT), *name) for source in SOURCES for name in _names(source)]
+    assert len(found) > 20
+    assert not [one for one in found if one[2]]
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Über `x`, y\n\n[a](#über-x-y) [b](#z) [c](gone.md) [d](https://x.org/#y)\n"
+                    "```\n# no heading, [e](no/link.md)\n```\n", encoding="utf-8")
+    assert [link for link in _links(page) if link[1]] == [
+        ("#z", "no heading for #z"), ("gone.md", "no such file")]
+    source = tmp_path / "source.py"
+    source.write_text("# docs/" + "GONE.md, and docs/WIRE" + '.md ("No\n# such heading").\n')
+    assert [wrong for _, wrong in _names(source)] == [
+        "no such file", "no heading 'No such heading'"]
