@@ -204,7 +204,7 @@ BUILDERS = {
     "outer": "306daaac71e1",
     "powersgd": "6e74ad83f781",
     "sgd": "430291cd1fc4",
-    "stale": "f1968681a069",
+    "stale": "50df63ab38d3",
     "stellatrain": "d859382c0d2e",
     "stellatrain_sgd": "924cac3711cb",
     "torch_fp16": "e0bb8b8bf995",

@@ -33,6 +33,7 @@ BETAS, DECAY = (0.9, 0.95), 0.1
 
 ADAM = (2.5e-3, 5e-3, 1e-2, 2e-2)
 MUON = (5e-3, 1e-2, 2e-2, 4e-2)
+MUON_FAST = (2e-2, 4e-2, 8e-2, 0.16)  # where Muon's best has been found
 SGD = (0.1, 0.2, 0.4, 0.8)
 LION = (5e-4, 1e-3, 2e-3, 4e-3)
 LAMB = (5e-3, 1e-2, 2e-2, 4e-2)
@@ -89,7 +90,10 @@ class Method:
         accumulate: batches for each optimizer step.
         world: "thread" or, for what needs torch.distributed, "process".
         deal: by how many ranks the shards are dealt on.
-        tuned_as: the method whose rate it takes; only of controls that are that method.
+        tuned_as: the method whose rate it takes; of what differs from it by a control, by a codec,
+            or by a share of the steps or of the rounds.
+        sends: bytes per parameter and step by formula, where no counter sees them: torch's own
+            hooks, the sparse exchange, and rounds with a delay, which have their own communicator.
         version: raised where ``build`` makes something else of ``options``, so that the method is
             run anew; an edit that changes no training leaves it.
     """
@@ -107,6 +111,7 @@ class Method:
     world: str = "thread"
     deal: int = 0
     tuned_as: str = ""
+    sends: float | None = None
     version: int = 1
 
     def missing(self) -> str:
@@ -170,12 +175,14 @@ def hooked(place: Place, *, inner: str = "adamw", **settings: Any) -> Recipe:
     return Recipe(INNER[inner](place.model, place.lr), hook=(state, allreduce_hook))
 
 
-def stale(place: Place, *, inner: str, correction: bool) -> Recipe:
+def stale(
+    place: Place, *, inner: str, correction: bool, compression: str = "none"
+) -> Recipe:
     """The same one step stale; the first twentieth of the steps is dense."""
     from ringcomm.torch import HookState, Stale1, allreduce_hook
 
     pace = Stale1(dense_steps=place.steps // 20, correction=correction)
-    state = HookState("none", place.comm, model=place.model, pace=pace, force=True)
+    state = HookState(compression, place.comm, model=place.model, pace=pace, force=True)
     optimizers = INNER[inner](place.model, place.lr)
     return Recipe(optimizers, hook=(state, allreduce_hook), flush=state.flush)
 
@@ -298,6 +305,14 @@ def _hook(name: str, about: str, **settings: Any) -> Method:
     return Method(name, about, hooked, settings)
 
 
+def _fewer(name: str, about: str, lrs: tuple[float, ...] = ADAM, tuned_as: str = "",
+           **settings: Any) -> Method:  # fmt: skip
+    """A baseline that gets as much time as what is faster than it, not as many steps."""
+    share = link.EQUAL_TIME[name]
+    return Method(name, f"{about}, {share:.0%} of the steps", hooked, settings, lrs, share=share,
+                  tuned_as=tuned_as)  # fmt: skip
+
+
 _EVERY_STEP = (
     dataclasses.replace(_hook("adamw", "AdamW, DDP, float32"), settings=("T1", "T4")),
     _hook("bf16", "AdamW, bf16", compression="bf16"),
@@ -319,14 +334,25 @@ _EVERY_STEP = (
 _BASELINES = (
     _hook("topk", "AdamW, top 1 % with feedback", compression="topk"),
     Method("accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4),
-    Method("torch-fp16", "torch's fp16 hook, gloo", torch_fp16, world="process"),
-    Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process"),
+    Method("torch-fp16", "torch's fp16 hook, gloo", torch_fp16, world="process", sends=3.0),
+    Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process",
+           sends=0.54),
 )  # fmt: skip
 
 _WIRE = (
     dataclasses.replace(
         _wire("onebit-adam", "OneBitAdam as it is by default", ADAM, **_ADAM),
         settings=("T1", "T4"),
+    ),
+    dataclasses.replace(
+        _wire("onebit-adam-int8", "OneBitAdam, dense steps and renewals at int8", ADAM, **_ADAM,
+              dense="int8"),
+        tuned_as="onebit-adam",
+    ),
+    dataclasses.replace(
+        _wire("adam-clipped", "OneBitAdam, never frozen, nothing compressed, clipped alike", ADAM,
+              **_ADAM, **_PLAIN, refresh=None, freeze=1),
+        tuned_as="adamw",
     ),
     *(
         _wire(f"onebit-adam-{share}", f"OneBitAdam, frozen at {share} %", ADAM, **_ADAM,
@@ -370,29 +396,56 @@ _OUTER = (
            rule=("Sparse", 1 / 8)),
     _outer("outer-sparse-64", "OuterStep, H = 4, sparse, density 1/64", every=4,
            rule=("Sparse", 1 / 64)),
-    _outer("outer-delayed", "OuterStep, H = 10, int4, applied 4 later, carried", delay=4,
-           merge="carry"),
-    _outer("outer-replace", "OuterStep, H = 10, int4, applied 4 later, replaced", delay=4,
-           merge="replace"),
+    *(
+        dataclasses.replace(
+            _outer(name, f"OuterStep, H = 10, int4, applied 4 later, {words}", delay=4,
+                   merge=merge),
+            sends=0.10,
+        )
+        for name, words, merge in (
+            ("outer-delayed", "carried", "carry"), ("outer-replace", "replaced", "replace"),
+            ("outer-lerp", "half and half", "lerp"),
+        )
+    ),
+    dataclasses.replace(
+        _outer("outer-fragments", "OuterStep, H = 10, int4, in 2 fragments", fragments=2),
+        tuned_as="outer-int4",
+    ),
     dataclasses.replace(
         _outer("outer-momentum-.9", "OuterStep, H = 10, gamma .7, mu .9, float32", codec="none",
                rule=("Nesterov", 0.7, 0.9)),
         settings=("T1", "T4"),
     ),
     _outer("outer-muon", "OuterStep, H = 10, int4, Muon inside", inner="muon"),
+    dataclasses.replace(
+        _outer("outer-muon-30", "OuterStep, H = 30, int4, Muon inside", inner="muon", every=30),
+        tuned_as="outer-muon",
+    ),
     _outer("outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none",
            alone=True),
     dataclasses.replace(
         _outer("outer-end", "apart, and averaged once at the end", codec="none", rule=("Mean",),
                every="end"),
-        settings=("T4",), tuned_as="adamw",
+        settings=("T4",),
     ),
     *(
-        Method(name, f"AdamW, {codec}, {link.EQUAL_TIME[name]:.0%} of the steps", hooked,
-               {"compression": codec}, share=link.EQUAL_TIME[name])
-        for name, codec in (
-            ("adamw-bf16-1g", "bf16"), ("adamw-int8-1g", "int8"), ("adamw-waits", "int8")
+        _fewer(name, f"AdamW, {codec}", tuned_as=tuned_as, compression=codec)
+        for name, codec, tuned_as in (
+            ("adamw-bf16-1g", "bf16", ""), ("adamw-int8-1g", "int8", ""),
+            ("adamw-int4-1g", "int4", "int4"), ("adamw-waits", "int8", ""),
+            ("int4-waits", "int4", "adamw-waits"), ("int4-waits-1g", "int4", "adamw-waits"),
         )
+    ),
+    *(
+        _fewer(f"muon-{codec}-1g", f"Muon, {codec}", MUON_FAST, tuned_as, inner="muon",
+               compression=codec)
+        for codec, tuned_as in (("int4", "muon-int4"), ("int8", ""), ("bf16", ""))
+    ),
+    dataclasses.replace(
+        _wire("onebit-adam-1g", "OneBitAdam, dense at int8, "
+              f"{link.EQUAL_TIME['onebit-adam-1g']:.0%} of the steps", ADAM, **_ADAM, dense="int8",
+              freeze=link.DENSE),
+        share=link.EQUAL_TIME["onebit-adam-1g"], tuned_as="onebit-adam",
     ),
 )  # fmt: skip
 
@@ -402,6 +455,12 @@ _STALE = tuple(
            ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"))
     for inner, lrs in (("adamw", ADAM), ("muon", MUON), ("sgd", SGD), ("lion", LION))
     for ending, correction, words in (("", True, "corrected"), ("-raw", False, "not corrected"))
+)  # fmt: skip
+_STALE = (
+    *_STALE,
+    Method("int4-stale", "adamw, int4, one step stale, corrected", stale,
+           {"inner": "adamw", "correction": True, "compression": "int4"}, ADAM,
+           tuned_as="adamw-stale"),
 )  # fmt: skip
 
 _OTHER_OPTIMIZERS = (
@@ -414,19 +473,21 @@ _OTHER_OPTIMIZERS = (
 )  # fmt: skip
 
 _SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
-    Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain),
+    Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain,
+           sends=0.16),
     Method("stellatrain-sgd", "the largest 1/64 of the cache lines, sparse SGD", stellatrain_sgd,
-           {}, SGD),
+           {}, SGD, sends=0.16),
     Method("powersgd-4-long", "torch's PowerSGD hook, rank 4, 3 times the steps", powersgd,
-           {"rank": 4}, world="process", share=3.0, tuned_as="powersgd-4"),
+           {"rank": 4}, world="process", share=3.0, tuned_as="powersgd-4", sends=0.44),
     *(
-        Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name)
-        for name, about, build, options in (
+        Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name, sends=sends)
+        for name, about, build, options, sends in (
             ("stellatrain", "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
-             stellatrain, {}),
-            ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30}),
+             stellatrain, {}, 0.16),
+            ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30},
+             None),
             ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
-             {"every": 30, "rule": ("Sparse", 1 / 64)}),
+             {"every": 30, "rule": ("Sparse", 1 / 64)}, None),
         )
     ),
 )  # fmt: skip
