@@ -22,7 +22,9 @@ import convergence  # noqa: E402
 from _rows import Rows  # noqa: E402
 from training import claims, exact, link, pool, report, stats, worker  # noqa: E402
 from training import plan as plans  # noqa: E402
+from training.images import CANVAS, ImageBatches, digits  # noqa: E402
 from training.methods import INNER, METHODS  # noqa: E402
+from training.tasks import parameters_of, task_of  # noqa: E402
 from training.text import Batches, text  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -204,6 +206,7 @@ BUILDERS = {
     "outer": "306daaac71e1",
     "powersgd": "6e74ad83f781",
     "sgd": "430291cd1fc4",
+    "sparse_sgd": "bc816e94bbe6",
     "stale": "50df63ab38d3",
     "stellatrain": "d859382c0d2e",
     "stellatrain_sgd": "924cac3711cb",
@@ -353,6 +356,29 @@ def test_the_text() -> None:
     assert int(text("sources").codes.max()) < topics.symbols
 
 
+def test_the_images() -> None:
+    pytest.importorskip("sklearn")
+    first, again = (ImageBatches(16, 3, 1, 4).next() for _ in range(2))
+    assert first[0].shape == (16, 1, CANVAS, CANVAS)
+    assert (first[0] == again[0]).all()
+    assert not (first[0] == ImageBatches(16, 4, 1, 4).next()[0]).all()
+    assert not set(digits().training.tolist()) & set(digits().held_out.tolist())
+    setting = plans.SETTINGS["T5"]
+    assert parameters_of(setting) == 77_562
+    guess = task_of(setting).judge(task_of(setting).model(1), 4, True)
+    assert 0.8 < guess < 0.97, "ten classes, and nothing learned"
+
+
+def test_what_is_judged_on_other_data_leaves_the_rows_of_text_as_they_were() -> None:
+    """A setting's rows are found by all that defines a run; the seeds of its tuning do not."""
+    plan = plans.Plan(Rows(convergence.ROWS), [METHODS["adamw"]])
+    assert sorted(plan.finals("T1", "adamw")) == list(range(1, 9))
+    assert sorted(plan.finals("T4", "adamw")) == list(range(1, 9))
+    (run,) = [one for one in plans.Plan(Rows(NONE), [METHODS["images-none"]]).due()
+              if one.lr == METHODS["images-none"].lrs[0]]  # fmt: skip
+    assert (run.setting, run.seed) == ("T5", plans.TUNE_SEEDS[0])
+
+
 @pytest.mark.parametrize("name", exact.EXAMPLES)
 def test_a_counter_example(name: str) -> None:
     one = exact.EXAMPLES[name]()
@@ -366,6 +392,18 @@ def test_a_tiny_run_is_the_same_twice() -> None:
     assert first["alike"]
     assert 0.8 < first["sent"] / 2 / 471_936 < 0.9
     other = worker.in_threads(dataclasses.replace(run, seed=2), NONE, None)
+    assert other["weights"] != first["weights"]
+
+
+def test_a_tiny_run_on_images() -> None:
+    """One step stale, by the largest lines: all ranks end with the weights of both steps."""
+    pytest.importorskip("sklearn")
+    run = plans.Run("T5", "images-sparse-4", 0.2, 1, "quick", 2)
+    first, again = (worker.in_threads(run, NONE, None) for _ in range(2))
+    assert first["weights"] == again["weights"]
+    assert first["alike"]
+    assert 0.8 < first["loss"] < 0.97
+    other = worker.in_threads(dataclasses.replace(run, steps=1), NONE, None)
     assert other["weights"] != first["weights"]
 
 

@@ -49,7 +49,7 @@ class Place:
     """
 
     comm: Communicator
-    model: CharGPT
+    model: nn.Module
     lr: float
     steps: int
     clip: float
@@ -257,6 +257,22 @@ def stellatrain_sgd(place: Place, *, density: float = 1 / 64) -> Recipe:
         overlap=False,
     )  # fmt: skip
     return Recipe([optimizer], around=optimizer)
+
+
+def sparse_sgd(place: Place, *, density: float, staleness: int) -> Recipe:
+    """The same as StellaTrain has it for images: one step stale, nothing clipped."""
+    import ringcomm.torch.sparse
+
+    optimizer = ringcomm.torch.sparse.SGD(
+        place.model.parameters(), lr=place.lr, momentum=0.9, comm=place.comm, density=density,
+        staleness=staleness, overlap=False,
+    )  # fmt: skip
+
+    def flush() -> bool:
+        optimizer.flush()
+        return False
+
+    return Recipe([optimizer], around=optimizer, flush=flush)
 
 
 # ---- outer steps ----
@@ -492,7 +508,35 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
     ),
 )  # fmt: skip
 
+_DENSITIES = (100, 20, 8, 4)  # parts of which one travels
+
+
+def _image(name: str, about: str, build: Callable[..., Recipe], **options: Any) -> Method:
+    return Method(f"images-{name}", about, build, options, SGD, ("sklearn.datasets.load_digits",),
+                  settings=("T5",), seeds=(1, 2, 3))  # fmt: skip
+
+
+_IMAGES = (  # StellaTrain's own case: image classes under SGD with momentum
+    *(
+        _image(codec, f"SGD with momentum, DDP, {codec}", hooked, inner="sgd", compression=codec)
+        for codec in ("none", "fp16", "int4")
+    ),
+    *(
+        _image(f"sparse-{part}", f"the largest 1/{part} of the cache lines, sparse SGD, stale",
+               sparse_sgd, density=1 / part, staleness=1)
+        for part in _DENSITIES
+    ),
+    _image("sparse-20-sync", "the largest 1/20 of the cache lines, sparse SGD, not stale",
+           sparse_sgd, density=1 / 20, staleness=0),
+    *(
+        Method(f"stellatrain-{part}", f"the largest 1/{part} of the cache lines, sparse Adam",
+               stellatrain, {"density": 1 / part}, seeds=(1, 2, 3))
+        for part in (20, 8)
+    ),
+)  # fmt: skip
+
 METHODS = {
     method.name: method
-    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES, *_SLOW)
-}
+    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES, *_SLOW,
+                   *_IMAGES)
+}  # fmt: skip

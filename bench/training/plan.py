@@ -2,10 +2,10 @@
 
 For every method and baseline alike:
 
-    tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else. The rate with
-             the least mean loss at the end; where it is the first or the last of the grid, the
-             grid grows on that side, up to EXTENSIONS rates, until the best lies inside
-    final    8 seeds at that rate
+    tune     4 rates on a logarithmic grid, 2 seeds that are used for nothing else (T5: 1). The rate
+             with the least mean loss at the end; where it is the first or the last of the grid,
+             the grid grows on that side, up to EXTENSIONS rates, until the best lies inside
+    final    8 seeds at that rate (T5: 3)
     process  the first of these seeds again, each rank a process, over sockets: to the same bits
 
 T4 starts from one checkpoint of T1 under AdamW, which no tuning changes. Its grid is T1's over ten.
@@ -46,12 +46,13 @@ class Setting:
     """What is trained on what.
 
     Attributes:
-        text: the name of the text.
+        text: the name of what is learned: a text, or "digits" (tasks.py).
         steps: of a final run.
         rate: what a method's grid of rates is multiplied by.
         warmup, floor: shares of the steps and of the rate: a linear rise, then a cosine down.
         clip: the norm to which gradients are clipped.
         starts_at: the setting whose checkpoint it starts from; empty: at weights by the seed.
+        tuned_on: the seeds of the tuning; of no run's result, so in no key.
     """
 
     name: str
@@ -64,6 +65,12 @@ class Setting:
     batch: int = 8
     context: int = 64
     starts_at: str = ""
+    tuned_on: tuple[int, ...] = TUNE_SEEDS
+
+    def told(self) -> dict[str, Any]:
+        """What of it defines a run's result."""
+        return {name: value for name, value in dataclasses.asdict(self).items()
+                if name != "tuned_on"}  # fmt: skip
 
     def factor(self, step: int, steps: int) -> float:
         """Of the rate, in a step from 0 on."""
@@ -79,6 +86,7 @@ SETTINGS = {
     for setting in (
         Setting("T1", "topics", 400),
         Setting("T4", "sources", 150, rate=0.1, starts_at="T1"),
+        Setting("T5", "digits", 400, clip=math.inf, batch=16, context=0, tuned_on=TUNE_SEEDS[:1]),
     )
 }
 
@@ -103,7 +111,7 @@ class Run:
         """Of all that defines the result."""
         method = METHODS[self.method]
         told: dict[str, Any] = {
-            "harness": HARNESS, "setting": dataclasses.asdict(SETTINGS[self.setting]),
+            "harness": HARNESS, "setting": SETTINGS[self.setting].told(),
             "method": [method.name, method.options, method.version],
             "lr": self.lr, "seed": self.seed, "steps": self.steps,
             "deal": method.deal, "accumulate": method.accumulate,
@@ -185,8 +193,9 @@ class Plan:
         return sum(loss_of(row["loss"]) for row in found if row) / len(found)
 
     def _tuning(self, method: Method, setting: str, rate: float) -> list[Run]:
-        steps = steps_of(SETTINGS[setting], method, "tune")
-        return [Run(setting, method.name, rate, seed, "tune", steps) for seed in TUNE_SEEDS]
+        of = SETTINGS[setting]
+        steps = steps_of(of, method, "tune")
+        return [Run(setting, method.name, rate, seed, "tune", steps) for seed in of.tuned_on]
 
     # ---- runs ----
 

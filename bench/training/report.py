@@ -18,13 +18,13 @@ from training.claims import CLAIMS, HALF, Claim
 from training.exact import Exact
 from training.methods import METHODS
 from training.plan import SETTINGS, Plan
+from training.tasks import parameters_of
 
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
 METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",
                 "real processes")  # fmt: skip
 DOCUMENT_HEADS = ("", "method", "beside", *HEADS[3:6], HEADS[7])
-TRAINING = {"T1": "", "T4": ", fine-tuning"}
-PARAMETERS = 471_936
+TRAINING = {"T1": "", "T4": ", fine-tuning", "T5": ", images"}
 #: Of the plot's curves: one optimizer each, all of whose ranks step as one with nothing lost; and
 #: one method of each family.
 SYNCHRONOUS = ("adamw", "muon", "sgd", "lion")
@@ -119,7 +119,7 @@ def _of_method(plan: Plan, setting: str, name: str, rows: Mapping[int, Row]) -> 
     mean = sum(each) / len(each)
     spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
     row = next(iter(rows.values()))
-    sent = row["sent"] / row["steps"] / PARAMETERS
+    sent = row["sent"] / row["steps"] / parameters_of(SETTINGS[setting])
     rate = f"{row['lr']:g}" + ("" if plan.is_interior(METHODS[name], setting) else " (edge)")
     return (setting, name, rate, f"{mean:.3f}", f"{spread:.3f}", f"{sent:.3f}" if sent else "-",
             plan.process_check(setting, name))  # fmt: skip

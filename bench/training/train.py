@@ -21,12 +21,9 @@ from torch import nn
 
 from ringcomm import Communicator
 from training.methods import METHODS, Place, Recipe
-from training.model import CharGPT, digest_of, loss_of, validate
+from training.model import digest_of
 from training.plan import RANKS, SETTINGS, Run
-from training.text import Batches, text
-
-EVALUATIONS = 8  # over a run, the last on all windows
-SAMPLE = 64  # windows of the others
+from training.tasks import task_of
 
 Result = dict[str, Any]
 
@@ -100,17 +97,14 @@ class _Rank:
     ) -> None:  # fmt: skip
         self.comm, self.run, self.turn = comm, run, turn
         self.setting, self.method = SETTINGS[run.setting], METHODS[run.method]
-        corpus = text(self.setting.text)
-        context = self.setting.context
         with turn:  # torch's random numbers are the process's
-            self.model = CharGPT(corpus.symbols, context, run.seed)
+            self.task = task_of(self.setting)
+            self.model = self.task.model(run.seed)
         if self.setting.starts_at:
             self.model.load_state_dict(torch.load(checkpoint, weights_only=True))
         self.steps = run.steps // self.method.accumulate
-        shard = corpus.training(RANKS)[(comm.rank + self.method.deal) % RANKS]
         dealt = (comm.rank + self.method.deal) % RANKS
-        self.batches = Batches(shard, self.setting.batch, context, run.seed, dealt)
-        self.windows = corpus.validation(RANKS, context)
+        self.batches = self.task.batches(run.seed, dealt, RANKS)
         place = Place(comm, self.model, run.lr, self.steps, self.setting.clip)
         self.recipe: Recipe = self.method.build(place, **self.method.options)
         self.rates = [
@@ -166,24 +160,23 @@ class _Rank:
         total, count = 0.0, self.method.accumulate
         for left in range(count - 1, -1, -1):
             with self.no_sync() if left else contextlib.nullcontext():
-                loss = loss_of(self.called, *self.batches.next()) / count
+                loss = self.task.loss_of(self.called, *self.batches.next()) / count
                 loss.backward()
             total += float(loss.detach())
         return total
 
     def evaluate(self, number: int) -> None:
-        """Behind a step: the loss on the evaluation windows, of rank 0's weights."""
-        every = max(1, self.steps // EVALUATIONS)
+        """Behind a step: what the task judges by, of rank 0's weights."""
+        every = max(1, self.steps // self.task.evaluations)
         last = number == self.steps - 1
         if not last and (number + 1) % every:
             return
         if last and self.recipe.flush():
             self._update()
         if self.comm.rank == 0:
-            windows = self.windows if last else self.windows[:: len(self.windows) // SAMPLE]
             with self.turn, self.recipe.evaluated():
                 self.model.eval()
-                loss = validate(self.model, windows)
+                loss = self.task.judge(self.model, RANKS, last)
                 self.model.train()
             self.curve.append((number + 1, _finite(loss)))
 
