@@ -16,8 +16,8 @@
  *                  encoded. The sample depends on the call's number only, so a run can be repeated.
  *   sums           so many of the largest as the contributions to the segment have on average, and
  *                  as the density wants, 3 to 1; and half as many again, because ranks differ in
- * what is large, and what their sum leaves out comes late by another round (lags of
- *                  docs/DESIGN.md). So results go to where contributions come from, and what was
+ *                  what is large, and what their sum leaves out comes late by another round
+ *                  (docs/decisions/63-length-of-topk-sums.md). So results go to where contributions come from, and what was
  *                  left over goes in the end too.
  *
  * A segment has a limit all the same, for tensors whose large elements are the same size, or are
