@@ -17,8 +17,8 @@
  *   sums           so many of the largest as the contributions to the segment have on average, and
  *                  as the density wants, 3 to 1; and half as many again, because ranks differ in
  *                  what is large, and what their sum leaves out comes late by another round
- *                  (docs/decisions/63-length-of-topk-sums.md). So results go to where contributions come from, and what was
- *                  left over goes in the end too.
+ *                  (docs/decisions/63-length-of-topk-sums.md). So results go to where
+ *                  contributions come from, and what was left over goes in the end too.
  *
  * A segment has a limit all the same, for tensors whose large elements are the same size, or are
  * all in one place. Beyond it the largest go; among equals it begins with another one in each call.
