@@ -4,6 +4,8 @@
     rows.find(key)             the row of a measurement, or None
     rows.append(row)           at once, so that an interrupted start loses nothing that is finished
     about()                    what a row says of the machine and the software
+    Load()                     what else the machine did meanwhile
+    is_dirty(row)              whether it was measured by files that are in no commit
 
 Invariants: a file is only ever appended to; a line that was cut off is passed over. A key is made
 of all that defines the measurement, so what has changed has another key, and its old rows are left
@@ -15,13 +17,17 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _steal import stolen
+
 Row = dict[str, Any]
+DIRTY = "-dirty"
 
 
 class Rows:
@@ -67,17 +73,40 @@ def _read(line: str) -> Row | None:
 def about() -> dict[str, Any]:
     """What a row says of the machine and the software."""
     return {
-        "git": _git(), "torch": _version("torch"), "python": platform.python_version(),
-        "cpu": _cpu(), "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
+        "git": commit_of(Path(__file__).resolve().parent.parent), "torch": _version("torch"),
+        "python": platform.python_version(), "cpu": _cpu(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
     }  # fmt: skip
 
 
-def _git() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip()
+class Load:
+    """What else the machine does from now on."""
+
+    def __init__(self) -> None:
+        self._busy, self._stolen = os.getloadavg()[0], stolen()
+
+    def about(self) -> dict[str, float]:
+        """For a row: processes that were running or ready in the minute before, and seconds that
+        the host of a virtual machine took from all processors since."""
+        return {"load": round(self._busy, 2), "stolen_s": round(stolen() - self._stolen, 2)}
+
+
+def is_dirty(row: Row) -> bool:
+    """Whether what measured it is in no commit, or git did not tell."""
+    commit = str(row.get("git", ""))
+    return not commit or commit.endswith(DIRTY)
+
+
+def commit_of(top: Path) -> str:
+    """A tree's, with DIRTY where tracked files differ that are not rows and documents."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=top, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".",
+                  ":(exclude)bench/results", ":(exclude)docs")  # fmt: skip
+    return git("rev-parse", "--short=10", "HEAD") + DIRTY * bool(changed)
 
 
 def _cpu() -> str:

@@ -6,13 +6,16 @@
     python bench/results.py scaling --table       from the rows that are there; --plot PNG as well
     python bench/results.py --write               docs/RESULTS.md and its pictures, from the rows
 
+A row is due again where it was measured by files that are in no commit, or over a slow link as
+netlab once had it; --write refuses such rows unless told --with-due, and then the page names them.
 Rows are added to bench/results/NAME.jsonl one by one, so an interrupted run goes on where it was;
 --again measures anew. Table, claims and pictures are made of them alone. Ratios, never seconds, are
 compared with the documents. Most sources need root for their networks; each says what it can do
 without.
 
-Exit code: 0; 1 if a claim came out short (--quick is too small to tell); 2 if it cannot run; 130 if
-it was interrupted.
+Exit code: 0; 1 if a claim came out short (--quick is too small to tell); 2 if it cannot run, which
+it does not where files differ from the last commit (but with --quick or --rows); 130 if it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import _columns
-from _rows import Row, Rows, about
+from _rows import Load, Row, Rows, about, is_dirty
+from _wiring import CABLES
 from netlab import NetLabError, why_unavailable
 from sources import page
-from sources.source import Claim, Point, Source, found, load, names, notes_of
+from sources.source import Claim, Point, Source, due, due_of, found, load, names, notes_of
 
 HERE = Path(__file__).resolve().parent
 CLAIM_HEADS = ("claim", "document", "ours", "bound", "")
+UNJUDGED = 3  # columns of them where the sizes prove nothing
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,6 +52,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows, and end")
     parser.add_argument("--write", action="store_true",
                         help="put tables, claims and pictures into docs, and end")  # fmt: skip
+    parser.add_argument("--with-due", action="store_true",
+                        help="with --write: also rows that are due again")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.name is None and (options.quick or options.again or options.only or options.table):
         parser.error(f"give a source as well: {', '.join(names())}")
@@ -59,7 +66,7 @@ def rows_of(name: str, options: argparse.Namespace) -> Rows:
     return Rows(options.rows or HERE / "results" / file)
 
 
-def show(name: str, source: Source, rows: dict[str, Row]) -> list[Claim]:
+def show(source: Source, rows: dict[str, Row], judged: bool) -> list[Claim]:
     """Prints what the rows say; returns the claims."""
     print(f"\n{source.DOCUMENT}\n\nreal: {source.REAL}\nemulated: {source.EMULATED}\n")
     table = source.table(rows)
@@ -69,25 +76,50 @@ def show(name: str, source: Source, rows: dict[str, Row]) -> list[Claim]:
         print(note, "\n")
     claims = list(source.claims(rows))
     lines = [(one.what, one.document, one.ours or "-", one.bound, one.verdict) for one in claims]
-    print("\n".join(_columns.aligned([CLAIM_HEADS, *lines], left={0, 4})))
+    columns = len(CLAIM_HEADS) if judged else UNJUDGED
+    lines = [line[:columns] for line in (CLAIM_HEADS, *lines)]
+    print("\n".join(_columns.aligned(lines, left={0, 4})))
     return claims
 
 
-def measure(name: str, source: Source, rows: Rows, options: argparse.Namespace) -> int:
-    """What is due, each kept as it ends; how many failed."""
-    due = [point for point in source.points(options.quick) if options.only in point.name]
-    print(f"{name}: {len(due)} measurements; {rows.path}", flush=True)
+def published(options: argparse.Namespace) -> bool:
+    """Whether rows go where the page is made from."""
+    return not (options.quick or options.rows)
+
+
+def unable(name: str, source: Source, points: list[Point], options: argparse.Namespace) -> str:
+    """Why these points cannot be measured, in a sentence; empty where they can."""
+    if not points:
+        there = ", ".join(repr(point.name) for point in source.points(options.quick))
+        return f"no point has {options.only!r} in its name; there are {there}"
+    if published(options) and is_dirty(about()):
+        return ("files differ from the last commit, or there is none, so that rows would not tell "
+                "what was measured; commit first, or give --rows another file")  # fmt: skip
+    why = why_unavailable() if any(point.mbit is not None for point in points) else None
+    if why is None:
+        return ""
+    return (f"{why} Without: {source.WITHOUT_ROOT}; and --table, --plot and --write show the rows "
+            "that are there.")  # fmt: skip
+
+
+def measure(
+    name: str, source: Source, rows: Rows, points: list[Point], options: argparse.Namespace
+) -> int:
+    """Those that are due, each kept as it ends; how many failed."""
+    print(f"{name}: {len(points)} measurements; {rows.path}", flush=True)
     failed = 0
-    for number, point in enumerate(due, 1):
+    for number, point in enumerate(points, 1):
         key = point.key(name, source.HARNESS)
-        head = f"[{number}/{len(due)}] {point.name}"
-        if rows.find(key) is not None and not options.again:
+        head = f"[{number}/{len(points)}] {point.name}"
+        row = rows.find(key)
+        again = options.again or (published(options) and row is not None and due(point, row))
+        if row is not None and not again:
             print(f"{head}: is there", flush=True)
             continue
         print(f"{head} ...", flush=True)
         began = time.monotonic()
         try:
-            row = _row(name, key, point, source)
+            row = measured(name, key, point, source)
         except (NetLabError, RuntimeError) as error:
             failed += 1
             print(f"results: {name}, {point.name}: {error}", file=sys.stderr)
@@ -97,9 +129,11 @@ def measure(name: str, source: Source, rows: Rows, options: argparse.Namespace) 
     return failed
 
 
-def _row(name: str, key: str, point: Point, source: Source) -> Row:
+def measured(name: str, key: str, point: Point, source: Source) -> Row:
+    """The row of a point. Raises what its source does."""
+    load_of = Load()
     return {"key": key, "source": name, "name": point.name, "settings": dict(point.settings),
-            **source.measure(point), **about()}  # fmt: skip
+            **source.measure(point), **about(), **load_of.about(), "cables": CABLES}  # fmt: skip
 
 
 def one(name: str, options: argparse.Namespace) -> int:
@@ -109,13 +143,13 @@ def one(name: str, options: argparse.Namespace) -> int:
     if options.plot:
         page.draw(source, found(rows, name, options.quick), options.plot)
     elif not options.table:
-        why = why_unavailable() if source.NEEDS_ROOT else None
-        if why is not None:
-            print(f"results: {name}: {why} Without: {source.WITHOUT_ROOT}; and --table, --plot and "
-                  "--write show the rows that are there.", file=sys.stderr)  # fmt: skip
+        points = [point for point in source.points(options.quick) if options.only in point.name]
+        why = unable(name, source, points, options)
+        if why:
+            print(f"results: {name}: {why}", file=sys.stderr)
             return 2
-        failed = measure(name, source, rows, options)
-    claims = show(name, source, found(rows, name, options.quick))
+        failed = measure(name, source, rows, points, options)
+    claims = show(source, found(rows, name, options.quick), not options.quick)
     if options.quick:
         print("\n--quick only shows that the command works: its sizes prove no claim")
     judges = not (options.table or options.plot or options.quick)
@@ -127,10 +161,24 @@ def overview(options: argparse.Namespace) -> None:
     """A line for each source."""
     for name in names():
         source = load(name)
-        there = len(found(rows_of(name, options), name, False))
-        root = "; needs root" if source.NEEDS_ROOT else ""
-        print(f"{name:12} {there} of {len(source.points(False))} measured{root}\n"
-              f"             {source.DOCUMENT}")  # fmt: skip
+        there, points = found(rows_of(name, options), name, False), source.points(False)
+        again = due_of(source, there)
+        rooted = sum(point.mbit is not None for point in points)
+        print(f"{name:12} {len(there)} of {len(points)} measured, {len(again)} due again; "
+              f"{rooted} need root\n             {source.DOCUMENT}")  # fmt: skip
+        for point, why in again.items():
+            print(f"             due: {point} ({why})")
+
+
+def write(everything: page.Everything, chosen: list[str], with_due: bool) -> int:
+    """The page; returns the exit code."""
+    again = sum(len(due_of(*everything[name])) for name in chosen)
+    if again and not with_due:
+        print(f"results: {again} rows are due again (`results.py` names them); measure them, or "
+              "give --with-due, and the page says so", file=sys.stderr)  # fmt: skip
+        return 2
+    page.write(everything, chosen)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.plot:
                 page.draw_summary(everything, options.plot)
             if options.write:
-                page.write(everything, chosen)
+                return write(everything, chosen, options.with_due)
             return 0
         if options.name is None:
             overview(options)

@@ -3,6 +3,7 @@ runs of its commands."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +20,21 @@ sys.path.insert(0, str(BENCH))
 
 import results  # noqa: E402
 from _columns import filled  # noqa: E402
-from _rows import Rows, about  # noqa: E402
+from _rows import Rows, about, commit_of, is_dirty  # noqa: E402
+from _wiring import CABLES  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 from sources import onebit, overlap, page, scaling, steps  # noqa: E402
-from sources.source import Claim, Found, Point, found, load, names  # noqa: E402
+from sources.source import (  # noqa: E402
+    OLDER_CABLES,
+    UNCOMMITTED,
+    Claim,
+    Found,
+    Point,
+    due,
+    found,
+    load,
+    names,
+)
 
 ALONE = steps.ALONE
 
@@ -34,11 +46,13 @@ class Fake(SimpleNamespace):
     """A source of two points, whose second one is interrupted at first."""
 
     DOCUMENT, REAL, EMULATED = "A document.", "all.", "nothing."
-    NEEDS_ROOT, WITHOUT_ROOT, HARNESS = False, "something else", 1
+    WITHOUT_ROOT, HARNESS = "something else", 1
+    mbit: float | None = None
     fails: BaseException | None = KeyboardInterrupt()
 
     def points(self, quick: bool) -> list[Point]:
-        return [Point("first", {"quick": quick}), Point("second", {"quick": quick})]
+        return [Point("first", {"quick": quick}),
+                Point("second", {"quick": quick}, self.mbit)]  # fmt: skip
 
     def measure(self, point: Point) -> Mapping[str, Any]:
         if point.name == "second" and self.fails is not None:
@@ -77,11 +91,11 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
     assert results.main(["fake", "--rows", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "[1/2] first: is there" in shown
-    assert "[2/2] second: 0 s" in shown
+    assert "second: is there" not in shown
     assert "met" in shown
     row = next(row for row in Rows(file) if row["name"] == "second")
     assert row["figure"] == 6
-    assert set(about()) < set(row)
+    assert {*about(), "load", "stolen_s", "cables"} < set(row)
 
 
 def test_a_failure_is_told_and_the_others_go_on(
@@ -95,14 +109,113 @@ def test_a_failure_is_told_and_the_others_go_on(
 
 
 def test_without_root(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Fake, "NEEDS_ROOT", True)
+    """Points without a cable are measured."""
+    fake.mbit = 100.0
     monkeypatch.setattr(results, "why_unavailable", lambda: "netlab needs root.")
-    assert results.main(["fake"]) == 2
+    file = ["--rows", str(tmp_path / "rows.jsonl")]
+    assert results.main(["fake", *file]) == 2
     told = capsys.readouterr().err
     assert "needs root" in told
     assert "something else" in told
+    assert results.main(["fake", "--only", "first", *file]) == 0
+    from sources import hybrid
+
+    cabled = {point.name.split()[0] for point in hybrid.points(False) if point.mbit is not None}
+    assert cabled == {"time"}  # as its WITHOUT_ROOT says
+
+
+def test_only_names_that_match_nothing(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    assert results.main(["fake", "--only", "third", "--rows", str(file)]) == 2
+    assert "no point has 'third' in its name; there are 'first', 'second'" in (
+        capsys.readouterr().err
+    )
+    assert not file.exists()
+
+
+def test_a_quick_run_gives_no_verdicts(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.fails = None
+    for quick in ([], ["--quick"]):
+        assert results.main(["fake", "--rows", str(tmp_path / "rows.jsonl"), *quick]) == 0
+        shown = capsys.readouterr().out
+        assert ("letters" in shown, "met" in shown, ">= 6" in shown) == (True, *[not quick] * 2)
+
+
+# ---- what may be published ----
+
+
+def test_files_in_no_commit_add_no_rows(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.fails = None
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    monkeypatch.setattr(results, "about", lambda: {"git": "0123456789-dirty"})
+    assert results.main(["fake"]) == 2
+    assert "commit first" in capsys.readouterr().err
+    monkeypatch.setattr(results, "about", lambda: {"git": "0123456789"})
+    assert results.main(["fake"]) == 0
+    assert len(Rows(tmp_path / "results" / "fake.jsonl")) == 2
+
+
+def test_a_commit_is_dirty_by_sources_and_not_by_rows(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
+                       cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+
+    files = [tmp_path / name for name in ("a.py", "bench/results/a.jsonl", "docs/A.md")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("first\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    for file in files[1:]:
+        file.write_text("second\n")
+    assert len(commit_of(tmp_path)) == 10
+    files[0].write_text("second\n")
+    assert commit_of(tmp_path)[10:] == "-dirty"
+    assert is_dirty({"git": commit_of(tmp_path)})
+    assert is_dirty({"git": ""})
+
+
+def test_rows_that_are_due_again(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They count until they are measured, and no page is made of them unless it may say so."""
+    fake.fails = None
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    monkeypatch.setattr(results, "about", lambda: {"git": "0123456789"})
+    rows = Rows(tmp_path / "results" / "fake.jsonl")
+    first, second = fake.points(False)
+    rows.append({"key": first.key("fake", 1), "name": "first", "figure": 1, "git": "a-dirty"})
+    rows.append({"key": second.key("fake", 1), "name": "second", "figure": 6, "git": "a"})
+    assert results.main([]) == 0
+    assert "2 of 2 measured, 1 due again" in capsys.readouterr().out
+    assert results.main(["--write"]) == 2
+    assert "1 rows are due again" in capsys.readouterr().err
+    results.main(["fake"])
+    shown = capsys.readouterr().out
+    assert "first: is there" not in shown
+    assert "second: is there" in shown
+    results.main([])
+    assert "0 due again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mbit", "row", "why"),
+    [(11.5, {"git": "a"}, OLDER_CABLES), (100.0, {"git": "a-dirty"}, OLDER_CABLES),
+     (100.0, {"git": "a", "cables": CABLES}, ""), (200.0, {"git": "a"}, ""),
+     (200.0, {"git": "a-dirty"}, UNCOMMITTED), (None, {"git": "a"}, ""),
+     (11.5, {"git": "a-dirty", "cables": CABLES}, UNCOMMITTED)],
+)  # fmt: skip
+def test_why_a_row_is_due(mbit: float | None, row: dict[str, Any], why: str) -> None:
+    assert due(Point("a", {}, mbit), row) == why
 
 
 def test_the_list_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +267,7 @@ def test_what_write_makes(
     (tmp_path / "RESULTS.md").write_text("# Results\n")
     monkeypatch.setattr(page, "DOCS", tmp_path)
     monkeypatch.setattr(page, "PAGE", tmp_path / "RESULTS.md")
-    assert results.main(["--write", "--rows", str(file)]) == 0
+    assert results.main(["--write", "--with-due", "--rows", str(file)]) == 0
     text = (tmp_path / "RESULTS.md").read_text()
     assert "| [fake](#fake) | letters | 5 | 6 | >= 6 | met |" in text
     assert "| second | 6 |" in text

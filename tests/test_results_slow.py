@@ -20,6 +20,8 @@ from netlab import why_unavailable
 from sources import slow, trace
 from sources.source import Point
 
+from ringcomm.train.emulate import FORWARD_SHARE
+
 pytestmark = pytest.mark.torch
 
 FAST, LATE, NEVER = [[100, 2.0], [200, 1.5]], [[300, 2.0], [600, 1.5]], [[200, 2.5], [400, 1.9]]
@@ -140,6 +142,7 @@ def test_steps_before_a_methods_own_are_paid_for() -> None:
 
 def test_a_step_of_another_compute() -> None:
     """DDP's exchange hides behind backward, an outer step's comes after compute."""
+    assert slow.FORWARD == FORWARD_SHARE
     found = {f"time {slow.FP32}": row_of_time(5.0),
              "time OuterStep int4, H = 30": row_of_time(0.075)}  # fmt: skip
     asked = ((0.5, 5.0, 0.075), (10.0, 5.0 + 0.95 / 3, 1.025), (90.0, 9.0, 9.025))

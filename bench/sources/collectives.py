@@ -39,7 +39,6 @@ EMULATED = (
     "so no NCCL: gloo and MPI stand in its place, and the documents' factors are over NCCL of 2017 "
     "and 2018."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = (
     "bench/peers.py compares the same libraries' all-reduces on the loopback, and sweep.py "
     "--collective broadcast times broadcasts"
@@ -80,7 +79,8 @@ def _point(
 ) -> Point:
     where = f"{hosts} hosts" if hosts else f"one host, {way}"
     return Point(f"{collective}, {where}", {"collective": collective, "hosts": hosts, "way": way,
-                                            "ranks": ranks, "mbit": MBIT, **settings})
+                                            "ranks": ranks, "mbit": MBIT, **settings},
+                 MBIT if hosts else None)
 
 
 # --- measuring ---

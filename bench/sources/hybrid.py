@@ -35,7 +35,6 @@ REAL = ("sockets, the bytes of gradients and activations, the sums; in the compa
         "the whole training, by torch.distributed.pipelining over backend ringcomm.")  # fmt: skip
 EMULATED = ("links (netlab, a tenth of rate and size); in the comparison of times the layers' "
             "compute, which sleeps.")  # fmt: skip
-NEEDS_ROOT = True
 WITHOUT_ROOT = "the points named `weights` (over loopback)"
 HARNESS = 1
 
@@ -74,7 +73,7 @@ def points(quick: bool) -> Sequence[Point]:
                 "schedule": "gpipe", "samples": SAMPLES[kind], "micro": MICRO, "bucket_mb": 1.0,
                 "ways": ways, "rounds": 1 if quick else 3, "steps": 1 if quick or factor > 1 else 3,
             }  # fmt: skip
-            found.append(Point(f"time {kind} {factor:g}", settings))
+            found.append(Point(f"time {kind} {factor:g}", settings, settings["mbit"]))
     return found
 
 

@@ -44,7 +44,6 @@ EMULATED = (
     "compute (layers sleep) and links, at a hundredth of the models and a fraction of the rates; "
     "end-to-end figures are put together of measured steps, dense, at 1 bit, and renewing."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/codecs.py and tests/test_optim_adam.py run the same exchanges on the loopback"
 HARNESS = 1
 
@@ -96,7 +95,7 @@ def _point(
     return Point(f"{model}, {hosts} hosts, {rate}", {
         "model": model, "hosts": hosts, "mbit": mbit, "link_mbit": mbit / slower, "layers": layers,
         "compute_s": MODELS[model][1] * slower / SHRUNK, "rounds": rounds, "settle": settle,
-    })  # fmt: skip
+    }, mbit / slower)  # fmt: skip
 
 
 def ways(layers: Sequence[Sequence[int]], settle: int) -> dict[str, steps.Way]:

@@ -36,7 +36,6 @@ EMULATED = (
     "compute (layers sleep, twice as long as the exchange at its limit) and links (1000 Mbit/s), "
     "at a tenth of the model; above 8 hosts the cost model alone."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/sweep.py under torchrun times all-reduces on the loopback"
 HARNESS = 1
 
@@ -57,7 +56,7 @@ def points(quick: bool) -> list[Point]:
         size = {"parameters": 3e5, "rounds": 1, "steps": 1, "settle": 2}
     return [
         Point(f"{hosts} host{'s' * (hosts > 1)}", {"hosts": hosts, "mbit": MBIT, "layers": LAYERS,
-              "compute": COMPUTE_PER_EXCHANGE, **size})
+              "compute": COMPUTE_PER_EXCHANGE, **size}, MBIT)
         for hosts in ((2, 1) if quick else MEASURED)
     ]  # fmt: skip
 

@@ -5,13 +5,14 @@ Invariant: the same rows make the same page; what is written by hand stays (_col
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import _columns
 
-from .source import Found, Source, notes_of
+from .source import Found, Source, due_of, notes_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
@@ -36,7 +37,7 @@ def summary(everything: Everything) -> str:
 def section(name: str, source: Source, rows: Found) -> str:
     """A source's part of the page."""
     parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
-             f"`python bench/results.py {name}`" + _taken(rows)]  # fmt: skip
+             f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip()]
     table = source.table(rows)
     if len(table) > 1:
         parts.append("\n".join(_columns.markdown(table)))
@@ -49,8 +50,17 @@ def section(name: str, source: Source, rows: Found) -> str:
 def _taken(rows: Found) -> str:
     if not rows:
         return ": not measured yet."
-    last = max(rows.values(), key=lambda row: str(row["date"]))
-    return f"; {last['date']}, {last['cpu']}, torch {last['torch']}."
+    dates, cpus, torches = (sorted({str(row[name]) for row in rows.values()})
+                            for name in ("date", "cpu", "torch"))  # fmt: skip
+    dated = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"; {dated}, {', '.join(cpus)}, torch {', '.join(torches)}."
+
+
+def _due(source: Source, rows: Found) -> str:
+    """How many rows are to be measured again, and why; empty: none."""
+    reasons = Counter(due_of(source, rows).values())
+    said = " and ".join(f"{many} for {why}" for why, many in reasons.items())
+    return f"Of its {len(rows)} rows {reasons.total()} are due again: {said}." if said else ""
 
 
 def write(everything: Everything, chosen: Sequence[str]) -> None:

@@ -39,7 +39,6 @@ EMULATED = (
     "compute (layers sleep) and links (shaped to 1000 Mbit/s, the second port of the unequal pair "
     "to 100; the article's had 10 Gbit/s), at a tenth of the article's gradient."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/backend.py compares ringcomm with gloo on the loopback"
 HARNESS = 1
 
@@ -97,7 +96,7 @@ def points(quick: bool) -> list[Point]:
         size = {"parameters": 1e5, "rounds": 1, "steps": 1, "settle": 3}
     return [
         Point(ports, {"hosts": HOSTS, "nics": PORTS[ports], "layers": LAYERS, **size,
-                      "compute": COMPUTE_PER_EXCHANGE, "ways": ways})
+                      "compute": COMPUTE_PER_EXCHANGE, "ways": ways}, min(PORTS[ports]))
         for ports, ways in WAYS.items()
     ]  # fmt: skip
 

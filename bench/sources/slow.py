@@ -33,8 +33,6 @@ from typing import Any
 
 from _site import Site
 
-from ringcomm.train.emulate import FORWARD_SHARE
-
 from . import steps, trace
 from .source import Claim, Found, Point
 
@@ -51,7 +49,6 @@ EMULATED = (
     "size, whose compute of 0.5 s is slept at a tenth; and the link (115 Mbit/s on average at a "
     "tenth, by a trace), which has no delay."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/convergence.py trains the same methods"
 HARNESS = 1
 
@@ -61,6 +58,7 @@ TARGET, EASIER = 1.75, 2.0  # nats; fp32 comes to 1.66 in its 400 steps
 OVER_FP32, OVER_16_BITS, AUTO_WITHIN = 20.0, 5.0, 1.05
 PAPERS = 104  # times as fast as DDP, at most
 POWERSGD_DENSE = 10  # steps before its hook begins: start_powerSGD_iter of training/methods.py
+FORWARD = 1 / 3  # of compute: FORWARD_SHARE of ringcomm.train.emulate, which needs torch
 COMPUTES_S = (0.1, 0.5, 1.0, 10.0)  # of the whole model, for which the first ratio is worked out
 ROWS = Path(__file__).resolve().parent.parent / "results" / "convergence.jsonl"
 
@@ -122,7 +120,8 @@ def points(quick: bool) -> list[Point]:
     model = {"hosts": HOSTS, "parameters": 2e4 if quick else PARAMETERS, "layers": LAYERS,
              "compute_s": COMPUTE_S, "rate": 1.0 if quick else RATE, "time": TIME,
              "cycles": 0.0 if quick else 1.0}  # fmt: skip
-    timed = [Point(f"time {name}", {**model, "bytes": carried, "way": dict(way)})
+    mbit = trace.MEAN_MBIT * float(model["rate"])
+    timed = [Point(f"time {name}", {**model, "bytes": carried, "way": dict(way)}, mbit)
              for name, (carried, way) in WAYS.items()]  # fmt: skip
     trained = list(dict.fromkeys(train for train, _ in METHODS.values() if train))
     if quick:
@@ -312,7 +311,7 @@ def _at(took_s: float, way: str, compute_s: float) -> float:
     forward and hides behind backward, that of others follows compute."""
     changed = TIME * compute_s - COMPUTE_S
     if WAYS[way][1]["kind"] == "gradients":
-        return max(took_s + FORWARD_SHARE * changed, TIME * compute_s) if changed else took_s
+        return max(took_s + FORWARD * changed, TIME * compute_s) if changed else took_s
     return took_s + changed
 
 

@@ -2,7 +2,7 @@
 
     DOCUMENT        which document, and what it claims, in one or two sentences
     REAL, EMULATED  what of the figures is real (sockets, bytes, arithmetic), and what is emulated
-    NEEDS_ROOT      whether measure() does; WITHOUT_ROOT says what can be run without
+    WITHOUT_ROOT    what can be run without root
     HARNESS         a number; one more wherever older measurements count no longer
     points(quick)   what is to be measured, in order of value
     measure(point)  measures it; raises RuntimeError with one sentence
@@ -14,7 +14,8 @@
 The last four are functions of rows alone, any of which may be missing.
 
 Invariant: a row counts only under the key of its point, which is made of all that defines the
-measurement; so a changed point or harness is measured anew.
+measurement; so a changed point or harness is measured anew. One that counts may be due again all
+the same (due()): it stands until then, and the page says so.
 """
 
 from __future__ import annotations
@@ -27,20 +28,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from _rows import Row, Rows
+from _rows import Row, Rows, is_dirty
+from _wiring import CABLES
 
 Found = Mapping[str, Row]
 """The rows of a source's points, by the point's name."""
 
+SLOW_MBIT = 100.0  # from here down a step's bytes are few beside what older cables let through
+OLDER_CABLES, UNCOMMITTED = "cables that let 128 KiB through at once", "files in no commit"
 _ORDER = ("scaling", "slow", "onebit", "overlap", "topologies", "collectives", "hybrid")
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One measurement. All that defines it, repetitions included, is in its settings (JSON)."""
+    """One measurement. All that defines it, repetitions included, is in its settings (JSON).
+
+    Attributes:
+        mbit: rate of its slowest cable, which needs root to be laid; None: there is none.
+    """
 
     name: str
     settings: Mapping[str, Any]
+    mbit: float | None = None
 
     def key(self, source: str, harness: int) -> str:
         """What its row is found by."""
@@ -81,7 +90,6 @@ class Source(Protocol):
     DOCUMENT: str
     REAL: str
     EMULATED: str
-    NEEDS_ROOT: bool
     WITHOUT_ROOT: str
     HARNESS: int
 
@@ -101,6 +109,20 @@ def names() -> list[str]:
 def load(name: str) -> Source:
     """The module."""
     return cast(Source, importlib.import_module(f"{__package__}.{name}"))
+
+
+def due(point: Point, row: Row) -> str:
+    """Why a point's row is to be measured again, empty where it is not."""
+    if point.mbit is not None and point.mbit <= SLOW_MBIT and row.get("cables", 1) < CABLES:
+        return OLDER_CABLES
+    return UNCOMMITTED if is_dirty(row) else ""
+
+
+def due_of(source: Source, rows: Found) -> dict[str, str]:
+    """Of its points that are due again: why."""
+    reasons = {point.name: due(point, rows[point.name]) for point in source.points(False)
+               if point.name in rows}  # fmt: skip
+    return {name: why for name, why in reasons.items() if why}
 
 
 def notes_of(source: Source, found: Found) -> list[str]:

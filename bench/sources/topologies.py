@@ -45,7 +45,6 @@ EMULATED = (
     "the links, shaped to 200 Mbit/s. The gradient is a tenth of ResNet-50's; steps have no "
     "compute."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/sweep.py under torchrun times all-reduces on the loopback"
 HARNESS = 1
 
@@ -105,7 +104,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def _point(hosts: int, way: str, size: Mapping[str, Any]) -> Point:
-    return Point(f"{hosts} hosts: {way}", {"hosts": hosts, "way": way, **size})
+    return Point(f"{hosts} hosts: {way}", {"hosts": hosts, "way": way, **size}, MBIT)
 
 
 # --- measuring ---
