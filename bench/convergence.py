@@ -4,7 +4,7 @@
     python bench/convergence.py --quick             within 12 minutes on two cores
     python bench/convergence.py --only int8,int4 --minutes 60 --jobs 2
     python bench/convergence.py --table > table.md; python bench/convergence.py --plot loss.png
-    python bench/convergence.py --write             the table and the plot of docs/METHODS.md
+    python bench/convergence.py --write             tables of docs/METHODS.md and RESULTS.md, plot
 
 Settings: T0, counter-examples whose outcome is known exactly (training/exact.py); T1, a GPT of
 471,936 parameters over the characters of the language reference, on 4 ranks with contiguous shards;
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="print the table of the rows and end")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows and end")
     parser.add_argument("--write", action="store_true",
-                        help="put table and plot into docs/METHODS.md and end")  # fmt: skip
+                        help="fill docs/METHODS.md and RESULTS.md, draw the plot, end")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="what is there and what is due; end")
     options = parser.parse_args(arguments)
     options.rows = options.rows or (ROWS.with_name("quick.jsonl") if options.quick else ROWS)
@@ -191,16 +191,24 @@ def ready(plan: Plan, folder: Path) -> list[Run]:
     return [*others, CHECKPOINT]
 
 
-def page(plan: Plan) -> str:
-    """docs/METHODS.md with the part that rows make."""
-    text = (DOCS / "METHODS.md").read_text(encoding="utf-8")
-    body = f"{report.document(plan)}\n\n![differences and losses](plots/convergence.png)"
-    return _columns.filled(text, "convergence", body, "bench/convergence.py")
+def pages(plan: Plan) -> dict[Path, str]:
+    """docs/METHODS.md and docs/RESULTS.md with the parts that rows make."""
+    picture = "\n\n![what methods end at](plots/convergence.png)"
+    bodies = {
+        DOCS / "METHODS.md": report.document(plan, advised=True) + picture,
+        DOCS / "RESULTS.md": report.document(plan),
+    }
+    return {
+        page: _columns.filled(page.read_text(encoding="utf-8"), "convergence", body,
+                              "bench/convergence.py")
+        for page, body in bodies.items()
+    }  # fmt: skip
 
 
 def write(plan: Plan) -> None:
-    """Fills docs/METHODS.md, and draws its plot."""
-    (DOCS / "METHODS.md").write_text(page(plan), encoding="utf-8")
+    """Fills the pages, and draws their plot."""
+    for page, text in pages(plan).items():
+        page.write_text(text, encoding="utf-8")
     report.plot(plan, DOCS / "plots" / "convergence.png")
 
 

@@ -290,11 +290,13 @@ def test_the_table_is_made_of_rows_alone(tmp_path: Path) -> None:
     line = {cells[0]: cells for row in told.splitlines()
             if len(cells := [cell.strip() for cell in row.strip("|").split("|")]) == 8}  # fmt: skip
     assert line["int8"][-1] == "no worse"
+    assert line["int8, both at 0.01"][-1] == "no worse"
+    assert line["int8, T4, both at 0.001"][-1] == "not run yet"
     assert line["int4"][-1] == "worse"
     assert line["onebit-adamw"][-1] == "loses"
     assert line["adamw-other-seeds"][-1] == "same"
     assert line["adamw-dealt"][-1] == "not run yet"
-    assert "| T1 | int8 | 0.01 | 1.601 | 0.000 | 6.000 | same bits |" in told
+    assert "| T1 | int8 | 0.01 | 1.601 | 0.000 | 6.00 | same bits |" in told
 
 
 def test_the_document_has_what_was_run(
@@ -304,7 +306,7 @@ def test_the_document_has_what_was_run(
     rows = Rows(tmp_path / "rows")
     plan = _fill(rows, ("adamw", "int8"), lambda run: 1.6 + run.lr + 1e-3 * run.seed)
     head, _, _, rule, *lines = report.document(plan).splitlines()
-    assert head.endswith(" runs; torch 2, Python 3, none.")
+    assert " runs; torch 2, Python 3, none. Bytes: " in head
     assert set(rule) == set("|-")
     (line,) = (line for line in lines if "int8 |" in line)
     assert line.startswith("| codecs | AdamW, int8 | AdamW, DDP, float32 |")
@@ -314,21 +316,36 @@ def test_the_document_has_what_was_run(
     assert "| no worse (8 pairs) |" in report.document(plan)
 
 
+def test_the_document_says_what_is_sent_and_which_rate_lies_at_an_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "rows")
+    plan = _fill(rows, ("adamw", "torch-fp16", "muon"), lambda run: 2 - run.lr + 1e-3 * run.seed)
+    told = report.document(plan)
+    assert "| torch's fp16 hook, gloo* | AdamW, DDP, float32* | ~3.00 |" in told
+    assert "| Muon, DDP, float32* | AdamW, DDP, float32* | 6.00 |" in told
+    advised = report.document(plan, advised=True)
+    assert "Muon" not in advised
+
+
 def test_what_write_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "plots").mkdir()
-    (tmp_path / "METHODS.md").write_text("# Methods\n", encoding="utf-8")
+    for name in ("METHODS", "RESULTS"):
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n", encoding="utf-8")
     monkeypatch.setattr(convergence, "DOCS", tmp_path)
     convergence.write(plans.Plan(Rows(tmp_path / "rows"), METHODS.values()))
-    told = (tmp_path / "METHODS.md").read_text(encoding="utf-8")
-    assert told.startswith("# Methods\n\n## convergence\n\n<!-- convergence: made by ")
+    for name in ("METHODS", "RESULTS"):
+        told = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+        assert told.startswith(f"# {name}\n\n## convergence\n\n<!-- convergence: made by ")
     assert (tmp_path / "plots" / "convergence.png").exists()
 
 
-def test_the_page_is_what_the_rows_make() -> None:
+def test_the_pages_are_what_the_rows_make() -> None:
     """Fails where an edit leaves rows without their method, and where somebody forgot --write."""
     plan = plans.Plan(Rows(convergence.ROWS), METHODS.values())
-    assert convergence.page(plan) == (convergence.DOCS / "METHODS.md").read_text(encoding="utf-8")
+    for page, made in convergence.pages(plan).items():
+        assert made == page.read_text(encoding="utf-8")
 
 
 def test_the_plot(tmp_path: Path) -> None:

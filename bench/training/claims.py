@@ -26,6 +26,9 @@ class Claim:
             the same as itself; printed: the difference is shown without a verdict; correction: at
             most HALF of the gap of ``stale`` is left.
         setting: of the runs.
+        lr: both at this rate; None: each at its own. Pairs at one rate differ by the method alone,
+            and by about half the noise.
+        advised: docs/METHODS.md shows it beside its advice, and not docs/RESULTS.md alone.
     """
 
     row: str
@@ -35,6 +38,8 @@ class Claim:
     margin: float | None = None
     setting: str = "T1"
     stale: str = ""
+    lr: float | None = None
+    advised: bool = False
 
 
 FREEZES = (5, 10, 20, 40)
@@ -49,17 +54,25 @@ CLAIMS = (
     Claim("codecs", "int8", "adamw", "margin", 0.005, "T4"),
     Claim("codecs", "int4", "adamw", "margin", 0.01, "T4"),
     Claim("codecs", "muon-int4", "muon", "margin", 0.01),
+    Claim("codecs, at equal rates", "int8", "adamw", "margin", 0.005, lr=0.01, advised=True),
+    Claim("codecs, at equal rates", "int4", "adamw", "margin", 0.01, lr=0.02),
+    Claim("codecs, at equal rates", "int4", "adamw", "margin", 0.01, lr=0.01, advised=True),
+    Claim("codecs, at equal rates", "int8", "adamw", "margin", 0.005, "T4", lr=1e-3),
+    Claim("codecs, at equal rates", "int4", "adamw", "margin", 0.01, "T4", lr=1e-3),
     *(
         Claim("1-bit Adam", f"onebit-adam-{share}", f"freeze-{share}", "margin", 0.03)
         for share in FREEZES
     ),
-    Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05),
+    Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05, advised=True),
     Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05, "T4"),
     *(
         Claim("1-bit Adam", f"onebit-adam-{share}", "adamw", "printed") for share in FREEZES
     ),
     *(Claim("1-bit Adam", f"freeze-{share}", "adamw", "printed") for share in FREEZES),
     Claim("1-bit Adam", "onebit-adam-40-kept", "freeze-40", "printed"),
+    Claim("1-bit Adam", "onebit-adam-int8", "onebit-adam", "margin", 0.01),
+    Claim("1-bit Adam", "adam-clipped", "adamw", "printed"),
+    Claim("1-bit Adam", "onebit-adam", "adam-clipped", "printed"),
     Claim("1-bit Adam", "zero-one-adam", "adamw", "printed"),
     Claim("1-bit LAMB", "onebit-lamb", "lamb", "margin", 0.03),
     Claim("1-bit LAMB", "lamb", "adamw", "printed"),
@@ -72,22 +85,42 @@ CLAIMS = (
     Claim("outer", "outer-int4", "outer", "margin", 0.015),
     Claim("outer", "outer-sparse", "outer-often", "margin", 0.05),
     Claim("outer", "outer-sparse-64", "outer-often", "printed"),
-    Claim("outer", "outer-delayed", "outer-int4", "printed"),
     Claim("outer", "outer-k1", "adamw", "printed"),
-    Claim("outer", "outer-muon", "muon", "printed"),
-    Claim("outer beside AdamW, equal tokens", "outer-int4", "adamw", "printed"),
-    Claim("outer beside AdamW, equal tokens", "outer-sparse", "adamw", "printed"),
-    Claim("outer beside AdamW, equal tokens", "outer-mean", "adamw", "printed"),
-    Claim("outer beside AdamW, equal tokens", "outer-end", "adamw", "printed", None, "T4"),
-    Claim("outer beside AdamW, equal tokens", "outer-int4", "adamw", "printed", None, "T4"),
-    Claim("outer beside AdamW, equal time", "outer-int4", "adamw-bf16-1g", "printed"),
-    Claim("outer beside AdamW, equal time", "outer-int4", "adamw-int8-1g", "printed"),
+    Claim("outer", "outer-fragments", "outer-int4", "printed"),
+    *(
+        Claim("outer", f"outer-{merge}", "outer-int4", "printed")
+        for merge in ("delayed", "lerp", "replace")
+    ),
+    Claim("outer, equal tokens", "outer-int4", "adamw", "printed", advised=True),
+    Claim("outer, equal tokens", "outer-sparse", "adamw", "printed"),
+    Claim("outer, equal tokens", "outer-mean", "adamw", "printed"),
+    Claim("outer, equal tokens", "outer-end", "adamw", "printed", None, "T4"),
+    Claim("outer, equal tokens", "outer-int4", "adamw", "printed", None, "T4"),
+    Claim("outer, equal tokens", "outer-muon", "adamw", "printed", advised=True),
+    Claim("outer, equal tokens", "outer-muon", "muon", "printed"),
+    Claim("outer, equal tokens", "outer-muon-30", "adamw", "printed"),
+    Claim("outer, equal tokens", "outer-muon-30", "muon", "printed"),
+    *(
+        Claim("outer, equal time at 1 Gbit/s", "outer-int4", f"adamw-{codec}-1g", "printed",
+              advised=codec == "int4")
+        for codec in ("bf16", "int8", "int4")
+    ),
+    Claim("outer, equal time at 1 Gbit/s", "outer-int4", "onebit-adam-1g", "printed"),
+    *(
+        Claim("outer, equal time at 1 Gbit/s", outer, f"muon-{codec}-1g", "printed",
+              advised=codec == "int4" and outer == "outer-muon")
+        for outer in ("outer-muon", "outer-muon-30") for codec in ("bf16", "int8", "int4")
+    ),
     *(Claim("staleness 1", f"{name}-stale-raw", name, "printed") for name in STALE),
     *(
         Claim("staleness 1", f"{name}-stale", name, "correction", stale=f"{name}-stale-raw")
         for name in STALE
     ),
     Claim("staleness 1, equal time", "adamw-stale", "adamw-waits", "printed"),
+    Claim("staleness 1, equal time", "adamw-stale", "int4", "printed", advised=True),
+    Claim("staleness 1, equal time", "int4-stale", "int4", "printed"),
+    Claim("staleness 1, equal time", "int4-stale", "int4-waits", "printed"),
+    Claim("staleness 1, equal time", "int4-stale", "int4-waits-1g", "printed"),
     Claim("known bad", "onebit-adamw", "adamw", "bad"),
     Claim("known bad", "onebit-adam-no-mask", "onebit-adam-5", "bad"),
     Claim("known bad", "int4-no-feedback", "adamw", "bad"),

@@ -465,18 +465,21 @@ _OUTER = (
     ),
 )  # fmt: skip
 
-_STALE = tuple(
-    Method(f"{inner}-stale{ending}", f"{inner}, one step stale, {words}", stale,
-           {"inner": inner, "correction": correction}, lrs,
-           ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"))
-    for inner, lrs in (("adamw", ADAM), ("muon", MUON), ("sgd", SGD), ("lion", LION))
-    for ending, correction, words in (("", True, "corrected"), ("-raw", False, "not corrected"))
-)  # fmt: skip
 _STALE = (
-    *_STALE,
-    Method("int4-stale", "adamw, int4, one step stale, corrected", stale,
-           {"inner": "adamw", "correction": True, "compression": "int4"}, ADAM,
-           tuned_as="adamw-stale"),
+    *(
+        Method(f"{inner}-stale{ending}", f"{told}, one step stale, {words}", stale,
+               {"inner": inner, "correction": correction}, lrs,
+               ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"))
+        for inner, told, lrs in (
+            ("adamw", "AdamW", ADAM), ("muon", "Muon", MUON), ("sgd", "SGD", SGD),
+            ("lion", "Lion", LION),
+        )
+        for ending, correction, words in (
+            ("", True, "corrected"), ("-raw", False, "not corrected")
+        )
+    ),
+    Method("int4-stale", "AdamW, int4, one step stale, corrected", stale,
+           {"inner": "adamw", "correction": True, "compression": "int4"}, tuned_as="adamw-stale"),
 )  # fmt: skip
 
 _OTHER_OPTIMIZERS = (

@@ -143,11 +143,11 @@ def steps_of(setting: Setting, method: Method, role: Role) -> int:
 
 
 class Plan:
-    """What the rows hold of the methods' runs, and what they lack."""
+    """What the rows hold of the methods' runs, and what they lack; a method whose API is missing
+    has its rows all the same."""
 
     def __init__(self, rows: Rows, methods: Iterable[Method]) -> None:
-        self.rows = rows
-        self.methods = [method for method in methods if not method.missing()]
+        self.rows, self.methods = rows, list(methods)
 
     # ---- tuning ----
 
@@ -220,7 +220,7 @@ class Plan:
         """What can be run now, most valuable first: of each method in turn what is next."""
         found: dict[str, Run] = {}
         for method in self.methods:
-            for run in self.runs(method):
+            for run in self.runs(method) if not method.missing() else ():
                 if self.rows.find(run.key) is None:
                     found.setdefault(run.key, run)
         return list(found.values())
@@ -247,13 +247,18 @@ class Plan:
 
     # ---- results ----
 
-    def finals(self, setting: str, method: str) -> dict[int, Row]:
-        """The final rows of a method by seed."""
+    def finals(self, setting: str, name: str, lr: float | None = None) -> dict[int, Row]:
+        """The final rows of a method by seed, at its tuned rate or at another."""
+        method = METHODS[name]
+        at = self.tuned(method, setting) if lr is None else lr
+        if at is None:
+            return {}
+        steps = steps_of(SETTINGS[setting], method, "final")
         found = {}
-        for run in self.runs(METHODS[method]):
-            row = self.rows.find(run.key)
-            if row is not None and run.role == "final" and run.setting == setting:
-                found[run.seed] = row
+        for seed in method.seeds:
+            row = self.rows.find(Run(setting, name, at, seed, "final", steps).key)
+            if row is not None:
+                found[seed] = row
         return found
 
     def process_check(self, setting: str, method: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import _columns
 from _rows import Row
@@ -23,12 +22,21 @@ from training.tasks import parameters_of
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
 METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",
                 "real processes")  # fmt: skip
-DOCUMENT_HEADS = ("", "method", "beside", *HEADS[3:6], HEADS[7])
+DOCUMENT_HEADS = ("", "method", "beside", "bytes", *HEADS[3:6], HEADS[7])
 TRAINING = {"T1": "", "T4": ", fine-tuning", "T5": ", images"}
-#: Of the plot's curves: one optimizer each, all of whose ranks step as one with nothing lost; and
-#: one method of each family.
-SYNCHRONOUS = ("adamw", "muon", "sgd", "lion")
-CURVES = (*SYNCHRONOUS, "int4", "onebit-adam", "lion-momentum", "adamw-stale", "outer-int4")
+EDGE = "*"  # behind a method whose tuned rate is the first or last of those that were tried
+NOTES = (
+    "Bytes: sent by a rank per parameter and step; ~: by formula, as no counter sees them. "
+    f"{EDGE}: the best rate is the first or last of those that were tried."
+)
+#: Of the plot's points: one colour for each optimizer.
+SHOWN: Mapping[str, Sequence[str]] = {
+    "AdamW": ("adamw", "int8", "int4", "torch-fp16", "powersgd-4", "adamw-stale", "topk",
+              "onebit-adam", "outer-int4", "outer-sparse", "outer-sparse-64", "stellatrain"),
+    "Muon": ("muon", "muon-int4", "muon-stale", "outer-muon", "outer-muon-30"),
+    "SGD": ("sgd", "sgd-onebit"),
+    "Lion": ("lion", "lion-momentum"),
+}  # fmt: skip
 
 
 def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
@@ -38,13 +46,11 @@ def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
 
 def judge(claim: Claim, plan: Plan) -> tuple[str, ...]:
     """A claim as the columns of HEADS."""
-    head = (_name(claim.method, claim.setting), claim.baseline)
-    for name in filter(None, (claim.method, claim.baseline, claim.stale)):
-        missing = METHODS[name].missing() if name in METHODS else name
-        if missing:
-            return (*head, "-", "-", "-", _margin(claim), "0", f"not built yet: {missing}")
-    method = losses(plan.finals(claim.setting, claim.method))
-    baseline = losses(plan.finals(claim.setting, claim.baseline))
+    head = (_name(claim), claim.baseline)
+    method, baseline = (
+        losses(plan.finals(claim.setting, name, claim.lr))
+        for name in (claim.method, claim.baseline)
+    )
     if claim.kind == "null" and not set(method) & set(baseline):
         baseline = dict(zip(sorted(method), (baseline[k] for k in sorted(baseline)), strict=False))
     pairs = set(method) & set(baseline)
@@ -91,8 +97,9 @@ def _margin(claim: Claim) -> str:
     return "-" if claim.margin is None else f"{claim.margin:g}"
 
 
-def _name(method: str, setting: str) -> str:
-    return method if setting == "T1" else f"{method}, {setting}"
+def _name(claim: Claim) -> str:
+    name = claim.method if claim.setting == "T1" else f"{claim.method}, {claim.setting}"
+    return name if claim.lr is None else f"{name}, both at {claim.lr:g}"
 
 
 def claims(plan: Plan) -> list[tuple[str, list[tuple[str, ...]]]]:
@@ -116,13 +123,27 @@ def methods(plan: Plan) -> list[tuple[str, ...]]:
 
 def _of_method(plan: Plan, setting: str, name: str, rows: Mapping[int, Row]) -> tuple[str, ...]:
     each = [stats.loss_of(row["loss"]) for row in rows.values()]
-    mean = sum(each) / len(each)
+    mean = _mean(rows)
     spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
-    row = next(iter(rows.values()))
-    sent = row["sent"] / row["steps"] / parameters_of(SETTINGS[setting])
-    rate = f"{row['lr']:g}" + ("" if plan.is_interior(METHODS[name], setting) else " (edge)")
-    return (setting, name, rate, f"{mean:.3f}", f"{spread:.3f}", f"{sent:.3f}" if sent else "-",
+    rate = f"{next(iter(rows.values()))['lr']:g}{_edge(plan, setting, name)}"
+    return (setting, name, rate, f"{mean:.3f}", f"{spread:.3f}", _bytes(name, rows),
             plan.process_check(setting, name))  # fmt: skip
+
+
+def _bytes(name: str, rows: Mapping[int, Row]) -> str:
+    """Sent by rank 0 per parameter and step; "~" before what is known by formula alone."""
+    by_formula = METHODS[name].sends
+    if by_formula is not None:
+        return f"~{by_formula:.2f}"
+    row = next(iter(rows.values()))
+    sent = row["sent"] / row["steps"] / parameters_of(SETTINGS[row["setting"]])
+    if not sent:
+        return "-"
+    return f"{sent:.2f}" if sent >= 0.1 else f"{sent:.3f}"
+
+
+def _edge(plan: Plan, setting: str, name: str) -> str:
+    return "" if plan.is_interior(METHODS[name], setting) else EDGE
 
 
 def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
@@ -141,18 +162,33 @@ def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(plan: Plan) -> str:
-    """What has a verdict, or two pairs at least, in words."""
+def document(plan: Plan, advised: bool = False) -> str:
+    """What has two pairs at least, in words.
+
+    Args:
+        advised: what docs/METHODS.md shows beside its advice, alone.
+    """
     rows: list[Sequence[str]] = [DOCUMENT_HEADS]
     for claim in CLAIMS:
         _, _, loss, *shown, pairs, verdict = judge(claim, plan)
-        if loss == "-":
+        if loss == "-" or advised > claim.advised:
             continue
-        names = [METHODS[name].about for name in (claim.method, claim.baseline)]
+        finals = plan.finals(claim.setting, claim.method, claim.lr)
         note = "" if int(pairs) == len(METHODS[claim.method].seeds) else f" ({pairs} pairs)"
-        rows.append((claim.row, names[0] + TRAINING[claim.setting], names[1], *shown,
-                     verdict + note))  # fmt: skip
-    return "\n".join([_progress(plan), "", *_columns.markdown(rows)])
+        rows.append((
+            claim.row, _told(claim, plan, claim.method) + TRAINING[claim.setting],
+            _told(claim, plan, claim.baseline), _bytes(claim.method, finals), *shown,
+            verdict + note,
+        ))  # fmt: skip
+    notes = "" if advised else f" {NOTES}"
+    return "\n".join([f"{_progress(plan)}{notes}", "", *_columns.markdown(rows)])
+
+
+def _told(claim: Claim, plan: Plan, name: str) -> str:
+    """A method of a claim, in words."""
+    if claim.lr is not None:
+        return f"{METHODS[name].about}, rate {claim.lr:g}"
+    return METHODS[name].about + _edge(plan, claim.setting, name)
 
 
 def _progress(plan: Plan) -> str:
@@ -163,51 +199,36 @@ def _progress(plan: Plan) -> str:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Differences to the baselines with their bounds and margins, and the loss over the steps."""
+    """What methods end at from scratch, and what they send for it: best on top."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    judged = [(claim, pair) for claim in CLAIMS if (pair := _pair(claim, plan)) is not None]
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(13, max(4.5, 0.28 * len(judged) + 1.5)), layout="constrained"
-    )
-    for place, (claim, pair) in enumerate(reversed(judged)):
-        color = {"bad": "tab:red", "margin": "tab:blue"}.get(claim.kind, "gray")
-        reach = pair.upper - pair.mean
-        left.errorbar(pair.mean, place, xerr=reach, fmt="o", color=color, markersize=4, capsize=2)
-        if claim.margin is not None:
-            left.plot([claim.margin] * 2, [place - 0.4, place + 0.4], color="black")
-    labels = [f"{_name(c.method, c.setting)} − {c.baseline}" for c, _ in reversed(judged)]
-    left.set_yticks(range(len(judged)), labels, fontsize=8)
-    left.axvline(0, color="lightgray", zorder=0)
-    left.set_xscale("symlog", linthresh=0.01)
-    left.set(xlabel="difference in nats, 95 % bounds; black: margin")
-    _curves(plan, right)
+    ended = sorted(
+        (_mean(rows), optimizer, name, rows)
+        for optimizer, names in SHOWN.items() for name in names
+        if (rows := plan.finals("T1", name))
+    )  # fmt: skip
+    figure, axes = pyplot.subplots(figsize=(9, max(2.5, 0.3 * len(ended) + 1)),
+                                   layout="constrained")  # fmt: skip
+    colors = dict(zip(SHOWN, ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=True))
+    for place, (mean, optimizer, _, rows) in enumerate(ended):
+        errors = [stats.loss_of(row["loss"]) - mean for row in rows.values()]
+        axes.plot([mean + error for error in errors], [place] * len(errors), "|", color="lightgray")
+        axes.plot(mean, place, "o", color=colors[optimizer])
+    axes.set_yticks(range(len(ended)), [METHODS[name].about for *_, name, _ in ended], fontsize=9)
+    axes.invert_yaxis()
+    sent = axes.secondary_yaxis("right")
+    sent.set_yticks(range(len(ended)), [_bytes(name, rows) for *_, name, rows in ended], fontsize=9)
+    sent.set_ylabel("bytes per parameter and step")
+    axes.grid(axis="x", color="whitesmoke")
+    axes.set_xlabel("loss after as many samples, nats (point: mean of the seeds; strokes: each)")
+    axes.legend(handles=[axes.plot([], [], "o", color=color, label=optimizer)[0]
+                         for optimizer, color in colors.items()], fontsize=9)  # fmt: skip
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _pair(claim: Claim, plan: Plan) -> stats.Paired | None:
-    if any(
-        name not in METHODS or METHODS[name].missing() for name in (claim.method, claim.baseline)
-    ):
-        return None
-    method = losses(plan.finals(claim.setting, claim.method))
-    baseline = losses(plan.finals(claim.setting, claim.baseline))
-    return stats.paired(method, baseline) if len(set(method) & set(baseline)) > 1 else None
-
-
-def _curves(plan: Plan, axes: Any) -> None:
-    for name in CURVES:
-        rows = list(plan.finals("T1", name).values())
-        curves = [row["curve"] for row in rows if all(loss for _, loss in row["curve"])]
-        if curves:
-            steps = [step for step, _ in curves[0]]
-            means = [sum(curve[at][1] for curve in curves) / len(curves)
-                     for at in range(len(steps))]  # fmt: skip
-            axes.plot(steps, means, "-" if name in SYNCHRONOUS else "--", label=METHODS[name].about)
-    axes.set(xlabel="batches of each rank (T1)", ylabel="nats, mean over the seeds", ylim=(1.2, 3))
-    if axes.lines:
-        axes.legend(fontsize=8)
+def _mean(rows: Mapping[int, Row]) -> float:
+    return sum(stats.loss_of(row["loss"]) for row in rows.values()) / len(rows)
