@@ -15,7 +15,9 @@ SOURCES = [path for folder in ("ringcomm", "csrc", "tests", "bench", "tools")
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
-_NAMED = re.compile(r'\b(docs/[\w/.-]+\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?')
+_NAMED = re.compile(
+    r'\b(docs/(?:[A-Z_]{3,}|decisions/[\w-]+)\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?'
+)
 """In code: a document, perhaps its anchor, perhaps a heading in quotation marks."""
 
 
