@@ -121,6 +121,17 @@ def test_time_is_steps_times_seconds_and_failures_count() -> None:
     assert slow.faster(found, slow.POWERSGD, slow.FP32, 1.75) == 0  # one of its runs failed
 
 
+def test_the_fastest_has_the_optimizer_of_what_it_is_beside() -> None:
+    """Muon needs fewer steps whatever the exchange, so AdamW's baselines are not beside it."""
+    found = rows()
+    for name in ("muon", "muon-int4"):
+        found[f"steps {name}"] = {"curves": {"1": [[50, 1.5]], "2": [[50, 1.5]]}}
+    ratio, name = slow.best(found, slow.FP32) or (0.0, "")
+    assert (ratio, name) == (pytest.approx(750 / 45), slow.STELLA)
+    ratio, name = slow.best(found, slow.FP32_MUON) or (0.0, "")
+    assert (ratio, name) == (pytest.approx(10), f"int4{slow.MUON}")
+
+
 def test_steps_before_a_methods_own_are_paid_for() -> None:
     """PowerSGD's dense ones as those of DDP; auto's as they were timed, or as its codecs are."""
     found = rows()

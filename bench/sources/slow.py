@@ -19,6 +19,9 @@ begins a second all-reduce where a bucket's first one ends: with several buckets
 order of its own, in which gloo hangs and ringcomm raises MismatchError. The hook that stands for
 torch's 16 bits is its fp16 hook: DDP refuses the bf16 one without NCCL, and their bytes are the
 same.
+
+Methods with Muon are timed as those with AdamW are, for what an optimizer computes is in no step's
+time, and are compared among each other alone.
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ FP32, HALF, POWERSGD = "DDP, gloo fp32", "DDP, gloo, torch's fp16 hook", "DDP, g
 POWERSGD_LONG, OURS = f"{POWERSGD}, long", "DDP, ringcomm, PowerSGD"
 AUTO, STELLA = "auto", "StellaTrain's path"
 STELLA_LONG = f"{STELLA}, long"
+MUON = ", Muon"  # ends the name of what is trained by Muon instead of AdamW
+FP32_MUON = FP32 + MUON
 FIXED = ("int8", "int4")
 
 _GLOO = {"kind": "gradients", "over": "gloo", "bucket_mb": 1.0}
@@ -104,8 +109,12 @@ METHODS: Mapping[str, tuple[str, str]] = {
     STELLA: ("stellatrain", STELLA),
     STELLA_LONG: ("stellatrain-long", STELLA),
     f"{STELLA}, SGD": ("stellatrain-sgd", STELLA),
+    FP32_MUON: ("muon", FP32),
+    f"int4{MUON}": ("muon-int4", "int4"),
+    f"OuterStep int4, H = 10{MUON}": ("outer-muon", "OuterStep int4, H = 10"),
+    f"OuterStep int4, H = 30{MUON}": ("outer-muon-30", "OuterStep int4, H = 30"),
 }
-BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG)
+BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG, FP32_MUON)
 COLUMNS = (FP32, HALF, POWERSGD_LONG)
 _TRAINED_AS = {"none": "adamw", "bf16": "torch-fp16"}  # a codec's losses, by another name
 _TIMED_AS = {"none": FP32, "bf16": HALF, "fp16": HALF}  # a codec's step, likewise
@@ -345,11 +354,11 @@ def faster(
 def best(
     found: Found, than: str, target: float = TARGET, compute_s: float = COMPUTE_S / TIME
 ) -> tuple[float, str] | None:
-    """Of ringcomm's methods, the fastest, and how many times it is faster."""
+    """Of ringcomm's methods with the same optimizer, the fastest, and how many times it is."""
     ratios = [
         (ratio, -statistics.median(taken.values()), name)
         for name in METHODS
-        if name not in BASELINES
+        if name not in BASELINES and name.endswith(MUON) == than.endswith(MUON)
         and (ratio := faster(found, name, than, target, compute_s)) is not None
         and (taken := times(found, name, target, compute_s)) is not None
     ]
@@ -371,6 +380,7 @@ def claims(found: Found) -> list[Claim]:
         (HALF, "-", OVER_16_BITS),
         (POWERSGD_LONG, "-", 1.0),
         (STELLA_LONG, "-", 1.0),
+        (FP32_MUON, "-", OVER_FP32),
     ):
         top = best(found, than)
         said = "" if top is None else f"{_times_text(top[0])} ({top[1]})"
