@@ -65,6 +65,15 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not [one for one in found if one[2]]
 
 
+def test_every_decision_can_be_come_upon() -> None:
+    """From a document that says what holds, or from the code that it is about."""
+    pages = {page.name for page in (ROOT / "docs/decisions").glob("*.md")}
+    read = [page for page in PAGES if page.parent.name != "decisions"] + SOURCES
+    named = {name for path in read
+             for name in re.findall(r"decisions/([\w-]+\.md)", path.read_text(encoding="utf-8"))}
+    assert not pages - named
+
+
 def test_documents_that_code_names_are_there() -> None:
     found = [(source.relative_to(ROOT), *name) for source in SOURCES for name in _names(source)]
     assert len(found) > 20
