@@ -69,7 +69,7 @@ class Setting:
 
     def told(self) -> dict[str, Any]:
         """What of it defines a run's result."""
-        return {name: value for name, value in dataclasses.asdict(self).items()
+        return {name: value for name, value in vars(self).items()
                 if name != "tuned_on"}  # fmt: skip
 
     def factor(self, step: int, steps: int) -> float:
