@@ -34,8 +34,8 @@ from sources import page
 from sources.source import Claim, Point, Source, due, due_of, found, load, names, notes_of
 
 HERE = Path(__file__).resolve().parent
-CLAIM_HEADS = ("claim", "document", "ours", "bound", "")
-UNJUDGED = 3  # columns of them where the sizes prove nothing
+CLAIM_HEADS = ("claim", "theirs", "ours", "same baseline?", "bound", "")
+UNJUDGED = 4  # columns of them where the sizes prove nothing
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -75,10 +75,10 @@ def show(source: Source, rows: dict[str, Row], judged: bool) -> list[Claim]:
     for note in notes_of(source, rows):
         print(note, "\n")
     claims = list(source.claims(rows))
-    lines = [(one.what, one.document, one.ours or "-", one.bound, one.verdict) for one in claims]
+    lines = [page.line_of(one) for one in claims]
     columns = len(CLAIM_HEADS) if judged else UNJUDGED
     lines = [line[:columns] for line in (CLAIM_HEADS, *lines)]
-    print("\n".join(_columns.aligned(lines, left={0, 4})))
+    print("\n".join(_columns.aligned(lines, left={0, 3, 5})))
     return claims
 
 

@@ -47,12 +47,20 @@ def rows(**others: float) -> dict[str, Any]:
 
 def test_claims_are_met_and_missed() -> None:
     made = collectives.claims(rows())
-    assert [claim.verdict for claim in made] == ["short", "met", "met", "met", "met", "met"]
+    assert [claim.verdict for claim in made] == ["short", "met", "met", "short", "met", "met"]
     assert made[1].ours == "1.06"
     assert made[0].ratio == pytest.approx(6 / 16.6)
     behind = collectives.claims(rows(mpich=0.9, gloo=17.0))
     assert [claim.verdict for claim in behind] == ["met", "met", "short", "met", "met", "short"]
     assert behind[5].ours.startswith("0.90")
+
+
+def test_the_page_has_three_sizes_of_each_place() -> None:
+    full, short = collectives.table(rows()), collectives.brief(rows())
+    assert short[0] == full[0]
+    assert set(short) < set(full)
+    of_hosts = [line[2] for line in short if line[:2] == ("broadcast", "8 hosts")]
+    assert of_hosts == ["4 KiB", "256 KiB", "64 MiB"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

@@ -12,35 +12,40 @@ from typing import Any
 
 import _columns
 
-from .source import Found, Source, due_of, notes_of
+from .source import Claim, Found, Source, brief_of, due_of, notes_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "RESULTS.md"
 PICTURE = "plots/results.png"
 PROGRAM = "bench/results.py"
-BARS_SHARE = 0.4  # of the picture's width; the rest is for words
-TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 30, 50, 100)
-HEADS = ("source", "claim", "the document's", "ringcomm's", "bound", "verdict")
+WORDS_FROM = 0.6  # of the picture's width
+HEADS = ("source", "claim", "theirs", "ours", "same baseline?", "bound", "verdict")
 
 Everything = Mapping[str, tuple[Source, Found]]
 
 
 def summary(everything: Everything) -> str:
     """All claims in one table."""
-    lines = [
-        (f"[{name}](#{name})", one.what, one.document, one.ours or "-", one.bound, one.verdict)
-        for name, (source, rows) in everything.items() for one in source.claims(rows)
-    ]  # fmt: skip
+    lines = [(f"[{name}](#{name})", *line_of(one))
+             for name, (source, rows) in everything.items() for one in source.claims(rows)]
     return "\n".join(_columns.markdown([HEADS, *lines]))
+
+
+def line_of(one: Claim) -> tuple[str, ...]:
+    """A claim in columns."""
+    return (one.what, one.document, one.ours or "-", one.same_baseline, one.bound, one.verdict)
 
 
 def section(name: str, source: Source, rows: Found) -> str:
     """A source's part of the page."""
     parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
              f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip()]
-    table = source.table(rows)
+    table, whole = brief_of(source, rows), len(source.table(rows))
     if len(table) > 1:
         parts.append("\n".join(_columns.markdown(table)))
+    if len(table) < whole:
+        parts.append(f"{len(table) - 1} of {whole - 1} lines; all of them: "
+                     f"`python bench/results.py {name} --table`.")  # fmt: skip
     parts += notes_of(source, rows)
     if rows:
         parts.append(f"![{name}](plots/{name}.png)")
@@ -84,28 +89,22 @@ def draw(source: Source, rows: Found, path: Path) -> None:
 
 
 def draw_summary(everything: Everything, path: Path) -> None:
-    """How far ringcomm goes beyond each document: a bar for each claim that has a ratio."""
+    """What ringcomm reaches of each figure of a document that is like for like."""
     bars = [(name, one) for name, (source, rows) in everything.items()
-            for one in source.claims(rows) if one.ratio is not None]  # fmt: skip
-    figure = _figure(11, max(2.0, 0.36 * len(bars) + 1.2))
+            for one in source.claims(rows)
+            if one.ratio is not None and one.is_like_for_like]  # fmt: skip
+    figure = _figure(11, max(2.0, 0.36 * len(bars) + 1.4))
     axes = figure.add_subplot()
-    ratios = [one.ratio or 0.0 for _, one in bars]
-    least, most = 0.95 * min([1.0, *filter(None, ratios)]), max([1.1, *ratios]) ** (1 / BARS_SHARE)
-    for place, (ratio, (_, one)) in enumerate(zip(ratios[::-1], bars[::-1], strict=True)):
-        axes.barh(place, max(ratio, least) - 1, left=1,
-                  color="tab:blue" if ratio >= 1 else "tab:red")  # fmt: skip
-        axes.annotate(f"{one.ours} (document: {one.document})", (max(ratio, 1), place),
+    for place, (_, one) in enumerate(reversed(bars)):
+        ratio = one.ratio or 0.0
+        axes.barh(place, ratio, color="tab:blue" if ratio >= 1 else "tab:orange")
+        axes.annotate(f"{one.ours} (theirs: {one.document})", (max(ratio, 1), place),
                       xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
-    if bars:
-        axes.set_xscale("log")
-        axes.set_xlim(least, most)
-        ticks = [tick for tick in TICKS if least <= tick <= most]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+    axes.set_xlim(0, max([1.0, *(one.ratio or 0.0 for _, one in bars)]) / WORDS_FROM)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("times better than the document says (1: the same)")
+    axes.set_xlabel("ours over theirs, by the same baseline; blue: at least theirs, orange: below")
     figure.savefig(path, dpi=120)
 
 

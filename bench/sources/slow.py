@@ -73,6 +73,8 @@ MUON = ", Muon"  # ends the name of what is trained by Muon instead of AdamW
 FP32_MUON = FP32 + MUON
 FIXED = ("int8", "int4")
 
+_DDP = ("DDP, image classifiers", "DDP, a GPT")
+
 _GLOO = {"kind": "gradients", "over": "gloo", "bucket_mb": 1.0}
 _POWERSGD = {**_GLOO, "hook": "powersgd", "rank": 1, "bucket_mb": None}
 _OURS = {"kind": "gradients", "bucket_mb": 1.0}
@@ -388,6 +390,7 @@ def claims(found: Found) -> list[Claim]:
         made.append(Claim(
             f"time to {TARGET} nats, the fastest method beside {than}", document, said,
             f">= {bound:g}x", None if top is None else top[0] >= bound, ratio,
+            _DDP if than == FP32 else ("", ""),
         ))  # fmt: skip
     paths = [(ratio, name) for name in METHODS if name.startswith(STELLA)
              and (ratio := faster(found, name, FP32, TARGET)) is not None]  # fmt: skip
@@ -397,6 +400,7 @@ def claims(found: Found) -> list[Claim]:
         "" if ratio is None else f"{_times_text(ratio)} ({path})" if ratio
         else "not all runs get there", f">= {OVER_FP32:g}x",
         None if ratio is None else ratio >= OVER_FP32, None if ratio is None else ratio / PAPERS,
+        _DDP,
     ))  # fmt: skip
     fixed = [ratio for codec in FIXED if (ratio := faster(found, codec, AUTO, TARGET)) is not None]
     made.append(Claim(

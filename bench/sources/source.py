@@ -9,9 +9,10 @@
     claims(found)   each claim with the document's figure, ours, the bound and the verdict
     table(found)    a table, its first row the heads
     draw(found, figure)     the same as a picture, with matplotlib
+    brief(found)    the lines of the table that the page has, where these are not all (brief_of())
     notes(found)    sentences with figures below the table; only some have any (notes_of())
 
-The last four are functions of rows alone, any of which may be missing.
+The last five are functions of rows alone, any of which may be missing.
 
 Invariant: a row counts only under the key of its point, which is made of all that defines the
 measurement; so a changed point or harness is measured anew. One that counts may be due again all
@@ -69,6 +70,9 @@ class Claim:
         met: whether it does; None: not measured.
         ratio: ours over the document's, above 1 where ours is better, 0 where it never gets there,
             for the picture; None: none.
+        baselines: what the document's figure is held against, and what ours; "" where there is
+            none. Only figures with the same one are like for like.
+        calibrated: it holds by construction, as what was emulated was set by it.
     """
 
     what: str
@@ -77,11 +81,28 @@ class Claim:
     bound: str
     met: bool | None
     ratio: float | None = None
+    baselines: tuple[str, str] = ("", "")
+    calibrated: bool = False
 
     @property
     def verdict(self) -> str:
         """In words."""
-        return "not measured" if self.met is None else "met" if self.met else "short"
+        if self.met is None:
+            return "not measured"
+        return "short" if not self.met else "calibration" if self.calibrated else "met"
+
+    @property
+    def is_like_for_like(self) -> bool:
+        """Whether both figures are held against the same."""
+        return bool(self.baselines[0]) and self.baselines[0] == self.baselines[1]
+
+    @property
+    def same_baseline(self) -> str:
+        """In words, with what it is, or both where they differ."""
+        theirs, ours = self.baselines
+        if not theirs:
+            return "-"
+        return f"yes: {theirs}" if self.is_like_for_like else f"no: {theirs}; {ours}"
 
 
 class Source(Protocol):
@@ -123,6 +144,12 @@ def due_of(source: Source, rows: Found) -> dict[str, str]:
     reasons = {point.name: due(point, rows[point.name]) for point in source.points(False)
                if point.name in rows}  # fmt: skip
     return {name: why for name, why in reasons.items() if why}
+
+
+def brief_of(source: Source, found: Found) -> list[Sequence[str]]:
+    """The table of the page."""
+    brief = getattr(source, "brief", source.table)
+    return list(brief(found))
 
 
 def notes_of(source: Source, found: Found) -> list[str]:
