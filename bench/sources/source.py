@@ -37,7 +37,7 @@ Found = Mapping[str, Row]
 
 SLOW_MBIT = 100.0  # from here down a step's bytes are few beside what older cables let through
 OLDER_CABLES, UNCOMMITTED = "cables that let 128 KiB through at once", "files in no commit"
-_ORDER = ("scaling", "slow", "onebit", "overlap", "topologies", "collectives", "hybrid")
+_ORDER = ("scaling", "slow", "real", "onebit", "overlap", "topologies", "collectives", "hybrid")
 
 
 @dataclasses.dataclass(frozen=True)

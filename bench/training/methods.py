@@ -204,6 +204,13 @@ def torch_fp16(place: Place) -> Recipe:
     return Recipe(adamw(place.model, place.lr), hook=(None, default_hooks.fp16_compress_hook))
 
 
+def torch_fp32(place: Place) -> Recipe:
+    """What DDP does by itself, over gloo."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return Recipe(adamw(place.model, place.lr), hook=(None, default_hooks.allreduce_hook))
+
+
 # ---- momentum on the wire ----
 
 
@@ -350,6 +357,8 @@ _EVERY_STEP = (
 _BASELINES = (
     _hook("topk", "AdamW, top 1 % with feedback", compression="topk"),
     Method("accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4),
+    Method("torch-fp32", "AdamW, DDP, gloo float32", torch_fp32, world="process", sends=6.0,
+           settings=(), tuned_as="adamw"),  # by the clock alone: sources/real.py
     Method("torch-fp16", "torch's fp16 hook, gloo", torch_fp16, world="process", sends=3.0),
     Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process",
            sends=0.54),

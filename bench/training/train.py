@@ -24,6 +24,7 @@ from training.methods import METHODS, Place, Recipe
 from training.model import digest_of
 from training.plan import RANKS, SETTINGS, Run
 from training.tasks import task_of
+from training.watch import Watch
 
 Result = dict[str, Any]
 
@@ -93,9 +94,9 @@ class _Rank:
 
     def __init__(
         self, comm: Communicator, run: Run, turn: contextlib.AbstractContextManager[Any],
-        checkpoint: Path,
+        checkpoint: Path, watch: Watch | None,
     ) -> None:  # fmt: skip
-        self.comm, self.run, self.turn = comm, run, turn
+        self.comm, self.run, self.turn, self.watch = comm, run, turn, watch
         self.setting, self.method = SETTINGS[run.setting], METHODS[run.method]
         with turn:  # torch's random numbers are the process's
             self.task = task_of(self.setting)
@@ -167,23 +168,27 @@ class _Rank:
 
     def evaluate(self, number: int) -> None:
         """Behind a step: what the task judges by, of rank 0's weights."""
-        every = max(1, self.steps // self.task.evaluations)
+        watch = self.watch
+        every = watch.every if watch else max(1, self.steps // self.task.evaluations)
         last = number == self.steps - 1
         if not last and (number + 1) % every:
             return
         if last and self.recipe.flush():
             self._update()
-        if self.comm.rank == 0:
-            with self.turn, self.recipe.evaluated():
-                self.model.eval()
-                loss = self.task.judge(self.model, RANKS, last)
-                self.model.train()
-            self.curve.append((number + 1, _finite(loss)))
+        with watch.stopped() if watch else contextlib.nullcontext():
+            if self.comm.rank == 0:
+                with self.turn, self.recipe.evaluated():
+                    self.model.eval()
+                    figure = _finite(self.task.judge(self.model, RANKS, last or watch is not None))
+                    self.model.train()
+                self.curve.append((number + 1, figure))
+                if watch:
+                    watch.note(number + 1, figure)
 
 
 def train(
     comm: Communicator, run: Run, *, turn: Any = None, distributed: bool = False,
-    checkpoint: Path = Path(), save: Path | None = None,
+    checkpoint: Path = Path(), save: Path | None = None, watch: Watch | None = None,
 ) -> Result:  # fmt: skip
     """Trains on this rank; all ranks of ``comm`` call it.
 
@@ -192,23 +197,29 @@ def train(
         distributed: there is a process group, so the hook runs under DDP.
         checkpoint: the weights of a setting that starts from some.
         save: where to put the weights at the end.
+        watch: the clock of a run whose time counts, which may end it early.
 
     Returns:
         This rank's part of the row.
     """
     torch.set_num_threads(1)
-    rank = _Rank(comm, run, turn or contextlib.nullcontext(), checkpoint)
+    rank = _Rank(comm, run, turn or contextlib.nullcontext(), checkpoint, watch)
     rank.connect(distributed)
     before = comm.stats()
     began = time.perf_counter()
     with rank.recipe.around:
+        if watch:
+            watch.start()
         for number in range(rank.steps):
             rank.step(number)
             if number == rank.steps - 1:
                 break
             rank.evaluate(number)
+            if watch and watch.is_over:
+                break
         sent = _sent(before, comm.stats())
-        rank.evaluate(rank.steps - 1)
+        if number == rank.steps - 1:
+            rank.evaluate(number)
         with rank.recipe.evaluated():
             weights = digest_of(rank.model)
             if save is not None and comm.rank == 0:
