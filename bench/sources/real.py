@@ -32,7 +32,6 @@ DOCUMENT = (
 REAL = (
     "all of it: model, data, optimizers, codecs, sockets between network namespaces, and the clock."
 )
-NEEDS_ROOT = True
 WITHOUT_ROOT = "bench/convergence.py trains the same methods"
 HARNESS = 1
 
@@ -59,12 +58,14 @@ BEHIND_S = 600.0  # of a run's limit, for its start, its evaluations and its end
 
 def points(quick: bool) -> list[Point]:
     """All methods with the first seed, then with the next."""
-    many = {"hosts": HOSTS, "rate": RATE, "steps": STEPS, "every": EVERY, "limit_s": LIMIT_S}
+    many: dict[str, Any] = {"hosts": HOSTS, "rate": RATE, "steps": STEPS, "every": EVERY,
+                            "limit_s": LIMIT_S}  # fmt: skip
     names, seeds = list(METHODS), SEEDS
     if quick:
         many |= {"rate": 1000.0, "steps": 4, "every": 2, "limit_s": 5.0}
         names, seeds = ["int4 hook"], SEEDS[:1]
-    return [Point(f"{name}, seed {seed}", {"method": METHODS[name][0], "seed": seed, **many})
+    return [Point(f"{name}, seed {seed}", {"method": METHODS[name][0], "seed": seed, **many},
+                  many["rate"])
             for seed in seeds for name in names]  # fmt: skip
 
 
