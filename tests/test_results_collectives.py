@@ -80,7 +80,7 @@ def test_a_library_that_failed_has_no_figures() -> None:
     row = some["broadcast, 8 hosts"]
     row["standings"] = [one for one in row["standings"] if one["library"] != "mpich"]
     line = next(line for line in collectives.table(some) if line[1] == "8 hosts")
-    assert line[collectives.table(some)[0].index("mpich x")] == "-"
+    assert line[collectives.table(some)[0].index("MPICH x")] == "-"
 
 
 def test_a_call_by_itself_lasts_until_the_last_rank_has_it() -> None:

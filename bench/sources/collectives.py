@@ -35,9 +35,8 @@ REAL = (
 )
 EMULATED = (
     "the links, shaped to 1000 Mbit/s. All hosts share this machine's cores, where libraries that "
-    "poll while they wait suffer as soon as there are more ranks than cores. There is no GPU and "
-    "so no NCCL: gloo and MPI stand in its place, and the documents' factors are over NCCL of 2017 "
-    "and 2018."
+    "poll while they wait suffer as soon as there are more ranks than cores. There is no GPU: gloo "
+    "and MPI stand in the place of the documents' NCCL of 2017 and 2018."
 )
 WITHOUT_ROOT = (
     "bench/peers.py compares the same libraries' all-reduces on the loopback, and sweep.py "
@@ -53,6 +52,10 @@ HOSTS = (2, 4, 8)
 MBIT = 1000.0
 TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich")
 SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm")
+#: Columns of the table: over TCP, and through memory.
+OTHERS: Mapping[str, Sequence[str]] = {
+    "gloo": ("gloo",), "Open MPI": ("openmpi-tcp", "openmpi-shm"), "MPICH": ("mpich", "mpich-shm"),
+}  # fmt: skip
 SECONDS = 300  # of a library's job
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 FLAT = 1.10
@@ -228,15 +231,14 @@ def _never_behind(what: str, by_hosts: Mapping[int, Mapping[int, Line]]) -> Clai
 
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each size: ringcomm's time, and every library's over it."""
-    names = list(dict.fromkeys(one["library"] for row in found.values()
-                               for one in row["standings"] if one["library"] not in SUBJECTS))
-    heads = ("collective", "where", "size", "ringcomm", "spread", *(f"{name} x" for name in names))
+    heads = ("collective", "where", "size", "ringcomm", "spread", *(f"{name} x" for name in OTHERS))
     lines: list[Sequence[str]] = [heads]
     for name, row in found.items():
         collective, where = name.split(", ", 1)
         for size, line in lines_of(row).items():
             mine = ours(line)
-            ratios = [over(line, other) for other in names]
+            ratios = [next((over(line, way) for way in ways if way in line), None)
+                      for ways in OTHERS.values()]  # fmt: skip
             lines.append((collective, where, size_name(size), f"{mine['time_us']:.0f} us",
                           f"{100 * mine['spread']:.0f} %",
                           *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)))
@@ -244,8 +246,9 @@ def table(found: Found) -> list[Sequence[str]]:
 
 
 def brief(found: Found) -> list[Sequence[str]]:
-    """A small, a middle and the largest size of each place."""
+    """A small, a middle and the largest size of each place, between the fewest and most hosts."""
     heads, *lines = table(found)
+    lines = [line for line in lines if line[1] not in {f"{hosts} hosts" for hosts in HOSTS[1:-1]}]
     largest = {name: size_name(max(lines_of(row))) for name, row in found.items()}
     return [heads, *(line for line in lines if line[2] in (
         size_name(4 * KIB), size_name(256 * KIB), largest[f"{line[0]}, {line[1]}"]))]  # fmt: skip
@@ -264,9 +267,9 @@ def draw(found: Found, figure: Any) -> None:
 
 def _draw_one(axes: Any, title: str, lines: Mapping[int, Line]) -> None:
     sizes = sorted(lines)
-    for number, library in enumerate(TCP[1:]):
+    for number, (library, (way, *_)) in enumerate(OTHERS.items()):
         there = [(size, ratio) for size in sizes
-                 if (ratio := over(lines[size], library)) is not None]  # fmt: skip
+                 if (ratio := over(lines[size], way)) is not None]  # fmt: skip
         if there:
             axes.plot(*zip(*there, strict=True), marker="o", markersize=3, label=library,
                       color=f"C{number + 1}")

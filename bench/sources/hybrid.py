@@ -162,7 +162,7 @@ def claims(found: Found) -> Sequence[Claim]:
                 met = bool(row["same_bits"] and row["replicas_same"] and row["apart"] <= TOLERANCE)
             made.append(Claim(
                 f"{called} by {schedule}: weights beside one process", "sequential semantics",
-                said, f"same bits in the same order; {TOLERANCE:g} of the way in another", met,
+                said, f"same bits; {TOLERANCE:g} beside whole batches", met,
             ))  # fmt: skip
         for way, document, bound, baselines in (
             ("sequential", "up to 3.1x (ResNet-110)", OVER_SEQUENTIAL,
@@ -197,8 +197,7 @@ def table(found: Found) -> list[Sequence[str]]:
         lines.append((
             NAMES[kind], factor, *seconds, f"{_ratio(row, 'gloo'):.2f}x",
             f"{_ratio(row, 'data parallel'):.2f}x", *sent,
-            f"{row['at']} of {row['pieces']}, {row['first_cost']:.0%} of compute, "
-            f"{row['first_parameters'] / row['parameters']:.0%} of parameters",
+            f"{row['at']} of {row['pieces']}, {row['first_cost']:.0%} of compute",
         ))  # fmt: skip
     return lines
 

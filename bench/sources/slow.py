@@ -48,9 +48,8 @@ REAL = (
     "sockets between network namespaces, DDP and its hooks, and every byte of the timed steps."
 )
 EMULATED = (
-    "whose step times these are: a stand-in for a model of 124 M parameters, at a hundredth of its "
-    "size, whose compute of 0.5 s is slept at a tenth; and the link (115 Mbit/s on average at a "
-    "tenth, by a trace), which has no delay."
+    "the step times, of a stand-in for 124 M parameters at a hundredth, whose compute of 0.5 s is "
+    "slept at a tenth; and the link (115 Mbit/s on average at a tenth, by a trace, without delay)."
 )
 WITHOUT_ROOT = "bench/convergence.py trains the same methods"
 HARNESS = 1
@@ -388,7 +387,7 @@ def claims(found: Found) -> list[Claim]:
         said = "" if top is None else f"{_times_text(top[0])} ({top[1]})"
         ratio = None if top is None or than != FP32 else top[0] / PAPERS
         made.append(Claim(
-            f"time to {TARGET} nats, the fastest method beside {than}", document, said,
+            f"time to {TARGET} nats beside {than}", document, said,
             f">= {bound:g}x", None if top is None else top[0] >= bound, ratio,
             _DDP if than == FP32 else ("", ""),
         ))  # fmt: skip
@@ -467,8 +466,8 @@ def notes(found: Found) -> list[str]:
             said.append(f"{compute_s:g} s: {_times_text(ratio)}{ahead}")
     return [
         f"{top[1]} sees {samples:.1f} times the samples that {FP32} sees until then.",
-        f"If a step of the whole model computed for so long, it would be so many times as fast as "
-        f"{FP32}, whose exchange hides behind backward: {', '.join(said)}.",
+        f"If a step computed for so long, it would be so many times as fast as {FP32}, whose "
+        f"exchange hides behind backward: {', '.join(said)}.",
     ]  # fmt: skip
 
 

@@ -192,7 +192,7 @@ def _carried(
     share = WAYS[way].share(hosts)
     ours = busiest(ways[way])[1] if way in ways else None
     return Claim(
-        f"busiest port of {hosts} workers, {way}: gradients each way in a step", document,
+        f"busiest port of {hosts} workers, {way}: gradients", document,
         "" if ours is None else f"{ours:.3f}", f"{share:.3f} within {100 * WITHIN_BYTES:.0f} %",
         None if ours is None else abs(ours / share - 1) <= WITHIN_BYTES,
     )  # fmt: skip
@@ -239,6 +239,13 @@ def table(found: Found) -> list[Sequence[str]]:
                 f"{share_of(row) / WAYS['ring'].share(hosts):.2f}", f"{100 * used(row):.0f} %",
             ))  # fmt: skip
     return lines
+
+
+def brief(found: Found) -> list[Sequence[str]]:
+    """The lines of the largest number of hosts."""
+    heads, *lines = table(found)
+    most = max(by_hosts(found), default=0)
+    return [heads, *(line for line in lines if line[0].split()[0] == str(most))]
 
 
 def draw(found: Found, figure: Any) -> None:
