@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-BURST_S = 1e-3  # of its rate is what a cable lets through at once
+BURST_S = 1e-3  # of its rate passes a cable at once: docs/decisions/13-emulated-cables.md
 ETHERNET_BYTES = 14  # header of a packet, which the shaper counts
 CABLES = 2  # one more wherever cables let bytes through in another way: rows of results tell
 QUEUE_BYTES = 128 << 10  # of a cheap switch's port, beside what follows from the rate
