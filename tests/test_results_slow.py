@@ -214,6 +214,20 @@ def test_auto_beside_the_fixed_codecs_falls_short_where_one_is_faster() -> None:
     assert claims["auto beside the best fixed codec: time"].ours == "1.48x"
 
 
+def test_image_classes_by_the_same_clock() -> None:
+    right = [[100, 0.2], [200, 0.0]]  # a tenth is wrong after 150 steps
+    found = rows()
+    for train, _ in slow.IMAGES.values():
+        found[f"steps {train}"] = {"curves": {"1": right, "2": right, "3": right}, "lr": 0.2}
+    found["steps images-sparse-100"]["curves"]["3"] = [[200, 0.5]]
+    found[f"time {slow.STELLA}, 1/20, stale"] = row_of_time(0.25)
+    lines = {line.split(" | ")[0].strip("| "): line for line in slow.notes(found)[-1].splitlines()}
+    assert "| 3 of 3 | 150 | 50.00 |" in lines[slow.FP32]
+    assert lines[f"{slow.STELLA}, 1/20, stale"].endswith("| 20.0x |")
+    assert "| 2 of 3 |" in lines[f"{slow.STELLA}, 1/100, stale"]
+    assert lines[f"{slow.STELLA}, 1/4, stale"].endswith("| - | - | - |"), "not timed yet"
+
+
 def test_a_table_and_a_picture() -> None:
     heads, *lines = slow.table(rows())
     assert {len(line) for line in lines} == {len(heads)}
@@ -228,15 +242,16 @@ def test_a_table_and_a_picture() -> None:
 
 def test_what_is_compared_can_be_trained_and_timed() -> None:
     names = {point.name for point in slow.points(quick=False)}
-    for train, way in slow.METHODS.values():
+    for train, way in (*slow.METHODS.values(), *slow.IMAGES.values()):
         assert f"time {way}" in names
         assert not train or f"steps {train}" in names
     from training.methods import METHODS
 
+    few = {"stellatrain-20", "stellatrain-8", *(train for train, _ in slow.IMAGES.values())}
     for name in names:
         kind, _, method = name.partition(" ")
         if kind == "steps":
-            assert len(METHODS[method].seeds) == 8
+            assert len(METHODS[method].seeds) == (3 if method in few else 8)
 
 
 # ---- measurements ----

@@ -11,7 +11,7 @@
                 "gloo" or "ringcomm", by torch's hook null, "fp16", "bf16" or "powersgd", of a rank
     momentum    optimizer of ringcomm.torch.optim, settings of it
     apart       settings of OuterStep
-    sparse      settings of ringcomm.torch.sparse.Adam
+    sparse      settings of an optimizer of ringcomm.torch.sparse (Adam)
 
 All take "per", the iterations of a step; "compute_s" in place of the job's; "tell": rank 0 prints
 {"step": 17} after each. Rank 0 prints a line of JSON for each run: {"way": "int8", "steps": [...]}.
@@ -240,7 +240,7 @@ class Sparse(Momentum):
     """StellaTrain's path: an optimizer on the CPU, of the blocks that are chosen."""
 
     def kind(self) -> Any:
-        return sparse.Adam
+        return getattr(sparse, self.settings.get("optimizer", "Adam"))
 
     @property
     def sent(self) -> float:

@@ -20,6 +20,9 @@ order of its own, in which gloo hangs and ringcomm raises MismatchError. The hoo
 torch's 16 bits is its fp16 hook: DDP refuses the bf16 one without NCCL, and their bytes are the
 same.
 
+StellaTrain's own case, image classes under SGD with momentum, is convergence.py's T5: a ResNet of
+77,562 parameters over digits, 3 seeds; its target is the share WRONG of held-out views.
+
 Methods with Muon are timed as those with AdamW are, for what an optimizer computes is in no step's
 time, and are compared among each other alone.
 """
@@ -34,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _columns
 from _site import Site
 
 from . import steps, trace
@@ -57,6 +61,7 @@ HARNESS = 1
 HOSTS, PARAMETERS, LAYERS, COMPUTE_S = 4, 1.24e6, 16, 0.05
 RATE, TIME = 0.1, 0.1  # of the trace's
 TARGET, EASIER = 1.75, 2.0  # nats; fp32 comes to 1.66 in its 400 steps
+WRONG = 0.1  # of images; fp32 comes to 0.05 in its 400 steps
 OVER_FP32, OVER_16_BITS, AUTO_WITHIN = 20.0, 5.0, 1.05
 PAPERS = 104  # times as fast as DDP, at most
 POWERSGD_DENSE = 10  # steps before its hook begins: start_powerSGD_iter of training/methods.py
@@ -93,6 +98,12 @@ WAYS: Mapping[str, tuple[float, steps.Way]] = {  # bytes of a parameter and step
     "OuterStep sparse, H = 30": (0.01, {
         **_OUTER, "per": 30, "settings": {"every": 30, "outer": "sparse"}}),
     STELLA: (0.2, {"kind": "sparse", "settings": {"density": 1 / 64}}),
+    **{f"{STELLA}, 1/{part}": (6.3 / part, {"kind": "sparse", "settings": {"density": 1 / part}})
+       for part in (20, 8)},
+    **{f"{STELLA}, 1/{part}, stale": (6.3 / part, {
+        "kind": "sparse", "optimizer": "SGD",
+        "settings": {"density": 1 / part, "staleness": 1, "momentum": 0.9}})
+       for part in (100, 20, 8, 4)},
 }  # fmt: skip
 #: What is compared: how it is trained (convergence.py's name), and how it is timed.
 METHODS: Mapping[str, tuple[str, str]] = {
@@ -110,11 +121,20 @@ METHODS: Mapping[str, tuple[str, str]] = {
     STELLA: ("stellatrain", STELLA),
     STELLA_LONG: ("stellatrain-long", STELLA),
     f"{STELLA}, SGD": ("stellatrain-sgd", STELLA),
+    **{f"{STELLA}, 1/{part}": (f"stellatrain-{part}", f"{STELLA}, 1/{part}") for part in (20, 8)},
     FP32_MUON: ("muon", FP32),
     f"int4{MUON}": ("muon-int4", "int4"),
     f"OuterStep int4, H = 10{MUON}": ("outer-muon", "OuterStep int4, H = 10"),
     f"OuterStep int4, H = 30{MUON}": ("outer-muon-30", "OuterStep int4, H = 30"),
 }
+#: The same of image classes.
+IMAGES: Mapping[str, tuple[str, str]] = {
+    FP32: ("images-none", FP32),
+    HALF: ("images-fp16", HALF),
+    "int4": ("images-int4", "int4"),
+    **{f"{STELLA}, 1/{part}, stale": (f"images-sparse-{part}", f"{STELLA}, 1/{part}, stale")
+       for part in (100, 20, 8, 4)},
+}  # fmt: skip
 BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG, FP32_MUON)
 COLUMNS = (FP32, HALF, POWERSGD_LONG)
 _TRAINED_AS = {"none": "adamw", "bf16": "torch-fp16"}  # a codec's losses, by another name
@@ -136,8 +156,12 @@ def points(quick: bool) -> list[Point]:
     trained = list(dict.fromkeys(train for train, _ in METHODS.values() if train))
     if quick:
         trained = ["int4", "stellatrain"]
-    return timed + [Point(f"steps {name}", {"method": name, "steps": 8 if quick else None})
-                    for name in trained]  # fmt: skip
+    learned = [Point(f"steps {name}", {"method": name, "steps": 8 if quick else None})
+               for name in trained]  # fmt: skip
+    if not quick:
+        learned += [Point(f"steps {name}", {"method": name, "steps": None, "setting": "T5"})
+                    for name, _ in IMAGES.values()]  # fmt: skip
+    return timed + learned
 
 
 def measure(point: Point) -> Mapping[str, Any]:
@@ -192,7 +216,7 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
     from training.methods import METHODS as TRAINED
     from training.plan import Plan, Run
 
-    method = TRAINED[asked["method"]]
+    method, setting = TRAINED[asked["method"]], asked.get("setting", "T1")
     if method.missing():
         raise RuntimeError(f"{method.missing()} is not there")
     rows = Rows(ROWS)
@@ -204,7 +228,8 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
         broken.append(f"{run.method} seed {run.seed}: {why}")
 
     if asked["steps"]:
-        run = Run("T1", method.name, method.lrs[len(method.lrs) // 2], 1, "quick", asked["steps"])
+        middle = method.lrs[len(method.lrs) // 2]
+        run = Run(setting, method.name, middle, 1, "quick", asked["steps"])
         found: dict[int, Row] = {}
         pool.run_all(
             lambda: [] if found or broken else [run],
@@ -216,15 +241,15 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
             names = [TRAINED[method.tuned_as]] if method.tuned_as else []
             runs = [run for one in names for run in plan.runs(one) if run.role == "tune"]
             runs += [run for run in plan.runs(method) if run.role in ("tune", "final")]
-            return [run for run in runs if run.setting == "T1" and rows.find(run.key) is None]
+            return [run for run in runs if run.setting == setting and rows.find(run.key) is None]
 
         jobs = os.cpu_count() or 1
         pool.run_all(due, progress.done, failed, lambda _: Path("none"), jobs=jobs)
-        found = plan.finals("T1", method.name)
+        found = plan.finals(setting, method.name)
     if broken or not found:
         raise RuntimeError("; ".join(broken) or f"{method.name} has no run")
     return {"curves": {str(seed): row["curve"] for seed, row in sorted(found.items())},
-            "lr": plan.tuned(method)}  # fmt: skip
+            "lr": plan.tuned(method, setting)}  # fmt: skip
 
 
 def steps_to(curve: Sequence[Sequence[float | None]], target: float) -> float | None:
@@ -447,7 +472,40 @@ def table(found: Found) -> list[Sequence[str]]:
 
 
 def notes(found: Found) -> list[str]:
-    """What the first ratio costs in samples, and what it comes to for other computes."""
+    """What the first ratio costs in samples, what it comes to for other computes, and image classes
+    by the same clock."""
+    return [*_notes_of_the_best(found), *_images(found)]
+
+
+def _images(found: Found) -> list[str]:
+    """The table of image classes; none before fp32's runs are there."""
+    if f"steps {IMAGES[FP32][0]}" not in found:
+        return []
+    lines: list[Sequence[str]] = [
+        ("images, SGD", "rate", f"runs that reach {WRONG:.0%} wrong", "steps (median)",
+         "s per step", "hours", "over fp32"),
+    ]  # fmt: skip
+    base: float | None = None
+    for name, (train, way) in IMAGES.items():
+        learned, pace = found.get(f"steps {train}"), pace_of(found, way)
+        if learned is None:
+            continue
+        runs = list(learned["curves"].values())
+        many = [math.inf if (one := steps_to(run, WRONG)) is None else one for run in runs]
+        middle = statistics.median(many)
+        took = None if pace is None or math.isinf(middle) else pace.seconds(middle)
+        base = took if name == FP32 else base
+        lines.append((
+            name, f"{learned['lr']:g}", f"{sum(map(math.isfinite, many))} of {len(many)}",
+            "-" if math.isinf(middle) else f"{middle:.0f}",
+            "-" if pace is None else f"{pace.each_s / TIME:.2f}",
+            "-" if took is None else f"{_hours(took):.3f}",
+            "-" if took is None or base is None else _times_text(base / took),
+        ))  # fmt: skip
+    return ["\n".join(_columns.markdown(lines))]
+
+
+def _notes_of_the_best(found: Found) -> list[str]:
     top = best(found, FP32)
     if top is None:
         return []
