@@ -92,9 +92,9 @@ class Load:
 
 
 def is_dirty(row: Row) -> bool:
-    """Whether what measured it is in no commit, or git did not tell."""
-    commit = str(row.get("git", ""))
-    return not commit or commit.endswith(DIRTY)
+    """Whether it, or a row that it is made of, is of files in no commit, or git did not tell."""
+    commits = [row.get("git", ""), *row.get("commits", ())]
+    return any(not commit or commit.endswith(DIRTY) for commit in commits)
 
 
 def commit_of(top: Path) -> str:

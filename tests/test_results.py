@@ -213,6 +213,8 @@ def test_a_commit_is_dirty_by_sources_and_not_by_rows(tmp_path: Path) -> None:
     assert commit_of(tmp_path)[10:] == "-dirty"
     assert is_dirty({"git": commit_of(tmp_path)})
     assert is_dirty({"git": ""})
+    assert is_dirty({"git": "0123456789", "commits": ["0123456789", "0123456789-dirty"]})
+    assert not is_dirty({"git": "0123456789", "commits": ["0123456789"]})
 
 
 def test_rows_that_are_due_again(

@@ -249,6 +249,7 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
     if broken or not found:
         raise RuntimeError("; ".join(broken) or f"{method.name} has no run")
     return {"curves": {str(seed): row["curve"] for seed, row in sorted(found.items())},
+            "commits": sorted({row.get("git", "") for row in found.values()} - {""}),
             "lr": plan.tuned(method, setting)}  # fmt: skip
 
 
