@@ -213,10 +213,13 @@ def draw(found: Found, figure: Any) -> None:
             )  # fmt: skip
             if dots:
                 over = "ringcomm" if way == "data parallel" else way
-                axes.plot(*zip(*dots, strict=True), style, marker="o",
+                axes.plot(*zip(*dots, strict=True), style, marker="o" if style == "-" else "x",
+                          color="tab:blue" if kind == "gpt" else "tab:orange",
                           label=f"{called}, over data parallel by {over}")  # fmt: skip
     axes.axhline(OVER_DATA_PARALLEL, color="gray", lw=0.8)
-    axes.text(axes.get_xlim()[0], OVER_DATA_PARALLEL, " HyPar-Flow, ResNet-1001", va="bottom")
+    axes.text(axes.get_xlim()[1], OVER_DATA_PARALLEL, "HyPar-Flow's ResNet-1001, over Horovod ",
+              va="bottom", ha="right")  # fmt: skip
+    axes.set_ylim(0, None)
     axes.set_xlabel("compute of a rank over its exchange in data parallel")
     axes.set_ylabel("throughput of 2 stages x 2 replicas, relative")
     if axes.get_legend_handles_labels()[0]:

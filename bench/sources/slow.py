@@ -545,8 +545,8 @@ def draw(found: Found, figure: Any) -> None:
         losses = [statistics.fmean(loss for _, loss in same) for same in zip(*runs, strict=True)]
         color = next((_COLORS[one] for one in _COLORS if name.startswith(one)), "tab:blue")
         at = drawn[color] = drawn.get(color, -1) + 1
-        axes.plot(hours, losses, label=name, color=color, linestyle=("-", "--", ":")[at % 3],
-                  marker="osx"[at % 3], markersize=4)  # fmt: skip
+        axes.plot(hours, losses, label=name, color=color, linestyle=("-", "--", ":", "-.")[at % 4],
+                  marker="osx^Dv+*"[at % 8], markersize=4)  # fmt: skip
     axes.axhline(TARGET, color="gray", lw=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("hours, a stand-in for 124 M parameters on 4 hosts, 115 Mbit/s on average")
