@@ -35,7 +35,6 @@ ADAM = (2.5e-3, 5e-3, 1e-2, 2e-2)
 MUON = (5e-3, 1e-2, 2e-2, 4e-2)
 MUON_FAST = (2e-2, 4e-2, 8e-2, 0.16)  # where Muon's best has been found
 SGD = (0.1, 0.2, 0.4, 0.8)
-LAZY_SGD = (0.4, 0.8, 1.6, 3.2)  # whose momentum has decayed when a line is touched again
 LION = (5e-4, 1e-3, 2e-3, 4e-3)
 LAMB = (5e-3, 1e-2, 2e-2, 4e-2)
 
@@ -524,11 +523,8 @@ _SLOW = (  # for links so slow that three times the steps take less time; see so
 _DENSITIES = (100, 20, 8, 4)  # parts of which one travels
 
 
-def _image(
-    name: str, about: str, build: Callable[..., Recipe], lrs: tuple[float, ...] = SGD,
-    **options: Any,
-) -> Method:  # fmt: skip
-    return Method(f"images-{name}", about, build, options, lrs, ("sklearn.datasets.load_digits",),
+def _image(name: str, about: str, build: Callable[..., Recipe], **options: Any) -> Method:
+    return Method(f"images-{name}", about, build, options, SGD, ("sklearn.datasets.load_digits",),
                   settings=("T5",), seeds=(1, 2, 3))  # fmt: skip
 
 
@@ -539,11 +535,14 @@ _IMAGES = (  # StellaTrain's own case: image classes under SGD with momentum
     ),
     *(
         _image(f"sparse-{part}", f"the largest 1/{part} of the cache lines, sparse SGD, stale",
-               sparse_sgd, LAZY_SGD, density=1 / part, staleness=1)
+               sparse_sgd, density=1 / part, staleness=1)
         for part in _DENSITIES
     ),
-    _image("sparse-20-sync", "the largest 1/20 of the cache lines, sparse SGD, not stale",
-           sparse_sgd, LAZY_SGD, density=1 / 20, staleness=0),
+    *(
+        _image(f"sparse-{part}-sync", f"the largest 1/{part} of the cache lines, sparse SGD",
+               sparse_sgd, density=1 / part, staleness=0)
+        for part in (20, 8)
+    ),
     *(
         Method(f"stellatrain-{part}", f"the largest 1/{part} of the cache lines, sparse Adam",
                stellatrain, {"density": 1 / part}, seeds=(1, 2, 3))
