@@ -66,7 +66,7 @@ def test_wrong_options(argv: list[str]) -> None:
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.beside(
     sys.executable, str(BENCH / "auto.py"), "--hosts", "2", "--parameters", "2e5", "--rates", "20",
-    "--drop", "0", "--compute", "20", "--settle", "25", "--steps", "3",
+    "--drop", "0", "--compute", "20", "--settle", "25", "--steps", "3", "--timeout", "1700",
 )  # fmt: skip
 def test_a_short_run(beside: Done) -> None:
     """The wire is so slow that compression pays under any load; by how much depends on that."""

@@ -117,7 +117,8 @@ def test_losing_a_rank(torch_nursery: Nursery, tmp_path: Path) -> None:
         job.go(0)
         ends = [job.expect(rank, "trained") for rank in range(3)]
         assert len({end["weights"] for end in ends}) == 1, ends
-        assert all((end["left"], end["joined"]) == ([2], [2]) for end in ends[:2]), ends
+        told = [(end["left"], end["joined"]) for end in ends]  # by load others may be late, too
+        assert all(2 in left and 2 in joined for left, joined in told[:2]), told
 
 
 def test_the_launch_that_losing_a_rank_needs(tmp_path: Path) -> None:

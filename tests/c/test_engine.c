@@ -18,15 +18,37 @@
 
 /* ---- who drives ---- */
 
+typedef struct poker {
+    rc_engine *engine;
+    counter *counter;
+} poker;
+
+/* Writes once a waiter drives. Before, the progress thread might be the one to see it. */
+static void *poke_a_waiter(void *arg)
+{
+    poker *p = arg;
+    int drives = 0;
+    for (uint64_t end = clock_ns() + LONG_MS * CLOCK_MS; !drives && clock_ns() < end;
+         usleep(1000)) {
+        engine_lock(p->engine);
+        drives = p->engine->driver == ENGINE_WAITER;
+        engine_unlock(p->engine);
+    }
+    CHECK(drives);
+    CHECK(poke(p->counter));
+    return NULL;
+}
+
 static void waiter_drives(void)
 {
     rc_engine *e = open_engine();
     counter c;
     add_counter(e, &c);
-    CHECK(!drive(e, never, NULL, 30)); /* from here on the progress thread has stepped aside */
-    CHECK(poke(&c));
+    pthread_t thread;
+    pthread_create(&thread, NULL, poke_a_waiter, &(poker){.engine = e, .counter = &c});
     CHECK(drive(e, was_called, &c, LONG_MS));
     CHECK(pthread_equal(c.last_thread, pthread_self()));
+    pthread_join(thread, NULL);
     remove_counter(e, &c);
     rc_engine_free(e);
 }
