@@ -215,7 +215,7 @@ def test_auto_beside_the_fixed_codecs_falls_short_where_one_is_faster() -> None:
 
 
 def test_image_classes_by_the_same_clock() -> None:
-    right = [[100, 0.2], [200, 0.0]]  # a tenth is wrong after 150 steps
+    right = [[100, 0.3], [200, 0.0]]  # as few are wrong as shall be after 150 steps
     found = rows()
     for train, _ in slow.IMAGES.values():
         found[f"steps {train}"] = {"curves": {"1": right, "2": right, "3": right}, "lr": 0.2}
