@@ -11,7 +11,7 @@ BLOCKS = {
     "README.md": {
         "numpy": "import numpy as np, ringcomm",
         "backend": '# in place of "gloo", under torchrun',
-        "hook": "# DDP asks for one; gradients do not pass it",
+        "hook": "# DDP asks for one; gradients do not go through it",
         "methods": "OuterStep(large",
     },
     "docs/COMPRESSION.md": {"feedback": "for gradient in gradients():"},
