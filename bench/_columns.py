@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+_FIGURE = re.compile(r"([-+]?[\d.]+) (\S+)")
+
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
     """A line for each row; columns are flush right, but for those of the numbers in ``left``."""
@@ -27,6 +29,21 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     """The same, its first row as heads."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def with_units(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The same; a unit that all figures of a column have stands in its head instead."""
+    return [list(row) for row in zip(*(_with_unit(*column) for column in zip(*rows, strict=True)),
+                                     strict=True)]  # fmt: skip
+
+
+def _with_unit(head: str, *cells: str) -> list[str]:
+    figures = [_FIGURE.fullmatch(cell) for cell in cells if cell != "-"]
+    units = {figure and figure[2] for figure in figures}
+    unit = units.pop() if len(units) == 1 else None
+    if unit is None:
+        return [head, *cells]
+    return [f"{head}, {unit}", *(cell.removesuffix(f" {unit}") for cell in cells)]
 
 
 def filled(text: str, name: str, body: str, program: str) -> str:

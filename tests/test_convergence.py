@@ -312,7 +312,7 @@ def test_the_document_has_what_was_run(
     assert " runs; torch 2, Python 3, none. Bytes: " in head
     assert set(rule) == set("|-")
     (line,) = (line for line in lines if "AdamW, int8 |" in line)
-    assert line.startswith("| codecs | AdamW, int8 | AdamW, DDP, float32 |")
+    assert line.startswith("| codecs | AdamW, int8 | AdamW |")
     assert line.endswith("| 0.005 | no worse |")
     more = dataclasses.replace(METHODS["int8"], seeds=tuple(range(1, 10)))
     monkeypatch.setitem(METHODS, "int8", more)
@@ -323,8 +323,8 @@ def test_the_document_says_what_is_sent_and_which_rate_lies_at_an_edge(tmp_path:
     rows = Rows(tmp_path / "rows")
     plan = _fill(rows, ("adamw", "torch-fp16", "muon"), lambda run: 2 - run.lr + 1e-3 * run.seed)
     told = report.document(plan)
-    assert "| torch's fp16 hook, gloo* | AdamW, DDP, float32* | ~3.00 |" in told
-    assert "| Muon, DDP, float32* | AdamW, DDP, float32* | 6.00 |" in told
+    assert "| torch's fp16 hook, gloo* | AdamW* | ~3.00 |" in told
+    assert "| Muon* | AdamW* | 6.00 |" in told
     advised = report.document(plan, advised=True)
     assert "Muon" not in advised
 

@@ -19,7 +19,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import results  # noqa: E402
-from _columns import filled  # noqa: E402
+from _columns import filled, with_units  # noqa: E402
 from _rows import Rows, about, commit_of, is_dirty  # noqa: E402
 from _wiring import CABLES  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
@@ -289,6 +289,14 @@ def test_the_page_is_filled_between_its_marks() -> None:
     assert filled(again, "a", "three \\1", "program.py") == again
 
 
+def test_a_unit_of_all_figures_moves_to_the_head() -> None:
+    rows = [("what", "time", "both", "share"), ("a", "1.5 s", "1 s", "7 %"),
+            ("b", "-", "2 ms", "x")]  # fmt: skip
+    assert with_units(rows) == [["what", "time, s", "both", "share"], ["a", "1.5", "1 s", "7 %"],
+                                ["b", "-", "2 ms", "x"]]  # fmt: skip
+    assert with_units([("what", "time"), ("a", "-")]) == [["what", "time"], ["a", "-"]]
+
+
 def test_what_write_makes(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,13 +441,13 @@ def test_onebit_end_to_end() -> None:
     )
     made = {claim.what: claim for claim in onebit.claims(rows)}
     like = made["1-bit Adam: bytes saved end to end"]
-    assert like.ours == f"{23.5 / sent:.2f} times"
-    assert (like.verdict, like.same_baseline) == ("short", "yes: 16-bit gradients")
+    assert like.ours == f"{23.5 / sent:.2f}x"
+    assert (like.verdict, like.same_baseline) == ("short", "yes")
     unlike = made["1-bit Adam: bytes saved end to end, of fp32"]
-    assert unlike.ours == f"{47 / sent:.2f} times"
+    assert unlike.ours == f"{47 / sent:.2f}x"
     assert unlike.same_baseline == "no: 16-bit gradients; fp32 gradients"
     alone = made["1-bit Adam: throughput, steps at 1 bit alone"]
-    assert alone.ours == "12.25 times"
+    assert alone.ours == "12.25x"
     assert not alone.is_like_for_like
 
 

@@ -204,8 +204,8 @@ def claims(found: Found) -> list[Claim]:
         ours = None if row is None else over(row, baseline, name, figure, dense)
         beside = PAPERS_BASELINE if baseline == BF16 else baseline
         made.append(Claim(
-            what, f"up to {paper:g} times", "" if ours is None else f"{ours:.2f} times",
-            f">= {bound:g}", None if ours is None else ours >= bound,
+            what, f"up to {paper:g}x", "" if ours is None else f"{ours:.2f}x",
+            f">= {bound:g}x", None if ours is None else ours >= bound,
             None if ours is None else ours / paper,
             (PAPERS_BASELINE, beside if dense else f"{beside}, without the dense stage"),
         ))  # fmt: skip

@@ -40,12 +40,11 @@ def section(name: str, source: Source, rows: Found) -> str:
     """A source's part of the page."""
     parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
              f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip()]
-    table, whole = brief_of(source, rows), len(source.table(rows))
+    table, whole = _columns.with_units(brief_of(source, rows)), len(source.table(rows))
     if len(table) > 1:
         parts.append("\n".join(_columns.markdown(table)))
     if len(table) < whole:
-        parts.append(f"{len(table) - 1} of {whole - 1} lines; all of them: "
-                     f"`python bench/results.py {name} --table`.")  # fmt: skip
+        parts.append(f"{len(table) - 1} of {whole - 1} lines; with `--table` all.")
     parts += notes_of(source, rows)
     if rows:
         parts.append(f"![{name}](plots/{name}.png)")

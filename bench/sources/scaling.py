@@ -37,8 +37,8 @@ REAL = (
 )
 EMULATED = (
     "compute (layers sleep) and links (shaped to 1000 Mbit/s, the second port of the unequal pair "
-    "to 100; the article's had 10 Gbit/s), at a tenth of the article's gradient: a tenth of the "
-    "bytes in the same time, so the processor's part of a step is lighter than at 10 Gbit/s."
+    "to 100), at a tenth of the article's rate and gradient, so the processor's part of a step is "
+    "lighter."
 )
 WITHOUT_ROOT = "bench/backend.py compares ringcomm with gloo on the loopback"
 HARNESS = 1
@@ -194,7 +194,7 @@ def table(found: Found) -> list[Sequence[str]]:
                 every = [100 * row["compute_s"] / step_s for step_s in one["rounds"]]
             lines.append((
                 ports, way, article.get((ports, way), "-"),
-                f"{statistics.median(every):.1f} %", f"{min(every):.1f} to {max(every):.1f}",
+                f"{statistics.median(every):.1f} %", f"{min(every):.1f}-{max(every):.1f}",
                 f"{one['port_bytes'] / 1e6:.2f}", f"{1e3 * one['step_s']:.0f}",
             ))  # fmt: skip
     return lines

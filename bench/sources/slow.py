@@ -460,7 +460,7 @@ def table(found: Found) -> list[Sequence[str]]:
         ]  # fmt: skip
         runs = [] if curves is None else list(curves["curves"].values())
         there = [one for run in runs if (one := steps_to(run, TARGET)) is not None]
-        said += [f"{len(there)} of {len(runs)}" if runs else "-",
+        said += [f"{len(there)}/{len(runs)}" if runs else "-",
                  f"{statistics.median(there):.0f}" if there else "-"]  # fmt: skip
         to = times(found, name, TARGET)
         middle = statistics.median(to.values()) if to else math.inf
@@ -497,7 +497,7 @@ def _images(found: Found) -> list[str]:
         took = None if pace is None or math.isinf(middle) else pace.seconds(middle)
         base = took if name == FP32 else base
         lines.append((
-            name, f"{learned['lr']:g}", f"{sum(map(math.isfinite, many))} of {len(many)}",
+            name, f"{learned['lr']:g}", f"{sum(map(math.isfinite, many))}/{len(many)}",
             "-" if math.isinf(middle) else f"{middle:.0f}",
             "-" if pace is None else f"{pace.each_s / TIME:.2f}",
             "-" if took is None else f"{_hours(took):.3f}",

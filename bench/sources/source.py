@@ -98,11 +98,11 @@ class Claim:
 
     @property
     def same_baseline(self) -> str:
-        """In words, with what it is, or both where they differ."""
+        """In words, with both where they differ."""
         theirs, ours = self.baselines
         if not theirs:
             return "-"
-        return f"yes: {theirs}" if self.is_like_for_like else f"no: {theirs}; {ours}"
+        return "yes" if self.is_like_for_like else f"no: {theirs}; {ours}"
 
 
 class Source(Protocol):

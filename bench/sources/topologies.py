@@ -33,13 +33,11 @@ from .source import Claim, Found, Point
 
 DOCUMENT = (
     "Distributed Training: A Gentle Introduction (Lambda's slides): parameter servers need lots of "
-    "bandwidth from workers to server and hosts besides; several servers share it; ring all-reduce "
-    "needs neither, and is for what is bound by communication."
+    "bandwidth and more hosts; several servers share it; ring all-reduce needs neither."
 )
 REAL = (
-    "TCP sockets between network namespaces, a process for each rank and server, the sums (checked "
-    "element by element), and each port's bytes as the kernel counts them, headers and "
-    "retransmissions included."
+    "TCP sockets between network namespaces, a process for each rank and server, the sums, and "
+    "each port's bytes as the kernel counts them."
 )
 EMULATED = (
     "the links, shaped to 200 Mbit/s. The gradient is a tenth of ResNet-50's; steps have no "
@@ -176,7 +174,7 @@ def claims(found: Found) -> list[Claim]:
     made = [
         _carried(ways, hosts, way, document)
         for way, document in (
-            ("one server", "its port carries every worker's gradient"),
+            ("one server", "every worker's gradient"),
             ("two servers", "they divide that"),
             ("ring", "2(N-1)/N on every port"),
             ("direct", "-"),
@@ -192,7 +190,7 @@ def _carried(
     share = WAYS[way].share(hosts)
     ours = busiest(ways[way])[1] if way in ways else None
     return Claim(
-        f"busiest port of {hosts} workers, {way}: gradients", document,
+        f"{hosts} workers, {way}: gradients by the busiest port", document,
         "" if ours is None else f"{ours:.3f}", f"{share:.3f} within {100 * WITHIN_BYTES:.0f} %",
         None if ours is None else abs(ours / share - 1) <= WITHIN_BYTES,
     )  # fmt: skip
@@ -203,7 +201,7 @@ def _slower(ways: Mapping[str, Mapping[str, Any]], hosts: int, way: str) -> Clai
     both = way in ways and "ring" in ways
     ours = ways[way]["step_s"] / ways["ring"]["step_s"] if both else None
     return Claim(
-        f"{hosts} workers, {way}: time of a step over the ring's", "the server is the bottleneck",
+        f"{hosts} workers, {way}: step over the ring's", "the bottleneck",
         "" if ours is None else f"{ours:.2f}",
         f"{want:.2f} by its port, within {100 * WITHIN_TIME:.0f} %",
         None if ours is None else abs(ours / want - 1) <= WITHIN_TIME,
@@ -234,7 +232,7 @@ def table(found: Found) -> list[Sequence[str]]:
                 str(hosts) + (f" + {WAYS[way].servers}" if WAYS[way].servers else ""), way,
                 _whose(row),
                 f"{row['sent'][host]:.3f}", f"{row['received'][host]:.3f}", f"{share_of(row):.3f}",
-                f"{min(others):.2f} to {max(others):.2f}", f"{row['step_s']:.3f} s",
+                f"{min(others):.2f}-{max(others):.2f}", f"{row['step_s']:.3f} s",
                 "-" if over is None else f"{over:.2f}",
                 f"{share_of(row) / WAYS['ring'].share(hosts):.2f}", f"{100 * used(row):.0f} %",
             ))  # fmt: skip

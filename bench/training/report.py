@@ -27,8 +27,16 @@ TRAINING = {"T1": "", "T4": ", fine-tuning", "T5": ", images"}
 EDGE = "*"  # behind a method whose tuned rate is the first or last of those that were tried
 NOTES = (
     "Bytes: sent by a rank per parameter and step; ~: by formula, as no counter sees them. "
-    f"{EDGE}: the best rate is the first or last of those that were tried."
+    f"{EDGE}: the best rate is the first or last of those that were tried. "
+    "Stale: by one step; leaves: of the gap that it makes uncorrected. An optimizer's name alone "
+    "is DDP at float32; OuterStep without a codec is float32 as well; int4 and harsher codecs "
+    "have error feedback where they do not say without."
 )
+#: What the whole table leaves out of names and figures; its notes say so.
+SHORT = ((", DDP, float32", ""), (", float32", ""), (" with feedback", ""), (" ± ", "±"),
+         (" as it is by default", ""), ("nothing compressed", "uncompressed"), ("H = ", "H="),
+         ("one step stale", "stale"), ("the variance frozen", "variance frozen"),
+         (" of the gap", ""))  # fmt: skip
 #: Of the plot's points: one colour for each optimizer.
 SHOWN: Mapping[str, Sequence[str]] = {
     "AdamW": ("adamw", "int8", "int4", "torch-fp16", "powersgd-4", "adamw-stale", "topk",
@@ -169,19 +177,29 @@ def document(plan: Plan, advised: bool = False) -> str:
         advised: what docs/METHODS.md shows beside its advice, alone.
     """
     rows: list[Sequence[str]] = [DOCUMENT_HEADS]
+    group = ""
     for claim in CLAIMS:
         _, _, loss, *shown, pairs, verdict = judge(claim, plan)
         if loss == "-" or advised > claim.advised:
             continue
         finals = plan.finals(claim.setting, claim.method, claim.lr)
         note = "" if int(pairs) == len(METHODS[claim.method].seeds) else f" ({pairs} pairs)"
-        rows.append((
+        row = (
             claim.row, _told(claim, plan, claim.method) + TRAINING[claim.setting],
             _told(claim, plan, claim.baseline), _bytes(claim.method, finals), *shown,
             verdict + note,
-        ))  # fmt: skip
+        )  # fmt: skip
+        rows.append(row if advised else [claim.row if claim.row != group else "",
+                                         *map(_short, row[1:])])  # fmt: skip
+        group = claim.row
     notes = "" if advised else f" {NOTES}"
     return "\n".join([f"{_progress(plan)}{notes}", "", *_columns.markdown(rows)])
+
+
+def _short(text: str) -> str:
+    for long, short in SHORT:
+        text = text.replace(long, short)
+    return text
 
 
 def _told(claim: Claim, plan: Plan, name: str) -> str:
