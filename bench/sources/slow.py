@@ -442,7 +442,7 @@ def _hours(seconds: float) -> float:
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each method; seconds are the emulated model's, times over 1 / TIME."""
     lines: list[Sequence[str]] = [
-        ("method", "first steps", "s per step", "MB per step", f"runs that reach {TARGET}",
+        ("method", "first steps, s each", "s per step", "MB per step", f"runs that reach {TARGET}",
          "steps (median)", "hours", *(f"over {than}" for than in COLUMNS),
          f"over fp32, to {EASIER}"),
     ]  # fmt: skip
@@ -453,7 +453,7 @@ def table(found: Found) -> list[Sequence[str]]:
             continue
         pace = pace_of(found, way)
         early = "-" if pace is None or not pace.first else (
-            f"{pace.first}, {pace.first_s / pace.first / TIME:.1f} s each")  # fmt: skip
+            f"{pace.first}, {pace.first_s / pace.first / TIME:.1f}")  # fmt: skip
         said = [early, "-", "-"] if timed is None else [
             early, f"{timed['iteration_s'] / TIME:.2f}",
             f"{timed['port_bytes'] / timed['per'] / 1e6 * 100:.1f}",
