@@ -95,10 +95,10 @@ def test_claims_and_table_of_times() -> None:
         "time gpt 4": timed(gloo=1.0, data_parallel=1.0, hybrid=1.0, sequential=3.0),
     }
     claims = {one.what: one for one in hybrid.claims(found)}
-    assert claims["GPT, 4 ranks as 2 x 2: throughput over sequential"].met is False
-    ringcomm = claims["GPT, 4 ranks as 2 x 2: throughput over data parallel over ringcomm"]
+    assert claims["GPT, 2x2 ranks: throughput over sequential"].met is False
+    ringcomm = claims["GPT, 2x2 ranks: throughput over data parallel"]
     assert ringcomm.met
-    assert ringcomm.ours == "1.60x, compute 0.25 of the exchange"
+    assert ringcomm.ours == "1.60x (compute/exchange 0.25)"
     assert claims["ResNet by gpipe: weights beside one process"].verdict == "not measured"
     heads, *lines = hybrid.table(found)
     assert len(lines) == 2

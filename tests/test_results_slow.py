@@ -222,9 +222,9 @@ def test_image_classes_by_the_same_clock() -> None:
     found["steps images-sparse-100"]["curves"]["3"] = [[200, 0.5]]
     found[f"time {slow.STELLA}, 1/20, stale"] = row_of_time(0.25)
     lines = {line.split(" | ")[0].strip("| "): line for line in slow.notes(found)[-1].splitlines()}
-    assert "| 3 of 3 | 150 | 50.00 |" in lines[slow.FP32]
+    assert "| 3/3 | 150 | 50.00 |" in lines[slow.FP32]
     assert lines[f"{slow.STELLA}, 1/20, stale"].endswith("| 20.0x |")
-    assert "| 2 of 3 |" in lines[f"{slow.STELLA}, 1/100, stale"]
+    assert "| 2/3 |" in lines[f"{slow.STELLA}, 1/100, stale"]
     assert lines[f"{slow.STELLA}, 1/4, stale"].endswith("| - | - | - |"), "not timed yet"
 
 
@@ -232,7 +232,7 @@ def test_a_table_and_a_picture() -> None:
     heads, *lines = slow.table(rows())
     assert {len(line) for line in lines} == {len(heads)}
     by_name = {line[0]: line for line in lines}
-    assert by_name[slow.POWERSGD][4] == "1 of 2"
+    assert by_name[slow.POWERSGD][4] == "1/2"
     assert "10.0x" in by_name["int4"]
     assert slow.table({}) == [heads]
     figure = pytest.importorskip("matplotlib.figure").Figure()
