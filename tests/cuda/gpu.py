@@ -26,6 +26,10 @@ class Gpu:
 
     def __init__(self, library: Path) -> None:
         self.driver = ctypes.CDLL(str(library))
+        # ctypes keeps each function as an attribute when it is first used, here by several ranks
+        # at once. CPython 3.11 crashes where an object's dict is made (with its 30th attribute, or
+        # by vars) while a finalizer or another thread sets an attribute: so it is made now.
+        vars(self.driver)
         for name in ("fake_cuda_misuse",):
             getattr(self.driver, name).restype = ctypes.c_char_p
         self.driver.fake_cuda_memory.restype = ctypes.c_uint64
