@@ -297,7 +297,7 @@ def _plot_site(pair: Sequence[Any], here: Sequence[Standing], colors: Mapping[st
     bound = {one.size: one.floor_us for one in here if one.floor_us}
     left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="floor")
     left.set(yscale="log", ylabel="time (us)")
-    right.set(ylabel="busbw (GB/s)")
+    right.set(ylabel="busbw (GB/s)", ylim=0)
     sizes = sorted({standing.size for standing in here})
     for axes in (left, right):
         axes.set(xscale="log", xlabel="size")
