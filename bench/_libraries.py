@@ -46,7 +46,7 @@ class RingcommPeer(Peer):
         if what.compression != "none" and what.collective != "allreduce":
             return "rows with compression are of allreduce alone"
         codec = importlib.import_module("ringcomm.codecs").parse(what.compression)
-        ops = ("avg",) if codec.composed else ("sum", "avg") if codec.quantises else (what.op,)
+        ops = ("sum", "avg") if codec.quantises else (what.op,)
         if what.op not in ops:
             return f"it is for --op {' or '.join(ops)}"
         if what.dtype == "bf16" and _missing("torch"):

@@ -310,9 +310,6 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
     if (call->codec == RC_CODEC_TOPK && !(call->density > 0.0 && call->density <= 1.0))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "a density of %g: it must be more than 0 and at most 1", call->density);
-    if (!codec_supports(call->codec, call->dtype) && !quant_supports(call->codec, call->dtype))
-        return error_set(error, RC_INVALID_ARGUMENT,
-                         "onebit-deepspeed is made of other collectives");
     return RC_OK;
 }
 

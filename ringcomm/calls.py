@@ -13,7 +13,7 @@ import numpy as np
 
 from ._native import ffi, lib, text
 from .buffers import DTYPES, View, full_name
-from .codecs import Codec, parse, refuse_composed
+from .codecs import Codec, parse
 from .errors import ConfigError, TensorError, did_you_mean, named
 from .residuals import Residuals
 
@@ -133,15 +133,6 @@ def _wrong_rank(collective: int, root: object, world_size: int) -> ConfigError:
     return ConfigError(f"rank {root!r} is not in a world of {world_size}: {wanted}")
 
 
-def _require_composable(collective: int, op: str, codec: Codec, waits: bool) -> None:
-    if collective != lib.RC_ALLREDUCE:
-        refuse_composed(codec, _COLLECTIVES[collective])
-    if op != "avg":
-        refuse_composed(codec, f"op={op!r}")
-    if not waits:
-        refuse_composed(codec, "async_op")
-
-
 def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> None:
     if collective == lib.RC_ALLGATHER or op in ("sum", "avg"):
         return
@@ -166,8 +157,6 @@ def make_call(
     codec = parse(compression)
     require_feedback(codec, feedback)
     _require_sum(collective, op, codec, feedback)
-    if codec.composed:
-        _require_composable(collective, op, codec, not async_op and not notify)
     any_source = collective == lib.RC_RECV and root is None and world_size > 1
     if not any_source and (not is_integer(root) or not 0 <= root < world_size):
         raise _wrong_rank(collective, root, world_size)
@@ -179,7 +168,7 @@ def make_call(
     call.collective = collective
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
-    call.codec = 0 if codec.composed and (world_size == 1 or not count) else codec.number
+    call.codec = codec.number
     call.density = codec.density
     call.root = ANY_SOURCE if root is None else root
     call.count = count

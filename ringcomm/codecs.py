@@ -18,8 +18,7 @@ TopK = NewType("TopK", str)
 """What ``topk`` returns."""
 
 Compression = (
-    Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "onebit-deepspeed", "topk"]
-    | TopK
+    Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk"] | TopK
 )
 """What ``compression=`` takes, for who checks types; any string of that form works as well."""
 
@@ -34,8 +33,6 @@ class Codec:
         bits: on the wire for an element, scales included.
         quantises: elements share a scale, or are left out: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
-        composed: made of other collectives (deepspeed.py): an all-reduce to the average alone, and
-            waited for.
         density: the share of the elements that travels; 0.0 for a codec that leaves none out.
     """
 
@@ -44,7 +41,6 @@ class Codec:
     bits: float
     quantises: bool = False
     needs_feedback: bool = False
-    composed: bool = False
     density: float = 0.0
 
 
@@ -68,10 +64,13 @@ CODECS = {
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
-        Codec("onebit-deepspeed", 8, 1, quantises=True, needs_feedback=True, composed=True),
         _topk("topk", 0.01),
     )
 }
+
+
+#: Names that used to be codecs, and what an error says of them.
+_REMOVED = {"onebit-deepspeed": "has been removed; use 'onebit', which has a scale for each block"}
 
 
 def topk(density: float) -> TopK:
@@ -96,6 +95,8 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     if isinstance(compression, str) and compression.startswith("topk:"):
         return _topk(compression, _density(compression, what))
     found = CODECS.get(compression) if isinstance(compression, str) else None
+    if compression in _REMOVED:
+        raise ConfigError(f"{what}{compression!r} {_REMOVED[compression]}")
     if found is None:
         raise ConfigError(
             f"{what}{compression!r} is unknown; give one of {names()}{_meant(compression)}"
@@ -114,15 +115,6 @@ def _meant(compression: object) -> str:
     word = name.rpartition(".")[2].lower()
     word = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}.get(word, word)
     return did_you_mean(word, CODECS)
-
-
-def refuse_composed(codec: Codec, what: str) -> None:
-    """Raises ConfigError for a composed codec, which does not go with ``what``."""
-    if codec.composed:
-        raise ConfigError(
-            f"compression={codec.name!r} does not go with {what}: it is DeepSpeed's all-reduce, "
-            "which gives the average and is waited for; use onebit"
-        )
 
 
 def _density(compression: str, what: str) -> float:

@@ -98,9 +98,8 @@ class Collectives:
                 there are two ranks, once); a value that is not finite makes the whole result NaN.
                 "topk": the largest hundredth of the elements, exact, at 0.48 bits;
                 ringcomm.topk(density), the string "topk:DENSITY", for another share.
-                "onebit-deepspeed": DeepSpeed's formula to the bit; for avg, not for async_op.
             feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
-                rounded away is sent with the next call. "int4", "topk" and both "onebit" need one,
+                rounded away is sent with the next call. "int4", "topk" and "onebit" need one,
                 or False to go without. It is left as it was if the result is not finite.
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
@@ -110,7 +109,7 @@ class Collectives:
                 time, but beside one that waits or takes long. What it raises is logged.
 
         Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
-        on behind it. What is float32 is then packed there, but by topk and onebit-deepspeed.
+        on behind it. What is float32 is then packed there, but by topk.
 
         Returns:
             The tensor that holds the result, or the Work.

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native, deepspeed, storages
+from . import _native, storages
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
 from .bootstrap.tuned import Row
@@ -360,15 +360,6 @@ class Communicator(Collectives):
             collective, src, dst, count, op, compression, root, self.world_size, seconds, async_op,
             on_done is not None, feedback,
         )  # fmt: skip
-        if call.codec == lib.RC_CODEC_ONEBIT_DEEPSPEED:
-            assert src is not None
-            assert dst is not None
-            if isinstance(src, DeviceView) and isinstance(dst, DeviceView):
-                pipe = self._pipe_to(src)
-                return pipe.through_host(
-                    src, dst, lambda s, d: deepspeed.allreduce(self, name, s, d, feedback, seconds)
-                )
-            return deepspeed.allreduce(self, name, src, dst, feedback, seconds)
         call.tag = tag
         result = dst.owner if dst is not None else result
         if where is not None and where.count:

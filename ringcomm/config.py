@@ -90,14 +90,17 @@ def _settings(cls: type[_T]) -> type[_T]:
 
 
 def names_arguments(
-    function: _F, more: Iterable[str] = (), renamed: Mapping[str, str] = MappingProxyType({})
-) -> _F:
+    function: _F, more: Iterable[str] = (), renamed: Mapping[str, str] = MappingProxyType({}),
+    removed: Mapping[str, str] = MappingProxyType({}),
+) -> _F:  # fmt: skip
     """Has the function refuse an argument that it does not have by the name that was meant.
 
     Args:
         more: names that it takes beside those of its signature.
         renamed: old names of arguments, each with its new one; an old name still works, with a
             DeprecationWarning.
+        removed: arguments that there are no more, each with what takes its place, as the end of a
+            sentence that begins with the argument.
     """
     known = [
         name for name, one in inspect.signature(function).parameters.items()
@@ -114,6 +117,8 @@ def names_arguments(
             warnings.warn(f"{called}(): {old}= is {new}= now", DeprecationWarning, stacklevel=2)
             given[new] = given.pop(old)
         for name in given:
+            if name in removed:
+                raise ConfigError(f"{called}(): {name}= {removed[name]}")
             if name not in known:
                 raise ConfigError(f"{called}() has no argument {name!r}{_meant(name, known)}")
         return function(*args, **given)

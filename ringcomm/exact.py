@@ -7,12 +7,11 @@
                          of any size, in which training follows the same curve, not the same bits
     load_state_dict()    takes either
 
-An own state of residuals has these keys, of which a gathered one lacks the first and the last two:
+An own state of residuals has these keys, of which a gathered one lacks the first:
 
     exact         {"world_size": 4, "rank": 1}: the place that it belongs to
     worker        what is left of this rank's contributions: float32[count]
     owner         what is left of the results that it makes, from element owner_start on: float32
-    padding       None, or what onebit-deepspeed has left after the tensor's end: worker, owner
 
 Another rank of as many may load it, as where only rank 0 has saved: what was that rank's own starts
 from zero then, with a warning. In a world of another size it is refused.
@@ -32,7 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from .errors import ConfigError, warn_caller
-from .residuals import Floats, Padding
+from .residuals import Floats
 
 Place = Mapping[str, int]
 P = ParamSpec("P")
@@ -50,18 +49,13 @@ class ExactState:
     owner_start: int
     op: str | None
     loss_scale: float
-    padding: Padding | None
 
     def told(self, place: Place) -> dict[str, Any]:
         """As it is kept."""
-        padding = None
-        if self.padding is not None:
-            parts = (self.padding.worker, self.padding.owner)
-            padding = dict(zip(("worker", "owner"), map(as_callers, parts), strict=True))
         return {
             "exact": dict(place), "op": self.op, "loss_scale": self.loss_scale,
             "worker": as_callers(self.worker), "owner": as_callers(self.owner),
-            "owner_start": self.owner_start, "padding": padding,
+            "owner_start": self.owner_start,
         }  # fmt: skip
 
 
@@ -118,7 +112,7 @@ def _emptied(state: Any, place: Place) -> Any:
         empty["tensors"] = {name: _emptied(one, inner) for name, one in state["tensors"].items()}
     elif hasattr(state.get("worker"), "__len__"):
         zeros = np.zeros(len(state["worker"]), np.float32)
-        empty.update(worker=zeros, owner=zeros[:0], owner_start=0, padding=None)
+        empty.update(worker=zeros, owner=zeros[:0], owner_start=0)
     return empty
 
 
@@ -142,8 +136,7 @@ def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
     wrong = ConfigError(f"{name}: this is no state_dict() of an ErrorFeedback")
     if state["exact"] != dict(place):
         raise wrong
-    start, padding = state.get("owner_start"), state.get("padding")
-    scale = state.get("loss_scale")
+    start, scale = state.get("owner_start"), state.get("loss_scale")
     if not isinstance(start, int) or state.get("op") not in _OPS:
         raise wrong
     if not isinstance(scale, float) or not 0 < scale < float("inf"):
@@ -151,12 +144,7 @@ def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
     worker, owner = (_floats(state.get(part), wrong) for part in ("worker", "owner"))
     if start < 0 or start + len(owner) > len(worker):
         raise wrong
-    if padding is not None:
-        if not isinstance(padding, Mapping):
-            raise wrong
-        parts = (_floats(padding.get(part), wrong) for part in ("worker", "owner"))
-        padding = Padding((place["world_size"], place["rank"]), *parts)
-    return ExactState(worker, owner, start, state["op"], scale, padding)
+    return ExactState(worker, owner, start, state["op"], scale)
 
 
 def as_callers(array: Floats) -> Any:

@@ -26,13 +26,11 @@ import numpy as np
 from .api import default_communicator
 from .codecs import BLOCK
 from .communicator import Communicator
-from .deepspeed import Chunks
 from .errors import ConfigError, MismatchError, naming
 from .exact import ExactState, Place, as_callers, as_own, is_exact, read, without_exact
-from .residuals import Floats, Padding, Residuals, require_scale
+from .residuals import Floats, Residuals, require_scale
 
 _FORMAT = 1
-_PARTS = ("direct", "deepspeed")  # the maps of the owners' parts
 _MOST_ELEMENTS = 2 << 20  # of tensors that are saved by one all-reduce
 
 
@@ -60,7 +58,7 @@ class ErrorFeedback(Residuals):
         Returns:
             ``worker``, float32[count], and ``owner``, float32, for the elements from
             ``owner_start`` on (torch tensors where torch has been imported, else numpy arrays),
-            ``padding``, ``op``, ``loss_scale``, ``format``, and in ``exact`` whose it is.
+            ``op``, ``loss_scale``, ``format``, and in ``exact`` whose it is.
 
         Raises ConfigError while a collective in flight uses it.
         """
@@ -76,8 +74,7 @@ class ErrorFeedback(Residuals):
 
         Returns:
             ``worker`` and ``owner``, float32[count] each (torch tensors or numpy arrays, as
-            above), ``op``, ``parts`` (which rank owns what: "direct", or "deepspeed" if
-            onebit-deepspeed was the last codec), ``loss_scale`` and ``format``.
+            above), ``op``, ``loss_scale`` and ``format``.
 
         Raises:
             ConfigError: a collective in flight uses it, or an all-gather made it.
@@ -107,16 +104,16 @@ class ErrorFeedback(Residuals):
 
     def _exact(self) -> ExactState:
         start, owner = self._owner()
-        return ExactState(self.worker, owner, start, self._op, self._loss_scale, self.padding)
+        return ExactState(self.worker, owner, start, self._op, self._loss_scale)
 
     def _take(self, state: _State | ExactState, comm: Communicator) -> None:
         if isinstance(state, ExactState):
-            self.load(state.worker, state.owner, state.owner_start, state.padding)
+            self.load(state.worker, state.owner, state.owner_start)
             self._op, self._loss_scale = state.op, state.loss_scale
             return
         share = state.worker * _share(state.op != "avg", comm)
-        start, stop, padding = _own_part(state, comm)
-        self.load(share, state.owner[start:stop], start, padding)
+        start, stop = _own_part(len(state.worker), comm)
+        self.load(share, state.owner[start:stop], start)
         self._op, self._loss_scale = state.op, state.loss_scale
 
 
@@ -277,10 +274,9 @@ class _State:
     """A checked state of one tensor."""
 
     def __init__(
-        self, worker: Floats, owner: Floats, op: str | None, parts: str, loss_scale: float
+        self, worker: Floats, owner: Floats, op: str | None, loss_scale: float
     ) -> None:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
-        self.parts = parts
 
 
 def _require_size(state: _State | ExactState, count: int | None, name: str) -> None:
@@ -314,11 +310,7 @@ def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
                           f"{len(parts[1])} of the owners; it must be as many")  # fmt: skip
     if state["op"] not in (None, "sum", "avg"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
-    owners = state.get("parts", _PARTS[0])
-    if owners not in _PARTS:
-        raise ConfigError(f"{name}: the state's parts are {owners!r}; give one of "
-                          f"{', '.join(_PARTS)}")  # fmt: skip
-    return _State(parts[0], parts[1], state["op"], owners, float(state["loss_scale"]))
+    return _State(parts[0], parts[1], state["op"], float(state["loss_scale"]))
 
 
 def _require_format(state: Mapping[str, Any], name: str) -> None:
@@ -343,8 +335,7 @@ def _save(
     for group in _groups(items):
         for one, worker, owner in zip(group, *_gathered(group, comm), strict=True):
             saved.append({
-                "format": _FORMAT, "op": one._op, "parts": _parts(one),
-                "loss_scale": one.loss_scale,
+                "format": _FORMAT, "op": one._op, "loss_scale": one.loss_scale,
                 "worker": as_callers(worker), "owner": as_callers(owner),
             })  # fmt: skip
     return saved
@@ -353,9 +344,7 @@ def _save(
 def _require_agreement(
     items: Sequence[ErrorFeedback], names: Sequence[str], comm: Communicator
 ) -> None:
-    about = [
-        (name, one.count, one._op, _parts(one)) for name, one in zip(names, items, strict=True)
-    ]
+    about = [(name, one.count, one._op) for name, one in zip(names, items, strict=True)]
     digest = np.frombuffer(hashlib.sha256(repr(about).encode()).digest(), np.uint8)
     if any((row != digest).any() for row in comm.allgather(digest)):
         raise MismatchError(
@@ -403,20 +392,12 @@ def _share(divides: bool, comm: Communicator) -> np.float32:
     return share
 
 
-def _parts(one: ErrorFeedback) -> str:
-    return _PARTS[one.padding is not None]
-
-
-def _own_part(state: _State, comm: Communicator) -> tuple[int, int, Padding | None]:
-    """Where the all-reduce that made the state has this rank own the result: start, stop, and what
-    is left in the padding. (What does not fit the next one is added to the worker's residuals.)"""
-    count = len(state.worker)
-    if state.parts == "deepspeed":
-        chunks = Chunks(count, comm.world_size, comm.rank)
-        return chunks.start, chunks.stop, chunks.no_padding_left
+def _own_part(count: int, comm: Communicator) -> tuple[int, int]:
+    """Where the result of an all-reduce of so many elements is this rank's own: start and stop.
+    (What does not fit the next one is added to the worker's residuals.)"""
     size = -(-count // comm.world_size)
     size += -size % BLOCK
-    return min(comm.rank * size, count), min((comm.rank + 1) * size, count), None
+    return min(comm.rank * size, count), min((comm.rank + 1) * size, count)
 
 
 def _listed(names: Sequence[str]) -> str:

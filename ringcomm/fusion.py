@@ -20,7 +20,7 @@ import numpy as np
 from ._native import ffi, lib
 from .buffers import ITEM_BYTES, View
 from .calls import Feedback, require_compressible, require_feedback
-from .codecs import BLOCK, Codec, parse, refuse_composed
+from .codecs import BLOCK, Codec, parse
 from .devices import DeviceView, PackedView, common_device, view
 from .errors import CommTimeoutError, ConfigError, RingcommError, TensorError, naming
 from .residuals import Residuals
@@ -84,7 +84,6 @@ def allreduce_many(
     common_device(views)
     _require_distinct(views)
     codec = parse(compression)
-    refuse_composed(codec, "allreduce_many")
     for one in views:
         require_compressible(compression, one.dtype)
     packed: Sequence[View]

@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import cuda
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .buffers import View
@@ -211,30 +209,6 @@ class Pipe:
         next comes after them on all ranks."""
         while lib.rc_pipe_drain(self._handle, SLICE_MS) == AGAIN:
             pass
-
-    def through_host(
-        self, src: DeviceView, dst: DeviceView, call: Callable[[View, View], Any]
-    ) -> Any:
-        """What a call on copies in host memory gives, which must be over when it returns."""
-        memory = np.empty(src.nbytes, np.uint8)
-        host = View(
-            dst.owner, memory, memory.__array_interface__["data"][0], src.dtype, src.shape,
-            src.count, src.new,
-        )  # fmt: skip
-        self._copy(src, memory, to_host=True)
-        result = call(host, host)
-        self._copy(dst, memory, to_host=False)
-        return result
-
-    def _copy(self, tensor: DeviceView, memory: Any, *, to_host: bool) -> None:
-        """In the order of the current stream; over when it returns."""
-        error = ffi.new("rc_error *")
-        code = lib.rc_pipe_copy(
-            self._handle, ffi.from_buffer(memory), tensor.address, tensor.nbytes, tensor.stream,
-            to_host, error,
-        )  # fmt: skip
-        if code != OK:
-            raise error_class(code)(text(error.message))
 
     @property
     def stream(self) -> int:

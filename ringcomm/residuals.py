@@ -7,7 +7,6 @@ all results is the sum of all exact ones, less what is left at the end.
     worker    what is left of this rank's contributions: float32, one for each element
     owner     what is left of the part of the results that this rank makes for all (none where
               there are two ranks): float32
-    padding   what is left in the places that onebit-deepspeed adds after the tensor's end, of both
 
 The numbers are in units of the tensor (owner: of the result), so they change with a loss scale.
 
@@ -18,12 +17,8 @@ while that does, nothing here reads or changes it.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
-import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,25 +30,6 @@ from .errors import ConfigError, DeviceError, RingcommError, TensorError
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Padding:
-    """What is left in places after the tensor's end.
-
-    Attributes:
-        place: the world size and the rank that it belongs to; elsewhere it means nothing.
-        worker, owner: float32.
-    """
-
-    place: tuple[int, int]
-    worker: Floats
-    owner: Floats
-
-    def scaled(self, factor: float) -> Padding:
-        """Times a factor."""
-        by = np.float32(factor)
-        return Padding(self.place, self.worker * by, self.owner * by)
-
-
 class Residuals:
     """The residuals of one tensor on this rank; ``ringcomm.ErrorFeedback`` is the public class.
 
@@ -63,21 +39,17 @@ class Residuals:
 
     Attributes:
         name: what messages call it.
-        padding: what onebit-deepspeed has left in its padding; None if the last call that changed
-            anything was by another codec.
 
     Raises ConfigError for a count that is no positive integer or 0.
     """
 
     def __init__(self, count: int | None = None) -> None:
         self.name = "feedback"
-        self.padding: Padding | None = None
         self._handle: Any = ffi.NULL
         self._count: int | None = None
         self._op: str | None = None
         self._loss_scale = 1.0
         self._work: Any = lambda: None  # a weak reference to the last work that used it
-        self._taken = threading.RLock()
         if count is not None:
             self._allocate(count)
 
@@ -156,8 +128,6 @@ class Residuals:
         self.require_idle()
         if self._count is not None and lib.rc_feedback_rescale(self._handle, float(factor)) != OK:
             raise self._lost()
-        if self.padding is not None:
-            self.padding = self.padding.scaled(factor)
 
     def undo(self) -> None:
         """Makes what is left what it was before the last call that used it, for who drops that
@@ -171,25 +141,12 @@ class Residuals:
 
     def require_idle(self) -> None:
         """Raises ConfigError while a collective in flight uses it."""
-        with self.taken():
-            pass
         work = self._work()
         held = work is not None and work.holds_feedback
         if held or (self._handle and lib.rc_feedback_busy(self._handle)):
             which = "a collective" if work is None else f"{work.name} #{work.seq}"
             raise ConfigError(f"{self.name} is in use by {which}, which is still in flight; wait "
                               "for it first, or give each tensor its own")  # fmt: skip
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Keeps other threads from using it. Raises ConfigError where one does."""
-        if not self._taken.acquire(blocking=False):
-            raise ConfigError(f"{self.name} is in use by a collective of another thread; give each "
-                              "tensor its own")  # fmt: skip
-        try:
-            yield
-        finally:
-            self._taken.release()
 
     def require_size(self, count: int) -> None:
         """Makes it of that many elements where it has no size yet. Raises ConfigError where it has
@@ -227,11 +184,8 @@ class Residuals:
     def hold(self, work: Any) -> None:
         """A work, which keeps it alive, uses it from now on."""
         self._work = weakref.ref(work)
-        self.padding = None
 
-    def load(
-        self, worker: Floats, owner: Floats, start: int, padding: Padding | None = None
-    ) -> None:
+    def load(self, worker: Floats, owner: Floats, start: int) -> None:
         """Takes over residuals: worker for all elements, owner for those from start on."""
         self.require_idle()
         if self._count is None:
@@ -243,7 +197,6 @@ class Residuals:
         )  # fmt: skip
         if result != OK:
             raise RingcommError(f"{self.name}: the core does not take the residuals")
-        self.padding = padding
 
     def _lost(self) -> DeviceError:
         return DeviceError(f"{self.name}: what is left cannot be fetched from its GPU, which has "

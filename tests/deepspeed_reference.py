@@ -1,8 +1,8 @@
 """DeepSpeed's compressed all-reduce in numpy, written from its formula alone.
 
 All in float32, one rounding for each operation, but for the sum of squares. Every rank's part in
-one process. Nothing here is shared with ringcomm/deepspeed.py, which has neither loops over
-elements nor factors of 1 and -1.
+one process. Nothing here is shared with bench/training/published.py, which has no loops over
+elements.
 """
 
 from __future__ import annotations

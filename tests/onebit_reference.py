@@ -6,19 +6,19 @@
 All in the dtype of the parameters, which is that of the gradients, one rounding for each operation:
 float32 as the library has it, or float64, beside which float32's roundings show. What travels is
 float32. A tensor is a flat array; parameters are a list of tensors, which all ranks have alike;
-gradients are of [rank][tensor]. How values are averaged is an argument: `Dense`, `Deepspeed` or
-`Blocks`, each with the errors of one tensor on all ranks. Nothing is shared with ringcomm.
+gradients are of [rank][tensor]. How values are averaged is an argument: `Dense` or `Blocks`, with
+the errors of one tensor on all ranks. Nothing is shared with ringcomm.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import deepspeed_reference
 import numpy as np
 import quantised_reference
+from quantised_reference import Residuals
 from reference import Array
 
 Gradients = Sequence[Sequence[Array]]
@@ -52,35 +52,15 @@ class UnclearError(Exception):
     """A code hangs on a rounding: other arithmetic, as right as this, may send another one."""
 
 
-class Deepspeed:
-    """DeepSpeed's compressed all-reduce: one scale for the tensor."""
-
-    def __init__(self, count: int, ranks: int) -> None:
-        self.errors = deepspeed_reference.no_errors(count, ranks)
-
-    def __call__(self, inputs: Sequence[Array]) -> Array:
-        if len(inputs) == 1:
-            return inputs[0]
-
-        def exchange(given: Sequence[Array]) -> tuple[Array, list[deepspeed_reference.Errors]]:
-            return deepspeed_reference.step(given, self.errors)
-
-        result, self.errors = clearly(exchange, inputs)
-        return result.astype(inputs[0].dtype)
-
-    def rescale(self, factor: Array) -> None:
-        raise NotImplementedError("the errors of the padding have no factor")
-
-
 class Blocks:
     """The codec onebit: a scale for every 256 elements."""
 
     def __init__(self, count: int, ranks: int, codec: str = "onebit") -> None:
         self.codec = codec
-        self.left = [quantised_reference.Residuals.zero(count) for _ in range(ranks)]
+        self.left = [Residuals.zero(count) for _ in range(ranks)]
 
     def __call__(self, inputs: Sequence[Array]) -> Array:
-        def exchange(given: Sequence[Array]) -> tuple[Array, list[quantised_reference.Residuals]]:
+        def exchange(given: Sequence[Array]) -> tuple[Array, list[Residuals]]:
             return quantised_reference.allreduce(given, "avg", self.codec, self.left)
 
         result, self.left = clearly(exchange, inputs)
@@ -94,13 +74,12 @@ class Blocks:
             one.owner = (one.owner * own).astype(np.float32)
 
 
-_Left = TypeVar("_Left", deepspeed_reference.Errors, quantised_reference.Residuals)
 _ROUNDINGS = 2.0**-20  # 16 roundings of float32, all one way
 
 
 def clearly(
-    exchange: Callable[[Sequence[Array]], tuple[Array, list[_Left]]], inputs: Sequence[Array]
-) -> tuple[Array, list[_Left]]:
+    exchange: Callable[[Sequence[Array]], tuple[Array, list[Residuals]]], inputs: Sequence[Array]
+) -> tuple[Array, list[Residuals]]:
     """What an exchange gives and leaves. Of float64 inputs: raises UnclearError if it gives or
     leaves something else where they are off by roundings, as a sign or a scale has changed."""
     result, left = exchange(inputs)
@@ -140,41 +119,6 @@ class Settings:
 
 def _ema(old: Array, new: Array, beta: float) -> Array:
     return beta * old + (1 - beta) * new
-
-
-class PublishedAdam:
-    """m and v as they are, without bias correction; after the freeze the momentum is averaged.
-
-        t <= T:  g = mean g_i;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-        t >  T:  m = C(b1 m + (1 - b1) g_i)
-        always:  p -= lr (m / (sqrt(v) + eps) + wd p)
-
-    C: each tensor by itself.
-    """
-
-    def __init__(
-        self, params: Sequence[Array], settings: Settings, freeze: int,
-        average: Callable[[int], Average],
-    ) -> None:  # fmt: skip
-        self.params = [p.copy() for p in params]
-        self.m, self.v = ([np.zeros_like(p) for p in params] for _ in range(2))
-        self.average = [average(len(p)) for p in params]
-        self.settings, self.freeze, self.t = settings, freeze, 0
-
-    def step(self, grads: Gradients) -> None:
-        """One step of all ranks."""
-        s, dense = self.settings, Dense()
-        self.t += 1
-        for i, p in enumerate(self.params):
-            mine = [rank[i] for rank in grads]
-            if self.t <= self.freeze:
-                g = dense(mine)
-                self.m[i], self.v[i] = _ema(self.m[i], g, s.b1), _ema(self.v[i], g * g, s.b2)
-            else:
-                self.m[i] = self.average[i]([_ema(self.m[i], g, s.b1) for g in mine])
-            with np.errstate(all="ignore"):
-                update = self.m[i] / (np.sqrt(self.v[i]) + s.eps) + s.decay * p
-                self.params[i] = p - s.lr * update
 
 
 class FrozenAdam:
@@ -265,88 +209,6 @@ def _norm(x: Array) -> float:
     return float(np.sqrt(np.sum(x.astype(np.float64) ** 2)))
 
 
-class PublishedLamb:
-    """LAMB whose layers' coefficients are those of the warm-up times a factor within limits.
-
-        t <= T:  m, v as above;  u = m / (sqrt(v) + eps) + wd p;  c = clip(||p|| / ||u||)
-                 c_avg = .9 c_avg + .1 c  where c is not 1;  p -= lr c u
-        at T:    k_l = mean over tensors of RMS(m) / RMS(m_l);  w = v
-        t >  T:  m' = C(k (b1 m + (1 - b1) g_i)) / k, all tensors in one;  r = (m' - b1 m) / (1-b1)
-                 w = b2 w + (1 - b2) r^2;  f = max((sqrt(v) + eps) / (sqrt(w) + eps))
-                 f = f q + (1 - q), q = min(1, ||u without wd|| / ||u||), where there is decay
-                 f clipped to [.5, 4], then to [.9, 1.1] of the one before;  p -= lr c_avg f u
-
-    T: the last step of the warm-up.
-    """
-
-    def __init__(
-        self, params: Sequence[Array], settings: LambSettings, freeze: int,
-        average: Callable[[int], Average],
-    ) -> None:  # fmt: skip
-        self.params = [p.copy() for p in params]
-        self.m, self.v, self.fresh = ([np.zeros_like(p) for p in params] for _ in range(3))
-        self.coeff, self.factor = [0.0] * len(params), [1.0] * len(params)
-        self.scale = [1.0] * len(params)
-        self.average = average(sum(len(p) for p in params))
-        self.settings, self.freeze, self.t = settings, freeze, 0
-
-    def step(self, grads: Gradients) -> None:
-        """One step of all ranks."""
-        self.t += 1
-        if self.t <= self.freeze:
-            self._warm(grads)
-        else:
-            self._compressed(grads)
-        if self.t == self.freeze:
-            self._at_freeze()
-
-    def _warm(self, grads: Gradients) -> None:
-        s, dense = self.settings, Dense()
-        for i, p in enumerate(self.params):
-            g = dense([rank[i] for rank in grads])
-            self.m[i], self.v[i] = _ema(self.m[i], g, s.b1), _ema(self.v[i], g * g, s.b2)
-            update = self.m[i] / (np.sqrt(self.v[i]) + s.eps) + s.decay * p
-            coeff = 1.0
-            if _norm(p) > 0 and _norm(update) > 0:
-                coeff = min(max(_norm(p) / _norm(update), s.coeff_min), s.coeff_max)
-            if coeff != 1.0:
-                self.coeff[i] = s.coeff_beta * self.coeff[i] + (1 - s.coeff_beta) * coeff
-            self.params[i] = p - (s.lr * coeff) * update
-
-    def _at_freeze(self) -> None:
-        sizes = [_norm(m) / len(m) ** 0.5 for m in self.m]
-        united = sum(sizes) / len(sizes)
-        self.scale = [united / size for size in sizes]
-        self.fresh = [v.copy() for v in self.v]
-
-    def _compressed(self, grads: Gradients) -> None:
-        s = self.settings
-        flat = [
-            np.concatenate(
-                [k * _ema(m, g, s.b1) for k, m, g in zip(self.scale, self.m, rank, strict=True)]
-            )
-            for rank in grads
-        ]
-        bounds = np.cumsum([len(p) for p in self.params])[:-1]
-        mean = np.split(self.average(flat), bounds)
-        for i, p in enumerate(self.params):
-            new = mean[i] * (1 / self.scale[i])
-            rebuilt = (new - s.b1 * self.m[i]) * (1 / (1 - s.b1))
-            self.m[i], self.fresh[i] = new, _ema(self.fresh[i], rebuilt * rebuilt, s.b2)
-            denom = np.sqrt(self.v[i]) + s.eps
-            plain = new / denom
-            update = plain + s.decay * p
-            factor = float(np.max(denom / (np.sqrt(self.fresh[i]) + s.eps)))
-            if s.decay > 0:
-                share = min(1.0, _norm(plain) / _norm(update))
-                factor = factor * share + (1 - share)
-            factor = min(max(factor, s.factor_min), s.factor_max)
-            last = self.factor[i]
-            factor = min(max(factor, last * (1 - s.factor_step)), last * (1 + s.factor_step))
-            self.factor[i] = factor
-            self.params[i] = p - (s.lr * self.coeff[i] * factor) * update
-
-
 class FrozenLamb(FrozenAdam):
     """ringcomm's own form, of one flat tensor: FrozenAdam, and c = clip(||p|| / ||u||) until the
     freeze; then its unbiased running mean, times how much ||p|| has grown, but 2 ||p|| / ||u|| at
@@ -384,7 +246,7 @@ class ZeroOneSettings(Settings):
     local_most: int = 16
 
 
-class PublishedZeroOne:
+class ZeroOne:
     """0/1 Adam: the variance at growing intervals; then local steps, their sum averaged.
 
         A, t <= T:  t a multiple of k: g = mean g_i;  m, v = EMA(g), EMA(g^2); k doubles after 16
@@ -392,20 +254,20 @@ class PublishedZeroOne:
                     p -= lr (m / (sqrt(v) + eps) + wd p)
         B, t > T:   m_i = EMA(g_i);  s = lr (m_i / (sqrt(v) + eps) + wd p_i);  p_i -= s;  u_i -= s
                     L += lr
-                    t a multiple of h: w = C'(u_i (sqrt(v) + eps));  m = -w / L
-                                       p = p before + w / (sqrt(v) + eps);  u = L = 0
+                    t a multiple of h: w = C'(u_i);  m = -w (sqrt(v) + eps) / L
+                                       p = p before + w;  u = L = 0
 
     C' begins without errors: they have the units of what it averages. h doubles after so many
     steps. "p before": that of the last average; the papers' p_i - u_i, without its rounding.
 
-    ``ours``: m and v unbiased in A, and m at its end; 0 where v is 0; u_i itself travels.
+    m and v are unbiased in A, and m at its end; steps and w are 0 where v is 0.
     """
 
     def __init__(
         self, params: Sequence[Array], settings: ZeroOneSettings, ranks: int,
-        average: Callable[[int], Average], ours: bool = False,
+        average: Callable[[int], Average],
     ) -> None:  # fmt: skip
-        self.ours, self.var_uses = ours, 0
+        self.var_uses = 0
         self.local = [[p.copy() for p in params] for _ in range(ranks)]
         self.m = [[np.zeros_like(p) for p in params] for _ in range(ranks)]
         self.v = [np.zeros_like(p) for p in params]
@@ -424,10 +286,9 @@ class PublishedZeroOne:
         else:
             self._phase_b(grads)
         if self.t == self.settings.var_freeze:
-            if self.ours:
-                first, second = self._gains()
-                self.m = [[m / first for m in rank] for rank in self.m]
-                self.v = [v / second for v in self.v]
+            first, second = self._gains()
+            self.m = [[m / first for m in rank] for rank in self.m]
+            self.v = [v / second for v in self.v]
             self.average = [self.make(len(p)) for p in self.v]
             self.before = [p.copy() for p in self.local[0]]
 
@@ -438,12 +299,12 @@ class PublishedZeroOne:
     def _update(self, m: Array, v: Array) -> Array:
         with np.errstate(all="ignore"):
             update = m / (np.sqrt(v) + self.settings.eps)
-        return np.where(v > 0, update, 0) if self.ours else update
+        return np.where(v > 0, update, 0)
 
     def _phase_a(self, grads: Gradients) -> None:
         s, dense, full = self.settings, Dense(), self.t % self.var_interval == 0
         self.var_uses += full
-        first, second = self._gains() if self.ours else (1.0, 1.0)
+        first, second = self._gains()
         for i in range(len(self.v)):
             mine = [rank[i] for rank in grads]
             g = dense(mine) if full else self.average[i](mine)
@@ -463,19 +324,16 @@ class PublishedZeroOne:
         self.rates += s.lr
         for i, v in enumerate(self.v):
             denom = np.sqrt(v) + s.eps
-            unit = np.ones_like(v) if self.ours else denom
             for rank, g in enumerate(grads):
                 m, p = _ema(self.m[rank][i], g[i], s.b1), self.local[rank][i]
                 move = s.lr * (self._update(m, v) + s.decay * p)
                 self.m[rank][i], self.local[rank][i] = m, p - move
                 self.u[rank][i] = self.u[rank][i] - move
             if self.t % self.local_interval == 0:
-                w = self.average[i]([u[i] * unit for u in self.u])
-                w = np.where(v > 0, w, 0) if self.ours else w
-                self.before[i] = self.before[i] + w / unit
-                back = w * denom if self.ours else w
+                w = np.where(v > 0, self.average[i]([u[i] for u in self.u]), 0)
+                self.before[i] = self.before[i] + w
                 for rank in range(len(grads)):
-                    self.m[rank][i] = -back * (1 / self.rates)
+                    self.m[rank][i] = -(w * denom) * (1 / self.rates)
                     self.local[rank][i] = self.before[i].copy()
                     self.u[rank][i] = np.zeros_like(v)
         if self.t % self.local_interval == 0:

@@ -231,7 +231,7 @@ def test_codecs_that_need_feedback_are_taken_only_where_allowed() -> None:
     linear = ladder(["topk:0.01", "int4", "onebit"], linear=True)
     assert [str(rung) for rung in linear] == ["none", "bf16", "int8", "int4", "onebit", "topk:0.01"]
     assert Ranks(site, rungs=linear).run(100).used[-1] in ("onebit", "topk:0.01")
-    for name in ("fp16", "int8", "onebit-deepspeed"):
+    for name in ("fp16", "int8"):
         with pytest.raises(ConfigError, match="allow="):
             ladder([name])
 

@@ -205,6 +205,7 @@ BUILDERS = {
     "muon": "3ecec45fe94c",
     "outer": "306daaac71e1",
     "powersgd": "6e74ad83f781",
+    "published": "71d8ee4ac075",
     "sgd": "430291cd1fc4",
     "sparse_sgd": "bc816e94bbe6",
     "stale": "50df63ab38d3",

@@ -18,7 +18,7 @@ from ringcomm import Communicator, ConfigError, ErrorFeedback, FeedbackStore
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 COUNT = 5000
-CODECS = ("int8", "fp8", "int4", "onebit", "onebit-deepspeed")
+CODECS = ("int8", "fp8", "int4", "onebit")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -99,7 +99,6 @@ DAMAGE: list[Callable[[dict[str, Any]], object]] = [
     lambda one: one.pop("owner"),
     lambda one: one.update(op="max"),
     lambda one: one.update(loss_scale=float("inf")),
-    lambda one: one.update(padding=[]),
     lambda one: one.update(format=0),
 ]
 

@@ -52,8 +52,9 @@ REFUSED = [
      "feedback=True: give a ringcomm.ErrorFeedback, or False"),
     (lambda c: c.allreduce(ones(), feedback="w"), ConfigError, "feedback='w'"),
     (lambda c: c.allreduce(ones(), compression="int3"), ConfigError,
-     "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit, "
-     "onebit-deepspeed, topk"),
+     "compression='int3' is unknown; give one of none, bf16, fp16, int8, fp8, int4, onebit, topk"),
+    (lambda c: c.allreduce(ones(), compression="onebit-deepspeed"), ConfigError,
+     "compression='onebit-deepspeed' has been removed; use 'onebit'"),
     (lambda c: c.allreduce(ones(dtype=np.int32), compression="int8"), TensorError,
      r"compression='int8' takes float32 and float64 tensors, not int32"),
     (lambda c: c.allreduce(ones(dtype=np.float16), compression="onebit", feedback=False),

@@ -6,7 +6,7 @@ house that every file keeps: at most 600 lines, and a word on what it is at its 
     Python  errors, callers < logs < config, codecs < bootstrap, _native, dlpack, adaptive,
             storages < buffers < cuda
             < chunks, devices, residuals < calls < work < fusion, counters, shortcut, opening,
-            summary, deepspeed, pipe, timeline < collectives < communicator < membership < api
+            summary, pipe, timeline < collectives < communicator < membership < api
             < exact < feedback, sparse < the package itself < torch < tools, train < __main__
 
 Files of one layer may use each other within a folder, and not across folders. A file that has no
@@ -47,7 +47,7 @@ PYTHON_LAYERS = [
     {"devices", "residuals", "chunks"},
     {"calls"},
     {"work"},
-    {"fusion", "counters", "shortcut", "opening", "summary", "deepspeed", "pipe", "timeline"},
+    {"fusion", "counters", "shortcut", "opening", "summary", "pipe", "timeline"},
     {"collectives"},
     {"communicator"},
     {"membership"},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onebit_reference import Blocks, Deepspeed, FrozenAdam, PublishedAdam, Settings
+from onebit_reference import Blocks, FrozenAdam, Settings
 from optim_cases import (
     Given,
     assert_alike,
@@ -40,44 +40,15 @@ HYPER = Settings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.1)
 TORCH: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
-# ---- the published form ----
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_published_update_is_that_of_the_paper(n: int) -> None:
-    """Step by step; tensors whose sizes no block divides, vectors among them."""
-    steps, freeze = 25, 8
-
-    def reference(given: Given) -> Iterator[list[Array]]:
-        adam = PublishedAdam(given.start(), HYPER, freeze, lambda count: Deepspeed(count, n))
-        for step in range(1, steps + 1):
-            adam.step(given.gradients(step))
-            yield list(adam.params)
-
-    expected = follow(reference, ODD, n)
-    outcomes = train(
-        lambda params, comm: OneBitAdam(
-            params, **TORCH, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
-        ),
-        ODD, n, steps, seed=expected.seed,
-    )  # fmt: skip
-    assert_alike(outcomes)
-    assert_follows(outcomes[0][0], expected)
-
-
 def test_elements_without_a_variance_stay_where_they_are() -> None:
-    """As a symbol that never occurs. As published they get a scale over eps, and are gone; in units
-    of the update without a mask they are NaN where eps is 0. With the mask they do not move."""
+    """As a symbol that never occurs. Without the mask they are NaN where eps is 0."""
     shapes, n, steps, dead = [(64, 32)], 3, 12, 40
     start = start_values(shapes)
-    published = PublishedAdam(start, Settings(), 3, lambda c: Deepspeed(c, n))
     open_ = FrozenAdam(start[0], Settings(eps=0.0), 3, Blocks(2048, n), n, masked=False)
     for step in range(1, steps + 1):
         grads = gradients(shapes, step, n, dead)
-        published.step(grads)
         with np.errstate(all="ignore"):
             open_.step([one[0] for one in grads])
-    assert np.abs(published.params[0][:dead]).min() > 100
     assert np.isnan(open_.p[:dead]).all()
 
     for refresh in (None, "exponential"):
@@ -315,7 +286,7 @@ def test_parameters_behind_the_freeze() -> None:
 
 
 FORMS: list[dict[str, Any]] = [
-    {}, {"units": "momentum"}, {"refresh": None}, {"deepspeed_compat": True},
+    {}, {"units": "momentum"}, {"refresh": None},
 ]  # fmt: skip
 
 

@@ -27,7 +27,6 @@ ON_RANK_1 = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_
 SHAPES = ((64, 257), (50,), ())
 STEPS = 8
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "threshold": 4096, "freeze": 2}
-LIKE_ADAM: dict[str, Any] = {**ADAM, "deepspeed_compat": True}
 ZERO: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "threshold": 4096, "var_freeze_step": 3,
                         "local_step_scaler": 1, "local_step_clipper": 2}  # fmt: skip
 METHODS: dict[str, Callable[[Any], Any]] = {
@@ -35,11 +34,8 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "SGD, Nesterov": lambda ps: optim.SGD(ps, 0.1, weight_decay=0.1, nesterov=True, threshold=4096),
     "Lion": lambda ps: optim.Lion(ps, 0.01, weight_decay=0.1, threshold=4096),
     "OneBitAdam": lambda ps: optim.OneBitAdam(ps, **ADAM),
-    "OneBitAdam, published": lambda ps: optim.OneBitAdam(ps, **LIKE_ADAM),
     "OneBitLamb": lambda ps: optim.OneBitLamb(ps, **ADAM),
-    "OneBitLamb, published": lambda ps: optim.OneBitLamb(ps, **LIKE_ADAM),
     "ZeroOneAdam": lambda ps: optim.ZeroOneAdam(ps, **ZERO),
-    "ZeroOneAdam, published": lambda ps: optim.ZeroOneAdam(ps, **ZERO, deepspeed_compat=True),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onebit_reference import Blocks, Deepspeed, FrozenLamb, LambSettings, PublishedLamb
+from onebit_reference import Blocks, FrozenLamb, LambSettings
 from optim_cases import (
     Given,
     assert_alike,
@@ -30,32 +30,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 ODD = [(13, 7), (50,), (29, 3, 2)]
 HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.05}
 SETTINGS = LambSettings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_published_update_is_that_of_the_paper(n: int) -> None:
-    """Step by step."""
-    steps, freeze = 25, 8
-    factors = []
-
-    def reference(given: Given) -> Iterator[list[Array]]:
-        start = given.start()[::-1]  # in the order in which they travel
-        lamb = PublishedLamb(start, SETTINGS, freeze, lambda count: Deepspeed(count, n))
-        for step in range(1, steps + 1):
-            lamb.step([one[::-1] for one in given.gradients(step)])
-            yield lamb.params[::-1]
-        factors.append(max(lamb.factor))
-
-    expected = follow(reference, ODD, n)
-    assert min(factors) > 1.1  # they have come into play
-    outcomes = train(
-        lambda params, comm: OneBitLamb(
-            params, **HYPER, freeze=freeze, deepspeed_compat=True, dense="none", comm=comm
-        ),
-        ODD, n, steps, seed=expected.seed,
-    )  # fmt: skip
-    assert_alike(outcomes)
-    assert_follows(outcomes[0][0], expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -105,29 +79,26 @@ def test_no_step_is_longer_than_twice_that_of_lamb() -> None:
         assert max(lengths) == pytest.approx(2, rel=1e-3)
 
 
-@pytest.mark.parametrize("compat", [False, True])
-def test_a_tensor_without_any_gradient(compat: bool) -> None:
+def test_a_tensor_without_any_gradient() -> None:
     """Its momentum has no size, which others are divided by; all stay finite."""
     shapes = [(16, 16), (4, 4)]
     outcomes = train(
         lambda params, comm: OneBitLamb(
-            params, freeze=3, deepspeed_compat=compat, comm=comm, eps=1e-6, threshold=0
+            params, freeze=3, comm=comm, eps=1e-6, threshold=0
         ),
         shapes, 2, 8, dead=16,
     )  # fmt: skip
     assert all(np.isfinite(one).all() for one in outcomes[0][0][-1])
-    if not compat:
-        assert outcomes[0][0][-1][1].tobytes() == start_values(shapes)[1].tobytes()
+    assert outcomes[0][0][-1][1].tobytes() == start_values(shapes)[1].tobytes()
 
 
-@pytest.mark.parametrize("compat", [False, True])
-def test_a_restart_goes_on_to_the_bit(compat: bool) -> None:
+def test_a_restart_goes_on_to_the_bit() -> None:
     """And a state of another method is refused by its name."""
     shapes, steps = [(32, 40), (7,)], 12
 
     def body(comm: Communicator) -> None:
         def make(values: Any) -> Any:
-            return OneBitLamb(values, freeze=4, deepspeed_compat=compat, comm=comm, threshold=0)
+            return OneBitLamb(values, freeze=4, comm=comm, threshold=0)
 
         def go(params: Any, optimizer: Any, first: int, last: int) -> None:
             for step in range(first, last):

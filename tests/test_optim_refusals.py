@@ -148,7 +148,6 @@ def test_ranks_with_other_models_fail_at_once() -> None:
         (OneBitAdam, "units", ("bounded", "update")),
         (OneBitAdam, "freeze", (3, 4)),
         (OneBitAdam, "refresh", (None, "exponential")),
-        (OneBitAdam, "deepspeed_compat", (False, True)),
         (OneBitLamb, "dense", ("bf16", "none")),
         (OneBitLamb, "freeze", (3, "stable")),
         (partial(ZeroOneAdam, var_freeze_step=3), "local_step_clipper", (3, 4)),
@@ -160,7 +159,7 @@ def test_ranks_that_make_other_optimizers_fail_at_once(
     """With all ranks told which setting it is."""
 
     def body(comm: Communicator) -> None:
-        told = r"optimizer is .* on rank 0|" if name in ("outcome", "deepspeed_compat") else ""
+        told = r"optimizer is .* on rank 0|" if name == "outcome" else ""
         with pytest.raises(MismatchError, match=f"{told}{name} is {values[0]} on rank 0 and .* 1"):
             make(Net().parameters(), comm=comm, **{name: values[comm.rank]})
 

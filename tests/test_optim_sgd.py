@@ -207,7 +207,7 @@ def test_warm_up_steps_are_gentle() -> None:
         ),
         ({"compression": "onebits"}, "did you mean onebit"),
         ({"compression": "onebits", "warmup_steps": 100}, "did you mean onebit"),
-        ({"compression": "onebit-deepspeed"}, "does not go with an optimizer"),
+        ({"compression": "onebit-deepspeed"}, "has been removed; use 'onebit'"),
         ({"lr": "0.1"}, "Invalid learning rate: 0.1"),
         ({"dampening": "1"}, "Invalid dampening value: 1"),
         ({"warmup_steps": "2"}, "Invalid warmup_steps value: 2"),

@@ -53,7 +53,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
         ({"every": 4, "fragments": 2, "delay": 2}, "less than every / fragments = 2"),
         ({"every": "end", "delay": 1}, "Invalid delay: 1"),
         ({"compression": "int3"}, "compression='int3' is unknown"),
-        ({"compression": "onebit-deepspeed"}, "does not go with OuterStep"),
+        ({"compression": "onebit-deepspeed"}, "has been removed"),
         ({"compression": "int8", "codec": "int8"}, "codec= is compression= by its old name"),
         ({"compresion": "int8"}, "did you mean compression?"),
         ({"feedback": "yes"}, "feedback='yes'"),

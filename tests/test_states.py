@@ -69,14 +69,9 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "OneBitAdam": wired(optim.OneBitAdam, freeze=2),
     "OneBitAdam, in units of updates": wired(optim.OneBitAdam, freeze=2, units="update"),
     "OneBitAdam, frozen": wired(optim.OneBitAdam, freeze=2, refresh=None),
-    "OneBitAdam, published": wired(optim.OneBitAdam, freeze=2, deepspeed_compat=True),
     "OneBitLamb": wired(optim.OneBitLamb, freeze=2),
-    "OneBitLamb, published": wired(optim.OneBitLamb, freeze=2, deepspeed_compat=True),
     "ZeroOneAdam": wired(
         optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=2, local_step_clipper=4
-    ),
-    "ZeroOneAdam, published": wired(
-        optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=2, deepspeed_compat=True
     ),
     "sparse.SGD": trained(sparse.SGD, lr=0.01, momentum=0.9, density=0.1),
     "sparse.Adam": trained(sparse.Adam, lr=0.01, density=0.1, staleness=1),

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.torch
         ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),
         ("--compression onebit --optimizer adamw", "or int4, or --optimizer sgd, or --force"),
-        ("--compression onebit-deepspeed", "does not go with the trainer"),
+        ("--compression onebit-deepspeed", "has been removed"),
         ("--every 5", "add --method outer"),
         ("--method momentum --dense-steps 3", "--method gradients, or leave it out"),
         ("--method outer --bucket-mb 2", "--method gradients, or leave it out"),

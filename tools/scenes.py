@@ -259,7 +259,7 @@ def by_outer(inner: str = "AdamW", outer: Any = None, **settings: Any) -> Scene:
 # ---- the list ----
 
 CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk:0.05")
-KEEP = {*CODECS[3:], "onebit-deepspeed"}  # that may have error feedback
+KEEP = {*CODECS[3:]}  # that may have error feedback
 
 
 def scenes() -> Iterator[tuple[str, Scene]]:
@@ -270,8 +270,6 @@ def scenes() -> Iterator[tuple[str, Scene]]:
         yield f"allreduce {tail}", by_calls(allreduce, keep, compression=codec)
         yield f"reduce_scatter {tail}", by_calls(scatter_gather, keep, compression=codec)
         yield f"hook {tail}", by_hook(compression=codec, feedback=keep, force=True)
-    deepspeed = by_calls(allreduce, True, compression="onebit-deepspeed")
-    yield "allreduce onebit-deepspeed with feedback", deepspeed
     for codec in ("none", "bf16", "int8"):
         yield f"allreduce_many {codec}", by_calls(allreduce_many, compression=codec)
         yield f"allreduce sum {codec}", by_calls(allreduce_sum, compression=codec)
@@ -303,14 +301,9 @@ def scenes() -> Iterator[tuple[str, Scene]]:
         "OneBitAdam in momentum units": {"freeze": 4, "units": "momentum"},
         "OneBitAdam int4": {"freeze": 4, "compression": "int4"},
         "OneBitAdam overlapped": {"freeze": 4, "overlap": True},
-        "OneBitAdam as published": {"freeze": 4, "deepspeed_compat": True},
         "OneBitLamb": {"freeze": 4},
-        "OneBitLamb as published": {"freeze": 4, "deepspeed_compat": True},
         "ZeroOneAdam": {
             "var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 3},
-        "ZeroOneAdam as published": {
-            "var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 3,
-            "deepspeed_compat": True},
     }  # fmt: skip
     for name, settings in ways.items():
         yield f"optim {name}", by_optimizer("optim", name.split()[0], **settings)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from ringcomm import Communicator, Config, ErrorFeedback  # noqa: E402
 
 HALVES = ("bf16", "fp16")
-CODECS = (*HALVES, "int8", "fp8", "int4", "onebit", "topk:0.1", "onebit-deepspeed")
+CODECS = (*HALVES, "int8", "fp8", "int4", "onebit", "topk:0.1")
 
 
 def differs(
@@ -34,7 +34,6 @@ def differs(
     its own, for what topk sends depends on a call's number."""
     import tensors
 
-    op = "avg" if codec == "onebit-deepspeed" else "sum"
     rank = comms[0].rank
     feedbacks: list[Any] = [None, None]
     if codec is not None and codec not in HALVES:
@@ -47,7 +46,7 @@ def differs(
         array = Array.of(driver, values, dtype, driver.stream())
         there: Any = tensors.tensor(host, dtype) if dtype == "bf16" else host
         for comm, tensor, feedback in zip(comms, (array, there), feedbacks, strict=True):
-            comm.allreduce(tensor, op, compression=codec, feedback=feedback)
+            comm.allreduce(tensor, compression=codec, feedback=feedback)
         if array.read().tobytes() != host.tobytes():
             return f"{dtype} by {codec or 'no codec'}, {count} elements, step {step + 1}"
     return ""

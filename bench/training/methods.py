@@ -28,6 +28,7 @@ from training import link
 from training.claims import FREEZES
 from training.lion import Lion
 from training.model import CharGPT
+from training.published import PublishedAdam
 
 BETAS, DECAY = (0.9, 0.95), 0.1
 
@@ -230,6 +231,15 @@ def wire(place: Place, *, kind: str, freeze: float | None = None, **settings: An
     return Recipe([optimizer], clips=True)
 
 
+def published(place: Place, *, freeze: float) -> Recipe:
+    """1-bit Adam as its paper has it."""
+    optimizer = PublishedAdam(
+        place.model.parameters(), place.lr, BETAS, 1e-8, DECAY, freeze=round(freeze * place.steps),
+        max_norm=place.clip, comm=place.comm,
+    )  # fmt: skip
+    return Recipe([optimizer], clips=True)
+
+
 _ADAM: dict[str, Any] = {"kind": "OneBitAdam", "betas": BETAS, "weight_decay": DECAY}
 _LAMB: dict[str, Any] = {"kind": "OneBitLamb", "betas": BETAS, "weight_decay": DECAY}
 _LION: dict[str, Any] = {"kind": "Lion", "weight_decay": 10 * DECAY}
@@ -391,8 +401,8 @@ _WIRE = (
     ),
     _wire("onebit-adam-40-kept", "OneBitAdam, frozen at 40 % and never renewed", ADAM, **_ADAM,
           refresh=None, freeze=0.4),
-    _wire("onebit-adam-no-mask", "1-bit Adam as published, without a mask, frozen at 5 %", ADAM,
-          **_ADAM, deepspeed_compat=True, freeze=0.05),
+    Method("onebit-adam-no-mask", "1-bit Adam as published, without a mask, frozen at 5 %",
+           published, {"freeze": 0.05}, ADAM),
     _wire("lamb", "LAMB, nothing compressed, never frozen", LAMB, **_LAMB, **_PLAIN, freeze=1),
     _wire("onebit-lamb", "OneBitLamb as it is by default", LAMB, **_LAMB),
     Method("lion", "Lion, DDP, float32", hooked, {"inner": "lion"}, LION),

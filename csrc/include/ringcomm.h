@@ -88,20 +88,18 @@ typedef enum rc_op { RC_SUM = 0, RC_AVG = 1, RC_MIN = 2, RC_MAX = 3, RC_PROD = 4
 /* How elements travel. All but RC_CODEC_NONE take RC_F32 and RC_F64 tensors. Those from
  * RC_CODEC_INT8 on quantise: they take RC_SUM and RC_AVG, in an all-reduce, reduce-scatter or
  * all-gather, and can make up for what they lose (rc_feedback). A NaN or infinity anywhere makes
- * the whole result NaN, on every rank. RC_CODEC_ONEBIT_DEEPSPEED is for the Python face, which
- * makes it of other collectives: here it is refused. */
+ * the whole result NaN, on every rank. */
 typedef enum rc_codec {
     RC_CODEC_NONE = 0,
     RC_CODEC_BF16 = 1,
     RC_CODEC_FP16 = 2,
-    RC_CODEC_INT8 = 3,             /* a scale for every 256 elements */
-    RC_CODEC_INT4 = 4,             /* a scale for every 64 */
-    RC_CODEC_ONEBIT = 5,           /* signs, and a scale for every 256 */
-    RC_CODEC_FP8 = 6,              /* e4m3, and a scale for every 256 */
-    RC_CODEC_TOPK = 7,             /* the largest elements, as they are (rc_call.density) */
-    RC_CODEC_ONEBIT_DEEPSPEED = 8, /* signs, and one scale */
+    RC_CODEC_INT8 = 3,   /* a scale for every 256 elements */
+    RC_CODEC_INT4 = 4,   /* a scale for every 64 */
+    RC_CODEC_ONEBIT = 5, /* signs, and a scale for every 256 */
+    RC_CODEC_FP8 = 6,    /* e4m3, and a scale for every 256 */
+    RC_CODEC_TOPK = 7,   /* the largest elements, as they are (rc_call.density) */
 } rc_codec;
-#define RC_CODEC_COUNT 9
+#define RC_CODEC_COUNT 8
 
 typedef enum rc_collective {
     RC_ALLREDUCE = 0,
@@ -481,9 +479,6 @@ rc_result rc_pipe_submit(rc_pipe *pipe, const rc_call *call, const rc_piece *pie
 /* Waits until all flights submitted so far have reached the core, so that an rc_submit comes after
  * them. RC_AGAIN after timeout_ms. */
 rc_result rc_pipe_drain(rc_pipe *pipe, int timeout_ms);
-/* Copies between host and device, in the order of the stream; over when it returns. */
-rc_result rc_pipe_copy(rc_pipe *pipe, void *host, uint64_t address, uint64_t bytes, int64_t stream,
-                       int to_host, rc_error *error);
 /* The stream that brings results to the device. What is recorded there follows all that is over. */
 uint64_t rc_pipe_stream(const rc_pipe *pipe);
 /* Ends all flights and gives everything back but the flights. After rc_comm_close, before

@@ -406,35 +406,6 @@ rc_result rc_pipe_submit(rc_pipe *p, const rc_call *call, const rc_piece *pieces
     return result;
 }
 
-static rc_result copy(rc_pipe *p, void *host, cu_address address, uint64_t bytes, cu_stream stream,
-                      int to_host, rc_error *error)
-{
-    cuda_device *device = p->device;
-    RC_TRY(device_check_stream(device, stream, error));
-    RC_TRY(device_check_pointer(device, address, bytes, error));
-    if (to_host)
-        RC_TRY(DEVICE_CALL(device, error, cuMemcpyDtoHAsync, host, address, bytes, stream));
-    else
-        RC_TRY(DEVICE_CALL(device, error, cuMemcpyHtoDAsync, address, host, bytes, stream));
-    return DEVICE_CALL(device, error, cuStreamSynchronize, stream);
-}
-
-rc_result rc_pipe_copy(rc_pipe *p, void *host, uint64_t address, uint64_t bytes, int64_t stream,
-                       int to_host, rc_error *error)
-{
-    device_visit visit;
-    error_clear(error);
-    if (pipe_is_forked(p) || !enter_pipe(p))
-        return error_set(error, RC_INVALID_STATE, "the communicator is closed, or a parent's");
-    rc_result result = device_enter(p->device, &visit, error);
-    if (result == RC_OK)
-        result = copy(p, host, address, bytes, pipe_stream(stream == RC_NO_STREAM ? 0 : stream),
-                      to_host, error);
-    device_leave(p->device, &visit);
-    leave_pipe(p);
-    return result;
-}
-
 uint64_t rc_pipe_stream(const rc_pipe *p)
 {
     return (uintptr_t)p->h2d;

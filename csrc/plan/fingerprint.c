@@ -9,8 +9,8 @@ static const char *const collective_names[RC_COLLECTIVE_COUNT] = {
 static const char *const dtype_names[RC_DTYPE_COUNT] = {"f16", "bf16", "f32", "f64",
                                                         "i8",  "u8",   "i32", "i64"};
 static const char *const op_names[RC_OP_COUNT] = {"sum", "avg", "min", "max", "prod"};
-static const char *const codec_names[RC_CODEC_COUNT] = {
-    "none", "bf16", "fp16", "int8", "int4", "onebit", "fp8", "topk", "onebit-deepspeed"};
+static const char *const codec_names[RC_CODEC_COUNT] = {"none", "bf16",   "fp16", "int8",
+                                                        "int4", "onebit", "fp8",  "topk"};
 
 static const char *const caller_names[] = {
     "another call of ringcomm",

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..codecs import CODECS, Codec, parse, refuse_composed
+from ..codecs import CODECS, Codec, parse
 from .account import StepReport
 from .auto import Auto
 from .buckets import Bucket
@@ -120,9 +120,7 @@ def policy_of(
     ConfigError for a codec that the hook does not take."""
     if compression == "auto":
         return Auto(model, warmup_steps=warmup_steps)
-    codec = parse(compression)
-    refuse_composed(codec, "the hook")
-    return FixedCodec(codec, warmup_steps)
+    return FixedCodec(parse(compression), warmup_steps)
 
 
 def needs_feedback(policy: CodecPolicy) -> bool:

@@ -43,7 +43,7 @@ class OuterStepCallback(Callback):
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, codec="compression")
+    @takes(OuterSettings, {"codec": "compression"})
     def __init__(self, **settings: Unpack[OuterSettings]) -> None:
         require_settings(**settings)
         self.outer: OuterStep | None = None

@@ -28,13 +28,15 @@ _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def takes(settings: type, **renamed: str) -> Callable[[_F], _F]:
+def takes(
+    settings: type, renamed: Mapping[str, str] | None = None,
+    removed: Mapping[str, str] | None = None,
+) -> Callable[[_F], _F]:  # fmt: skip
     """A decorator of a function that passes on ``**settings``, a TypedDict of that class: it raises
-    ConfigError for other names, with the one that was meant. ``old="new"`` has an old name answer.
-    """
+    ConfigError for other names, with the one that was meant; see ``names_arguments``."""
 
     def decorate(function: _F) -> _F:
-        return names_arguments(function, settings.__annotations__, renamed)
+        return names_arguments(function, settings.__annotations__, renamed or {}, removed or {})
 
     return decorate
 

@@ -41,7 +41,7 @@ class OuterStepCallback(TrainerCallback):
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, codec="compression")
+    @takes(OuterSettings, {"codec": "compression"})
     def __init__(
         self, *, resume_from: str | Path | None = None, scaler: Any = None,
         **settings: Unpack[OuterSettings],

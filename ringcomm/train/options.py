@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, cast
 
-from ..codecs import Codec, Compression, names, refuse_composed
+from ..codecs import Compression, names
 from ..codecs import parse as parse_codec
 from ..errors import ConfigError
 
@@ -102,7 +102,6 @@ class Options:
                                   "hook; use --hook")  # fmt: skip
             return
         codec = parse_codec(self.compression, "--compression ")
-        refuse_composed(codec, "the trainer")
         if self.compression and self.sends_largest and not codec.density:
             way = "--outer sparse" if self.outer else "--method sparse"
             raise ConfigError(
@@ -263,7 +262,7 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "blocks of gradients, with a sparse optimizer on the CPU (default: "
                        "gradients)")
     group.add_argument("--compression", metavar="CODEC",
-                       help=f"codec on the wire: {names(_is_taken)}, or topk:DENSITY; auto: of "
+                       help=f"codec on the wire: {names()}, or topk:DENSITY; auto: of "
                        "none, bf16 and int8 the gentlest that hides, as it is measured (default: "
                        "bf16; momentum onebit; outer int4; sparse and --outer sparse, which take "
                        "topk only, topk:0.015625; with --backend gloo --no-hook none)")
@@ -294,10 +293,6 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compute-ms", type=_number(0, 3.6e6), metavar="MS",
                        help="emulate a device on which forward and backward of a step take MS "
                        "milliseconds: layers sleep in proportion to their parameters")
-
-
-def _is_taken(codec: Codec) -> bool:
-    return not codec.composed
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

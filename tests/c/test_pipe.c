@@ -139,28 +139,6 @@ static void test_drain_puts_works_behind_flights(void)
     gpu_expect_clean();
 }
 
-static void test_copies_follow_their_stream(void)
-{
-    rc_error error;
-    flights *all = flights_open(1, "", NULL, 1 << 20);
-    cu_stream stream = flights_stream();
-    cu_address at = flights_tensor(1.0F);
-    float values[FLIGHTS_COUNT];
-    fake_cuda_add(stream, at, 1.0F, FLIGHTS_COUNT);
-    CHECK_EQ(
-        rc_pipe_copy(all->pipes[0], values, at, sizeof values, flights_handle(stream), 1, &error),
-        RC_OK);
-    CHECK(values[0] == 2.0F && values[FLIGHTS_COUNT - 1] == 2.0F);
-    values[0] = 5.0F;
-    CHECK_EQ(rc_pipe_copy(all->pipes[0], values, at, 4, RC_NO_STREAM, 0, &error), RC_OK);
-    CHECK(!flights_is(at, 2.0F));
-    CHECK_EQ(rc_pipe_copy(all->pipes[0], values, 64, 4, 1, 0, &error), RC_INVALID_ARGUMENT);
-    cuMemFree_v2(at);
-    cuStreamDestroy_v2(stream);
-    flights_close(all);
-    gpu_expect_clean();
-}
-
 static void test_a_stop_ends_what_waits(void)
 {
     rc_error error;
@@ -224,7 +202,6 @@ int main(void)
         {"what is refused", test_what_is_refused},
         {"pieces have zeros between them", test_pieces_have_zeros_between_them},
         {"drain puts works behind flights", test_drain_puts_works_behind_flights},
-        {"copies follow their stream", test_copies_follow_their_stream},
         {"a stop ends what waits", test_a_stop_ends_what_waits},
         {"a forked child leaves it alone", test_a_forked_child_leaves_it_alone},
     };

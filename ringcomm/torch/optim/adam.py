@@ -26,8 +26,6 @@ together is taken for noise, as m averages it away: v is 1/N of Adam's there, wh
 and steps are sqrt(N) times Adam's. m stays as it is; the residuals, which are in the units of z,
 are multiplied by old over new q.
 
-As published (deepspeed_compat): v biased, no mask, m itself travels, at one scale per tensor.
-
 Invariants: from the freeze on v repeats in the padding what it is of the parameter's last elements.
 R of a block counts the padding, and a checkpoint does not have it.
 """
@@ -55,9 +53,8 @@ from .arithmetic import (
     power,
     root,
     root_of,
-    with_decay,
 )
-from .checks import codec_name, require_adam
+from .checks import REMOVED, codec_name, require_adam
 from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembered
 from .rule import Exchange, Rule
 from .span import Span
@@ -86,9 +83,6 @@ class OneBitAdam(WireOptimizer):
         compression: how the momentum travels.
         dense: how gradients travel before, and renewals.
         units: in which the momentum travels: "bounded", "update" or "momentum", which is q above.
-        deepspeed_compat: the update as published and DeepSpeed's compression, each tensor by
-            itself, with neither mask nor renewals: ``refresh`` and ``compression`` do not apply.
-            For who must repeat such a run.
 
     Attributes:
         frozen_at: the last dense step; None: not known yet.
@@ -98,9 +92,9 @@ class OneBitAdam(WireOptimizer):
     renewal. Without renewals parameters that come later are refused.
     """
 
-    _rule: TwoStages
+    _rule: Frozen
 
-    @takes(WireSettings)
+    @takes(WireSettings, removed=REMOVED)
     def __init__(
         self,
         params: Any,
@@ -115,7 +109,6 @@ class OneBitAdam(WireOptimizer):
         compression: Compression | None = "onebit",
         dense: Compression | None = "bf16",
         units: Choice = "bounded",
-        deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
@@ -123,20 +116,15 @@ class OneBitAdam(WireOptimizer):
         require("units value", repr(units), units in CHOICES)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        renews = refresh is not None and not deepspeed_compat
-        point = freeze_point(freeze, total_steps, betas[1], renews=renews)
-        densely = codec_name(dense, "dense=")
-        rule: TwoStages
-        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
-        if deepspeed_compat:
-            rule = _Published(point, codec, densely)
-        elif refresh is None:
+        point = freeze_point(freeze, total_steps, betas[1], renews=refresh is not None)
+        codec, densely = codec_name(compression), codec_name(dense, "dense=")
+        rule: Frozen
+        if refresh is None:
             rule = Frozen(point, codec, densely, units)
         else:
             rule = Renewed(point, codec, densely, units, betas[1])
         fixed = {"freeze": freeze, "refresh": refresh, "total_steps": total_steps,
-                 "compression": codec, "dense": densely, "units": units,
-                 "deepspeed_compat": deepspeed_compat}  # fmt: skip
+                 "compression": codec, "dense": densely, "units": units}  # fmt: skip
         self._at_first = rule.state_dict()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
@@ -194,16 +182,19 @@ class OneBitAdam(WireOptimizer):
 # ---- two stages ----
 
 
-class TwoStages(Rule):
-    """Gradients until the freeze point, the momentum from there on."""
+class Frozen(Rule):
+    """Gradients until the freeze point, from there on the momentum beside a variance that stays."""
 
+    method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
+    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Choice) -> None:
         self.point = point
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
         self._frozen = False
+        self._units = Units(units)
+        self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         return self._then if self._frozen else self._first
@@ -214,8 +205,11 @@ class TwoStages(Rule):
     def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
         if what == "gradient":
             out.copy_(span.gradient)
-        else:
-            momentum_in(span, out)
+            return
+        for tile in span.tiles():
+            part = tile.of(out)
+            momentum_in(tile, part)
+            mask(tile, part.div_(self._units.of(tile)))
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
         if not spans:
@@ -228,61 +222,6 @@ class TwoStages(Rule):
             self._frozen = True
             self.freeze(spans, step)
         return ()
-
-    def freeze(self, spans: Sequence[Span], step: int) -> None:
-        """Behind the last dense step."""
-
-    def step_of(self, span: Span) -> int:
-        """The number of steps by which torch's Adam corrects the bias of the moments as they are.
-        Here they have none, or it is not to be corrected: so many that nothing is left of it."""
-        return max(_steps_to_forget(beta) for beta in span.group["betas"])
-
-    def take_adam(self, span: Span, age: int) -> None:
-        """Goes on from the moments of an Adam that has made so many steps, which the span has."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"freeze": self.point.state_dict(), "frozen": self._frozen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.point.load_state_dict(state["freeze"])
-        self._frozen = bool(state["frozen"])
-
-
-class _Published(TwoStages):
-    """1-bit Adam as in its paper and in DeepSpeed."""
-
-    method = "OneBitAdam(deepspeed_compat)"
-    layout = "apart"
-
-    def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
-        moment = span.state["exp_avg"]
-        if "gradient" in means:
-            average_in(span, means["gradient"])
-        else:
-            moment.copy_(means["momentum"])
-        updates = with_decay(span, moment / root_of(span))
-        torch._foreach_mul_(updates, span.group["lr"])
-        torch._foreach_sub_(span.parameters, updates)
-
-
-class Frozen(TwoStages):
-    """Unbiased and masked; the variance stays."""
-
-    method = "OneBitAdam"
-
-    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Choice) -> None:
-        super().__init__(point, compression, dense)
-        self._units = Units(units)
-        self._ages: dict[str, int] = {}  # of each span, the steps that it has made
-
-    def outgoing(self, what: str, span: Span, out: torch.Tensor) -> None:
-        if what == "gradient":
-            out.copy_(span.gradient)
-            return
-        for tile in span.tiles():
-            part = tile.of(out)
-            momentum_in(tile, part)
-            mask(tile, part.div_(self._units.of(tile)))
 
     def update(
         self, span: Span, means: Mapping[str, torch.Tensor]
@@ -331,12 +270,18 @@ class Frozen(TwoStages):
         return 1 - power(beta1, age), 1 - power(beta2, age)
 
     def step_of(self, span: Span) -> int:
-        return super().step_of(span) if self._frozen else self._ages.get(span.name, 0)
+        """The number of steps by which torch's Adam corrects the bias of the moments as they are.
+        Behind the freeze they have none: so many that nothing is left of it."""
+        if self._frozen:
+            return max(_steps_to_forget(beta) for beta in span.group["betas"])
+        return self._ages.get(span.name, 0)
 
     def take_adam(self, span: Span, age: int) -> None:
+        """Goes on from the moments of an Adam that has made so many steps, which the span has."""
         self._ages[span.name] = age
 
     def freeze(self, spans: Sequence[Span], step: int) -> None:
+        """Makes the moments unbiased, behind the last dense step."""
         for span in spans:
             if span.name in self._ages:
                 first, second = self._gains(span)
@@ -345,13 +290,15 @@ class Frozen(TwoStages):
                 span.fill_padding(span.state["exp_avg_sq"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "ages": dict(self._ages), "units": self._units.choice}
+        return {"freeze": self.point.state_dict(), "frozen": self._frozen,
+                "ages": dict(self._ages), "units": self._units.choice}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require(f"the state is of units={state['units']!r}, in which its residuals are; this "
                 f"optimizer has {self._units.choice!r}", None,
                 state["units"] == self._units.choice)  # fmt: skip
-        super().load_state_dict(state)
+        self.point.load_state_dict(state["freeze"])
+        self._frozen = bool(state["frozen"])
         self._ages = dict(state["ages"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 
@@ -56,17 +56,6 @@ class Flight:
                 self._used.append(feedback)
             self._means[exchange.what] = out
             self._quantised[exchange.what] = codec.quantises
-            self._start(comm, out, codec, feedback)
-
-    def _start(
-        self, comm: Communicator, out: torch.Tensor, codec: codecs.Codec,
-        feedback: ErrorFeedback | Literal[False],
-    ) -> None:  # fmt: skip
-        if codec.composed:  # of several collectives, which are waited for
-            before = comm.stats()["payload_bytes"]
-            comm.allreduce(out, "avg", compression=cast(Any, codec.name), feedback=feedback)
-            self.carried += comm.stats()["payload_bytes"] - before
-        else:
             self._works.append(average(comm, out, codec.name, feedback))
 
     def land(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .span import Layout, Place, Span
+from .span import Place, Span
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +51,11 @@ class Rule:
         states: names of the flat tensors that it keeps for each span (``span.state``), zero at
             first.
         local: those of them that differ from rank to rank.
-        layout: how spans are laid out; see ``lay_out``.
     """
 
     method: ClassVar[str]
     states: ClassVar[tuple[str, ...]] = ()
     local: ClassVar[frozenset[str]] = frozenset()
-    layout: ClassVar[Layout] = "blocks"
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
         """What travels in this step, counted from 1; empty: nothing does. Asked any number of times

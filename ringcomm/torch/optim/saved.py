@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from .span import Layout, Numbered, Span, wide
+from .span import Numbered, Span, wide
 
 FORMAT = 1
 KEY = "ringcomm"
@@ -42,7 +42,10 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
             f"this is a state of another optimizer{held}, and none of ringcomm's {method}"
         )
     if own.get("method") != method:
-        raise ConfigError(f"the state is of {own.get('method')}, and this optimizer is {method}")
+        there = str(own.get("method"))
+        gone = ", which has been removed: make a new optimizer, with the weights that were saved"
+        raise ConfigError(f"the state is of {there}{gone if '(' in there else ''}, and this "
+                          f"optimizer is {method}")  # fmt: skip
     if own.get("format") != FORMAT:
         raise ConfigError(
             f"the state has format {own.get('format')!r}; this version reads {FORMAT}"
@@ -71,7 +74,7 @@ def held_by(
 
 def read_spans(
     told: Sequence[Mapping[str, Any]], parameters: Sequence[Numbered], states: Sequence[str],
-    saved: Mapping[int, Mapping[str, Any]], layout: Layout,
+    saved: Mapping[int, Mapping[str, Any]],
 ) -> list[Span]:  # fmt: skip
     """The spans of a saved layout, with what was saved of them.
 
@@ -84,7 +87,7 @@ def read_spans(
     spans = []
     for one in told:
         held = held_by(one["indices"], parameters)
-        spans.append(Span(held, bool(one["small"]), states, layout))
+        spans.append(Span(held, bool(one["small"]), states))
     for span in spans:
         for name, _ in span.kept():
             for place in span.places:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,7 +28,6 @@ from ..tensors import repeat_last
 from ..tiles import tile_elements
 from .checks import require_dense
 
-Layout = Literal["blocks", "apart", "joined"]
 Mark = tuple[object, ...]
 SPAN_BYTES = 25 << 20  # as a bucket of DDP
 
@@ -116,13 +115,10 @@ class Span:
         present: for each parameter, whether any rank has a gradient of it in this step.
     """
 
-    def __init__(
-        self, held: Sequence[Numbered], is_small: bool, states: Iterable[str],
-        layout: Layout = "blocks",
-    ) -> None:  # fmt: skip
+    def __init__(self, held: Sequence[Numbered], is_small: bool, states: Iterable[str]) -> None:
         self.name = f"{'small' if is_small else 'large'}.{held[0].index}"
         self.group_index = held[0].group
-        self.places = places_of(held, 1 if is_small or layout != "blocks" else BLOCK)
+        self.places = places_of(held, 1 if is_small else BLOCK)
         self.is_small = is_small
         self.count = self.places[-1].stop
         first = self.places[0].parameter
@@ -271,29 +267,26 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def lay_out(
     parameters: Sequence[Numbered], threshold: int, states: Sequence[str],
-    layout: Layout = "blocks", span_bytes: int = SPAN_BYTES,
+    span_bytes: int = SPAN_BYTES,
 ) -> list[Span]:  # fmt: skip
     """Spans of parameters, in the order in which they travel: large ones first, those of the last
     parameters before the others, as backward has these first; then small ones.
 
     Args:
-        layout: "blocks" as above. For rules that must repeat what others exchange "apart", each
-            parameter a span, or "joined", all of a group a span: none small, and without padding.
-        span_bytes: of "blocks", at which a span is full.
+        span_bytes: at which a span of large parameters is full.
     """
     filling: dict[tuple[Any, ...], list[Numbered]] = {}
     full: list[tuple[bool, list[Numbered]]] = []
     for one in reversed(parameters):
         parameter = one.parameter
         size = parameter.numel() * parameter.element_size()
-        small = layout == "blocks" and not (parameter.dim() > 1 and size >= threshold)
+        small = not (parameter.dim() > 1 and size >= threshold)
         key = (small, one.group, parameter.dtype, parameter.device)
         held = filling.setdefault(key, [])
         held.append(one)
         nbytes = sum(each.parameter.numel() for each in held) * wide(parameter.dtype).itemsize
-        is_full = nbytes >= span_bytes and layout == "blocks" and not small
-        if is_full or layout == "apart":
+        if nbytes >= span_bytes and not small:
             full.append((small, filling.pop(key)))
     full += [(key[0], held) for key, held in filling.items()]
     full.sort(key=lambda one: (one[0], -one[1][0].index))
-    return [Span(held, small, states, layout) for small, held in full]
+    return [Span(held, small, states) for small, held in full]

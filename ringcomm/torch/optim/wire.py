@@ -209,7 +209,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
     def _laid_out(self, parameters: Sequence[Numbered]) -> list[Span]:
         rule = self._rule
         return lay_out(
-            parameters, self._threshold, rule.states, rule.layout, self._span_bytes
+            parameters, self._threshold, rule.states, self._span_bytes
         )  # fmt: skip
 
     def _use(self, spans: list[Span]) -> None:
@@ -275,9 +275,8 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         if self._overlap is not None:
             self._overlap.drop()
         spans = saved.read_spans(
-            own["spans"], self._numbered(), self._rule.states, state_dict["state"],
-            self._rule.layout,
-        )  # fmt: skip
+            own["spans"], self._numbered(), self._rule.states, state_dict["state"]
+        )
         self._load_common(state_dict, own)
         self._use(spans)
         self._rule.load_state_dict(own["rule"])

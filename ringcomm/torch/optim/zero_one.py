@@ -13,8 +13,6 @@ anchor is p at the last exchange. (The paper has p_i - u_i for it, which roundin
 rank to rank.) Weights that somebody else writes in B are the new anchor, with u_i = 0. v and m are
 unbiased, and where v is 0 nothing moves.
 
-As published (deepspeed_compat): biased, without a mask; and u_i (sqrt(v) + eps) travels.
-
 Residuals of A are in units of gradients, those of B in units of parameters: they have two names,
 and A's end with it.
 """
@@ -32,7 +30,7 @@ from ...codecs import Compression
 from ...communicator import Communicator
 from ..settings import require, takes
 from .arithmetic import blend_in, mask, power, root, square_in, with_decay
-from .checks import at_least, codec_name, require_adam
+from .checks import REMOVED, at_least, codec_name, require_adam
 from .freezing import Renewals
 from .rule import Exchange, Rule
 from .span import Place, Span
@@ -50,8 +48,6 @@ class ZeroOneAdam(WireOptimizer):
         local_step_scaler: steps of B until the interval of exchanges doubles.
         local_step_clipper: the longest such interval.
         compression, dense: how gradients and movements travel, and how gradients of renewals do.
-        deepspeed_compat: the update as published, and DeepSpeed's compression, each tensor by
-            itself.
 
     Attributes:
         is_together: whether all ranks have the same parameters, after the latest step.
@@ -64,7 +60,7 @@ class ZeroOneAdam(WireOptimizer):
 
     _rule: _ZeroOne
 
-    @takes(WireSettings)
+    @takes(WireSettings, removed=REMOVED)
     def __init__(
         self,
         params: Any,
@@ -79,7 +75,6 @@ class ZeroOneAdam(WireOptimizer):
         local_step_clipper: int = 16,
         compression: Compression | None = "onebit",
         dense: Compression | None = "bf16",
-        deepspeed_compat: bool = False,
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
@@ -91,14 +86,11 @@ class ZeroOneAdam(WireOptimizer):
         for name, value in paces.items():
             require(f"{name} value", value, at_least(value, 1))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        kind = _Published if deepspeed_compat else _ZeroOne
         renewals = Renewals(var_update_scaler, var_freeze_step)
         pace = _Pace(local_step_scaler, local_step_clipper)
-        codec = "onebit-deepspeed" if deepspeed_compat else codec_name(compression)
-        densely = codec_name(dense, "dense=")
-        rule = kind(var_freeze_step, renewals, pace, codec, densely)
-        fixed = {**paces, "compression": codec, "dense": densely,
-                 "deepspeed_compat": deepspeed_compat}  # fmt: skip
+        codec, densely = codec_name(compression), codec_name(dense, "dense=")
+        rule = _ZeroOne(var_freeze_step, renewals, pace, codec, densely)
+        fixed = {**paces, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
@@ -169,12 +161,11 @@ class _ZeroOne(Rule):
         if what != "movement":
             out.copy_(span.gradient)
             return
-        root = self._root(span)
         moment = span.state["exp_avg"].lerp(span.gradient, 1 - span.group["betas"][0])
         out.copy_(span.state["moved"])
-        for part, step in zip(span.views(out), self._steps(span, moment, root), strict=True):
+        steps = self._steps(span, moment, self._root(span))
+        for part, step in zip(span.views(out), steps, strict=True):
             part.sub_(step)
-        self.to_wire(span, out, root)
 
     def update(self, span: Span, means: Mapping[str, torch.Tensor]) -> None:
         if not self._is_local:
@@ -206,23 +197,30 @@ class _ZeroOne(Rule):
 
     def _steps(self, span: Span, moment: torch.Tensor, root: torch.Tensor) -> list[torch.Tensor]:
         """s of each parameter."""
-        steps = with_decay(span, self.masked(span, moment / self.gains(span)[0] / root))
+        steps = with_decay(span, mask(span, moment / self._gains(span)[0] / root))
         torch._foreach_mul_(steps, span.group["lr"])
         return steps
 
     def _meet(self, span: Span, mean: torch.Tensor, root: torch.Tensor) -> None:
         """All ranks go on from the same place."""
-        moved, moment = self.from_wire(span, mean, root)
+        moved = mask(span, mean)
         span.state["anchor"].add_(moved)
         for place in span.places:
             span.stepped(place).copy_(span.view(span.state["anchor"], place))
         rates = self._rates[span.name]
-        span.state["exp_avg"].copy_(moment.mul_(-1 / rates if rates > 0 else 0.0))
+        span.state["exp_avg"].copy_((moved * root).mul_(-1 / rates if rates > 0 else 0.0))
         span.state["moved"].zero_()
         self._rates[span.name] = 0.0
 
     def _root(self, span: Span) -> torch.Tensor:
-        return root(span.state["exp_avg_sq"] / self.gains(span)[1]).add_(span.group["eps"])
+        return root(span.state["exp_avg_sq"] / self._gains(span)[1]).add_(span.group["eps"])
+
+    def _gains(self, span: Span) -> tuple[float, float]:
+        """What the sums of weights in m and v have come to."""
+        first, second = self._ages.get(span.name, (0, 0))
+        beta1, beta2 = span.group["betas"]
+        gain1 = 1.0 if self._is_local or not first else 1 - power(beta1, first)
+        return gain1, 1 - power(beta2, second) if second else 1.0
 
     def follow(self, span: Span, written: Sequence[Place]) -> None:
         if not self._is_local:
@@ -241,29 +239,6 @@ class _ZeroOne(Rule):
             for index, one in sorted(self._written.items())
         }
 
-    # ---- what the published form does otherwise ----
-
-    def gains(self, span: Span) -> tuple[float, float]:
-        """What the sums of weights in m and v have come to."""
-        first, second = self._ages.get(span.name, (0, 0))
-        beta1, beta2 = span.group["betas"]
-        gain1 = 1.0 if self._is_local or not first else 1 - power(beta1, first)
-        return gain1, 1 - power(beta2, second) if second else 1.0
-
-    def masked(self, span: Span, values: torch.Tensor) -> torch.Tensor:
-        """The values, 0 where nothing may move."""
-        return mask(span, values)
-
-    def to_wire(self, span: Span, moved: torch.Tensor, root: torch.Tensor) -> None:
-        """What travels for a movement, in place."""
-
-    def from_wire(
-        self, span: Span, mean: torch.Tensor, root: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The movement, and -L m, of what has travelled."""
-        moved = mask(span, mean)
-        return moved, moved * root
-
     # ---- phases ----
 
     def finish(self, spans: Sequence[Span]) -> Collection[str]:
@@ -278,7 +253,7 @@ class _ZeroOne(Rule):
         if step < self._last_of_a:
             return ()
         for span in spans:
-            span.state["exp_avg"].div_(self.gains(span)[0])
+            span.state["exp_avg"].div_(self._gains(span)[0])
             for place in span.places:
                 span.view(span.state["anchor"], place).copy_(span.stepped(place))
         self._is_local = True
@@ -299,24 +274,3 @@ class _ZeroOne(Rule):
         self._rates = dict(state["rates"])
         self._written.clear()
         self._ages = {name: (first, second) for name, (first, second) in state["ages"].items()}
-
-
-class _Published(_ZeroOne):
-    """As in its paper and in DeepSpeed."""
-
-    method = "ZeroOneAdam(deepspeed_compat)"
-    layout = "apart"
-
-    def gains(self, span: Span) -> tuple[float, float]:
-        return 1.0, 1.0
-
-    def masked(self, span: Span, values: torch.Tensor) -> torch.Tensor:
-        return values
-
-    def to_wire(self, span: Span, moved: torch.Tensor, root: torch.Tensor) -> None:
-        moved.mul_(root)
-
-    def from_wire(
-        self, span: Span, mean: torch.Tensor, root: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return mean / root, mean.clone()

@@ -114,7 +114,7 @@ class OuterStep:
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, codec="compression")
+    @takes(OuterSettings, {"codec": "compression"})
     def __init__(
         self,
         model: nn.Module,

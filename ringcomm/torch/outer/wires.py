@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from ...codecs import BLOCK, Codec, Compression, parse, refuse_composed
+from ...codecs import BLOCK, Codec, Compression, parse
 from ...communicator import Communicator
 from ...errors import ConfigError
 from ...feedback import ErrorFeedback, FeedbackStore
@@ -151,7 +151,6 @@ class DenseWires:
 
     def __init__(self, compression: Compression | None, feedback: bool | None) -> None:
         parsed: Codec = parse(compression)
-        refuse_composed(parsed, "OuterStep")
         if feedback not in (None, True, False):
             raise ConfigError(f"feedback={feedback!r}: give True, False or None")
         self._codec = cast(Compression, parsed.name)
