@@ -56,10 +56,9 @@ class Scene:
 
 
 GOALS = (
-    Scene(4, 1000, [100_000_000], ["none", "bf16", "int8", "int4", "onebit", "topk:0.01"],
-          {"bf16": 0.52, "int8": 0.28, "int4": 0.15, "onebit": 0.05, "topk:0.01": 0.05}),
-    Scene(2, 115, [100_000_000], ["none", "onebit", "topk:0.001"],
-          {"onebit": 1 / 25, "topk:0.001": 1 / 100}),
+    Scene(4, 1000, [100_000_000], ["none", "bf16", "int8", "int4", "onebit"],
+          {"bf16": 0.52, "int8": 0.28, "int4": 0.15, "onebit": 0.05}),
+    Scene(2, 115, [100_000_000], ["none", "onebit"], {"onebit": 1 / 25}),
 )  # fmt: skip
 
 
@@ -94,11 +93,8 @@ class Taken:
 
 def formula_bytes(codec: str, size: int, hosts: int) -> float:
     """What a rank must send of a float32 tensor: 2 (N-1)/N of its encoding; of few bits, between
-    two ranks, the whole of it once, which is the same. Of top-k, sums are half as many again as
-    contributions; the number is that of a sample's threshold, and so not exact."""
+    two ranks, the whole of it once, which is the same."""
     encoded = size / 4 * parse(codec).bits / 8
-    if codec.startswith("topk"):
-        return encoded * (1.0 if hosts == 2 else 2.5 * (hosts - 1) / hosts)
     return encoded * 2 * (hosts - 1) / hosts
 
 
@@ -182,7 +178,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rates", type=lambda text: [float(part) for part in text.split(",")],
         default="100,1000,2500,10000", metavar="MBIT,...")
     add("--sizes", type=parse_sizes, default="1MB,25MB", help="bytes of the float32 tensor")
-    add("--codecs", type=_list_of(None), default="none,bf16,int8,int4,onebit,topk:0.01",
+    add("--codecs", type=_list_of(None), default="none,bf16,int8,int4,onebit",
         metavar="LIST", help="gentle ones first; none is plain float32")
     add("--rounds", type=int, default=3)
     add("--budget", type=float, default=1.0, help="seconds of a codec at a size in a round")

@@ -38,7 +38,6 @@ from gpu_checks.steps import Step, run_step  # noqa: E402
 STEPS = (
     Step("probe", "gpu_checks.probe", 60),
     Step("exact", "gpu_checks.exact", 120),
-    Step("topk", "gpu_checks.topk", 40),
     Step("reduce", "gpu_checks.reduce", 60),
     Step("order", "gpu_checks.order", 90),
     Step("kernels", "gpu_checks.kernels", 40),
@@ -77,7 +76,7 @@ def prepare(folder: Path, steps: Sequence[str], fake: bool) -> dict[str, str]:
         )
     print(f"# {build.make_core(folder)}")
     build.make_metadata(folder)
-    if {"exact", "topk"} & set(steps):
+    if "exact" in steps:
         build.make_reference(folder, "-O1" if fake else "-O3")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(folder)])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

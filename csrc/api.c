@@ -307,23 +307,20 @@ static rc_result check_codec(const rc_call *call, rc_error *error)
             return error_set(error, RC_INVALID_ARGUMENT,
                              "%s takes sums and averages of f32 and f64 tensors only", what);
     }
-    if (call->codec == RC_CODEC_TOPK && !(call->density > 0.0 && call->density <= 1.0))
-        return error_set(error, RC_INVALID_ARGUMENT,
-                         "a density of %g: it must be more than 0 and at most 1", call->density);
     return RC_OK;
 }
 
 static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
-    int fits = call->dtype == RC_F32 && call->collective == RC_ALLREDUCE &&
-               call->codec >= RC_CODEC_BF16 && call->codec <= RC_CODEC_TOPK;
+    int fits =
+        call->dtype == RC_F32 && call->collective == RC_ALLREDUCE && call->codec >= RC_CODEC_BF16;
     int quantises = call->codec >= RC_CODEC_INT8;
     if (!call->encoded)
         return RC_OK;
     if (!fits || comm->shared.hosts > 0 || (call->feedback != NULL && !quantises))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "what is encoded already goes into all-reduces of f32 tensors by bf16, "
-                         "fp16, int8, int4, onebit, fp8 or topk only, without shared memory, and "
+                         "fp16, int8, int4, onebit or fp8 only, without shared memory, and "
                          "by the first two without error feedback");
     if (quantises && (comm->env.world_size < 2 || call->src != call->dst))
         return error_set(error, RC_INVALID_ARGUMENT,

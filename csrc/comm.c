@@ -170,14 +170,6 @@ static void drain(engine_member *member)
     }
 }
 
-uint64_t comm_next(rc_comm *c)
-{
-    pthread_mutex_lock(&c->engine->inbox_lock);
-    uint64_t seq = c->next_seq;
-    pthread_mutex_unlock(&c->engine->inbox_lock);
-    return seq;
-}
-
 static rc_result number(rc_comm *c, rc_work *w)
 {
     if (w->flags & FRAME_P2P)

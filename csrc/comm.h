@@ -77,8 +77,6 @@ rc_result comm_start(rc_comm *c);
 /* gate: of an all-reduce whose source is still on its way (coll/gated.h), by links, encoded
  * already or by a codec that does not quantise; or NULL. Is taken over, also after a failure. */
 rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out);
-/* The number of the next collective, if nobody else calls one before. */
-uint64_t comm_next(rc_comm *c);
 void comm_abort(rc_comm *c, const char *reason);
 rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);

@@ -33,7 +33,7 @@ from .api import (
     world_size,
 )
 from .calls import Op
-from .codecs import Compression, topk
+from .codecs import Compression
 from .communicator import Communicator
 from .config import Algorithm, Config
 from .counters import LaneStats, RailStats, Stats
@@ -99,7 +99,6 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
-    "topk",
     "world_size",
 ]
 

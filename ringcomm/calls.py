@@ -169,7 +169,6 @@ def make_call(
     call.op = OPS[op]
     call.dtype = DTYPES[some.dtype] if some is not None else 0
     call.codec = codec.number
-    call.density = codec.density
     call.root = ANY_SOURCE if root is None else root
     call.count = count
     call.src = ffi.cast("void *", src.address if src is not None else 0)

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NewType
+from typing import Literal
 
 from .errors import ConfigError, did_you_mean
 
 BLOCK = 256  # elements; the largest block of any codec, as the core's PLAN_ALIGN
 
-TopK = NewType("TopK", str)
-"""What ``topk`` returns."""
-
-Compression = (
-    Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk"] | TopK
-)
-"""What ``compression=`` takes, for who checks types; any string of that form works as well."""
+Compression = Literal["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit"]
+"""What ``compression=`` takes, for who checks types."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +26,8 @@ class Codec:
         name: as in ``compression=``; "none" for None.
         number: in the C header (rc_codec).
         bits: on the wire for an element, scales included.
-        quantises: elements share a scale, or are left out: sums and averages only.
+        quantises: elements share a scale: sums and averages only.
         needs_feedback: without error feedback it loses too much to be useful.
-        density: the share of the elements that travels; 0.0 for a codec that leaves none out.
     """
 
     name: str
@@ -41,16 +35,6 @@ class Codec:
     bits: float
     quantises: bool = False
     needs_feedback: bool = False
-    density: float = 0.0
-
-
-_TOPK_BITS = 48  # a float32 and its index
-
-
-def _topk(name: str, density: float) -> Codec:
-    return Codec(
-        name, 7, _TOPK_BITS * density, quantises=True, needs_feedback=True, density=density
-    )
 
 
 #: By name, gentlest first among those of a kind.
@@ -64,26 +48,20 @@ CODECS = {
         Codec("fp8", 6, 8.0625, quantises=True),
         Codec("int4", 4, 4.25, quantises=True, needs_feedback=True),
         Codec("onebit", 5, 1.0625, quantises=True, needs_feedback=True),
-        _topk("topk", 0.01),
     )
 }
 
 
-#: Names that used to be codecs, and what an error says of them.
-_REMOVED = {"onebit-deepspeed": "has been removed; use 'onebit', which has a scale for each block"}
-
-
-def topk(density: float) -> TopK:
-    """The codec that sends this share of the elements, the largest: ``topk(0.001)`` is the string
-    "topk:0.001", of a type that ``compression=`` takes. Raises ConfigError for no density."""
-    name = f"topk:{density}"
-    parse(name, "")
-    return TopK(name)
+#: Names that used to be codecs, without what follows a colon, and what an error says of them.
+_REMOVED = {
+    "onebit-deepspeed": "has been removed; use 'onebit', which has a scale for each block",
+    "topk": "has been removed: under AdamW it ended far behind; ringcomm.torch.sparse and "
+            "OuterStep(outer='sparse') send the largest elements and make up for the rest",
+}  # fmt: skip
 
 
 def parse(compression: object, what: str = "compression=") -> Codec:
-    """The codec that ``compression`` names; None is "none". A density follows "topk" after a colon,
-    as in "topk:0.001".
+    """The codec that ``compression`` names; None is "none".
 
     Args:
         what: what the message of an error calls it.
@@ -92,12 +70,11 @@ def parse(compression: object, what: str = "compression=") -> Codec:
     """
     if compression is None:
         return CODECS["none"]
-    if isinstance(compression, str) and compression.startswith("topk:"):
-        return _topk(compression, _density(compression, what))
     found = CODECS.get(compression) if isinstance(compression, str) else None
-    if compression in _REMOVED:
-        raise ConfigError(f"{what}{compression!r} {_REMOVED[compression]}")
     if found is None:
+        why = isinstance(compression, str) and _REMOVED.get(compression.partition(":")[0])
+        if why:
+            raise ConfigError(f"{what}{compression!r} {why}")
         raise ConfigError(
             f"{what}{compression!r} is unknown; give one of {names()}{_meant(compression)}"
         )
@@ -115,14 +92,3 @@ def _meant(compression: object) -> str:
     word = name.rpartition(".")[2].lower()
     word = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}.get(word, word)
     return did_you_mean(word, CODECS)
-
-
-def _density(compression: str, what: str) -> float:
-    try:
-        density = float(compression.partition(":")[2])
-    except ValueError:
-        density = 0.0
-    if not 0 < density <= 1:
-        raise ConfigError(f"{what}{compression!r}: the density must be a number above 0 and at "
-                          "most 1, as in 'topk:0.01' for a hundredth of all")  # fmt: skip
-    return density

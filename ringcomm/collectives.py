@@ -96,11 +96,9 @@ class Collectives:
                 "bf16", "fp16": 16 bits, and every hop rounds to nearest even. "int8", "fp8", "int4"
                 and "onebit": 8.06, 8.06, 4.25 and 1.06 bits, for sum and avg, rounded twice (where
                 there are two ranks, once); a value that is not finite makes the whole result NaN.
-                "topk": the largest hundredth of the elements, exact, at 0.48 bits;
-                ringcomm.topk(density), the string "topk:DENSITY", for another share.
             feedback: an ErrorFeedback, one for each tensor and kept from call to call: what is
-                rounded away is sent with the next call. "int4", "topk" and "onebit" need one,
-                or False to go without. It is left as it was if the result is not finite.
+                rounded away is sent with the next call. "int4" and "onebit" need one, or False to
+                go without. It is left as it was if the result is not finite.
             out: where to put the result: same size and dtype as ``tensor``.
             async_op: return a Work at once.
             timeout: seconds until the collective fails; default ``config.timeout``.
@@ -109,7 +107,7 @@ class Collectives:
                 time, but beside one that waits or takes long. What it raises is logged.
 
         Of a tensor on a GPU the result is on its way when this returns, and the current stream goes
-        on behind it. What is float32 is then packed there, but by topk.
+        on behind it. What is float32 is then packed there.
 
         Returns:
             The tensor that holds the result, or the Work.

@@ -1,8 +1,6 @@
 """A rank's own state: what it has left, for the same rank of a world of the same size.
 
     state_dict()         this rank's own, as it is: nothing is sent, and training goes on to the bit
-                         (but by topk in large tensors, which looks for its threshold in samples
-                         that are placed by the number of the call)
     gather_state_dict()  what all ranks lack together, by a collective: the same on all, for a world
                          of any size, in which training follows the same curve, not the same bits
     load_state_dict()    takes either

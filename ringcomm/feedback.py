@@ -50,7 +50,7 @@ class ErrorFeedback(Residuals):
     @without_exact
     def state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
         """This rank's own residuals, with which the same rank of a world of the same size goes on
-        to the bit (topk of large tensors excepted). Nothing is sent; each rank saves its own.
+        to the bit. Nothing is sent; each rank saves its own.
 
         Args:
             comm: the communicator on which it was used; None: the default one.

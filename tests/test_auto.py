@@ -52,9 +52,9 @@ def test_a_bucket_waits_for_the_link_and_for_backward() -> None:
 
 
 def test_the_slower_of_wire_and_codec_counts() -> None:
-    link = Link(rate=1000.0, codec_s={"int8": 1.0, "topk": 2.0})
+    link = Link(rate=1000.0, codec_s={"int8": 1.0, "onebit": 2.0})
     assert link.seconds(Freight(100), INT8) == 100.0
-    assert link.seconds(Freight(100), parse("topk:0.5")) == 200.0
+    assert link.seconds(Freight(100), parse("onebit")) == 200.0
     assert link.seconds(Freight(100), NONE) == 0.4
 
 
@@ -228,10 +228,10 @@ def test_codecs_that_need_feedback_are_taken_only_where_allowed() -> None:
     assert "int4" not in Ranks(site).run(100).used
     assert Ranks(site, rungs=ladder(["int4"])).run(100).used[-1] == "int4"
     assert Ranks(site, rungs=ladder(["int4", "onebit"])).run(100).used[-1] == "int4"
-    linear = ladder(["topk:0.01", "int4", "onebit"], linear=True)
-    assert [str(rung) for rung in linear] == ["none", "bf16", "int8", "int4", "onebit", "topk:0.01"]
-    assert Ranks(site, rungs=linear).run(100).used[-1] in ("onebit", "topk:0.01")
-    for name in ("fp16", "int8"):
+    linear = ladder(["onebit", "int4"], linear=True)
+    assert [str(rung) for rung in linear] == ["none", "bf16", "int8", "int4", "onebit"]
+    assert Ranks(site, rungs=linear).run(100).used[-1] == "onebit"
+    for name in ("fp16", "int8", "topk:0.01"):
         with pytest.raises(ConfigError, match="allow="):
             ladder([name])
 

@@ -37,7 +37,7 @@ INT8 = dataclasses.replace(PLAIN, codec="int8", seconds=[0.003, 0.003], sent=0.3
     ("codec", "hosts", "per_elem"),
     [
         ("none", 4, 6.0), ("bf16", 4, 3.0), ("int8", 4, 1.512), ("int4", 4, 0.797),
-        ("onebit", 4, 0.199), ("onebit", 2, 0.133), ("topk", 2, 0.06), ("topk:0.001", 3, 0.01),
+        ("onebit", 4, 0.199), ("onebit", 2, 0.133),
     ],
 )  # fmt: skip
 def test_the_formula_is_the_table_of_the_literature(

@@ -118,7 +118,7 @@ def test_a_sum_that_is_too_large_is_seen_by_both(gpu: Gpu) -> None:
     """Of numbers that are finite, also as they are encoded. Residuals stay as they were."""
 
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         both.reduce("int8")
         for guest in (None, 0, 1):  # who has its tensor on the host
             host = np.full(5000, 0.3, np.float32)
@@ -207,7 +207,7 @@ def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
 ) -> None:
     def body(comm: Communicator) -> None:
         for count in (1, 300, 9001):
-            both = Both(gpu, count, (comm, comm))
+            both = Both(gpu, count, comm)
             for _ in range(4):
                 both.reduce(compression)
             both.check()
@@ -220,7 +220,7 @@ def test_residuals_on_the_gpu_have_the_bits_of_those_at_home(
 
 def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         for codec in ("onebit", "int4", "int4"):
             both.reduce(codec)
         both.each(lambda one: one.rescale(0.5))
@@ -251,9 +251,9 @@ def test_whatever_is_done_with_residuals_they_are_the_same(gpu: Gpu) -> None:
 def test_residuals_of_another_world_come_home_first(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
         pairs = comm.split(comm.rank // 2)
-        both = Both(gpu, 7000, (comm, comm))
+        both = Both(gpu, 7000, comm)
         for where in (comm, comm, pairs, pairs, comm, comm, comm):
-            both.comms = where, where
+            both.comm = where
             both.reduce("int4")
         both.check()
         pairs.close()
@@ -265,7 +265,7 @@ def test_residuals_are_given_back_with_their_feedback_and_their_pipe(gpu: Gpu) -
     kept: list[Any] = [None, None]
 
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         both.reduce("int4")
         before = gpu.leaks("memory")
         comm.barrier()
@@ -291,7 +291,7 @@ def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
     fails = {"k": 0}
 
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         comm.barrier()
         if comm.rank == 0:
             gpu.fail("cuMemAlloc_v2", fails["k"], 2)
@@ -307,7 +307,7 @@ def test_without_room_for_residuals_the_cpu_packs(gpu: Gpu) -> None:
 
 def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         both.reduce("int8")
         values = np.full(5000, np.nan if comm.rank == 1 else 1, np.float32)
         both.array.write(values)
@@ -321,7 +321,7 @@ def test_a_value_that_is_not_finite_leaves_residuals(gpu: Gpu) -> None:
 
 def test_residuals_on_a_gpu_that_has_failed_are_said_to_be_lost(gpu: Gpu) -> None:
     def body(comm: Communicator) -> None:
-        both = Both(gpu, 5000, (comm, comm))
+        both = Both(gpu, 5000, comm)
         both.reduce("int8")
         comm.barrier()
         if comm.rank == 0:

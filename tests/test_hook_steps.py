@@ -36,7 +36,7 @@ from ringcomm import (
 from ringcomm.torch import Auto, HookState, Stale1, allreduce_hook, attach
 from ringcomm.torch import buckets as hook_buckets
 from ringcomm.torch.account import KEPT, Account
-from ringcomm.torch.adam_watch import ONEBIT, STALE, TOPK
+from ringcomm.torch.adam_watch import ONEBIT, STALE
 from ringcomm.torch.optim import OneBitLamb, ZeroOneAdam
 from ringcomm.torch.steps import before_steps
 from ringcomm.work import WorkStats
@@ -263,11 +263,11 @@ def test_which_optimizers_divide_by_their_mean_square() -> None:
     adams = [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax, FusedAdam]
     alike = [torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, FusedLAMB]
     linear = [torch.optim.SGD, torch.optim.ASGD, OnebitAdam, OneBitLamb, ZeroOneAdam]
-    for unsuited, bad in ((ONEBIT, adams + alike), (TOPK, adams + alike), (STALE, adams)):
+    for unsuited, bad in ((ONEBIT, adams + alike), (STALE, adams)):
         assert not any(map(unsuited.suits, bad))
         assert all(map(unsuited.suits, linear))
     assert all(map(STALE.suits, alike))
-    assert (ONEBIT.refused, TOPK.refused, STALE.refused) == (True, False, False)
+    assert (ONEBIT.refused, STALE.refused) == (True, False)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -319,26 +319,24 @@ def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "kind", "force", "warned"),
+    ("codec", "pace", "kind", "force", "warned"),
     [
-        ("topk", "AdamW", False, 1),
-        ("topk:0.1", "RMSprop", False, 1),
-        ("topk", "AdamW", True, 0),
-        ("topk", "SGD", False, 0),
-        ("onebit", "AdamW", True, 0),
-        ("onebit", "SGD", False, 0),
-        ("int4", "AdamW", False, 0),
+        ("onebit", "every", "AdamW", True, 0),
+        ("onebit", "every", "SGD", False, 0),
+        ("int4", "every", "AdamW", False, 0),
+        ("int4", Stale1(correction=False), "AdamW", False, 1),
+        ("int4", Stale1(correction=False), "RMSprop", False, 0),
     ],
 )
-def test_topk_under_adam_is_warned_of_once(
-    codec: str, kind: str, force: bool, warned: int
+def test_what_does_not_suit_is_warned_of_once_and_then_not_watched(
+    codec: str, pace: Any, kind: str, force: bool, warned: int
 ) -> None:
     gc.collect()  # hooks of states that other tests have left
     before = len(before_steps)
 
     def body(comm: Communicator) -> None:
         model, stranger = Net(), nn.Linear(3, 3)
-        state = state_of(comm, model, codec, force=force)
+        state = state_of(comm, model, codec, force=force, pace=pace)
         others = torch.optim.AdamW(stranger.parameters())
         optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.0)
         with warnings.catch_warnings(record=True) as caught:
@@ -347,9 +345,9 @@ def test_topk_under_adam_is_warned_of_once(
                 reduce(state, model, gradients_of(model, comm.rank, step))
                 others.step()
                 optimizer.step()
-        texts = [str(w.message) for w in caught if "mean square" in str(w.message)]
+        texts = [str(w.message) for w in caught if "force=True" in str(w.message)]
         assert len(texts) == warned
-        assert all(kind in text and "int4" in text for text in texts)
+        assert all(kind in text for text in texts)
         assert len(before_steps) == before
         late = state_of(comm, model, "onebit")
         reduce(late, model, gradients_of(model, comm.rank, 9))

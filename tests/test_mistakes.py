@@ -90,8 +90,7 @@ CONFIG_MISTAKES: list[tuple[Call, str]] = [
     (lambda c: c.allreduce(x(), compression=np.float16), "did you mean fp16?"),
     (lambda c: c.allreduce(x(), compression=bfloat16()), "did you mean bf16?"),
     (lambda c: c.allreduce(x(), compression="1bit"), "give one of none, bf16.*onebit"),
-    (lambda c: ringcomm.topk(1.5), "'topk:1.5': the density must be a number above 0"),
-    (lambda c: ringcomm.topk("1%"), "'topk:1%': the density must be"),
+    (lambda c: c.allreduce(x(), compression=["bf16"]), r"\['bf16'\] is unknown; give one of none"),
     # feedback
     (lambda c: c.allreduce(x(), compression="int4", feedback=STORE),
      r'which the store has by the name of the tensor, as store\["layer1.weight"\]'),

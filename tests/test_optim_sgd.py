@@ -112,9 +112,7 @@ def test_groups_have_their_own_rate_and_decay() -> None:
     assert torch.allclose(flat(models[0]), flat(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("codec", "ranks"), [("bf16", 3), ("int8", 2), ("int4", 3), ("onebit", 4), ("topk", 3)]
-)
+@pytest.mark.parametrize(("codec", "ranks"), [("bf16", 3), ("int8", 2), ("int4", 3), ("onebit", 4)])
 def test_ranks_have_the_same_bits(codec: str, ranks: int) -> None:
     def body(comm: Communicator) -> Net:
         def make(params: Any, comm: Communicator) -> SGD:

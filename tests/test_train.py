@@ -378,7 +378,7 @@ def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     times = StepTimes(step=99.9, input=99.9, compute=99.9, exposed=99.9, hidden=99.9)
     measured = Measured(10, times, (99.9, 99.9), 123.45e6, 123.45e6, 123.45e6, 9.0)
     run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
-           "backend": "ringcomm", "compression": "topk:0.00012345", "batch": 1234567,
+           "backend": "ringcomm", "compression": "density 0.00012345", "batch": 1234567,
            "method": method,
            "emulated_compute_ms": 200.5}  # fmt: skip
     built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
@@ -388,7 +388,7 @@ def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     assert max(map(len, lines)) <= 80
     for name, text in built["measured"].items():
         assert name == "scaling_efficiency" or any(text in line for line in lines), text
-    between = f"{by} over ringcomm, topk:0.00012345 between ranks; compute is EMULATED"
+    between = f"{by} over ringcomm, density 0.00012345 between ranks; compute is EMULATED"
     assert between in " ".join(out.getvalue().split())
     assert ("by the hook" in out.getvalue()) == (by == "ringcomm's hook")
 

@@ -118,10 +118,10 @@ def test_two_ranks_match_one_process(
     ("arguments", "codec", "least"),
     [
         (["--method", "momentum"], "onebit", 0.5),
-        (["--method", "sparse", "--compression", "topk:0.1", "--delay", "1"], "topk:0.1", 0.3),
+        (["--method", "sparse", "--density", "0.1", "--delay", "1"], "density 0.1", 0.3),
         (["--method", "stale", "--compression", "int4"], "int4", 0.5),
         (["--method", "outer", "--every", "5", "--fragments", "2", "--delay", "1"], "int4", 0.5),
-        (["--method", "outer", "--every", "5", "--outer", "sparse"], "topk:0.015625", 0.3),
+        (["--method", "outer", "--every", "5", "--outer", "sparse"], "density 0.015625", 0.3),
     ],
 )
 def test_methods_learn_and_tell_what_they_send(

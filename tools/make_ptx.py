@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "csrc" / "cuda" / "kernels.cu"
-PARTS = (ROOT / "csrc" / "cuda" / "blocks.cuh", ROOT / "csrc" / "cuda" / "topk.cuh")
+PARTS = (ROOT / "csrc" / "cuda" / "blocks.cuh",)
 PTX = ROOT / "ringcomm" / "kernels.ptx"
 RELEASE = (12, 0)
 INSTALL = "pip install nvidia-cuda-nvrtc-cu12==12.0.140"

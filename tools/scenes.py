@@ -258,7 +258,7 @@ def by_outer(inner: str = "AdamW", outer: Any = None, **settings: Any) -> Scene:
 
 # ---- the list ----
 
-CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk:0.05")
+CODECS = ("none", "bf16", "fp16", "int8", "fp8", "int4", "onebit")
 KEEP = {*CODECS[3:]}  # that may have error feedback
 
 

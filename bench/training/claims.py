@@ -129,7 +129,6 @@ CLAIMS = (
     Claim("known bad", "outer-momentum-.9", "outer", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer-mean", "bad", None, "T4"),
     Claim("known bad", "adamw-stale-raw", "adamw", "bad"),
-    Claim("other baselines", "topk", "adamw", "printed"),
     Claim("other baselines", "accumulate-4", "adamw", "printed"),
     Claim("other baselines", "torch-fp16", "adamw", "printed"),
     Claim("other baselines", "powersgd-4", "adamw", "printed"),

@@ -1,14 +1,13 @@
 """T0: counter-examples whose outcome is known exactly, through the real codecs.
 
     telescoping   with feedback all results add up to all means, to what is still kept back
-    top-1         Beznosikov et al.: three ranks, three dimensions; top-1 without feedback diverges
     sign          Karimireddy et al.: signs alone never leave a line, with feedback they do
     minima        ranks with different minima: the fixed point is biased without feedback
     never seen    a coordinate without any gradient has no variance: without a mask Adam's
                   1-bit momentum is thrown about there, with one it stays
 
 Each example is a pair: what must work, and what must fail. Invariants: no random numbers but from
-fixed seeds, so figures are the same in every run; four ranks (top-1: three), over sockets.
+fixed seeds, so figures are the same in every run; four ranks, over sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from ranks import run_ranks
 
-import ringcomm
 from ringcomm import Communicator, Config, ErrorFeedback
 
 Vector = Any
@@ -91,20 +89,6 @@ def _telescoping(codec: str) -> Exact:
     return Exact(f"telescoping, {codec}: largest gap of the sums", good, 1e-5, bad, 1e-2)
 
 
-def _top_1() -> Exact:
-    directions = np.array([[-3, 2, 2], [2, -3, 2], [2, 2, -3]], np.float64)
-
-    def rank(comm: Communicator, on: bool) -> float:
-        a, x, kept = directions[comm.rank], np.ones(3), _feedback(on)
-        for _ in range(800):
-            gradient = 2 * a * (a @ x) + x / 2
-            x = x - 0.01 * _mean(comm, gradient, ringcomm.topk(1 / 3), kept)
-        return float(np.linalg.norm(x))
-
-    good, bad = (_ranks(3, lambda comm, on=on: rank(comm, on)) for on in (True, False))
-    return Exact("top-1 of three dimensions: distance from the minimum", good, 0.5, bad, 100.0)
-
-
 def _sign() -> Exact:
     def rank(comm: Communicator, on: bool) -> float:
         x, kept = np.array([1.2, 0.9]), _feedback(on)
@@ -158,11 +142,8 @@ def _never_seen() -> Exact:
 EXAMPLES: dict[str, Callable[[], Exact]] = {
     "telescoping-int4": lambda: _telescoping("int4"),
     "telescoping-onebit": lambda: _telescoping("onebit"),
-    "telescoping-topk": lambda: _telescoping("topk"),
-    "top-1": _top_1,
     "sign": _sign,
     "minima-int4": lambda: _minima("int4"),
     "minima-onebit": lambda: _minima("onebit"),
-    "minima-topk": lambda: _minima("topk:0.0625"),
     "never-seen": _never_seen,
 }

@@ -365,7 +365,6 @@ _EVERY_STEP = (
 )  # fmt: skip
 
 _BASELINES = (
-    _hook("topk", "AdamW, top 1 % with feedback", compression="topk"),
     Method("accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4),
     Method("torch-fp32", "AdamW, DDP, gloo float32", torch_fp32, world="process", sends=6.0,
            settings=(), tuned_as="adamw"),  # by the clock alone: sources/real.py

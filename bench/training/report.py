@@ -39,8 +39,8 @@ SHORT = ((", DDP, float32", ""), (", float32", ""), (" with feedback", ""), (" Â
          (" of the gap", ""))  # fmt: skip
 #: Of the plot's points: one colour for each optimizer.
 SHOWN: Mapping[str, Sequence[str]] = {
-    "AdamW": ("adamw", "int8", "int4", "torch-fp16", "powersgd-4", "adamw-stale", "topk",
-              "onebit-adam", "outer-int4", "outer-sparse", "outer-sparse-64", "stellatrain"),
+    "AdamW": ("adamw", "int8", "int4", "torch-fp16", "powersgd-4", "adamw-stale", "onebit-adam",
+              "outer-int4", "outer-sparse", "outer-sparse-64", "stellatrain"),
     "Muon": ("muon", "muon-int4", "muon-stale", "outer-muon", "outer-muon-30"),
     "SGD": ("sgd", "sgd-onebit"),
     "Lion": ("lion", "lion-momentum"),

@@ -91,7 +91,6 @@ def main() -> None:
     address = f"tcp://127.0.0.1:{options.port}"
 
     def in_processes(run: Run, checkpoint: Path, save: Path | None) -> Result:
-        # One for each run, as topk starts its search where the call before has ended.
         with Communicator.create(
             options.rank, RANKS, init_method=address, config=config()
         ) as comm:

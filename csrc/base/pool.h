@@ -19,7 +19,6 @@ typedef struct pool_buffer {
     struct pool_buffer *next;
     uint8_t *data; /* aligned to 64 bytes */
     int holders;
-    uint32_t length; /* bytes of what lies in it, where its users say so */
 } pool_buffer;
 
 typedef struct pool {

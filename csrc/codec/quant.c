@@ -24,7 +24,7 @@ static const kernel_block *format_of(const kernel_set *kernels, rc_codec id)
 
 int quant_supports(rc_codec id, rc_dtype dtype)
 {
-    return id >= RC_CODEC_INT8 && id <= RC_CODEC_TOPK && (dtype == RC_F32 || dtype == RC_F64);
+    return id >= RC_CODEC_INT8 && id < RC_CODEC_COUNT && (dtype == RC_F32 || dtype == RC_F64);
 }
 
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors)
@@ -36,51 +36,18 @@ void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int co
                  .elem_bytes = elem_bytes,
                  .post = call->op == RC_AVG ? (float)(1.0 / contributors) : 1.0F,
                  .far = call->count > FAR_BYTES / elem_bytes};
-    q->topk = (topk){.kernels = kernels,
-                     .dtype = q->dtype,
-                     .post = q->post,
-                     .far = q->far,
-                     .density = call->density};
-}
-
-size_t quant_room(const quant *q, const topk_source *source, topk_segments segments)
-{
-    return q->format != NULL ? 0 : topk_room(&q->topk, source, segments);
-}
-
-void quant_prepare(quant *q, void *room, const topk_source *source, topk_segments segments,
-                   uint64_t turn)
-{
-    if (q->format == NULL)
-        topk_prepare(&q->topk, room, source, segments, turn);
 }
 
 /* ---- the payload ---- */
 
-size_t quant_most_bytes(const quant *q, size_t n)
+size_t quant_bytes(const quant *q, size_t n)
 {
-    if (q->format == NULL)
-        return n * TOPK_BYTES;
     return kernel_block_scales(q->format, n) * sizeof(uint16_t) + kernel_block_codes(q->format, n);
-}
-
-int quant_fits(const quant *q, size_t n, size_t bytes)
-{
-    if (q->format == NULL)
-        return bytes % TOPK_BYTES == 0 && bytes <= quant_most_bytes(q, n);
-    return bytes == quant_most_bytes(q, n);
 }
 
 size_t quant_segment(const quant *q, size_t bytes)
 {
-    if (q->format == NULL)
-        return topk_segment(&q->topk, bytes);
-    return bytes / quant_most_bytes(q, PLAN_ALIGN) * PLAN_ALIGN;
-}
-
-int quant_valid(const quant *q, const uint8_t *wire, size_t bytes, size_t n)
-{
-    return q->format != NULL || topk_valid(wire, bytes, n);
+    return bytes / quant_bytes(q, PLAN_ALIGN) * PLAN_ALIGN;
 }
 
 /* Where the scales and codes of the elements from start on lie in the payload of n elements. */
@@ -155,11 +122,9 @@ static const float *from(const float *x, size_t start)
     return x != NULL ? x + start : NULL;
 }
 
-size_t quant_encode(quant *q, uint8_t *wire, const void *src, const float *residual, float *left,
-                    size_t n, int *poisoned)
+void quant_encode(const quant *q, uint8_t *wire, const void *src, const float *residual,
+                  float *left, size_t n, int *poisoned)
 {
-    if (q->format == NULL)
-        return topk_encode(&q->topk, wire, src, residual, left, n, poisoned);
     float room[PIECE];
     size_t step = q->dtype == RC_F32 ? n : PIECE;
     for (size_t start = 0; start < n; start += step) {
@@ -169,7 +134,6 @@ size_t quant_encode(quant *q, uint8_t *wire, const void *src, const float *resid
                                        as_f32(q, src, start, count, room), 1.0F,
                                        from(residual, start), count, q->far);
     }
-    return quant_most_bytes(q, n);
 }
 
 /* ---- sums ---- */
@@ -207,18 +171,8 @@ static int sum_terms(const quant *q, float *acc, const quant_terms *t, size_t st
     return poisoned;
 }
 
-static topk_terms topk_terms_of(const quant_terms *t)
+void quant_join(const quant *q, void *dst, const quant_terms *terms, size_t n, int *poisoned)
 {
-    return (topk_terms){t->wires, t->lengths, t->count, t->src, t->residual};
-}
-
-void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *poisoned)
-{
-    if (q->format == NULL) {
-        topk_terms t = topk_terms_of(terms);
-        topk_join(&q->topk, dst, &t, n, poisoned);
-        return;
-    }
     float acc[PIECE];
     for (size_t start = 0; start < n; start += PIECE) {
         size_t count = piece_at(start, n);
@@ -231,19 +185,9 @@ void quant_join(quant *q, void *dst, const quant_terms *terms, size_t n, int *po
     }
 }
 
-size_t quant_join_kept(quant *q, uint8_t *wire, const quant_terms *terms, int *poisoned)
+void quant_join_encoded(const quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
+                        const float *residual, float *left, size_t n, int *poisoned)
 {
-    topk_terms t = topk_terms_of(terms);
-    return topk_join_kept(&q->topk, wire, &t, poisoned);
-}
-
-size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
-                          const float *residual, float *left, size_t n, int *poisoned)
-{
-    if (q->format == NULL) {
-        topk_terms t = topk_terms_of(terms);
-        return topk_join_encoded(&q->topk, dst, wire, &t, residual, left, n, poisoned);
-    }
     float acc[PIECE];
     for (size_t start = 0; start < n; start += PIECE) {
         size_t count = piece_at(start, n);
@@ -258,7 +202,6 @@ size_t quant_join_encoded(quant *q, void *dst, uint8_t *wire, const quant_terms 
         if (q->dtype == RC_F64)
             put_f64(q, dst, acc, start, count);
     }
-    return quant_most_bytes(q, n);
 }
 
 /* 1 if a scale is not below 2^100. Of those below, the products with any code's number are below
@@ -289,11 +232,9 @@ int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n)
 
 /* ---- results ---- */
 
-int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t bytes, size_t n)
+int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t n)
 {
     enum { NOT_FINITE = 0x7f80 };
-    if (q->format == NULL)
-        return topk_is_poisoned(wire, bytes);
     const uint16_t *scales = coded_at(q, wire, n, 0).scales;
     int found = 0;
     for (size_t i = 0; i < kernel_block_scales(q->format, n); i++)
@@ -301,12 +242,8 @@ int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t bytes, size_t 
     return found;
 }
 
-void quant_store(quant *q, void *dst, const uint8_t *wire, size_t bytes, size_t n, int *poisoned)
+void quant_store(const quant *q, void *dst, const uint8_t *wire, size_t n, int *poisoned)
 {
-    if (q->format == NULL) {
-        topk_store(&q->topk, dst, wire, bytes, n, poisoned);
-        return;
-    }
     if (q->dtype == RC_F32) {
         coded at = coded_at(q, wire, n, 0);
         *poisoned |= q->format->decode(dst, at.scales, at.codes, n, q->far);

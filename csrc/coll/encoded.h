@@ -16,13 +16,6 @@
  * as well: when the work is over both contributions lie there as they came. Whether the sum has
  * something that is not finite the core finds out all the same (quantised_poisoned), for residuals
  * hang on it.
- *
- * A payload of topk has any length up to a limit, which follows from the density. Among two ranks
- * its sum is made here, and stays a payload, of twice that at most, behind the contributions, which
- * may still be on their way when it is made.
- *
- *   | 0 1 2 .. | 0 1 2 .. | (own) | 0 1 2 .. | own part |               counts | counts |
- *   | 0 1 2 .. |                             | 0 1 2 .. of the result | counts | counts |
  */
 #ifndef RINGCOMM_ENCODED_H
 #define RINGCOMM_ENCODED_H
@@ -35,13 +28,5 @@ int encoded_suits(const rc_call *call, const work_env *env);
 /* The plan that such a call has on this rank, and its codec. */
 void encoded_plan(plan *out, quant *codec, const work_env *env, const rc_call *call);
 void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call);
-
-/* Of topk: segments of all parts, and where in memory of this layout the elements of a segment's
- * payload are counted: of a contribution, or of the result. */
-uint64_t encoded_segments(const rc_layout *l);
-uint32_t *encoded_count(const rc_layout *l, void *memory, uint64_t part, uint64_t segment,
-                        int of_result);
-/* Bytes that a payload from another rank may have. */
-uint64_t encoded_most(const rc_layout *l);
 
 #endif

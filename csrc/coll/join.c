@@ -12,8 +12,7 @@ rc_result join_init(join *j, uint32_t segments, int world_size, int expected)
     j->kept = calloc(segments * world, sizeof *j->kept);
     j->missing = calloc(segments, sizeof *j->missing);
     j->wires = calloc(world, sizeof *j->wires);
-    j->lengths = calloc(world, sizeof *j->lengths);
-    if (j->kept == NULL || j->missing == NULL || j->wires == NULL || j->lengths == NULL) {
+    if (j->kept == NULL || j->missing == NULL || j->wires == NULL) {
         join_destroy(j, NULL);
         return RC_NO_MEMORY;
     }
@@ -29,7 +28,6 @@ void join_destroy(join *j, pool *buffers)
     free(j->kept);
     free(j->missing);
     free(j->wires);
-    free(j->lengths);
     *j = (join){0};
 }
 
@@ -55,14 +53,6 @@ const void *const *join_wires(join *j, uint32_t segment)
     for (int rank = 0; rank < j->world_size; rank++)
         j->wires[rank] = kept[rank] != NULL ? kept[rank]->data : NULL;
     return j->wires;
-}
-
-const uint32_t *join_lengths(join *j, uint32_t segment)
-{
-    pool_buffer **kept = of_segment(j, segment);
-    for (int rank = 0; rank < j->world_size; rank++)
-        j->lengths[rank] = kept[rank] != NULL ? kept[rank]->length : 0;
-    return j->lengths;
 }
 
 void join_drop(join *j, uint32_t segment, pool *buffers)

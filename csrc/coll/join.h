@@ -17,7 +17,6 @@ typedef struct join {
     pool_buffer **kept; /* [segment][rank] */
     int *missing;       /* [segment]: contributions still to come */
     const void **wires; /* [rank]; see join_wires */
-    uint32_t *lengths;  /* [rank]; see join_lengths */
 } join;
 
 /* expected: contributions that a segment waits for. RC_NO_MEMORY or RC_OK; a join of zeros, as one
@@ -34,8 +33,6 @@ int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer);
 int join_left(join *j, uint32_t segment);
 /* The contributions by rank, NULL where there is none; valid until the next call. */
 const void *const *join_wires(join *j, uint32_t segment);
-/* Their lengths in bytes, where they have been noted in their buffers. */
-const uint32_t *join_lengths(join *j, uint32_t segment);
 /* Gives back a segment's contributions. */
 void join_drop(join *j, uint32_t segment, pool *buffers);
 

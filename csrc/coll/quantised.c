@@ -22,7 +22,6 @@ typedef struct outflow {
 
 struct quantised {
     quant codec;
-    void *room;             /* the codec's */
     feedback_view feedback; /* of NULLs without one, or without residuals */
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
@@ -50,8 +49,6 @@ rc_result quantised_create(rc_work *w)
 
 void quantised_destroy(rc_work *w)
 {
-    if (w->quantised != NULL)
-        free(w->quantised->room);
     free(w->quantised);
 }
 
@@ -59,15 +56,7 @@ void quantised_destroy(rc_work *w)
 
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems)
 {
-    uint64_t bytes = quant_most_bytes(&w->quantised->codec, elems);
-    return bytes < w->env->segment_bytes ? bytes : w->env->segment_bytes;
-}
-
-int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes)
-{
-    const rc_layout *l = &w->quantised->layout;
-    return quant_fits(&w->quantised->codec, elems, bytes) &&
-           (l->counts == 0 || bytes <= encoded_most(l));
+    return quant_bytes(&w->quantised->codec, elems);
 }
 
 uint64_t quantised_segment(const rc_work *w)
@@ -92,39 +81,15 @@ static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
 /* 1 if who has encoded this rank's contributions also adds them to the others'. */
 static int is_left_to_caller(const rc_work *w)
 {
-    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT && w->quantised->layout.counts == 0;
+    return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT;
 }
 
-/* A segment's payload, of a contribution. */
+/* A segment's payload: of the contribution, then of the result. */
 static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     uint32_t place = is_left_to_caller(w) ? (uint32_t)plan_rank_at(&w->plan, chunk, 0)
                                           : plan_part(&w->plan, chunk);
     return payload_at(w, place, segment);
-}
-
-/* The same of the result, if that is encoded. */
-static uint8_t *result_of(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    return payload_of(w, chunk, segment) + w->quantised->layout.result;
-}
-
-/* Bytes of a contribution's payload. */
-static uint32_t bytes_of(const rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    const rc_layout *l = &w->quantised->layout;
-    if (l->counts == 0)
-        return (uint32_t)work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
-    return TOPK_BYTES * *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 0);
-}
-
-/* A payload of the result is there. */
-static void note_bytes(const rc_work *w, uint32_t chunk, uint32_t segment, size_t bytes)
-{
-    const rc_layout *l = &w->quantised->layout;
-    if (l->counts > 0)
-        *encoded_count(l, w->call.dst, plan_part(&w->plan, chunk), segment, 1) =
-            (uint32_t)(bytes / TOPK_BYTES);
 }
 
 /* A segment of what lies there as it is. */
@@ -224,7 +189,8 @@ static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
         return RC_NO_MEMORY;
     if (w->call.encoded) {
         frame->payload = payload_of(w, chunk, segment);
-        frame->header.length = bytes_of(w, chunk, segment);
+        frame->header.length =
+            (uint32_t)work_segment_bytes(w, plan_segment_elems(&w->plan, chunk, segment));
     } else {
         frame->encode_src = work_src(w, chunk, segment);
     }
@@ -284,31 +250,6 @@ rc_result quantised_go_on(rc_work *w)
     return result;
 }
 
-/* The codec sees what it will encode as a whole before it encodes any of it; of what is encoded
- * already there is nothing to see. */
-static rc_result prepare(rc_work *w)
-{
-    const plan *p = &w->plan;
-    uint64_t parts = p->collective == RC_REDUCE_SCATTER ? (uint64_t)p->world_size : 1;
-    feedback_range exact = own_part(w);
-    topk_source source = {.src = w->call.src,
-                          .residual = w->quantised->feedback.worker_in,
-                          .count = w->call.count * parts,
-                          .exact = exact.start,
-                          .exact_count = exact.end - exact.start};
-    struct quantised *q = w->quantised;
-    topk_segments segments = {plan_segment_elems(p, 0, 0), w->env->segment_bytes};
-    if (w->call.encoded) {
-        source = (topk_source){0};
-        segments.bytes = q->layout.segment_bytes;
-    }
-    size_t bytes = quant_room(&q->codec, &source, segments);
-    if (bytes > 0 && (q->room = malloc(bytes)) == NULL)
-        return RC_NO_MEMORY;
-    quant_prepare(&q->codec, q->room, &source, segments, w->seq);
-    return RC_OK;
-}
-
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -317,7 +258,6 @@ rc_result quantised_start(rc_work *w)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
-    RC_TRY(prepare(w));
     w->quantised->results_left = count_results(p);
     if (w->gate != NULL)
         RC_TRY(gated_start(w));
@@ -339,7 +279,6 @@ static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
     const feedback_view *f = &w->quantised->feedback;
     const float *residual = f->exact_is_zero ? NULL : f->worker_in;
     return (quant_terms){.wires = join_wires(&w->join, segment),
-                         .lengths = join_lengths(&w->join, segment),
                          .count = w->plan.world_size,
                          .src = w->call.encoded ? (const void *)plain_of(w, segment)
                                                 : work_src(w, chunk, segment),
@@ -355,13 +294,12 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     pool_buffer *buffer = w->call.encoded ? NULL : pool_take(w->env->buffers);
     if (buffer == NULL && !w->call.encoded)
         return RC_NO_MEMORY;
-    uint8_t *wire = buffer != NULL ? buffer->data : result_of(w, (uint32_t)w->plan.rank, segment);
-    size_t bytes = quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
-                                      left_at(q->feedback.owner_out, within), elems, &q->poisoned);
+    uint8_t *wire = buffer != NULL ? buffer->data : payload_of(w, (uint32_t)w->plan.rank, segment);
+    quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
+                       left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
-    note_bytes(w, (uint32_t)w->plan.rank, segment, bytes);
     note_result(w, (uint32_t)w->plan.rank, segment);
-    return work_send_result(w, segment, wire, bytes, buffer);
+    return work_send_result(w, segment, wire, quant_bytes(&q->codec, elems), buffer);
 }
 
 /* Both contributions to a segment lie in their places, and stay there: what a sum would tell. */
@@ -375,17 +313,6 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
         quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
     note_result(w, chunk, segment);
     return RC_OK;
-}
-
-/* What both ranks have kept of a segment, as a payload. This rank's lies beside that. */
-static void join_kept(rc_work *w, uint32_t segment, const quant_terms *terms)
-{
-    struct quantised *q = w->quantised;
-    uint32_t chunk = (uint32_t)w->plan.rank;
-    w->join.wires[chunk] = payload_of(w, chunk, segment);
-    w->join.lengths[chunk] = bytes_of(w, chunk, segment);
-    note_bytes(w, chunk, segment,
-               quant_join_kept(&q->codec, result_of(w, chunk, segment), terms, &q->poisoned));
 }
 
 /* All contributions to a segment are there. chunk: any that brings some. */
@@ -402,10 +329,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (is_direct)
         return join_and_send(w, segment, dst, &terms, elems);
-    if (q->layout.counts > 0)
-        join_kept(w, segment, &terms);
-    else
-        quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
+    quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
     note_result(w, chunk, segment);
     return RC_OK;
@@ -435,7 +359,7 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
                    ? join_segment(w, chunk, segment)
                    : RC_OK;
     if (w->plan.collective == RC_ALLGATHER) {
-        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data, buffer->length,
+        quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
         note_result(w, chunk, segment);
     }
@@ -447,13 +371,12 @@ rc_result quantised_encode(rc_work *w, out_frame *frame)
     struct quantised *q = w->quantised;
     uint32_t chunk = frame->header.chunk, segment = frame->header.segment;
     uint64_t elem = src_elem(w, chunk, segment);
+    size_t elems = plan_segment_elems(&w->plan, chunk, segment);
     if ((frame->buffer = pool_take(w->env->buffers)) == NULL)
         return RC_NO_MEMORY;
-    frame->header.length = (uint32_t)quant_encode(
-        &q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
-        left_at(q->feedback.worker_out, elem), plan_segment_elems(&w->plan, chunk, segment),
-        &q->poisoned);
-    frame->buffer->length = frame->header.length;
+    quant_encode(&q->codec, frame->buffer->data, frame->encode_src, at(q->feedback.worker_in, elem),
+                 left_at(q->feedback.worker_out, elem), elems, &q->poisoned);
+    frame->header.length = (uint32_t)quant_bytes(&q->codec, elems);
     frame->payload = frame->buffer->data;
     frame->encode_src = NULL;
     return keep_own(w, chunk, segment, frame->buffer);
@@ -465,11 +388,10 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     uint64_t elems = plan_segment_elems(&w->plan, h->chunk, h->segment);
     w->receives_left--;
     if (w->call.encoded) {
-        memcpy(result_of(w, h->chunk, h->segment), buffer->data, h->length);
-        note_bytes(w, h->chunk, h->segment, h->length);
-        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, h->length, elems);
+        memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
+        q->poisoned |= quant_is_poisoned(&q->codec, buffer->data, elems);
     } else {
-        quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, h->length, elems,
+        quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, elems,
                     &q->poisoned);
     }
     note_result(w, h->chunk, h->segment);
@@ -490,12 +412,6 @@ static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buff
 
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
-    if (!quant_valid(&w->quantised->codec, buffer->data, h->length,
-                     plan_segment_elems(&w->plan, h->chunk, h->segment))) {
-        pool_return(w->env->buffers, buffer);
-        return RC_PROTOCOL;
-    }
-    buffer->length = h->length;
     if (plan_action_at(&w->plan, h->chunk, h->step) == PLAN_STORE)
         return store(w, h, buffer);
     if (is_left_to_caller(w))

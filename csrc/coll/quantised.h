@@ -56,16 +56,15 @@ rc_result quantised_go_on(rc_work *w);
 /* 1 if it would send one now. */
 int quantised_may_go_on(const rc_work *w);
 
-/* Bytes of a segment's payload, at most; 1 if one may have so many; elements of the largest one. */
+/* Bytes of a segment's payload; elements of the largest one. */
 uint64_t quantised_bytes(const rc_work *w, uint64_t elems);
-int quantised_fits(const rc_work *w, uint64_t elems, uint64_t bytes);
 uint64_t quantised_segment(const rc_work *w);
 
 /* Makes the payload of a frame that leaves. RC_NO_MEMORY or RC_OK. */
 rc_result quantised_encode(rc_work *w, out_frame *frame);
 /* A frame of the work is released. */
 void quantised_released(rc_work *w, const out_frame *frame);
-/* A payload is there. Takes over the buffer. RC_PROTOCOL: it is no payload of the codec. */
+/* A payload is there. Takes over the buffer. */
 rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer);
 /* 1 if a value was not finite, and so all of the result is NaN; of a work that was a success. */
 int quantised_poisoned(const rc_work *w);

@@ -89,7 +89,6 @@ rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us)
     w->call = *call;
     w->fingerprint = fingerprint_of(call);
     w->call.op = fingerprint_op(w->fingerprint);
-    w->call.density = fingerprint_density(w->fingerprint);
     codec_take_encoded(&w->call);
     w->flags = call->collective == RC_SEND || call->collective == RC_RECV ? FRAME_P2P : 0;
     w->submitted = clock_ns();
@@ -345,7 +344,7 @@ uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
     if (plan_quantises(call)) {
         quant q;
         quant_init(&q, env->engine->kernels, call, env->contributors);
-        return quant_most_bytes(&q, call->count);
+        return quant_bytes(&q, call->count);
     }
     codec c;
     codec_init(&c, env->engine->kernels, call, env->contributors);
@@ -406,13 +405,6 @@ static int is_rank(const rc_work *w, int rank, int peer)
     return ln != NULL && ln->peer == peer;
 }
 
-static int length_fits(const rc_work *w, uint64_t elems, uint64_t length)
-{
-    if (w->quantised != NULL)
-        return quantised_fits(w, elems, length);
-    return length == work_segment_bytes(w, elems);
-}
-
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error)
 {
     const plan *p = &w->plan;
@@ -423,7 +415,7 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
         return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u is not expected",
                          h->segment, h->chunk, h->step);
     uint64_t elems = plan_segment_elems(p, h->chunk, h->segment);
-    if (!length_fits(w, elems, h->length))
+    if (h->length != work_segment_bytes(w, elems))
         return error_set(error, RC_PROTOCOL, "a segment has %u bytes, not %llu", h->length,
                          (unsigned long long)work_segment_bytes(w, elems));
     uint64_t number = frame_number(w, h->chunk, h->segment, h->step);

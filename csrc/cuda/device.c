@@ -355,17 +355,6 @@ void device_unpin(cuda_device *device, void *from)
         note(device, device->driver->cuMemHostUnregister(from));
 }
 
-rc_result device_copy_rows(cuda_device *device, void *host, cu_address address, size_t width,
-                           size_t stride, size_t rows, int to_host, cu_stream stream,
-                           rc_error *error)
-{
-    const cu_rows_end here = {.type = CU_MEMORY_HOST, .host = host, .pitch = stride};
-    const cu_rows_end there = {.type = CU_MEMORY_DEVICE, .device = address, .pitch = stride};
-    const cu_rows all = {to_host ? there : here, to_host ? here : there, width, rows};
-    return DEVICE_CALL(device, error, cuMemcpy2DAsync, (const struct CUDA_MEMCPY2D_st *)&all,
-                       stream);
-}
-
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,
                         cu_stream stream, void **parameters, rc_error *error)
 {

@@ -102,11 +102,6 @@ void device_free(cuda_device *device, cu_address address); /* takes 0; waits for
  * device_alloc_pinned gives such. */
 rc_result device_pin(cuda_device *device, void *from, size_t bytes, rc_error *error);
 void device_unpin(cuda_device *device, void *from); /* takes NULL */
-/* Copies rows of so many bytes, each stride behind the one before at both ends, from the device to
- * pinned memory or (to_host 0) back. */
-rc_result device_copy_rows(cuda_device *device, void *host, cu_address address, size_t width,
-                           size_t stride, size_t rows, int to_host, cu_stream stream,
-                           rc_error *error);
 /* Launches kernels[kernel]; parameters point at its arguments, which are copied here. */
 rc_result device_launch(cuda_device *device, int kernel, unsigned blocks, unsigned threads,
                         cu_stream stream, void **parameters, rc_error *error);

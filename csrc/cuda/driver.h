@@ -94,24 +94,6 @@ enum {
 #define CU_LEGACY_STREAM ((cu_stream)1)
 #define CU_THREAD_STREAM ((cu_stream)2)
 
-struct CUDA_MEMCPY2D_st;
-
-/* What that holds: height rows of width bytes, each as far behind the one before as the pitch says.
- */
-typedef struct cu_rows_end {
-    size_t x, y;
-    unsigned type; /* CU_MEMORY_HOST or CU_MEMORY_DEVICE */
-    const void *host;
-    cu_address device;
-    void *array;
-    size_t pitch;
-} cu_rows_end;
-
-typedef struct cu_rows {
-    cu_rows_end from, to;
-    size_t width, height;
-} cu_rows;
-
 /* ---- the table ---- */
 
 /* X(name, version of the symbol, parameters) */
@@ -153,7 +135,6 @@ typedef struct cu_rows {
     X(cuMemcpyDtoHAsync, _v2, (void *to, cu_address from, size_t bytes, cu_stream stream))         \
     X(cuMemcpyHtoDAsync, _v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))   \
     X(cuMemcpyDtoDAsync, _v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))    \
-    X(cuMemcpy2DAsync, _v2, (const struct CUDA_MEMCPY2D_st *rows, cu_stream stream))               \
     X(cuMemsetD32Async, , (cu_address to, unsigned value, size_t count, cu_stream stream))         \
     X(cuModuleLoadDataEx, ,                                                                        \
       (cu_module * module, const void *image, unsigned count, unsigned *options, void **values))   \

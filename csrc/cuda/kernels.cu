@@ -3,15 +3,15 @@
  * Problem. A tensor that was packed here must have the very bits that a kernel set of csrc/kernels
  * would have given it, and no tool of a GPU's maker may be needed to build or to test.
  *
- * Design. One source (with blocks.cuh and topk.cuh, each a family of codecs) without the headers of
- * others, in what C++ for CUDA and C have in common. tools/make_ptx.py makes ringcomm/kernels.ptx
- * of it, which a driver takes as it is; tests/cuda/emulate.c compiles it as C. Nothing here rounds
- * by an instruction whose result a processor may choose: 16-bit floats are rounded as integers,
- * products are never fused with sums, quotients and roots are those of IEEE 754, subnormals are
- * kept, and no NaN that arithmetic has made is stored or looked at but for being one.
+ * Design. One source (with blocks.cuh, codecs that quantise) without the headers of others, in what
+ * C++ for CUDA and C have in common. tools/make_ptx.py makes ringcomm/kernels.ptx of it, which a
+ * driver takes as it is; tests/cuda/emulate.c compiles it as C. Nothing here rounds by an
+ * instruction whose result a processor may choose: 16-bit floats are rounded as integers, products
+ * are never fused with sums, quotients and roots are those of IEEE 754, subnormals are kept, and no
+ * NaN that arithmetic has made is stored or looked at but for being one.
  *
  * Launches. Any grid, blocks of whole warps and at most 256 threads: results are the same. Blocks
- * of 256, a few for each multiprocessor, keep memory busy; of topk one for each segment. Pointers
+ * of 256, a few for each multiprocessor, keep memory busy. Pointers
  * have the alignment of their element (wire: 2), and better that of 16. n may be 0. For F = bf16,
  * fp16, as kernel_half:
  *
@@ -197,4 +197,3 @@ KERNEL ringcomm_scale(float *dst, const float *src, float factor, u64 n)
 }
 
 #include "blocks.cuh"
-#include "topk.cuh"

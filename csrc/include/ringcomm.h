@@ -97,9 +97,8 @@ typedef enum rc_codec {
     RC_CODEC_INT4 = 4,   /* a scale for every 64 */
     RC_CODEC_ONEBIT = 5, /* signs, and a scale for every 256 */
     RC_CODEC_FP8 = 6,    /* e4m3, and a scale for every 256 */
-    RC_CODEC_TOPK = 7,   /* the largest elements, as they are (rc_call.density) */
 } rc_codec;
-#define RC_CODEC_COUNT 8
+#define RC_CODEC_COUNT 7
 
 typedef enum rc_collective {
     RC_ALLREDUCE = 0,
@@ -332,15 +331,11 @@ typedef struct rc_call {
      * finite. They follow op: to change it, let them be zero first. Only one work at a time may use
      * them. */
     rc_feedback *feedback;
-    /* Of RC_CODEC_TOPK: which share of the elements travels, about, in (0, 1]. Rounded to three
-     * digits, and to 0.000001 if it is less; then the same on all ranks. Of other codecs ignored.
-     */
-    double density;
     /* 1: what src and dst hold is encoded already, in an all-reduce of RC_F32 without shared
      * memory; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16, without feedback: the 16
      * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
-     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT, RC_CODEC_FP8 or RC_CODEC_TOPK, among two ranks
-     * or more: payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
+     * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
+     * payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
      * (rc_pipe_submit), whose pipe has to do with it. */
     int32_t encoded;
     /* The call of the library that this one is part of, which other ranks are told where calls
@@ -356,11 +351,7 @@ typedef struct rc_call {
  * part own, which begins at element plain_start, lies not there, but from byte plain on as it is,
  * plain_count floats. terms 2   There are two ranks, one part, and own < 0. Rank r's contribution
  * to segment k lies at byte r * part_bytes + k * segment_bytes: at first this rank's, when the work
- * is over both, whose sum (times 1/2 for an RC_AVG) the result is.
- * With RC_CODEC_TOPK terms is 1, a part_bytes is that of as many segments in each part, and
- * payloads have less than their room: from byte counts on lie the elements of each, u32, in the
- * order of the payloads; first of this rank's contributions, then as many for the result. Among two
- * ranks own < 0, and the result's payloads begin at byte result. */
+ * is over both, whose sum (times 1/2 for an RC_AVG) the result is. */
 typedef struct rc_layout {
     uint64_t parts;
     uint64_t terms;
@@ -371,9 +362,7 @@ typedef struct rc_layout {
     uint64_t plain;
     uint64_t plain_start;
     uint64_t plain_count;
-    uint64_t result; /* 0: payloads of the result take the place of the contributions' */
-    uint64_t counts; /* 0: each payload has its full length */
-    uint64_t bytes;  /* of all */
+    uint64_t bytes; /* of all */
     int32_t own;
 } rc_layout;
 

@@ -180,7 +180,6 @@ static inline void fetch_ahead(const float *x)
 
 /* ---- a few elements ---- */
 
-#include "topk.h"
 #include "sparse.h"
 
 /* ---- the table ---- */
@@ -223,8 +222,8 @@ const kernel_set SET = {
     .int4 = {64, 32, int4_encode, int4_decode, int4_add},
     .onebit = {256, 32, onebit_encode, onebit_decode, onebit_add},
     .fp8 = {256, 256, fp8_encode, fp8_decode, fp8_add},
-    .topk = {topk_pick, topk_put, topk_tops},
-    .sparse = {sparse_combine, sparse_count, sparse_scores, sparse_sgd, sparse_adam},
+    .sparse = {sparse_combine, sparse_count, sparse_pick, sparse_put, sparse_scores, sparse_sgd,
+               sparse_adam},
     .f64_to_f32 = f64_to_f32,
     .f32_to_f64 = f32_to_f64,
     .has_nan = has_nan,

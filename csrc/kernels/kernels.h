@@ -78,26 +78,6 @@ static inline size_t kernel_block_codes(const kernel_block *format, size_t n)
     return kernel_block_scales(format, n) * format->bytes;
 }
 
-/* Elements that tops takes together. */
-#define KERNEL_TOPK_GROUP 32
-
-/* The functions of the format that keeps a few elements of at most 65536, at their indices. The
- * size of an element is that of its bits but for the sign, as an integer: infinity and NaN are the
- * largest. */
-typedef struct kernel_topk {
-    /* c = src + residual (NULL: 0). Elements of size least or more go to index and value, which
-     * have room for n; least is 1 or more, so that no zero is among them. left (NULL: not wanted) =
-     * 0 for these, c for all others. Returns how many there are. */
-    size_t (*pick)(uint16_t *index, float *value, float *left, const float *src,
-                   const float *residual, uint32_t least, size_t n, int far);
-    /* dst = 0, but for the elements at index, which ascend and are below n. values holds floats, at
-     * any alignment. */
-    void (*put)(float *dst, const uint16_t *index, const void *values, size_t count, size_t n,
-                int far);
-    /* tops[i] = the largest size, as a float, of group i: KERNEL_TOPK_GROUP elements */
-    void (*tops)(float *tops, const float *src, size_t groups);
-} kernel_topk;
-
 /* Elements of a block that is sent whole: a cache line of floats. */
 #define KERNEL_SPARSE_BLOCK 16
 
@@ -114,13 +94,19 @@ typedef struct kernel_adam {
     float beta1, beta2, rest1, rest2, step, root_scale, eps, l2, keep;
 } kernel_adam;
 
-/* The passes of a choice of the largest of a chunk, and optimizer steps of what came of it. Sizes
- * are those of kernel_topk. */
+/* The passes of a choice of the largest of a chunk of at most 65536, and optimizer steps of what
+ * came of it. The size of an element is that of its bits but for the sign, as an integer: infinity
+ * and NaN are the largest. */
 typedef struct kernel_sparse {
     /* c = residual * decay + delta, the product rounded before the sum; residual NULL: delta */
     void (*combine)(float *c, const float *residual, const float *delta, float decay, size_t n);
     /* How many have size least or more; least is 1 or more, and at most 0x7fffffff. */
     size_t (*count)(const float *x, uint32_t least, size_t n);
+    /* Those go to index and values, which have room for n. Returns how many there are. */
+    size_t (*pick)(uint16_t *index, float *values, const float *x, uint32_t least, size_t n);
+    /* dst = 0, but for the elements at index, which ascend and are below n. */
+    void (*put)(float *dst, const uint16_t *index, const float *values, size_t count, size_t n,
+                int far);
     /* scores[i] = the sum of the magnitudes of block i of KERNEL_SPARSE_BLOCK elements: those 8, 4,
      * 2 and 1 further on are added, in this order */
     void (*scores)(float *scores, const float *c, size_t blocks);
@@ -153,7 +139,6 @@ typedef struct kernel_set {
                             j + 32 in its high one */
     kernel_block onebit; /* 256: element i is bit i % 8 of byte i / 8; 1: scale, 0: -scale */
     kernel_block fp8;    /* 256: e4m3, finite */
-    kernel_topk topk;
     kernel_sparse sparse;
     void (*f64_to_f32)(float *dst, const double *src, size_t n);
     void (*f32_to_f64)(double *dst, const float *src, size_t n);

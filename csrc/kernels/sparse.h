@@ -1,6 +1,11 @@
 /* sparse.h - what a choice of the largest elements of a chunk takes, pass by pass, while the chunk
  * lies in the first cache, and optimizer steps of a few elements. A template: body.h includes it
- * once per set, after topk.h.
+ * once per set. Beside what block.h wants, the including file defines
+ *   vec_reaching        (x, least): bit i is 1 where the bits of lane i but for the sign, as an
+ *                       unsigned integer, are at least `least`, which is 1 or more
+ *
+ * Magnitudes are compared as integers: infinity and NaN are larger than all numbers then, and
+ * nothing depends on what a comparison with NaN gives.
  */
 #ifndef RINGCOMM_KERNELS_SPARSE_H
 #define RINGCOMM_KERNELS_SPARSE_H
@@ -33,6 +38,66 @@ static size_t sparse_count(const float *x, uint32_t least, size_t n)
     for (size_t i = whole; i < n; i++)
         count += (bits_of(x[i]) & 0x7fffffff) >= least;
     return count;
+}
+
+/* Adds LANES elements, of which bits says which are large. */
+static inline size_t sparse_note(uint16_t *index, float *values, size_t count, vec x, uint32_t bits,
+                                 size_t start)
+{
+    float lanes[LANES];
+    vec_store(lanes, x);
+    for (; bits; bits &= bits - 1) {
+        const int lane = __builtin_ctz(bits);
+        index[count] = (uint16_t)(start + (size_t)lane);
+        values[count++] = lanes[lane];
+    }
+    return count;
+}
+
+static size_t sparse_pick(uint16_t *index, float *values, const float *x, uint32_t least, size_t n)
+{
+    const size_t whole = n - n % LANES;
+    size_t count = 0;
+    for (size_t i = 0; i < whole; i += LANES) {
+        fetch_ahead(x + i);
+        const vec lanes = vec_load(x + i);
+        const uint32_t bits = vec_reaching(lanes, least);
+        if (bits)
+            count = sparse_note(index, values, count, lanes, bits, i);
+    }
+    for (size_t i = whole; i < n; i++)
+        if ((bits_of(x[i]) & 0x7fffffff) >= least) {
+            index[count] = (uint16_t)i;
+            values[count++] = x[i];
+        }
+    return count;
+}
+
+static void sparse_put(float *dst, const uint16_t *index, const float *values, size_t count,
+                       size_t n, int far)
+{
+    const int stream = block_streams(dst, far);
+    const size_t whole = n - n % LANES;
+    const vec zero = vec_set(0.0f);
+    size_t at = 0, e = 0;
+    while (at < whole) {
+        const size_t next =
+            e < count && index[e] < whole ? index[e] / (size_t)LANES * LANES : whole;
+        for (; at < next; at += LANES)
+            block_put(dst + at, zero, stream);
+        if (at == whole)
+            break;
+        float lanes[LANES] = {0};
+        for (; e < count && index[e] < at + LANES; e++)
+            lanes[index[e] - at] = values[e];
+        block_put(dst + at, vec_load(lanes), stream);
+        at += LANES;
+    }
+    block_fill(dst + whole, 0.0f, n - whole);
+    for (; e < count; e++)
+        dst[index[e]] = values[e];
+    if (stream)
+        vec_stream_end();
 }
 
 static inline float sparse_size(float x)

@@ -1,7 +1,7 @@
 /* blocks.c - what the GPU does of an all-reduce by a codec that quantises: it packs each rank's
- * contribution, and unpacks the result, by csrc/cuda/kernels.cu (of topk: sparse.c). The core is
- * given payloads (rc_layout), so only these cross the bus; and floats, where the core adds them:
- * this rank's own part.
+ * contribution, and unpacks the result, by csrc/cuda/kernels.cu. The core is given payloads
+ * (rc_layout), so only these cross the bus; and floats, where the core adds them: this rank's own
+ * part.
  *
  *   tensor --pack--> scratch --copy--> staging  core  staging --copy--> scratch --unpack--> tensor
  *          ---------own part--------->
@@ -39,12 +39,12 @@ static uint64_t sent_bytes(const rc_flight *f)
 
 static uint64_t packed_bytes(const rc_flight *f)
 {
-    return f->layout.counts > 0 ? sparse_scratch(f) : sent_bytes(f) + POISON_BYTES;
+    return sent_bytes(f) + POISON_BYTES;
 }
 
 static uint64_t unpacked_bytes(const rc_flight *f)
 {
-    return f->layout.counts > 0 ? sparse_scratch(f) : f->layout.plain + POISON_BYTES;
+    return f->layout.plain + POISON_BYTES;
 }
 
 /* What a work of the call does with residuals, where each rank contributes the whole tensor. */
@@ -157,19 +157,19 @@ static payloads payloads_of(const rc_flight *f, order_stretch elems)
     return (payloads){start, (end < limit ? end : limit) - start};
 }
 
-cu_address blocks_source(const rc_flight *f, uint64_t index)
+static cu_address source_at(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->gathered.at : (uintptr_t)f->call.src;
     return at + index * sizeof(float);
 }
 
-cu_address blocks_target(const rc_flight *f, uint64_t index)
+static cu_address target_at(const rc_flight *f, uint64_t index)
 {
     cu_address at = f->pieces != NULL ? f->pipe->scattered.at : (uintptr_t)f->call.dst;
     return at + index * sizeof(float);
 }
 
-cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index)
+static cu_address residuals_at(const rc_flight *f, int buffer, uint64_t index)
 {
     if (!f->is_fed || buffer < 0)
         return 0;
@@ -182,9 +182,9 @@ static rc_result pack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_address wire = p->packed.at + payload_at(f, elems.start);
-    cu_address src = blocks_source(f, elems.start);
-    cu_address residual = blocks_residuals(f, f->residuals.in, elems.start);
-    cu_address left = blocks_residuals(f, f->residuals.out, elems.start);
+    cu_address src = source_at(f, elems.start);
+    cu_address residual = residuals_at(f, f->residuals.in, elems.start);
+    cu_address left = residuals_at(f, f->residuals.out, elems.start);
     cu_address poisoned = p->packed.at + sent_bytes(f);
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     float pre = 1.0F;
@@ -197,7 +197,7 @@ static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
     cu_address wire = p->unpacked.at + payload_at(f, elems.start);
-    cu_address dst = blocks_target(f, elems.start);
+    cu_address dst = target_at(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
     void *parameters[DEVICE_MAX_PARAMETERS] = {&dst,     &wire,   &elems.elems,
@@ -208,8 +208,7 @@ static rc_result unpack(rc_flight *f, order_stretch elems, rc_error *error)
 static rc_result add_both(rc_flight *f, order_stretch elems, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cu_address dst = blocks_target(f, elems.start),
-               wire = p->unpacked.at + payload_at(f, elems.start);
+    cu_address dst = target_at(f, elems.start), wire = p->unpacked.at + payload_at(f, elems.start);
     cu_address poisoned = p->unpacked.at + f->layout.plain;
     uint64_t apart = f->layout.part_bytes;
     uint64_t segment = f->layout.segment_elems, stride = f->layout.segment_bytes;
@@ -234,7 +233,7 @@ static rc_result gather(rc_flight *f, order_stretch elems, rc_error *error)
     rc_pipe *p = f->pipe;
     if (f->pieces == NULL)
         return RC_OK;
-    RC_TRY(DEVICE_CALL(p->device, error, cuMemsetD32Async, blocks_source(f, elems.start), 0,
+    RC_TRY(DEVICE_CALL(p->device, error, cuMemsetD32Async, source_at(f, elems.start), 0,
                        elems.elems, p->d2h));
     return flight_each(f, 1, elems, gather_piece, error);
 }
@@ -244,7 +243,7 @@ static rc_result copy_plain_in(rc_flight *f, order_stretch elems, rc_error *erro
 {
     uint64_t at = f->layout.plain + (elems.start - f->layout.plain_start) * sizeof(float);
     return DEVICE_CALL(f->pipe->device, error, cuMemcpyDtoHAsync, f->src + at,
-                       blocks_source(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
+                       source_at(f, elems.start), elems.elems * sizeof(float), f->pipe->d2h);
 }
 
 static rc_result copy_own_in(rc_flight *f, rc_error *error)
@@ -292,10 +291,6 @@ rc_result blocks_copy_all_in(rc_flight *f, rc_error *error)
     uint64_t all = parts(f), own = l->own < 0 ? all : (uint64_t)l->own;
     const order_stretch others[] = {elems_of_parts(f, 0, own), elems_of_parts(f, own + 1, all)};
     RC_TRY(gather(f, flight_elems(f, 1), error));
-    if (l->counts > 0) {
-        RC_TRY(copy_own_in(f, error));
-        return sparse_copy_in(f, error);
-    }
     for (uint64_t part = 0; part < all; part++)
         if (part != own)
             RC_TRY(pack(f, elems_of_parts(f, part, part + 1), error));
@@ -309,17 +304,14 @@ rc_result blocks_copy_all_in(rc_flight *f, rc_error *error)
 
 static void unpack_segment_here(rc_flight *f, quant *q, float *dst, uint64_t start, uint64_t n)
 {
-    const rc_layout *l = &f->layout;
-    const uint8_t *wire = f->dst + l->result + payload_at(f, start);
-    uint64_t part = start / l->part_elems, segment = start % l->part_elems / l->segment_elems;
-    uint64_t bytes = l->counts > 0 ? sparse_bytes(f, part, segment) : quant_most_bytes(q, n);
+    const uint8_t *wire = f->dst + payload_at(f, start);
     const void *both[] = {wire, wire + f->layout.part_bytes};
     const quant_terms terms = {.wires = both, .count = 2};
     int poisoned = 0;
     if (f->layout.terms == 2)
         quant_join(q, dst, &terms, n, &poisoned);
     else
-        quant_store(q, dst, wire, bytes, n, &poisoned);
+        quant_store(q, dst, wire, n, &poisoned);
 }
 
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error)
@@ -394,9 +386,7 @@ static rc_result unpack_parts(rc_flight *f, order_stretch elems, rc_error *error
 rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
 {
     payloads at = payloads_of(f, elems);
-    if (f->layout.counts > 0) {
-        RC_TRY(sparse_unpack(f, error)); /* it never goes in pieces */
-    } else if (f->layout.terms == 2) {
+    if (f->layout.terms == 2) {
         RC_TRY(copy_both_out(f, at, error));
         RC_TRY(add_both(f, elems, error));
     } else {

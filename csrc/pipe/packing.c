@@ -31,10 +31,6 @@ const char *const packing_kernels[] = {
     "ringcomm_pack_fp8",
     "ringcomm_unpack_fp8",
     "ringcomm_add_fp8",
-    "ringcomm_pack_topk",
-    "ringcomm_unpack_topk",
-    "ringcomm_sample_topk",
-    "ringcomm_least_topk",
 };
 _Static_assert(sizeof packing_kernels / sizeof *packing_kernels == PACKING_KERNELS, "all of them");
 
@@ -103,12 +99,6 @@ rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream st
 {
     return device_launch(p->device, kernel, blocks_for(elements), THREADS, stream, parameters,
                          error);
-}
-
-rc_result packing_launch_each(rc_pipe *p, int kernel, uint64_t segments, cu_stream stream,
-                              void **parameters, rc_error *error)
-{
-    return packing_launch(p, kernel, segments * ELEMENTS_OF_BLOCK, stream, parameters, error);
 }
 
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,

@@ -82,9 +82,8 @@ int pieces_suit(rc_flight *f)
     const rc_comm *comm = f->pipe->comm;
     int is_plain = f->call.codec <= RC_CODEC_FP16 && f->call.feedback == NULL;
     uint64_t bytes = f->in_blocks ? f->layout.bytes : f->call.count * elem_bytes(f);
-    if (f->call.collective != RC_ALLREDUCE ||
-        !(is_plain || (f->in_blocks && f->layout.counts == 0)) || comm->shared.hosts > 0 ||
-        comm->env.world_size == 1 || bytes <= SIZE(LEAST_IN_PIECES))
+    if (f->call.collective != RC_ALLREDUCE || !(is_plain || f->in_blocks) ||
+        comm->shared.hosts > 0 || comm->env.world_size == 1 || bytes <= SIZE(LEAST_IN_PIECES))
         return 0;
     take_plan(f);
     return order_parts(&f->feed.plan) > 0;

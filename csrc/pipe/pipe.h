@@ -29,7 +29,7 @@
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
  * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs that
- * quantise, sparse.c topk of them; twins.c their residuals.
+ * quantise; twins.c their residuals.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -202,7 +202,7 @@ rc_result pieces_copy_out(rc_flight *f, rc_error *error);
 void pieces_wait_fed(rc_flight *f, rc_error *error);
 
 /* packing.c */
-enum { PACKING_KERNELS = 20 };
+enum { PACKING_KERNELS = 16 };
 extern const char *const packing_kernels[PACKING_KERNELS];
 /* Whether the GPU packs it. */
 int packing_suits(const rc_flight *f);
@@ -213,13 +213,11 @@ void packing_release(rc_pipe *p, pipe_scratch *scratch);
 /* Whether its memory is one of whole elements; other addresses are for copies only. */
 int packing_is_aligned(const rc_flight *f);
 /* The kernel that packs by a codec that quantises; the next one unpacks, that behind it adds two.
- * After the first two of topk come its sample and its threshold. */
+ */
 int packing_of(rc_codec codec);
-/* A kernel that takes so many elements; or one block for each of so many segments. */
+/* A kernel that takes so many elements. */
 rc_result packing_launch(rc_pipe *p, int kernel, uint64_t elements, cu_stream stream,
                          void **parameters, rc_error *error);
-rc_result packing_launch_each(rc_pipe *p, int kernel, uint64_t segments, cu_stream stream,
-                              void **parameters, rc_error *error);
 /* Packs the piece to `to`, or unpacks what is there, on the stream. */
 rc_result packing_pack(rc_flight *f, const rc_piece *piece, cu_address to, cu_stream stream,
                        rc_error *error);
@@ -249,20 +247,6 @@ rc_result blocks_poison(rc_flight *f, rc_error *error);
 /* Room to unpack on the GPU, or RC_NO_MEMORY; what that does, by the CPU: in_blocks is 0 then. */
 rc_result blocks_room(rc_flight *f, rc_error *error);
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error);
-/* Where an element is packed from, and unpacked to; and where it is in a buffer of the twin's, or
- * 0. */
-cu_address blocks_source(const rc_flight *f, uint64_t index);
-cu_address blocks_target(const rc_flight *f, uint64_t index);
-cu_address blocks_residuals(const rc_flight *f, int buffer, uint64_t index);
-
-/* sparse.c: topk, for blocks.c; layouts with counts. Bytes on the device, for either way. */
-uint64_t sparse_scratch(const rc_flight *f);
-/* Packs, and queues copies of what there is to the host; waits for the GPU in between. */
-rc_result sparse_copy_in(rc_flight *f, rc_error *error);
-rc_result sparse_unpack(rc_flight *f, rc_error *error);
-/* Of a payload of the result. */
-uint64_t sparse_bytes(const rc_flight *f, uint64_t part, uint64_t segment);
-
 /* twins.c: for thread "in", a feedback that was claimed has a twin of the pipe's. RC_NO_MEMORY if
  * there is no room on the GPU. */
 rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error);

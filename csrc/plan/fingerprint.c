@@ -10,7 +10,7 @@ static const char *const dtype_names[RC_DTYPE_COUNT] = {"f16", "bf16", "f32", "f
                                                         "i8",  "u8",   "i32", "i64"};
 static const char *const op_names[RC_OP_COUNT] = {"sum", "avg", "min", "max", "prod"};
 static const char *const codec_names[RC_CODEC_COUNT] = {"none", "bf16",   "fp16", "int8",
-                                                        "int4", "onebit", "fp8",  "topk"};
+                                                        "int4", "onebit", "fp8"};
 
 static const char *const caller_names[] = {
     "another call of ringcomm",
@@ -49,33 +49,9 @@ static int rooted(rc_collective collective)
            collective == RC_SCATTER;
 }
 
-static uint64_t code_of_density(double density)
-{
-    double m = density * 1000.0;
-    uint64_t e = 0;
-    while (m < 100.0 && e < 3) {
-        m *= 10.0;
-        e++;
-    }
-    uint64_t nearest = (uint64_t)(m + 0.5);
-    if (nearest == 1000 && e > 0)
-        return 100 | (e - 1) << 10;
-    return (nearest > 0 ? nearest : 1) | e << 10;
-}
-
-double fingerprint_density(uint64_t fingerprint)
-{
-    static const double units[] = {1e3, 1e4, 1e5, 1e6};
-    uint64_t code = fingerprint >> 16 & 4095;
-    if ((fingerprint >> 12 & 15) != RC_CODEC_TOPK)
-        return 0.0;
-    return (double)(code & 1023) / units[code >> 10];
-}
-
 static int has_caller(uint64_t fingerprint)
 {
-    int is_topk = (fingerprint >> 12 & 15) == RC_CODEC_TOPK;
-    return !is_topk && !rooted((rc_collective)(fingerprint & 15));
+    return !rooted((rc_collective)(fingerprint & 15));
 }
 
 int fingerprint_matches(uint64_t one, uint64_t other)
@@ -90,8 +66,6 @@ uint64_t fingerprint_of(const rc_call *call)
     uint64_t op = reduces(call->collective) ? call->op : 0;
     uint64_t dtype = call->collective == RC_BARRIER ? 0 : call->dtype;
     uint64_t root = rooted(call->collective) ? (uint64_t)call->root : call->caller;
-    if (call->codec == RC_CODEC_TOPK && !rooted(call->collective))
-        root = code_of_density(call->density);
     return collective | op << 4 | dtype << 8 | (uint64_t)call->codec << 12 | root << 16 |
            call->count << 28;
 }
@@ -110,7 +84,7 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
 {
     uint64_t collective = fingerprint & 15;
     const char *name = name_at(collective_names, RC_COLLECTIVE_COUNT, collective);
-    char op[16] = "", root[24] = "", codec[32] = "", density[24] = "", caller[40] = "";
+    char op[16] = "", root[24] = "", codec[32] = "", caller[40] = "";
     uint64_t caller_number = has_caller(fingerprint) ? fingerprint >> 16 & 4095 : 0;
     if (caller_number != 0)
         snprintf(caller, sizeof caller, " in %s",
@@ -126,9 +100,7 @@ void fingerprint_text(uint64_t fingerprint, char *text, size_t size)
     if ((fingerprint >> 12 & 15) != RC_CODEC_NONE)
         snprintf(codec, sizeof codec, ", compression=%s",
                  name_at(codec_names, RC_CODEC_COUNT, fingerprint >> 12 & 15));
-    if ((fingerprint >> 12 & 15) == RC_CODEC_TOPK)
-        snprintf(density, sizeof density, ":%g", fingerprint_density(fingerprint));
-    snprintf(text, size, "%s(%s[%llu]%s%s%s%s)%s", name,
+    snprintf(text, size, "%s(%s[%llu]%s%s%s)%s", name,
              name_at(dtype_names, RC_DTYPE_COUNT, fingerprint >> 8 & 15),
-             (unsigned long long)(fingerprint >> 28), op, root, codec, density, caller);
+             (unsigned long long)(fingerprint >> 28), op, root, codec, caller);
 }

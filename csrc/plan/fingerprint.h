@@ -6,9 +6,8 @@
  *
  *   bits  0-3 collective   4-7 op   8-11 dtype   12-15 codec   16-27 root   28-63 count
  *
- * What compresses by RC_CODEC_TOPK has no root; bits 16-27 are its density, in decimal: m /
- * 10^(3+e) with m of 10 bits and e of 2, e being as small and m as large as they can be. What has
- * neither has its caller there, for messages: the call of the library that it is part of.
+ * What has no root has its caller in bits 16-27, for messages: the call of the library that it is
+ * part of.
  *
  * Pure: no state, no OS.
  */
@@ -32,9 +31,6 @@ uint64_t fingerprint_of(const rc_call *call);
 int fingerprint_matches(uint64_t one, uint64_t other);
 /* The op of the call; RC_SUM where the collective ignores it. */
 rc_op fingerprint_op(uint64_t fingerprint);
-/* The density of the call, as rounded to what the fingerprint holds: three digits, from 0.000001
- * on. Of RC_CODEC_TOPK only, else 0. */
-double fingerprint_density(uint64_t fingerprint);
 /* "allreduce(f32[1024], op=sum, compression=bf16)", "allgather(u8[32]) in gather_state_dict()". Any
  * 64 bits give some text, of less than FINGERPRINT_TEXT bytes. */
 void fingerprint_text(uint64_t fingerprint, char *text, size_t size);

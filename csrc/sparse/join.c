@@ -161,7 +161,7 @@ void sparse_scatter(const rc_sparse_format *format, const kernel_set *kernels,
         sparse_chunk chunk = sparse_chunk_at(format, count, at);
         uint32_t here = entries->counts[i];
         if (format->block == 1) {
-            kernels->topk.put(dense + at, index, values, here, chunk.elems, is_far);
+            kernels->sparse.put(dense + at, index, values, here, chunk.elems, is_far);
         } else {
             memset(dense + at, 0, chunk.elems * sizeof *dense);
             each_unit(format, index, values, here, put_unit, 0.0f, dense + at, chunk.elems);

@@ -85,7 +85,7 @@ void largest_find(largest *l, uint16_t *index, const float *x, size_t n, size_t 
         with_zeros(index, x, n, k, l->kernels->sparse.count(x, 1, n));
         return;
     }
-    size_t count = l->kernels->topk.pick(index, l->values, NULL, x, NULL, least, n, 0);
+    size_t count = l->kernels->sparse.pick(index, l->values, x, least, n);
     l->guess = least;
     if (count > k) {
         memset(l->values + count, 0, LARGEST_SPARE * sizeof *l->values);

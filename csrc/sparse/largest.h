@@ -1,6 +1,6 @@
 /* largest.h - the k largest of a few thousand numbers, exactly k of them.
  *
- * The size of a number is that of its bits but for the sign, as an integer (kernel_topk), so that
+ * The size of a number is that of its bits but for the sign, as an integer (kernel_sparse), so that
  * infinity and NaN are the largest. Of equals the first are taken, and zeros only where there are
  * too few others. So what is found depends on the numbers alone, and not on how it was looked for.
  *

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 
 #: What encoding, decoding and adding takes a processor beside the network, seconds an element:
 #: of use until a codec has been measured.
-CODEC_S = {"int8": 1.0e-9, "fp8": 1.2e-9, "int4": 1.5e-9, "onebit": 1.6e-9, "topk": 3.0e-9}
+CODEC_S = {"int8": 1.0e-9, "fp8": 1.2e-9, "int4": 1.5e-9, "onebit": 1.6e-9}
 _LEAST_H, _MOST_H = 1, 1000
 
 
@@ -75,13 +75,8 @@ class Link:
 
     def seconds(self, bucket: Freight, codec: Codec) -> float:
         """What a bucket keeps the link busy for."""
-        encoding = bucket.large * self.codec_s.get(kind(codec), 0.0)
+        encoding = bucket.large * self.codec_s.get(codec.name, 0.0)
         return max(bucket.bytes_in(codec) / self.rate, encoding)
-
-
-def kind(codec: Codec) -> str:
-    """The codec's name without its density."""
-    return codec.name.partition(":")[0]
 
 
 def encoded_bytes(load: Load, codec: Codec) -> float:

@@ -3,7 +3,7 @@
 The gentlest codec is taken whose step is forecast to be next to the shortest of all: one that hides
 behind backward, where there is any. Rungs, gentlest first:
 
-    none < bf16 < int8 < int8 over more micro-batches (if asked) < int4 < onebit, topk (opt-in)
+    none < bf16 < int8 < int8 over more micro-batches (if asked) < int4 < onebit (opt-in)
 
     to a harsher one    its step would be clearly shorter in 3 windows
     to a gentler one    it would do even if the wire took 1/.85 as long, in 2 windows
@@ -61,9 +61,8 @@ def ladder(
     """The rungs, gentlest first.
 
     Args:
-        allow: codecs beyond int8: int4, onebit, topk or topk:DENSITY.
-        linear: the optimizer's update is linear in the gradients; else onebit and topk are left
-            out.
+        allow: codecs beyond int8: int4, onebit.
+        linear: the optimizer's update is linear in the gradients; else onebit is left out.
         adapters: a small part of the model is trained: no rung quantises.
         max_accumulate: micro-batches over which gradients may be accumulated.
 
@@ -80,9 +79,9 @@ def ladder(
 
 def _allowed(name: str) -> Codec:
     codec = parse(name, "allow=")
-    if codec.name not in ("int4", "onebit") and not codec.density:
+    if codec.name not in ("int4", "onebit"):
         raise ConfigError(f"allow={name!r}: 'auto' takes none, bf16 and int8 by itself; what may "
-                          "be allowed beside is int4, onebit, topk or topk:DENSITY")  # fmt: skip
+                          "be allowed beside is int4 and onebit")  # fmt: skip
     return codec
 
 

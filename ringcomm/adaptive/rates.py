@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..codecs import Codec
-from .forecast import CODEC_S, Link, Load, encoded_bytes, kind
+from .forecast import CODEC_S, Link, Load, encoded_bytes
 
 _BOUND = 0.35  # of the busy time: the processor is what is waited for
 _SUSPECT = 0.15  # it may be, where ranks share it
@@ -49,7 +49,7 @@ class Rates:
         busy = max(busy_s - latency_s, busy_s / 10, 1e-9)
         rate, elements = encoded_bytes(load, codec) / busy, sum(bucket.large for bucket in load)
         if codec.quantises and elements:
-            name, own, before = kind(codec), busy / elements, self.link.rate if self.link else rate
+            name, own, before = codec.name, busy / elements, self.link.rate if self.link else rate
             took_over = is_first and cpu_s >= _SUSPECT * busy and rate * _CLEARLY < before
             if took_over or cpu_s >= _BOUND * busy:
                 self._codec_s[name] = own

@@ -60,12 +60,6 @@ ONEBIT = Unsuited(
     "same",
     _DIVIDING, refused=True,
 )  # fmt: skip
-TOPK = Unsuited(
-    "compression='topk' under {name}: it divides by its own mean square, which what comes seldom "
-    "and then at once distorts; compare the loss with that of int8 or int4, use SGD with momentum, "
-    "or give HookState(..., force=True) to go on without this warning",
-    _DIVIDING,
-)  # fmt: skip
 STALE = Unsuited(
     "pace='stale1' under {name}: it loses by gradients that come a step late, and the correction "
     "does not make up for all of it; compare the loss with that of pace='every', try half the "

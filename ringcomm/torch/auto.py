@@ -56,8 +56,8 @@ class Auto:
     Args:
         model: the model that is trained. Where less than 5 % of its parameters are, as adapters, no
             codec of few bits is chosen; without it that is not noticed.
-        allow: codecs beyond int8, which change training: "int4", and "onebit", "topk" or
-            ringcomm.topk(density), which are taken only where the optimizer is linear.
+        allow: codecs beyond int8, which change training: "int4", and "onebit", which is taken only
+            where the optimizer is linear.
         linear: whether the optimizer's update is linear in the gradients; None: it is torch's SGD.
         max_accumulate: micro-batches over which gradients may be accumulated. What is best is
             ``accumulate``, which the training loop has to follow.

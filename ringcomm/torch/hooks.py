@@ -37,7 +37,7 @@ from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
 from . import profiling, silence
 from .account import Account, HookReport
-from .adam_watch import ONEBIT, TOPK, AdamWatch
+from .adam_watch import ONEBIT, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
 from .named_feedback import COMPRESSIBLE, NamedFeedback
@@ -68,15 +68,15 @@ class HookState:
 
     Args:
         compression: how float32 and float64 gradients travel: None or "none", "bf16", "fp16",
-            "int8", "fp8", "int4", "onebit", "topk" or ringcomm.topk(density). From int8 on,
-            parameters of one dimension and those below ``threshold`` travel at bf16. Gradients of
-            16-bit models travel as they are. "auto": what suits the link and the model, of none,
-            bf16 and int8, chosen anew as they change; see Auto for more.
+            "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
+            below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
+            "auto": what suits the link and the model, of none, bf16 and int8, chosen anew as they
+            change; see Auto for more.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
             are kept by, so error feedback needs it.
-        feedback: None: error feedback where the codec needs it (int4, onebit, topk). True: with
+        feedback: None: error feedback where the codec needs it (int4, onebit). True: with
             int8 and fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
         warmup_steps: in that many first steps codecs from int8 on wait, and gradients travel at
@@ -84,8 +84,8 @@ class HookState:
         scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
             so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
         force: take onebit under an optimizer that divides by its own mean square, as Adam and
-            RMSprop do, and warn neither of topk under these nor of staleness under Adam. Else the
-            first ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
+            RMSprop do, and do not warn of staleness under Adam. Else the first
+            ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
         policy: what chooses each step's codec, in place of ``compression``.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
@@ -221,8 +221,7 @@ class HookState:
         nothing of it. Nothing is sent.
 
         Each rank saves its own, in a file of its own, and in a world of the same size goes on from
-        it to the bit. (Not by topk in tensors of more than 256 / density elements: there it draws a
-        sample, whose place follows the number of the call.)"""
+        it to the bit."""
         return self._state(own=True)
 
     def gather_state_dict(self) -> dict[str, Any]:
@@ -371,9 +370,7 @@ class HookState:
     def _watch_adam(self) -> None:
         """Where the codec, now or after a warm-up, or the pace does not suit every optimizer."""
         codecs = self._policy.name, self._policy.codec(self.steps).name
-        kinds = {name.partition(":")[0] for name in codecs}
-        few_bits = ONEBIT if "onebit" in kinds else TOPK if "topk" in kinds else None
-        unsuited = few_bits or self._pace.under_adam
+        unsuited = ONEBIT if "onebit" in codecs else self._pace.under_adam
         is_watched = self._watch is not None and self._watch.unsuited is unsuited
         if unsuited is not None and not is_watched and not self.force:
             self._watch = AdamWatch(unsuited)

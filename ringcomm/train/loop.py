@@ -181,7 +181,7 @@ class Run:
             "backend": "none" if alone else options.backend,
             "hook": options.hook and not alone and options.method in DDP_METHODS,
             "method": "alone" if alone else options.method,
-            "compression": "none" if alone else options.codec,
+            "compression": "none" if alone else options.sent,
             "precision": options.precision,
             "batch": options.batch,
             "accumulate": options.accumulate,

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import RingcommError
 from . import optim
@@ -251,7 +250,7 @@ class Apart(Method):
         largest = options.sends_largest
         settings = cast("OuterSettings", {
             "every": options.every,
-            "outer": Sparse(parse(options.codec).density) if largest else options.outer,
+            "outer": Sparse(options.density) if largest else options.outer,
             "compression": None if largest else options.codec,
             "fragments": options.fragments, "delay": options.delay, "comm": self.world.comm,
         })  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..codecs import parse
 from ..communicator import Communicator
 from ..errors import ConfigError
 from .models import family
@@ -147,8 +146,9 @@ def make_sparse_optimizer(
     from ringcomm.torch import sparse
 
     name, rate, _ = choices(options)
-    density = parse(options.codec).density
-    common: dict[str, Any] = {"density": density, "staleness": options.delay, "comm": comm}
+    common: dict[str, Any] = {
+        "density": options.density, "staleness": options.delay, "comm": comm,
+    }  # fmt: skip
     if name == "sgd":
         return sparse.SGD(groups, lr=rate, momentum=options.momentum, **common)
     return sparse.Adam(groups, lr=rate, **common)

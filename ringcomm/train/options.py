@@ -67,6 +67,7 @@ class Options:
     hook: bool = True
     method: str = "gradients"
     compression: str | None = None
+    density: float = 1 / 64
     every: int | str = 30
     outer: str | None = None
     fragments: int = 1
@@ -102,12 +103,6 @@ class Options:
                                   "hook; use --hook")  # fmt: skip
             return
         codec = parse_codec(self.compression, "--compression ")
-        if self.compression and self.sends_largest and not codec.density:
-            way = "--outer sparse" if self.outer else "--method sparse"
-            raise ConfigError(
-                f"--compression {codec.name} does not go with {way}, which sends the largest "
-                "elements only; give topk or topk:DENSITY, or leave it out"
-            )
         if not self.hook and codec.name != "none":
             if self.backend == "gloo":
                 raise ConfigError(
@@ -145,6 +140,14 @@ class Options:
                 what = "outer steps" if "outer" in methods else "DDP's exchange of gradients"
                 raise ConfigError(f"--{name.replace('_', '-')} is about {what}; add --method "
                                   f"{methods[0]}, or leave it out")  # fmt: skip
+        if self.density != Options.density and not self.sends_largest:
+            raise ConfigError("--density is about what sends the largest elements only; add "
+                              "--method sparse or --outer sparse, or leave it out")  # fmt: skip
+        if self.compression and self.sends_largest:
+            way = "--outer sparse" if self.outer else "--method sparse"
+            raise ConfigError(f"--compression does not go with {way}, which sends the largest "
+                              "elements only; leave it out, and give --density to send more or "
+                              "fewer")  # fmt: skip
         if self.method == "sparse" and (self.delay > 1 or self.optimizer not in {
             None, "sgd", "adamw"
         }):  # fmt: skip
@@ -160,17 +163,22 @@ class Options:
 
     @property
     def sends_largest(self) -> bool:
-        """Whether the largest elements travel, as many as the codec's density says."""
+        """Whether the largest elements travel, as many as the density says, and by no codec."""
         return "sparse" in (self.method, self.outer)
 
     @property
     def codec(self) -> Compression | Literal["auto"]:
-        """The codec of what travels, or "auto": as suits the method unless chosen."""
+        """The codec of what travels, or "auto": as suits the method unless chosen. It says nothing
+        of what sends the largest elements."""
         alone = self.backend == "gloo" and not self.hook
         suits = {"momentum": "onebit", "outer": "int4"}.get(self.method, "bf16")
-        suits = "topk:0.015625" if self.sends_largest else suits
         chosen = self.compression or ("none" if alone else suits)
         return cast("Compression | Literal['auto']", chosen)  # checked above
+
+    @property
+    def sent(self) -> str:
+        """What the report says of what travels: the codec, or the density."""
+        return f"density {self.density:g}" if self.sends_largest else self.codec
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -262,10 +270,13 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "blocks of gradients, with a sparse optimizer on the CPU (default: "
                        "gradients)")
     group.add_argument("--compression", metavar="CODEC",
-                       help=f"codec on the wire: {names()}, or topk:DENSITY; auto: of "
-                       "none, bf16 and int8 the gentlest that hides, as it is measured (default: "
-                       "bf16; momentum onebit; outer int4; sparse and --outer sparse, which take "
-                       "topk only, topk:0.015625; with --backend gloo --no-hook none)")
+                       help=f"codec on the wire: {names()}; auto: of none, bf16 and int8 the "
+                       "gentlest that hides, as it is measured (default: bf16; momentum onebit; "
+                       "outer int4; with --backend gloo --no-hook none; sparse and --outer sparse "
+                       "have a density instead)")
+    group.add_argument("--density", type=_number(1e-6, 1), metavar="SHARE",
+                       help="share of the elements that --method sparse and --outer sparse send, "
+                       "the largest (default: 0.015625)")
     group.add_argument("--every", type=_period, metavar="STEPS",
                        help="steps between two outer steps; end: one, at the end; auto: as few as "
                        "the link allows; speed:STEPS: so "

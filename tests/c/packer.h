@@ -122,8 +122,7 @@ static inline void packer_unpack(packer *p, const rc_work *w)
             if (l->terms == 2)
                 packer_join(p, k, dst + start, n, &poisoned);
             else
-                quant_store(&p->codec, dst + start, packer_payload(p, part, k),
-                            quant_most_bytes(&p->codec, n), n, &poisoned);
+                quant_store(&p->codec, dst + start, packer_payload(p, part, k), n, &poisoned);
     CHECK_EQ(poisoned, quantised_poisoned(w));
     if (quantised_poisoned(w))
         quant_fill_nan(RC_F32, dst, p->call.count);

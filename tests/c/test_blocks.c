@@ -59,9 +59,6 @@ static void which_flights_it_takes(void)
     const rc_flight good = {.pipe = pipe, .call = call_at(4096, COUNT, RC_CODEC_FP8, RC_SUM)};
     rc_flight flight = good;
     CHECK(blocks_suits(&flight));
-    flight.call.codec = RC_CODEC_TOPK;
-    flight.call.density = 0.01;
-    CHECK(blocks_suits(&flight));
     flight.call.codec = RC_CODEC_BF16;
     CHECK(!blocks_suits(&flight));
     flight = good, flight.call.src = (const void *)4098;

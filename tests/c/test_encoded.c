@@ -113,7 +113,7 @@ static void the_layout_covers_the_tensor(void)
                         CHECK_EQ(start % 256, 0);
                         CHECK(at >= end);
                         elems += n;
-                        end = at + quant_most_bytes(&p.codec, n);
+                        end = at + quant_bytes(&p.codec, n);
                     }
                 CHECK_EQ(elems, call.count);
                 CHECK(end <= l->parts * l->part_bytes);
@@ -165,12 +165,6 @@ static void what_does_not_fit_is_refused(void)
     call = good, call.collective = RC_REDUCE_SCATTER;
     refuse(w->comms[0], call, "encoded already");
     CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_INVALID_ARGUMENT);
-    call = good, call.codec = RC_CODEC_TOPK, call.density = 1.5;
-    refuse(w->comms[0], call, "a density of 1.5");
-    CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_INVALID_ARGUMENT);
-    call.density = 0.1;
-    CHECK_EQ(rc_check(w->comms[0], &call, NULL), RC_OK);
-    CHECK_EQ(rc_comm_layout(w->comms[0], &call, &layout), RC_OK);
     call = good, call.codec = RC_CODEC_NONE;
     refuse(w->comms[0], call, "encoded already");
     rc_feedback_free(feedback);
@@ -213,105 +207,6 @@ static void failures_leave_residuals(void)
     world_close(w);
 }
 
-/* ---- topk ---- */
-
-static rc_call topk_call(rc_comm *comm, rc_layout *layout, uint64_t count, double density)
-{
-    rc_call call = small_call(RC_ALLREDUCE, NULL, count);
-    call.codec = RC_CODEC_TOPK;
-    call.density = density;
-    call.encoded = 1;
-    CHECK_EQ(rc_comm_layout(comm, &call, layout), RC_OK);
-    call.src = call.dst = calloc(1, layout->bytes);
-    return call;
-}
-
-/* Payloads lie apart, with room for what ranks of the density send, and behind them the counts. */
-static void the_layout_of_topk_has_room(void)
-{
-    static const double densities[] = {1e-6, 0.001, 0.01, 0.1, 1.0};
-    static const uint64_t counts[] = {1, 257, 3000, 100003, 5000000};
-    for (int size = 2; size <= 4; size++) {
-        world *w = world_open((world_options){.size = size});
-        for (size_t i = 0; i < CHECK_COUNT(densities) * CHECK_COUNT(counts); i++)
-            for (int rank = 0; rank < size; rank++) {
-                rc_layout l;
-                double density = densities[i % CHECK_COUNT(densities)];
-                rc_call call =
-                    topk_call(w->comms[rank], &l, counts[i / CHECK_COUNT(densities)], density);
-                uint64_t n = l.segment_elems < call.count ? l.segment_elems : call.count;
-                n = n < l.part_elems ? n : l.part_elems;
-                double bound = fmin(ceil(8 * density * (double)n) + 32, (double)n);
-                uint64_t room = (uint64_t)fmin(bound, 262144 / 6) * 6, each, segments;
-                each = (l.part_elems + l.segment_elems - 1) / l.segment_elems;
-                segments = encoded_segments(&l);
-                CHECK_EQ(segments, each * l.parts);
-                CHECK(encoded_most(&l) >= room);
-                CHECK(l.segment_bytes >= (size == 2 ? 2 * room : room));
-                CHECK_EQ(l.part_bytes, each * l.segment_bytes);
-                CHECK_EQ(l.plain, l.parts * l.part_bytes);
-                CHECK_EQ(l.result, size == 2 ? l.plain : 0);
-                CHECK(l.counts >= l.plain + l.plain_count * 4 + (l.result > 0 ? l.part_bytes : 0));
-                CHECK_EQ(l.bytes, l.counts + 8 * segments);
-                free(call.dst);
-            }
-        world_close(w);
-    }
-}
-
-/* So many elements of each part but the own, as many as a payload may bring, or one more. */
-static uint32_t keep_too_many(const rc_layout *l, void *memory, int rank, int too_long)
-{
-    uint32_t kept = (uint32_t)(encoded_most(l) / TOPK_BYTES) + (uint32_t)too_long;
-    for (uint64_t part = 0; part < l->parts; part++) {
-        uint16_t *index = (void *)((uint8_t *)memory + part * l->part_bytes);
-        const float one = 1.0F;
-        if ((int64_t)part == l->own)
-            continue;
-        *encoded_count(l, memory, part, 0, 0) = kept;
-        for (uint32_t i = 0; i < kept; i++) {
-            index[i] = (uint16_t)(3 * i + (uint32_t)rank);
-            memcpy((uint8_t *)(index + kept) + i * sizeof one, &one, sizeof one);
-        }
-    }
-    return kept;
-}
-
-/* Ranks that have kept more than ranks of their density do: up to the room that there is. */
-static void longer_payloads_are_refused(void)
-{
-    for (int size = 2; size <= 3; size++)
-        for (int too_long = 0; too_long <= 1; too_long++) {
-            world *w = world_open((world_options){.size = size});
-            rc_work *works[WORLD_MAX];
-            rc_call calls[WORLD_MAX];
-            rc_layout layouts[WORLD_MAX];
-            uint32_t kept = 0, most = 0;
-            int done = 0;
-            for (int rank = 0; rank < size; rank++) {
-                calls[rank] = topk_call(w->comms[rank], &layouts[rank], 4096, 0.001);
-                kept = keep_too_many(&layouts[rank], calls[rank].dst, rank, too_long);
-            }
-            for (int rank = 0; rank < size; rank++)
-                works[rank] = submit(w->comms[rank], &calls[rank]);
-            for (int rank = 0; rank < size; rank++) {
-                rc_error error;
-                const rc_layout *l = &layouts[rank];
-                done += outcome(works[rank], &error) == RC_OK;
-                for (uint64_t part = 0; part < l->parts && !too_long; part++) {
-                    uint32_t count = *encoded_count(l, calls[rank].dst, part, 0, 1);
-                    most = count > most ? count : most;
-                }
-                rc_work_free(works[rank]);
-            }
-            CHECK_EQ(done, too_long ? 0 : size);
-            CHECK_EQ(most, too_long ? 0 : size == 2 ? 2 * kept : kept);
-            world_close(w);
-            for (int rank = 0; rank < size; rank++)
-                free(calls[rank].dst);
-        }
-}
-
 int main(void)
 {
     static const check_test tests[] = {
@@ -321,8 +216,6 @@ int main(void)
         {"the_layout_covers_the_tensor", the_layout_covers_the_tensor},
         {"what_does_not_fit_is_refused", what_does_not_fit_is_refused},
         {"failures_leave_residuals", failures_leave_residuals},
-        {"the_layout_of_topk_has_room", the_layout_of_topk_has_room},
-        {"longer_payloads_are_refused", longer_payloads_are_refused},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }

@@ -30,13 +30,13 @@ static place source_of(const side *s, uint64_t part, uint64_t segment, uint64_t 
     if ((int64_t)part == l->own)
         return (place){l->plain + segment * l->segment_elems * 4, elems * 4};
     return (place){(uint64_t)(packer_own(&s->p, part, segment) - s->p.memory),
-                   quant_most_bytes(&s->p.codec, elems)};
+                   quant_bytes(&s->p.codec, elems)};
 }
 
 static place result_of(const side *s, uint64_t place_of, uint64_t segment, uint64_t elems)
 {
     return (place){(uint64_t)(packer_payload(&s->p, place_of, segment) - s->p.memory),
-                   quant_most_bytes(&s->p.codec, elems)};
+                   quant_bytes(&s->p.codec, elems)};
 }
 
 /* Copies what lies of a stretch of whole segments. */

@@ -143,36 +143,6 @@ static void unpinned_memory_is_copied_at_once(void)
     stage_close(&s);
 }
 
-/* Late, and what lies between the rows is left. */
-static void rows_are_copied_apart(void)
-{
-    enum { ROWS = 3, STRIDE = 4, WIDTH = 2 }; /* in floats */
-    const size_t width = WIDTH * sizeof(float), stride = STRIDE * sizeof(float);
-    stage s = stage_open("");
-    float there[ROWS * STRIDE], *back = s.pinned + 64;
-    rc_error error;
-    for (int i = 0; i < ROWS * STRIDE; i++)
-        s.pinned[i] = (float)(i + 1);
-    CHECK_EQ(device_copy_rows(s.device, s.pinned, s.at, width, stride, ROWS, 0, s.ours, &error),
-             RC_OK);
-    CHECK_EQ(device_copy_rows(s.device, back, s.at, width, stride, ROWS, 1, s.ours, &error), RC_OK);
-    s.pinned[0] = 9;
-    CHECK(first_of(&s) == 0 && back[0] == 0);
-    CHECK_EQ(cuStreamSynchronize(s.ours), CU_OK);
-    CHECK_EQ(fake_cuda_read(there, s.at, sizeof there), 0);
-    for (int i = 0; i < ROWS * STRIDE; i++) {
-        float want = i % STRIDE >= WIDTH ? 0 : i == 0 ? 9 : (float)(i + 1);
-        CHECK(there[i] == want && back[i] == want);
-    }
-    error_clear(&error);
-    CHECK_EQ(device_copy_rows(s.device, s.pinned, s.at, width, stride, BYTES / stride + 1, 0,
-                              s.ours, &error),
-             RC_DEVICE);
-    CHECK_EQ(device_copy_rows(s.device, there, s.at, width, stride, ROWS, 1, s.ours, &error),
-             RC_DEVICE); /* not pinned: of no use here */
-    stage_close(&s);
-}
-
 static void an_event_that_is_asked_about_comes(void)
 {
     stage s = stage_open("");
@@ -384,7 +354,6 @@ int main(void)
         {"a_missing_done_event_shows", a_missing_done_event_shows},
         {"an_early_release_shows", an_early_release_shows},
         {"unpinned_memory_is_copied_at_once", unpinned_memory_is_copied_at_once},
-        {"rows_are_copied_apart", rows_are_copied_apart},
         {"an_event_that_is_asked_about_comes", an_event_that_is_asked_about_comes},
         {"a_host_function_is_called_by_itself", a_host_function_is_called_by_itself},
         {"early_shows_what_comes_after_the_copy", early_shows_what_comes_after_the_copy},

@@ -41,8 +41,7 @@ static void check_one(const rc_call *call)
     CHECK_EQ(got.op, reduces(collective) ? call->op : 0);
     CHECK_EQ(got.dtype, collective == RC_BARRIER ? 0 : call->dtype);
     CHECK_EQ(got.codec, call->codec);
-    if (rooted(collective) || call->codec != RC_CODEC_TOPK)
-        CHECK_EQ(got.root, rooted(collective) ? call->root : 0);
+    CHECK_EQ(got.root, rooted(collective) ? call->root : 0);
     CHECK_EQ(got.count, call->count);
 }
 
@@ -64,7 +63,7 @@ static void every_field_comes_back(void)
                                                  .count = counts[c]});
 }
 
-/* Only what has no root and no density has a caller, which no comparison looks at. */
+/* Only what has no root has a caller, which no comparison looks at. */
 static void callers(void)
 {
     rc_call call = {.collective = RC_ALLGATHER, .dtype = RC_U8, .count = 32, .caller = 2};
@@ -80,9 +79,6 @@ static void callers(void)
     rc_call other = broadcast;
     other.root = 2;
     CHECK(!fingerprint_matches(fingerprint_of(&broadcast), fingerprint_of(&other)));
-    rc_call dense = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = 0.01, .caller = 2};
-    rc_call sparse = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = 0.1, .caller = 2};
-    CHECK(!fingerprint_matches(fingerprint_of(&dense), fingerprint_of(&sparse)));
     CHECK(rc_caller_name(0) == NULL && rc_caller_name(1) != NULL && rc_caller_name(4096) == NULL);
 }
 
@@ -126,32 +122,6 @@ static void texts(void)
                 "allgather(f16[1]) in ?");
     expect_text((rc_call){.collective = RC_RECV, .dtype = RC_BF16, .root = 5, .count = 9},
                 "send/recv(bf16[9])");
-    expect_text((rc_call){.codec = RC_CODEC_TOPK, .dtype = RC_F32, .count = 9, .density = 0.0125},
-                "allreduce(f32[9], op=sum, compression=topk:0.0125)");
-}
-
-static uint64_t with_density(double density)
-{
-    rc_call call = {.codec = RC_CODEC_TOPK, .dtype = RC_F32, .density = density};
-    return fingerprint_of(&call);
-}
-
-/* Rounded to three digits, of which there is one way to write them. */
-static void densities(void)
-{
-    static const double exact[] = {1.0, 0.999, 0.5, 0.1, 0.0999, 0.01, 0.00123, 0.0001, 1e-5, 1e-6};
-    for (size_t i = 0; i < CHECK_COUNT(exact); i++) {
-        double got = fingerprint_density(with_density(exact[i]));
-        CHECK(got > exact[i] * (1 - 1e-12) && got < exact[i] * (1 + 1e-12));
-        CHECK(with_density((double)(float)exact[i]) == with_density(exact[i]));
-    }
-    CHECK(with_density(0.01) != with_density(0.001));
-    CHECK(with_density(0.1) == with_density(0.09999));
-    CHECK(with_density(0.1) != with_density(0.0999));
-    CHECK(with_density(0.01234) == with_density(0.0123));
-    CHECK(with_density(0.001) == with_density(0.00099999));
-    CHECK(with_density(1e-6) == with_density(1e-300));
-    CHECK(fingerprint_density(fingerprint_of(&(rc_call){.codec = RC_CODEC_INT8})) == 0.0);
 }
 
 /* What a peer claims is printed, so no value may reach beyond a table or the buffer. */
@@ -172,11 +142,8 @@ static void any_bits_give_text(void)
 int main(void)
 {
     static const check_test tests[] = {
-        {"every_field_comes_back", every_field_comes_back},
-        {"callers", callers},
-        {"send_meets_receive", send_meets_receive},
-        {"texts", texts},
-        {"densities", densities},
+        {"every_field_comes_back", every_field_comes_back}, {"callers", callers},
+        {"send_meets_receive", send_meets_receive},         {"texts", texts},
         {"any_bits_give_text", any_bits_give_text},
     };
     return check_run(tests, CHECK_COUNT(tests));

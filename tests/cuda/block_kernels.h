@@ -1,4 +1,4 @@
-/* block_kernels.h - see block_kernels.c, and topk_kernels.c. */
+/* block_kernels.h - see block_kernels.c. */
 #ifndef RINGCOMM_TEST_BLOCK_KERNELS_H
 #define RINGCOMM_TEST_BLOCK_KERNELS_H
 
@@ -9,6 +9,5 @@ typedef struct arguments {
 
 /* 1 if there is such a kernel; it has run. */
 int block_kernels_launch(const char *name, const arguments *a);
-int topk_kernels_launch(const char *name, const arguments *a);
 
 #endif

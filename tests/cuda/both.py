@@ -16,40 +16,31 @@ from tensors import bits
 from ringcomm import Communicator, ErrorFeedback
 
 
-def launches(gpu: Gpu, world: int, body: Callable[[Communicator], Any], **options: Any) -> int:
+def launches(gpu: Gpu, world: int, body: Callable[[Communicator], Any]) -> int:
     """Kernels launched in a run of all ranks, with one pipe each, by their calls alone."""
     before = gpu.calls("cuLaunchKernel")
-    run_ranks(world, body, **options)
+    run_ranks(world, body)
     return gpu.calls("cuLaunchKernel") - before - KERNELS * world
 
 
 class Both:
-    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike.
+    """A tensor of a GPU and the same on the host, each with its feedback, which must stay alike."""
 
-    Attributes:
-        comms: what either is reduced by.
-    """
-
-    def __init__(
-        self, gpu: Gpu, count: int, comms: tuple[Communicator, Communicator], feedback: bool = True
-    ) -> None:
-        self.count, self.comms, self.step = count, comms, 0
+    def __init__(self, gpu: Gpu, count: int, comm: Communicator) -> None:
+        self.count, self.comm, self.step = count, comm, 0
         self.array: Any = gpu.empty((count,), "f4", gpu.stream())
-        self.feedbacks: tuple[Any, Any] = (False, False)
-        if feedback:
-            self.feedbacks = ErrorFeedback(), ErrorFeedback()
+        self.feedbacks = ErrorFeedback(), ErrorFeedback()
 
     def reduce(
         self, compression: str, op: str = "avg", values: np.ndarray[Any, Any] | None = None
     ) -> None:
         if values is None:
-            values = tensors.elements("f32", self.count, self.comms[0].rank, self.step)
+            values = tensors.elements("f32", self.count, self.comm.rank, self.step)
         self.step += 1
         host = values.copy()
         self.array.write(values)
-        for comm, tensor, feedback in zip(self.comms, (self.array, host), self.feedbacks,
-                                          strict=True):  # fmt: skip
-            comm.allreduce(tensor, op, compression=compression, feedback=feedback)
+        for tensor, feedback in zip((self.array, host), self.feedbacks, strict=True):
+            self.comm.allreduce(tensor, op, compression=compression, feedback=feedback)
         assert bits(self.array.read()) == bits(host), self.step
 
     def each(self, do: Callable[[Any], Any]) -> None:

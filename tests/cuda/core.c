@@ -3,7 +3,6 @@
  */
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 #include "../../csrc/codec/quant.h"
 #include "../../csrc/kernels/kernels.h"
@@ -79,7 +78,8 @@ EXPORT size_t core_payload(int codec, uint8_t *wire, float *left, const float *s
     const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .count = n};
     quant q;
     quant_init(&q, kernels, &call, 2);
-    return quant_encode(&q, wire, src, residual, left, n, poisoned);
+    quant_encode(&q, wire, src, residual, left, n, poisoned);
+    return quant_bytes(&q, n);
 }
 
 EXPORT void core_store(int codec, float *dst, const uint8_t *wire, size_t n, int *poisoned)
@@ -87,48 +87,5 @@ EXPORT void core_store(int codec, float *dst, const uint8_t *wire, size_t n, int
     const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .count = n};
     quant q;
     quant_init(&q, kernels, &call, 2);
-    quant_store(&q, dst, wire, quant_most_bytes(&q, n), n, poisoned);
-}
-
-/* Where threshold[0] is 0, both are found. Of segments of a tensor whose elements all travel but
- * exact_count from exact on, which are packed as well. */
-EXPORT int core_pack_topk(uint8_t *wire, uint32_t *kept, float *left, const float *src,
-                          const float *residual, size_t n, size_t segment, size_t stride,
-                          uint32_t *threshold, double density, size_t cap, uint64_t turn,
-                          size_t exact, size_t exact_count)
-{
-    const topk_source source = {src, residual, n, exact, exact_count};
-    const topk_segments segments = {segment, cap * TOPK_BYTES};
-    topk t = {.kernels = kernels, .dtype = RC_F32, .post = 1.0f, .density = density};
-    void *room = malloc(topk_room(&t, &source, segments));
-    int poisoned = 0;
-    if (room == NULL)
-        return -1;
-    topk_prepare(&t, room, &source, segments, turn);
-    if (threshold[0] != 0) {
-        t.least = threshold[0];
-        t.tied = threshold[1] != 0;
-    }
-    threshold[0] = t.least;
-    threshold[1] = (uint32_t)t.tied;
-    for (size_t at = 0; at < n; at += segment, wire += stride) {
-        const size_t count = n - at < segment ? n - at : segment;
-        *kept++ =
-            (uint32_t)(topk_encode(&t, wire, src + at, residual != NULL ? residual + at : NULL,
-                                   left + at, count, &poisoned) /
-                       TOPK_BYTES);
-    }
-    free(room);
-    return poisoned;
-}
-
-EXPORT int core_unpack_topk(float *dst, const uint8_t *wire, const uint32_t *kept, size_t n,
-                            size_t segment, size_t stride)
-{
-    topk t = {.kernels = kernels, .dtype = RC_F32, .post = 1.0f};
-    int poisoned = 0;
-    for (size_t at = 0; at < n; at += segment, wire += stride)
-        topk_store(&t, dst + at, wire, *kept++ * TOPK_BYTES, n - at < segment ? n - at : segment,
-                   &poisoned);
-    return poisoned;
+    quant_store(&q, dst, wire, n, poisoned);
 }

@@ -305,31 +305,6 @@ BLOCK(int4)
 BLOCK(onebit)
 BLOCK(fp8)
 
-static void call_sample_topk(void **params)
-{
-    ringcomm_sample_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]), AT(u64, 3),
-                         AT(u64, 4), AT(u64, 5), AT(u64, 6), AT(u64, 7), AT(u64, 8));
-}
-
-static void call_least_topk(void **params)
-{
-    ringcomm_least_topk(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3));
-}
-
-static void call_pack_topk(void **params)
-{
-    ringcomm_pack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]),
-                       pointer(params[3]), pointer(params[4]), AT(u64, 5), AT(u64, 6), AT(u64, 7),
-                       AT(u64, 8), AT(u64, 9), AT(u64, 10), pointer(params[11]), AT(double, 12),
-                       AT(u32, 13), AT(u64, 14), pointer(params[15]));
-}
-
-static void call_unpack_topk(void **params)
-{
-    ringcomm_unpack_topk(pointer(params[0]), pointer(params[1]), pointer(params[2]), AT(u64, 3),
-                         AT(u64, 4), AT(u64, 5), AT(u64, 6), AT(u64, 7), pointer(params[8]));
-}
-
 static void call_scale(void **params)
 {
     ringcomm_scale(pointer(params[0]), pointer(params[1]), AT(float, 2), AT(u64, 3));
@@ -357,9 +332,6 @@ static const struct {
     THREE(int4),
     THREE(onebit),
     THREE(fp8),
-    {"ringcomm_sample_topk", call_sample_topk},
-    {"ringcomm_least_topk", call_least_topk},
-    BOTH(topk),
     {"ringcomm_scale", call_scale},
 };
 

@@ -60,7 +60,6 @@ struct fake_item {
     void *host;          /* the host's end, or what was staged of it */
     cu_address to, from; /* the device's ends */
     size_t bytes;
-    cu_rows rows; /* within bytes of the host's */
     int staged;
     /* kernels and host functions */
     const char *kernel;

@@ -75,57 +75,6 @@ cu_result cuMemcpyDtoDAsync_v2(cu_address to, cu_address from, size_t bytes, cu_
     FAKE_LEAVE(fake_queue(stream, make_copy(to, from, NULL, bytes)));
 }
 
-/* From one end's first row to the end of its last. */
-static size_t rows_bytes(const cu_rows *rows, const cu_rows_end *end)
-{
-    return rows->height == 0 ? 0 : (rows->height - 1) * end->pitch + rows->width;
-}
-
-static cu_result copy_rows(fake_item *item)
-{
-    const cu_rows *rows = &item->rows;
-    int to_host = rows->to.type == CU_MEMORY_HOST;
-    const cu_rows_end *device = to_host ? &rows->from : &rows->to;
-    pthread_mutex_lock(&fake_lock);
-    uint8_t *there = fake_reach(device->device, rows_bytes(rows, device));
-    pthread_mutex_unlock(&fake_lock);
-    if (there == NULL)
-        return CU_ILLEGAL_ADDRESS;
-    for (size_t i = 0; i < rows->height; i++)
-        if (to_host)
-            memcpy((uint8_t *)item->host + i * rows->to.pitch, there + i * device->pitch,
-                   rows->width);
-        else
-            memcpy(there + i * device->pitch, (uint8_t *)item->host + i * rows->from.pitch,
-                   rows->width);
-    return CU_OK;
-}
-
-/* Between pinned memory and a device's, which is all that is asked for. */
-cu_result cuMemcpy2DAsync_v2(const struct CUDA_MEMCPY2D_st *all, cu_stream stream)
-{
-    const cu_rows *rows = (const cu_rows *)all;
-    FAKE_ENTER(cuMemcpy2DAsync_v2, FAKE_CONTEXT);
-    int to_host = rows->to.type == CU_MEMORY_HOST;
-    const cu_rows_end *host = to_host ? &rows->to : &rows->from;
-    const cu_rows_end *device = to_host ? &rows->from : &rows->to;
-    size_t bytes = rows_bytes(rows, host);
-    if (host->type != CU_MEMORY_HOST || device->type != CU_MEMORY_DEVICE ||
-        host->pitch < rows->width || device->pitch < rows->width || host->x + host->y != 0 ||
-        device->x + device->y != 0)
-        FAKE_LEAVE(CU_INVALID_VALUE);
-    if (rows->width == 0 || rows->height == 0)
-        FAKE_LEAVE(CU_OK);
-    if (fake_reach(device->device, rows_bytes(rows, device)) == NULL ||
-        !fake_is_pinned(host->host, bytes))
-        FAKE_LEAVE(CU_INVALID_VALUE);
-    fake_item *item = fake_item_make(copy_rows);
-    item->rows = *rows;
-    item->host = (void *)(uintptr_t)host->host;
-    item->bytes = bytes;
-    FAKE_LEAVE(fake_queue(stream, item));
-}
-
 static cu_result run_fill(fake_item *item)
 {
     pthread_mutex_lock(&fake_lock);

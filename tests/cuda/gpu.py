@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 LEGACY, PER_THREAD = 1, 2
-KERNELS = 20  # of a pipe; each is launched once when it is loaded
+KERNELS = 16  # of a pipe; each is launched once when it is loaded
 _STRUCT = {"<V2": np.uint16}
 
 

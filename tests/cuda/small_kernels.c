@@ -27,7 +27,7 @@ static void *reach(void *param)
 int emulated_launch(const char *name, unsigned grid, unsigned block, void **params)
 {
     const arguments all = {params, reach};
-    if (topk_kernels_launch(name, &all) || block_kernels_launch(name, &all))
+    if (block_kernels_launch(name, &all))
         return 0;
     float *at = reach(params[0]);
     if (grid == 0 || block == 0)

@@ -1,5 +1,5 @@
-/* test_topk_kernels.c - the kernels of the format that keeps a few elements, in every set: its bits
- * are those of plain loops, for all sizes, offsets and classes of values.
+/* test_sparse_kernels.c - kernels that take and put a few elements, in every set: their bits are
+ * those of plain loops, for all sizes, offsets and classes of values.
  */
 #include <math.h>
 #include <stdint.h>
@@ -40,41 +40,24 @@ static void fill(float *x, size_t n, int odd)
         x[i] = odd ? odd_value() : (float)((int)draw_below(&seed, 2001) - 1000) * 0.01F;
 }
 
-/* NaNs of a sum may have any payload. */
-static int alike(float got, float want)
+static void pick_once(const kernel_set *set, size_t n, size_t offset, uint32_t least)
 {
-    return memcmp(&got, &want, sizeof got) == 0 || (got != got && want != want);
-}
-
-static void pick_once(const kernel_set *set, size_t n, size_t offset, int with_residual,
-                      int with_left, int far, uint32_t least)
-{
-    _Alignas(64) float src[MOST + GUARD], residual[MOST + GUARD], left[MOST + GUARD];
+    _Alignas(64) float x[MOST + GUARD];
     uint16_t index[MOST + 1];
     float value[MOST + 1];
     size_t want = 0;
-    fill(src, MOST + GUARD, n % 2 == 0);
-    fill(residual, MOST + GUARD, 0);
-    fill(left, MOST + GUARD, 0);
+    fill(x, MOST + GUARD, n % 2 == 0);
     index[n] = 0xabcd;
     value[n] = 7.0F;
-    float before = left[offset + n];
-    size_t count = set->topk.pick(index, value, with_left ? left + offset : NULL, src + offset,
-                                  with_residual ? residual + offset : NULL, least, n, far);
-    for (size_t i = 0; i < n; i++) {
-        float x = src[offset + i], c = with_residual ? x + residual[offset + i] : x;
-        int large = size_of(c) >= least;
-        if (with_left)
-            CHECK(alike(left[offset + i], large ? 0.0F : c));
-        if (large && CHECK(want < count)) {
+    size_t count = set->sparse.pick(index, value, x + offset, least, n);
+    for (size_t i = 0; i < n; i++)
+        if (size_of(x[offset + i]) >= least && CHECK(want < count)) {
             CHECK_EQ(index[want], i);
-            CHECK(alike(value[want], c));
+            CHECK(memcmp(&value[want], &x[offset + i], sizeof value[0]) == 0);
             want++;
         }
-    }
-    if (!CHECK_EQ(count, want) || !CHECK(left[offset + n] == before))
-        CHECK_NOTE("set %s n %zu offset %zu residual %d left %d far %d least %x\n", set->name, n,
-                   offset, with_residual, with_left, far, least);
+    if (!CHECK_EQ(count, want))
+        CHECK_NOTE("set %s n %zu offset %zu least %x\n", set->name, n, offset, least);
     CHECK_EQ(index[n], 0xabcd);
     CHECK(value[n] == 7.0F);
 }
@@ -83,7 +66,7 @@ static void put_once(const kernel_set *set, size_t n, size_t offset, int far, un
 {
     _Alignas(64) float dst[MOST + GUARD], want[MOST + GUARD];
     uint16_t index[MOST];
-    uint8_t values[4 * MOST + 2];
+    float values[MOST];
     size_t count = 0;
     fill(dst, MOST + GUARD, 0);
     memcpy(want, dst, sizeof dst);
@@ -93,27 +76,12 @@ static void put_once(const kernel_set *set, size_t n, size_t offset, int far, un
             continue;
         want[offset + i] = odd_value();
         index[count] = (uint16_t)i;
-        memcpy(values + 2 + 4 * count++, &want[offset + i], 4);
+        values[count++] = want[offset + i];
     }
-    set->topk.put(dst + offset, index, values + 2, count, n, far);
+    set->sparse.put(dst + offset, index, values, count, n, far);
     if (!CHECK(memcmp(dst, want, sizeof dst) == 0))
         CHECK_NOTE("put: set %s n %zu offset %zu far %d count %zu\n", set->name, n, offset, far,
                    count);
-}
-
-static void tops_once(const kernel_set *set, size_t groups)
-{
-    float src[MOST], tops[MOST / KERNEL_TOPK_GROUP + 1];
-    fill(src, MOST, 1);
-    tops[groups] = 7.0F;
-    set->topk.tops(tops, src, groups);
-    for (size_t g = 0; g < groups; g++) {
-        uint32_t top = 0;
-        for (size_t i = g * KERNEL_TOPK_GROUP; i < (g + 1) * KERNEL_TOPK_GROUP; i++)
-            top = size_of(src[i]) > top ? size_of(src[i]) : top;
-        CHECK_EQ(size_of(tops[g]), top);
-    }
-    CHECK(tops[groups] == 7.0F);
 }
 
 static void each_set(void (*run)(const kernel_set *))
@@ -127,9 +95,8 @@ static void pick_in(const kernel_set *set)
 {
     static const uint32_t sizes[] = {1, 0x00800000, 0x40a00000, 0x41180000, 0x7f800000, 0x7fffffff};
     for (size_t n = 0; n <= MOST; n += n < 140 ? 1 : 53)
-        for (int how = 0; how < 8; how++)
-            pick_once(set, n, draw_below(&seed, 17), how & 1, how & 2, how & 4,
-                      sizes[draw_below(&seed, CHECK_COUNT(sizes))]);
+        for (int again = 0; again < 8; again++)
+            pick_once(set, n, draw_below(&seed, 17), sizes[draw_below(&seed, CHECK_COUNT(sizes))]);
 }
 
 static void put_in(const kernel_set *set)
@@ -138,12 +105,6 @@ static void put_in(const kernel_set *set)
         for (int how = 0; how < 8; how++)
             put_once(set, n, how < 4 ? 4 * draw_below(&seed, 4) : draw_below(&seed, 17), how & 1,
                      1U << draw_below(&seed, 9));
-}
-
-static void tops_in(const kernel_set *set)
-{
-    for (size_t groups = 0; groups <= MOST / KERNEL_TOPK_GROUP; groups++)
-        tops_once(set, groups);
 }
 
 static void pick_is_a_loop(void)
@@ -156,17 +117,11 @@ static void put_is_a_loop(void)
     each_set(put_in);
 }
 
-static void tops_are_the_largest(void)
-{
-    each_set(tops_in);
-}
-
 int main(void)
 {
     static const check_test tests[] = {
         {"pick_is_a_loop", pick_is_a_loop},
         {"put_is_a_loop", put_is_a_loop},
-        {"tops_are_the_largest", tops_are_the_largest},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
