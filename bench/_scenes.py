@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 KIB, MIB = 1 << 10, 1 << 20
 KB, MB = 10**3, 10**6
 
-TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich", "oneccl")
-SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm", "oneccl-shm")
+TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich")
+SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm")
 PORTS = ("ringcomm", "gloo", "gloo-ports", "openmpi-tcp")  # the others take one port
 
 NO_ARP_FLUX = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}

@@ -4,7 +4,7 @@
     python bench/peers.py --all --quick --rows loopback,ports
     python bench/peers.py --where loopback --sizes 4K,1M,64M --rounds 5 --plot peers.png
     python bench/peers.py --where loopback,netlab --hosts 2 --nics 1000,1000 --json peers.json
-    python bench/peers.py --install --libraries ringcomm,mpich,oneccl
+    python bench/peers.py --install --libraries ringcomm,mpich
 
 Each round starts each library's job in turn (sweep.py with that library alone), the order rotated
 by one from round to round, and the physical floor. The table takes medians over the rounds. With
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="wire formats, a row each, of the libraries that have any; none unless given")
     add("--envs", type=Path, default=ENVS, metavar="FOLDER",
         help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {ENVS} unless given")
-    add("--install", action="store_true", help="make the missing ones with pip (oneccl: 2 GB)")
+    add("--install", action="store_true", help="make the missing ones with pip")
     add("--timeout", type=float, default=300, metavar="S", help="of each job; 300 unless given")
     for name in ("csv", "json", "plot"):
         add(f"--{name}", type=Path, metavar="FILE")
