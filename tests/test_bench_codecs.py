@@ -1,4 +1,4 @@
-"""bench/codecs.py and bench/hops.py: what they conclude, and a short run of the first."""
+"""bench/codecs.py: what it concludes, and a short run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import hops  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 
 
@@ -66,18 +65,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert codecs.ratios(INT8, PLAIN) == pytest.approx([0.3, 0.25])
     (line,) = codecs.wins([PLAIN, INT8])
     assert line == "1 MB: int8 beats none at every rate up to 1000 Mbit/s"
-
-
-def test_feedback_keeps_the_sum_near_and_hops_lose_more() -> None:
-    found = {
-        (kind.__name__, feedback): hops.simulate(
-            kind(hops.CODECS["int4"], 8, 8 * 256, feedback), 8, 8 * 256, 60
-        )[0]
-        for kind in (hops.Direct, hops.Ring)
-        for feedback in (True, False)
-    }
-    assert found["Direct", True] < found["Ring", True] < found["Ring", False]
-    assert found["Direct", True] < found["Direct", False]
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

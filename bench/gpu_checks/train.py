@@ -2,7 +2,7 @@
 
 Two ranks on one GPU and a shaped port of 10 Gbit/s each; compute takes about twice as long as the
 gradients take on the wire. The bound of a step is what DDP can do, which exchanges nothing in
-forward (overlap.py).
+forward.
 """
 
 from __future__ import annotations

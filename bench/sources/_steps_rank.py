@@ -13,8 +13,8 @@
     apart       settings of OuterStep
     sparse      settings of an optimizer of ringcomm.torch.sparse (Adam)
 
-All take "per", the iterations of a step; "compute_s" in place of the job's; "tell": rank 0 prints
-{"step": 17} after each. Rank 0 prints a line of JSON for each run: {"way": "int8", "steps": [...]}.
+All take "per", the iterations of a step. Rank 0 prints a line of JSON for each run: {"way": "int8",
+"steps": [...]}.
 The model's layers compute nothing: they sleep (ringcomm.train.emulate), and their gradients lie in
 DDP's buckets already, as a device's own memory traffic is no load of the host. So all processor
 time is that of communication, and of optimizers that are part of it.
@@ -41,7 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm.torch import HookState, OuterStep, allreduce_hook, optim, sparse
 from ringcomm.torch.auto import Auto
-from ringcomm.train.emulate import FORWARD_SHARE, EmulatedDevice
+from ringcomm.train.emulate import EmulatedDevice
 
 ONE_BUCKET_MB = 1e6
 POWERSGD_RANK = 4
@@ -83,29 +83,15 @@ class Alone:
         ))  # fmt: skip
         self.comm, self.settings, self.per = comm, settings, settings.get("per", 1)
         self._through: nn.Module = self.model
-        self._noise = 1e-3 * torch.randn(layers[0], generator=torch.Generator().manual_seed(1))
-        self._moved = 0
         self.connect()
-        EmulatedDevice(
-            self.model, settings.get("compute_s", asked["compute_s"]),
-            asked.get("forward", FORWARD_SHARE),
-        )  # fmt: skip
+        EmulatedDevice(self.model, asked["compute_s"])
 
     def connect(self) -> None:
         """Before the device is emulated."""
 
     def iterate(self) -> None:
-        """Forward and backward; with ``moves`` some weights are moved, as an optimizer would."""
+        """Forward and backward."""
         self._through(torch.ones(1)).sum().backward()
-        if self.settings.get("moves"):
-            self._move()
-
-    @torch.no_grad()
-    def _move(self) -> None:
-        weight: Any = self.model[self._moved % len(self.model)].weight
-        if weight.shape == self._noise.shape:
-            weight.add_(self._noise)
-        self._moved += 1
 
     def step(self) -> None:
         """All iterations of a step."""
@@ -172,11 +158,9 @@ class Gradients(Alone):
         if self._state is None:
             return {}
         report = self._state.report()
-        names = ("hidden_s", "exposed_s", "wire_bytes")
-        sums = np.array([sum(float(step[name]) for step in report["steps"]) for name in names])  # type: ignore[literal-required]
-        means = self.comm.allreduce(sums / steps, "avg")
-        return {**dict(zip(names, means.tolist(), strict=True)), "codecs": report["codecs"],
-                "buckets": report["steps"][-1]["buckets"]}  # fmt: skip
+        sent = np.array([sum(float(step["wire_bytes"]) for step in report["steps"]) / steps])
+        (mean,) = self.comm.allreduce(sent, "avg").tolist()
+        return {"wire_bytes": mean, "codecs": report["codecs"]}
 
 
 class Momentum(Alone):
@@ -228,9 +212,6 @@ class Apart(Alone):
     @property
     def waited_s(self) -> float:
         return float(self._outer.report().waited_s)
-
-    def account(self, steps: int) -> dict[str, Any]:
-        return {"sent_bytes": self._outer.report().sent_bytes, "outer_rounds": self._outer.rounds}
 
     def close(self) -> None:
         self._outer.detach()
@@ -296,17 +277,12 @@ def port_bytes() -> int:
 
 def run(way: Alone, one: dict[str, Any]) -> dict[str, Any]:
     """The steps of one run; what the ranks saw on average."""
-    comm, steps, number = way.comm, one["steps"], 0
+    comm, steps = way.comm, one["steps"]
 
     def step() -> float:
-        nonlocal number
         began = time.perf_counter()
         way.step()
-        took = time.perf_counter() - began
-        if way.settings.get("tell") and comm.rank == 0:
-            print(json.dumps({"step": number}), flush=True)
-        number += 1
-        return took
+        return time.perf_counter() - began
 
     untimed = [step() for _ in range(one["untimed"])]
     comm.barrier()

@@ -40,7 +40,7 @@ EMULATED = (
     "to 100), at a tenth of the article's rate and gradient, so the processor's part of a step is "
     "lighter."
 )
-WITHOUT_ROOT = "bench/backend.py compares ringcomm with gloo on the loopback"
+WITHOUT_ROOT = "pytest bench/micro -k backend: ringcomm beside gloo on the loopback"
 HARNESS = 1
 
 HOSTS, MBIT = 4, 1000.0
