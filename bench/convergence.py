@@ -40,8 +40,8 @@ from training.tasks import task_of
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "convergence.jsonl"
 DOCS = HERE.parent / "docs"
-QUICK = ("adamw", "int8", "int4", "onebit-adamw", "onebit-adam", "lion", "lion-onebit", "outer",
-         "outer-int4")  # fmt: skip
+QUICK = ("adamw", "int8", "int4", "onebit-adamw", "onebit-adam", "lion", "lion-momentum",
+         "outer", "outer-int4")  # fmt: skip
 QUICK_MINUTES = 11.0
 
 

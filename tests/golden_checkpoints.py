@@ -75,8 +75,6 @@ JOBS: dict[str, Callable[[Communicator], Job]] = {
     "hook-auto": hooked("auto"),
     "sgd-int4": wired(optim.SGD, compression="int4", momentum=0.9),
     "sgd-onebit": wired(optim.SGD, momentum=0.9),
-    "lion-vote": wired(optim.Lion, outcome="vote"),
-    "lion-average": wired(optim.Lion, outcome="average", momentum_sync=2),
     "onebit-adam": wired(optim.OneBitAdam, freeze=2),
     "onebit-lamb": wired(optim.OneBitLamb, freeze=2),
     "zero-one-adam": wired(optim.ZeroOneAdam, var_freeze_step=2, local_step_scaler=1),
@@ -86,8 +84,11 @@ JOBS: dict[str, Callable[[Communicator], Job]] = {
     "outer-delayed": apart(every=5, delay=2),
     "outer-sparse": apart(every=2, outer=Sparse(density=0.1)),
 }  # fmt: skip
-#: Files of what has been removed: the job that a user makes instead.
-REMOVED = {"onebit-adam-published": "onebit-adam"}
+#: Files of what has been removed, with the job that a user makes instead.
+REMOVED: dict[str, Callable[[Communicator], Job]] = {
+    "onebit-adam-published": wired(optim.OneBitAdam, freeze=2),
+    "lion-vote": wired(optim.Lion), "lion-average": wired(optim.Lion),
+}  # fmt: skip
 PICKLED = ("hook-int4", "hook-stale1", "hook-auto")
 MEASURED = {"hook-auto"}  # its steps follow from measured times
 

@@ -128,7 +128,7 @@ class FrozenAdam:
         at T:    m = m / (1 - b1^T);  v = v / (1 - b2^T)
         t >  T:  z = [v > 0] C([v > 0] (b1 m + (1 - b1) g_i) / q);  w_i = EMA(g_i^2)
                  u = z q / r,  r = sqrt(v) + eps;  p -= lr (u + wd p);  m = z q
-                 q = min(5 r, sqrt(mean r^2 over 256));  or r ("update"), or 1 ("momentum")
+                 q = min(5 r, sqrt(mean r^2 over 256))
         t in R:  then w = mean w_i / (1 - b2^t);  v' = w / N + (1 - 1/N) min(m^2, w)
                  what C has left times q / q', 0 where v' is 0
 
@@ -137,23 +137,20 @@ class FrozenAdam:
 
     def __init__(
         self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
-        renewals: Collection[int] = (), masked: bool = True, units: str = "bounded",
+        renewals: Collection[int] = (), masked: bool = True,
     ) -> None:  # fmt: skip
         self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
         self.own = [np.zeros_like(p) for _ in range(ranks)]
         self.settings, self.freeze, self.average = settings, freeze, average
         self.renewals, self.masked, self.t = frozenset(renewals), masked, 0
-        self.units = units
 
     def _root(self) -> Array:
         return np.sqrt(self.v) + self.settings.eps
 
     def _units(self) -> Array:
         root = self._root()
-        if self.units == "bounded":
-            typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1))
-            return np.minimum(5 * root, np.repeat(typical, 256))
-        return root if self.units == "update" else np.ones_like(root)
+        typical = np.sqrt(np.mean(root.reshape(-1, 256) ** 2, axis=1))
+        return np.minimum(5 * root, np.repeat(typical, 256))
 
     def step(self, grads: Sequence[Array]) -> Array:
         """One step of all ranks; what moved the parameters."""

@@ -213,7 +213,7 @@ BUILDERS = {
     "stellatrain_sgd": "924cac3711cb",
     "torch_fp16": "e0bb8b8bf995",
     "torch_fp32": "dcc674dde091",
-    "wire": "1d9da4ad661b",
+    "wire": "5a2db9663209",
 }
 
 

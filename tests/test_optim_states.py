@@ -19,7 +19,7 @@ from optim_steps import THRESHOLD, Net, alike, flat, go_on, mean_gradients, step
 from ranks import World, run_ranks
 
 from ringcomm import Communicator, ConfigError
-from ringcomm.torch.optim import SGD, Lion, WireOptimizer
+from ringcomm.torch.optim import SGD, Lion, OneBitAdam, WireOptimizer
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -34,10 +34,14 @@ def lion(**settings: Any) -> Callable[..., WireOptimizer]:
     return lambda params, comm: Lion(params, 1e-2, comm=comm, threshold=THRESHOLD, **settings)
 
 
+def apart() -> Callable[..., WireOptimizer]:
+    """Whose ranks have squares of their own."""
+    return lambda params, comm: OneBitAdam(params, 1e-2, freeze=1, comm=comm, threshold=THRESHOLD)
+
+
 MAKES = {
     "none": sgd("none"), "int8": sgd("int8"), "int4": sgd("int4"), "onebit": sgd("onebit"),
-    "lion": lion(), "average": lion(outcome="average"), "vote": lion(outcome="vote"),
-    "synced": lion(outcome="average", momentum_sync=2),
+    "lion": lion(), "apart": apart(),
 }  # fmt: skip
 
 
@@ -131,15 +135,15 @@ def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: 
 
 
 def test_what_differs_between_ranks_is_averaged_for_another_world() -> None:
-    """Lion's momenta where signs travel."""
+    """The squares of OneBitAdam's renewals."""
 
     def body(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        model, optimizer = steps_of(comm, lion(outcome="average", momentum_sync=0), range(3))
-        own = optimizer.state[model.head]["exp_avg"].clone()
+        model, optimizer = steps_of(comm, apart(), range(3))
+        own = optimizer.state[model.head]["own_sq"].clone()
         state = optimizer.gather_state_dict()
-        assert torch.equal(optimizer.state[model.head]["exp_avg"], own)
+        assert torch.equal(optimizer.state[model.head]["own_sq"], own)
         number = [id(p) for p in model.parameters()].index(id(model.head))
-        return own, state["state"][number]["exp_avg"]
+        return own, state["state"][number]["own_sq"]
 
     (one, mean), (other, same) = run_ranks(2, body)
     assert not torch.equal(one, other)

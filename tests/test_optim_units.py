@@ -66,7 +66,7 @@ def test_tiles_cover_a_span_once() -> None:
 def test_bounded_units_by_their_formula() -> None:
     """min(R, 5 r), in float64."""
     made = span_of(2 * tile_elements())
-    units = np.concatenate([Units("bounded").of(tile).numpy() for tile in made.tiles()])
+    units = np.concatenate([Units().of(tile).numpy() for tile in made.tiles()])
     root = np.sqrt(made.state["exp_avg_sq"].numpy().astype(np.float64)) + 1e-8
     typical = np.sqrt((root.reshape(-1, BLOCK) ** 2).mean(1)).repeat(BLOCK)
     np.testing.assert_allclose(units, np.minimum(typical, 5 * root), rtol=1e-5)
@@ -74,7 +74,7 @@ def test_bounded_units_by_their_formula() -> None:
 
 def test_units_follow_variance_and_eps() -> None:
     """What is remembered is not used when they have changed."""
-    made, units = span_of(BLOCK), Units("bounded")
+    made, units = span_of(BLOCK), Units()
     (tile,) = made.tiles()
     before = units.of(tile)
     made.state["exp_avg_sq"].mul_(4.0)
@@ -83,7 +83,7 @@ def test_units_follow_variance_and_eps() -> None:
     (tile,) = made.tiles()
     torch.testing.assert_close(units.of(tile), before)
     made.group["eps"] = 1.0
-    torch.testing.assert_close(units.of(tile), Units("bounded").of(tile))
+    torch.testing.assert_close(units.of(tile), Units().of(tile))
     assert (units.of(tile) > before).all()
 
 

@@ -65,9 +65,7 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "HookState, auto": lambda comm: Hooked(comm, "auto", feedback=True),
     "SGD": wired(optim.SGD, momentum=0.9),
     "Lion": wired(optim.Lion),
-    "Lion, average": wired(optim.Lion, outcome="average", momentum_sync=2),
     "OneBitAdam": wired(optim.OneBitAdam, freeze=2),
-    "OneBitAdam, in units of updates": wired(optim.OneBitAdam, freeze=2, units="update"),
     "OneBitAdam, frozen": wired(optim.OneBitAdam, freeze=2, refresh=None),
     "OneBitLamb": wired(optim.OneBitLamb, freeze=2),
     "ZeroOneAdam": wired(

@@ -221,10 +221,8 @@ def wire(place: Place, *, kind: str, freeze: float | None = None, **settings: An
 
     if kind == "ZeroOneAdam":
         settings["var_freeze_step"] = round((freeze or 0.0) * place.steps)
-    elif freeze == 1:
-        settings["freeze"] = place.steps
     elif freeze is not None:
-        settings.update(freeze=freeze, total_steps=place.steps)
+        settings["freeze"] = max(1, round(freeze * place.steps))
     optimizer = getattr(ringcomm.torch.optim, kind)(
         place.model.parameters(), lr=place.lr, comm=place.comm, max_norm=place.clip, **settings
     )
@@ -405,11 +403,7 @@ _WIRE = (
     _wire("lamb", "LAMB, nothing compressed, never frozen", LAMB, **_LAMB, **_PLAIN, freeze=1),
     _wire("onebit-lamb", "OneBitLamb as it is by default", LAMB, **_LAMB),
     Method("lion", "Lion, DDP, float32", hooked, {"inner": "lion"}, LION),
-    _wire("lion-average", "Lion, the average of the ranks' signs, uncompressed", LION, **_LION,
-          compression="none", sync_compression="none", outcome="average"),
-    _wire("lion-onebit", "Lion, 1-bit average", LION, **_LION, outcome="average"),
     _wire("lion-momentum", "Lion, momentum at 1 bit", LION, **_LION),
-    _wire("lion-vote", "Lion, 1-bit vote", LION, **_LION, outcome="vote"),
     _wire("zero-one-adam", "0/1 Adam", ADAM, kind="ZeroOneAdam", betas=BETAS, weight_decay=DECAY,
           freeze=0.2),
     _wire("sgd-onebit", "SGD, momentum at 1 bit", SGD, kind="SGD", momentum=0.9),

@@ -59,7 +59,7 @@ from .freezing import Freeze, FreezePoint, Renewals, freeze_point, steps_remembe
 from .rule import Exchange, Rule
 from .span import Span
 from .sums import total
-from .units import CHOICES, Choice, Units
+from .units import Units
 from .wire import WireOptimizer, WireSettings
 
 Refresh = Literal["exponential"] | None
@@ -72,17 +72,15 @@ class OneBitAdam(WireOptimizer):
 
     Args:
         lr, betas, eps, weight_decay: as of torch.optim.AdamW.
-        freeze: until when gradients travel densely: the number of the last such step; a share of
-            ``total_steps``; or "stable": until the learning rate does not rise, and the sum of the
-            variance has changed by less than 4 % in 1 / (1 - beta2) steps, or five times as many
-            have passed. (With ``refresh`` in 100 at most, or twice as many.)
+        freeze: until when gradients travel densely: the number of the last such step; or "stable":
+            until the learning rate does not rise, and the sum of the variance has changed by less
+            than 4 % in 1 / (1 - beta2) steps, or five times as many have passed. (With ``refresh``
+            in 100 at most, or twice as many.)
         refresh: "exponential": the variance is renewed after 1, 1, 1, 1, 2, 2, 2, 2, 4, ... steps,
             which takes one more float32 per element. None: it stays as it was. Where the gradients
             of N ranks oscillate together, a renewed one makes steps of up to sqrt(N) times Adam's.
-        total_steps: of the training; a share needs it.
         compression: how the momentum travels.
         dense: how gradients travel before, and renewals.
-        units: in which the momentum travels: "bounded", "update" or "momentum", which is q above.
 
     Attributes:
         frozen_at: the last dense step; None: not known yet.
@@ -105,26 +103,22 @@ class OneBitAdam(WireOptimizer):
         *,
         freeze: Freeze = "stable",
         refresh: Refresh = "exponential",
-        total_steps: int | None = None,
         compression: Compression | None = "onebit",
         dense: Compression | None = "bf16",
-        units: Choice = "bounded",
         comm: Communicator | None = None,
         **settings: Unpack[WireSettings],
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        require("units value", repr(units), units in CHOICES)
         require("refresh value", repr(refresh), refresh in ("exponential", None))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        point = freeze_point(freeze, total_steps, betas[1], renews=refresh is not None)
+        point = freeze_point(freeze, betas[1], renews=refresh is not None)
         codec, densely = codec_name(compression), codec_name(dense, "dense=")
         rule: Frozen
         if refresh is None:
-            rule = Frozen(point, codec, densely, units)
+            rule = Frozen(point, codec, densely)
         else:
-            rule = Renewed(point, codec, densely, units, betas[1])
-        fixed = {"freeze": freeze, "refresh": refresh, "total_steps": total_steps,
-                 "compression": codec, "dense": densely, "units": units}  # fmt: skip
+            rule = Renewed(point, codec, densely, betas[1])
+        fixed = {"freeze": freeze, "refresh": refresh, "compression": codec, "dense": densely}
         self._at_first = rule.state_dict()
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
@@ -188,12 +182,12 @@ class Frozen(Rule):
     method = "OneBitAdam"
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, point: FreezePoint, compression: str, dense: str, units: Choice) -> None:
+    def __init__(self, point: FreezePoint, compression: str, dense: str) -> None:
         self.point = point
         self._first = (Exchange("gradient", dense),)
         self._then = (Exchange("momentum", compression),)
         self._frozen = False
-        self._units = Units(units)
+        self._units = Units()
         self._ages: dict[str, int] = {}  # of each span, the steps that it has made
 
     def exchanges(self, step: int) -> Sequence[Exchange]:
@@ -291,12 +285,13 @@ class Frozen(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         return {"freeze": self.point.state_dict(), "frozen": self._frozen,
-                "ages": dict(self._ages), "units": self._units.choice}  # fmt: skip
+                "ages": dict(self._ages)}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        require(f"the state is of units={state['units']!r}, in which its residuals are; this "
-                f"optimizer has {self._units.choice!r}", None,
-                state["units"] == self._units.choice)  # fmt: skip
+        units = state.get("units", "bounded")  # of earlier versions
+        require(f"the state is of units={units!r}, in which its residuals are, and which has been "
+                "removed: make a new optimizer, with the weights that were saved", None,
+                units == "bounded")  # fmt: skip
         self.point.load_state_dict(state["freeze"])
         self._frozen = bool(state["frozen"])
         self._ages = dict(state["ages"])
@@ -308,10 +303,8 @@ class Renewed(Frozen):
     states = ("exp_avg", "exp_avg_sq", "own_sq")
     local = frozenset({"own_sq"})
 
-    def __init__(
-        self, point: FreezePoint, compression: str, dense: str, units: Choice, beta2: float
-    ) -> None:
-        super().__init__(point, compression, dense, units)
+    def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
+        super().__init__(point, compression, dense)
         self.renewals = Renewals(_USES, max(_MOST, steps_remembered(beta2)))
         self._renewal = (*self._then, Exchange("variance", dense))
 

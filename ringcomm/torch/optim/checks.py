@@ -18,7 +18,9 @@ from ..wrapped import wrappers_of
 #: Arguments of the 1-bit optimizers that there are no more; see ``names_arguments``.
 REMOVED = {
     "deepspeed_compat": "has been removed: the update as published loses accuracy by its "
-    "compression. Leave it out; OneBitAdam(refresh=None) keeps the paper's fixed variance"
+    "compression. Leave it out; OneBitAdam(refresh=None) keeps the paper's fixed variance",
+    "units": "has been removed: the momentum travels in bounded units, which were the default",
+    "total_steps": "has been removed, with shares: give freeze= the number of the last dense step",
 }
 
 

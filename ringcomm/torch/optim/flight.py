@@ -127,7 +127,6 @@ def _feedback_of(
     exchange: Exchange, codec: codecs.Codec, span: Span, store: FeedbackStore
 ) -> ErrorFeedback | Literal[False]:
     name = residuals_of(exchange.what, span)
-    wanted = codec.needs_feedback if exchange.feedback is None else exchange.feedback
-    if name in store or (wanted and codec.quantises):
+    if name in store or codec.needs_feedback:
         return store[name]  # where there is one already, a gentle codec delivers what is left
     return False

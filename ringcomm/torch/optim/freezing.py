@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ...calls import is_integer
 from ..settings import require
-from .checks import at_least
 
-Freeze = int | float | Literal["stable"]
+Freeze = int | Literal["stable"]
 _RATIO = 0.96  # 1-bit Adam's: how much of itself a stable variance keeps over its memory
 _LOOKS_BACK = 100  # steps at most, where the variance is going to be renewed
 _LOOKS = 16  # how often it is looked at in the length of its memory
@@ -23,10 +23,9 @@ class FreezePoint:
     """The step after which the variance stays as it is.
 
     Args:
-        freeze: the number of the step; a share of ``total_steps``; or "stable": when the sum of
-            the variance has changed by less than 4 % in ``memory`` steps, and the learning rate
-            does not rise; after ``patience`` memories in which it did not, in any case.
-        total_steps: of the whole training.
+        freeze: the number of the step; or "stable": when the sum of the variance has changed by
+            less than 4 % in ``memory`` steps, and the learning rate does not rise; after
+            ``patience`` memories in which it did not, in any case.
         memory: steps.
         patience: memories.
 
@@ -34,25 +33,16 @@ class FreezePoint:
         step: the step; None: not known yet.
     """
 
-    def __init__(
-        self, freeze: Freeze, total_steps: int | None, memory: int, patience: int = 5
-    ) -> None:
-        share = isinstance(freeze, float)
-        if isinstance(freeze, str):
-            require("freeze value", repr(freeze), freeze == "stable")
-        else:
-            require("freeze value", repr(freeze), 0 < freeze < 1 if share else at_least(freeze, 1))
-            require(f"freeze={freeze} is a share, of what total_steps says", None,
-                    not share or at_least(total_steps, 1))  # fmt: skip
+    def __init__(self, freeze: Freeze, memory: int, patience: int = 5) -> None:
+        fits = freeze == "stable" if isinstance(freeze, str) else is_integer(freeze) and freeze >= 1
+        require("freeze value, give the number of a step, or 'stable'", repr(freeze), fits)
         self._memory, self._patience = memory, patience
         self._stride = max(1, memory // _LOOKS)
         self._seen: list[float] = []
         self._rate, self._steady = math.inf, 0
         self.step: int | None = None
-        if isinstance(freeze, float):
-            self.step = max(1, round(freeze * (total_steps or 1)))
-        elif not isinstance(freeze, str):
-            self.step = freeze
+        if not isinstance(freeze, str):
+            self.step = int(freeze)
 
     def is_due(self, step: int) -> bool:
         """Whether ``look`` wants the sum of the variance behind this step."""
@@ -134,12 +124,10 @@ def steps_remembered(beta2: float) -> int:
     return max(1, round(1 / (1 - beta2)))
 
 
-def freeze_point(
-    freeze: Freeze, total_steps: int | None, beta2: float, *, renews: bool
-) -> FreezePoint:
+def freeze_point(freeze: Freeze, beta2: float, *, renews: bool) -> FreezePoint:
     """The freeze point of a variance with that beta. Where it is going to be renewed, an early
     freeze costs little, so a stable variance is not waited for as long."""
     memory = steps_remembered(beta2)
     if renews:
-        return FreezePoint(freeze, total_steps, min(memory, _LOOKS_BACK), patience=2)
-    return FreezePoint(freeze, total_steps, memory)
+        return FreezePoint(freeze, min(memory, _LOOKS_BACK), patience=2)
+    return FreezePoint(freeze, memory)

@@ -42,7 +42,7 @@ class OneBitLamb(WireOptimizer):
     Args:
         lr, betas, eps, weight_decay: of LAMB.
         max_coeff, min_coeff: limits of c.
-        freeze, total_steps, compression, dense: as of OneBitAdam.
+        freeze, compression, dense: as of OneBitAdam.
 
     Attributes:
         frozen_at: the last dense step; None: not known yet.
@@ -62,7 +62,6 @@ class OneBitLamb(WireOptimizer):
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
         freeze: Freeze = "stable",
-        total_steps: int | None = None,
         compression: Compression | None = "onebit",
         dense: Compression | None = "bf16",
         comm: Communicator | None = None,
@@ -74,10 +73,9 @@ class OneBitLamb(WireOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                     "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
         codec, densely = codec_name(compression), codec_name(dense, "dense=")
-        point = freeze_point(freeze, total_steps, betas[1], renews=True)
+        point = freeze_point(freeze, betas[1], renews=True)
         rule = _Lamb(point, codec, densely, betas[1])
-        fixed = {"freeze": freeze, "total_steps": total_steps, "compression": codec,
-                 "dense": densely}  # fmt: skip
+        fixed = {"freeze": freeze, "compression": codec, "dense": densely}
         super().__init__(params, defaults, rule, comm, fixed=fixed, **settings)
 
     @property
@@ -123,7 +121,7 @@ class _Lamb(Renewed):
     method = "OneBitLamb"
 
     def __init__(self, point: FreezePoint, compression: str, dense: str, beta2: float) -> None:
-        super().__init__(point, compression, dense, "bounded", beta2)
+        super().__init__(point, compression, dense, beta2)
         self._coefficients = _Coefficients()
         self._sizes: dict[int, float] = {}  # ||p|| at the freeze
 

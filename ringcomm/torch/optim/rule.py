@@ -33,14 +33,12 @@ class Exchange:
     Attributes:
         what: what is averaged: "gradient", "momentum". Residuals are kept by this name, as they
             are in its units.
-        compression: the codec of large parameters. From int8 on, small ones travel at bf16.
-        feedback: None: error feedback where the codec needs it. True: with int8 and fp8, too.
-            False: none.
+        compression: the codec of large parameters, with error feedback where it needs that. From
+            int8 on, small ones travel at bf16.
     """
 
     what: str
     compression: str = "none"
-    feedback: bool | None = None
 
 
 class Rule:

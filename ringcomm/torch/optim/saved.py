@@ -22,6 +22,12 @@ FORMAT = 1
 KEY = "ringcomm"
 _ADAMS_OWN = {"amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
               "decoupled_weight_decay"}  # fmt: skip
+#: Methods of earlier versions, and what a message calls them.
+_REMOVED = {
+    "Lion": "Lion by the ranks' signs",
+    **{f"{name}(deepspeed_compat)": f"{name} as published"
+       for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")},
+}  # fmt: skip
 
 
 def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
@@ -43,9 +49,10 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
         )
     if own.get("method") != method:
         there = str(own.get("method"))
-        gone = ", which has been removed: make a new optimizer, with the weights that were saved"
-        raise ConfigError(f"the state is of {there}{gone if '(' in there else ''}, and this "
-                          f"optimizer is {method}")  # fmt: skip
+        if there in _REMOVED:
+            there = (f"{_REMOVED[there]}, which has been removed (make a new optimizer, with the "
+                     "weights that were saved)")  # fmt: skip
+        raise ConfigError(f"the state is of {there}, and this optimizer is {method}")
     if own.get("format") != FORMAT:
         raise ConfigError(
             f"the state has format {own.get('format')!r}; this version reads {FORMAT}"

@@ -1,8 +1,6 @@
 """Units: in which units a preconditioned momentum travels, q of OneBitAdam.
 
-    "momentum"   q = 1
-    "update"     q = r,  r = sqrt(v) + eps
-    "bounded"    q = min(R, 5 r),  R the root of the mean r^2 of a block of the codec
+    q = min(R, 5 r),  r = sqrt(v) + eps,  R the root of the mean r^2 of a block of the codec
 
 R is remembered, as v stands still between renewals: a float32 for every block.
 
@@ -13,7 +11,6 @@ up element by element in one order. Small spans have q = r: they travel by no co
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import torch
 
@@ -21,8 +18,6 @@ from ...codecs import BLOCK
 from .arithmetic import root, root_of
 from .span import Span, Tile
 
-Choice = Literal["bounded", "update", "momentum"]
-CHOICES = ("bounded", "update", "momentum")
 _BOUND = 5.0  # times an element's update: the noise that it gets of its block's typical one
 
 
@@ -41,19 +36,16 @@ class _Typical:
 
 
 class Units:
-    """q of the elements of spans, by one choice."""
+    """q of the elements of spans."""
 
-    def __init__(self, choice: Choice) -> None:
-        self.choice = choice
+    def __init__(self) -> None:
         self._typical: dict[str, _Typical] = {}  # by span
 
     def of(self, tile: Tile) -> torch.Tensor:
         """q of each element; the caller's to overwrite."""
         root = root_of(tile)
-        if self.choice == "update" or tile.span.is_small:
+        if tile.span.is_small:
             return root
-        if self.choice == "momentum":
-            return torch.ones_like(root)
         typical = self._typical_of(tile.span)[tile.start // BLOCK : tile.stop // BLOCK]
         return torch.minimum(typical, root.mul_(_BOUND).view(-1, BLOCK)).view(-1)
 
