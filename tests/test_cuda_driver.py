@@ -26,27 +26,12 @@ DRIVER = ROOT / "csrc" / "cuda" / "driver.h"
 
 COMPARISON = """
 #include <cuda.h>
-#include <stddef.h>
 #include "{driver}"
 #define COMPARE(name, suffix, parameters)                                                     \\
     _Static_assert(__builtin_types_compatible_p(cu_result parameters, __typeof__(name)), #name);
 CUDA_FUNCTIONS(COMPARE)
 #define SAME(ours, theirs) _Static_assert((int)ours == (int)theirs, #ours)
 {constants}
-#define ROWS(ours, theirs) SAME(offsetof(cu_rows, ours), offsetof(CUDA_MEMCPY2D, theirs))
-#define ROWS_END(side)                                                                        \\
-    ROWS(side.x, THEIRS(side, XInBytes)); ROWS(side.y, THEIRS(side, Y));                      \\
-    ROWS(side.type, THEIRS(side, MemoryType)); ROWS(side.host, THEIRS(side, Host));           \\
-    ROWS(side.device, THEIRS(side, Device)); ROWS(side.array, THEIRS(side, Array));           \\
-    ROWS(side.pitch, THEIRS(side, Pitch));
-#define THEIRS(side, name) THEIRS_##side(name)
-#define THEIRS_from(name) src##name
-#define THEIRS_to(name) dst##name
-ROWS_END(from)
-ROWS_END(to)
-ROWS(width, WidthInBytes);
-ROWS(height, Height);
-SAME(sizeof(cu_rows), sizeof(CUDA_MEMCPY2D));
 int main(void) {{ return 0; }}
 """
 

@@ -196,3 +196,20 @@ def test_refusals_before_proof(change: tuple[int, bytes], outcome: Outcome) -> N
     assert answer[10] == outcome
     assert server.refusal is not None
     assert server.refusal.outcome == outcome
+
+
+@pytest.mark.parametrize("says", [Outcome.OTHER_USER, Outcome.OK])
+def test_who_has_hung_up_is_heard_before_it_is_doubted(says: Outcome) -> None:
+    """A refusal is in the challenge, behind which the server hangs up: then nobody can be vetted
+    any more. Without a refusal no proof is sent."""
+    key = Key.derive(Secret(SECRET), TERMS.job)
+    gone = RefusedError("closed by the other end", outcome=Outcome.CLOSED)
+    stranger = RefusedError("not ours", outcome=Outcome.OTHER_USER)
+    client = Client(key, TERMS, lambda: gone)
+    server = Server(key, TERMS, vet=lambda: stranger if says == Outcome.OTHER_USER else None)
+    server.feed(client.first()[:10])
+    challenge = server.feed(client.first()[10:])
+    assert client.feed(challenge[:10]) == b""
+    expected = "another user" if says == Outcome.OTHER_USER else "closed by the other end"
+    with pytest.raises(RefusedError, match=expected):
+        client.feed(challenge[10:])

@@ -87,6 +87,7 @@ class Client:
         )  # fmt: skip
         self._challenge = b""
         self._proof = b""
+        self._doubt: RefusedError | None = None  # what vet has said of one that has hung up
         self.want = _PREFIX_BYTES
         self.done = False
 
@@ -121,9 +122,10 @@ class Client:
             raise RefusedError("something else than ringcomm answers", outcome=Outcome.STRANGER)
         if version != VERSION:
             raise version_differs(version, VERSION)
-        refusal = self._vet() if self._vet is not None else None
-        if refusal is not None:
-            raise refusal
+        self._doubt = self._vet() if self._vet is not None else None
+        # An end that has hung up since may have said why: that comes first.
+        if self._doubt is not None and self._doubt.outcome != Outcome.CLOSED:
+            raise self._doubt
 
     def _check_challenge(self) -> None:
         _magic, _version, outcome, level, key_id, _nonce = _CHALLENGE.unpack(self._challenge)
@@ -133,6 +135,8 @@ class Client:
             raise other_user("the other end says that it belongs to another user")
         if outcome != Outcome.OK:
             raise RefusedError("refused before proof", outcome=Outcome.AUTHENTICATION_FAILED)
+        if self._doubt is not None:
+            raise self._doubt
 
     def _check_verdict(self, data: bytes) -> None:
         code, value, mac = _VERDICT.unpack(data)
