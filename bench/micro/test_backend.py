@@ -42,7 +42,7 @@ def pair(backend: str, count: int) -> Iterator[None]:
             dist.all_reduce(torch.ones(count))
         finally:
             dist.destroy_process_group()
-        assert other.wait(10) == 0
+        assert other.wait(60) == 0
     finally:
         other.kill()
         other.wait()
