@@ -22,11 +22,6 @@ static const kernel_block *format_of(const kernel_set *kernels, rc_codec id)
     }
 }
 
-int quant_supports(rc_codec id, rc_dtype dtype)
-{
-    return id >= RC_CODEC_INT8 && id < RC_CODEC_COUNT && (dtype == RC_F32 || dtype == RC_F64);
-}
-
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors)
 {
     size_t elem_bytes = call->dtype == RC_F64 ? sizeof(double) : sizeof(float);

@@ -38,9 +38,6 @@ typedef struct quant {
     int far; /* the tensor is more than a cache holds */
 } quant;
 
-/* 1 if tensors of dtype can travel by this codec, and it is one of these. */
-int quant_supports(rc_codec id, rc_dtype dtype);
-
 /* contributors: the ranks whose values are in a result. */
 void quant_init(quant *q, const kernel_set *kernels, const rc_call *call, int contributors);
 

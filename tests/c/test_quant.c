@@ -226,16 +226,6 @@ static void finite_is_told_from_not(void)
     CHECK(isnan(many[0]) && isnan(many[3]));
 }
 
-static void only_floats_are_quantised(void)
-{
-    for (int codec = 0; codec < RC_CODEC_COUNT; codec++)
-        for (int dtype = 0; dtype < RC_DTYPE_COUNT; dtype++) {
-            int known = codec >= RC_CODEC_INT8;
-            int is_float = dtype == RC_F32 || dtype == RC_F64;
-            CHECK_EQ(quant_supports((rc_codec)codec, (rc_dtype)dtype), known && is_float);
-        }
-}
-
 int main(void)
 {
     static const check_test tests[] = {
@@ -245,7 +235,6 @@ int main(void)
         {"a_sum_that_is_too_large_is_found", a_sum_that_is_too_large_is_found},
         {"segments_fit", segments_fit},
         {"finite_is_told_from_not", finite_is_told_from_not},
-        {"only_floats_are_quantised", only_floats_are_quantised},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
