@@ -20,7 +20,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 import torch._dynamo  # which an optimizer imports when it is first made: here, for all ranks
 import torch.distributed as dist
-from ddp_buckets import LARGE, THRESHOLD, Bucket, Net, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, Bucket, ByStep, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import World, run_ranks
 from torch import nn
@@ -44,7 +44,7 @@ from ringcomm.work import WorkStats
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 
-def state_of(comm: Communicator, model: nn.Module, codec: str, **settings: object) -> HookState:
+def state_of(comm: Communicator, model: nn.Module, codec: Any, **settings: object) -> HookState:
     return HookState(codec, comm, model=model, threshold=THRESHOLD, **settings)  # type: ignore[arg-type]
 
 
@@ -193,8 +193,11 @@ def test_undo_is_of_the_last_call() -> None:
         ({"model": 5}, "model=5: give a torch.nn.Module, or None"),
         ({"model": nn.Linear}, "give a torch.nn.Module, or None"),
         ({"model": 5, "compression": "auto"}, "model=5: give a torch.nn.Module, or None"),
-        ({"policy": 5}, "policy=5: give a CodecPolicy, such as ringcomm.torch.Auto(model), or"),
-        ({"policy": Auto}, "give a CodecPolicy, such as ringcomm.torch.Auto(model), or None"),
+        ({"compression": 5}, 'compression=5: give a codec, "auto" or a CodecPolicy, such as'),
+        ({"compression": Auto}, "a CodecPolicy, such as ringcomm.torch.Auto(model), or None"),
+        ({"compression": torch.bfloat16}, "did you mean bf16?"),
+        ({"policy": Auto()}, "policy= has been removed: give the CodecPolicy as compression="),
+        ({"threshhold": 5}, "did you mean threshold?"),
         ({"comm": 5}, "comm=5: give a ringcomm.Communicator, or None"),
         ({"transport": 5}, "transport=5: give a Transport, or None"),
     ],
@@ -220,8 +223,8 @@ def test_what_is_no_such_thing_is_refused(settings: dict[str, Any], fix: str) ->
         ({"pace": "stale1"}, {"pace": Stale1(50)}, "Stale1(dense_steps=50"),
         (
             {"compression": "auto", "feedback": True},
-            {"compression": None, "policy": Auto(allow=["int4"])},
-            "policy is ['none', 'bf16', 'int8'] on rank 0 and ",
+            {"compression": Auto(allow=["int4"])},
+            "is auto of none, bf16, int8 on rank 0 and auto of none, bf16, int8, int4 on rank 1",
         ),
     ],
 )
@@ -302,7 +305,7 @@ def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
 
     def body(comm: Communicator) -> None:
         model = Net()
-        state = state_of(comm, model, "int4")
+        state = state_of(comm, model, ByStep("int4", "onebit"))
         first, *others = (p for _, p in trained(model))
         sgd, adam = torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(others, lr=0.1)
         for step in range(2):
@@ -313,7 +316,6 @@ def test_onebit_is_refused_where_it_is_chosen_or_used_later() -> None:
                     adam.step()
             else:
                 adam.step()
-                state.compression = "onebit"
 
     run_ranks(1, body)
 

@@ -10,18 +10,19 @@ from typing_extensions import Unpack
 
 from ..codecs import Compression
 from ..errors import ConfigError
-from .hooks import HookSettings, HookState, allreduce_hook
+from .codec_policy import CodecPolicy
+from .hooks import REMOVED, HookSettings, HookState, allreduce_hook
 from .optim.exchanging import ExchangingOptimizer
 from .settings import takes
 from .wrapped import bare_optimizer, stop_exchange, wrappers_of
 
 
-@takes(HookSettings)
+@takes(HookSettings, removed=REMOVED)
 def attach(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    compression: Compression | Literal["auto"] | None = None,
+    compression: Compression | Literal["auto"] | CodecPolicy | None = None,
     **settings: Unpack[HookSettings],
 ) -> HookState | ExchangingOptimizer[Any, Any]:
     """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
