@@ -3,9 +3,12 @@ DDP."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from ringcomm import Communicator
 from ringcomm.codecs import Codec, parse
 from ringcomm.torch import HookState, allreduce_hook
 from ringcomm.torch.codec_policy import FixedCodec
@@ -85,6 +88,10 @@ class Scaler:
 
     def get_scale(self) -> float:
         return self.scale
+
+
+def state_of(comm: Communicator, model: nn.Module, codec: Any, **settings: object) -> HookState:
+    return HookState(codec, comm, model=model, threshold=THRESHOLD, **settings)  # type: ignore[arg-type]
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -35,11 +35,11 @@ from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError, naming
 from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
-from . import profiling, silence
+from . import guards, profiling
 from .account import Account, HookReport
-from .adam_watch import ONEBIT, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
+from .guards import ONEBIT, AdamWatch
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .optim.agreement import require_alike
 from .pace import pace_of
@@ -152,7 +152,7 @@ class HookState:
         self.residuals.serve(self.compression, needs_feedback(self._policy))
         self._running = self._is_compared = False
         self._watch: AdamWatch | None = None
-        silence.watch_hook(self)
+        guards.watch_hook(self)
 
     @property
     def comm(self) -> Communicator:
@@ -435,7 +435,7 @@ class HookState:
             self, state["policy"], feedback=False, threshold=state["threshold"],
             force=state["force"], warmup_steps=state["warmup_steps"], transport=transport,
         )  # fmt: skip
-        silence.forget(self)  # a copy need carry nothing
+        guards.forget(self)  # a copy need carry nothing
         self.steps = state["steps"]
         self._pace_setting = state["pace"]
         self._pace = pace_of(self._pace_setting, transport, self.account, self.residuals)
