@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import did_you_mean
 from . import backend, meeting, optim, outer, sparse, untraced
-from .attach import attach
 from .auto import Auto
+from .frameworks import attach
 from .guards import IdenticalDataWarning, SilenceWarning
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
