@@ -106,10 +106,11 @@ def names_arguments(
         name for name, one in inspect.signature(function).parameters.items()
         if name not in ("self", "cls") and one.kind is not one.VAR_KEYWORD
     ] + list(more)  # fmt: skip
-    called = function.__qualname__.removesuffix(".__init__")
+    is_made = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
+        called = type(args[0]).__name__ if is_made else function.__qualname__
         for old in renamed.keys() & given.keys():
             new = renamed[old]
             if new in given:

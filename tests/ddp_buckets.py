@@ -1,11 +1,17 @@
-"""A model and the buckets that DDP makes of its gradients, for tests of the hook without DDP."""
+"""A model, the buckets that DDP makes of its gradients, and settings: for tests of the hook without
+DDP."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
+from ringcomm import Communicator
+from ringcomm.codecs import Codec, parse
 from ringcomm.torch import HookState, allreduce_hook
+from ringcomm.torch.codec_policy import FixedCodec
 
 THRESHOLD = 4096
 
@@ -56,6 +62,36 @@ class Bucket:
 
     def gradients(self) -> list[torch.Tensor]:
         return self._views
+
+
+class ByStep(FixedCodec):
+    """A codec policy that takes these one after the other, and stays with the last one."""
+
+    name = "by step"
+
+    def __init__(self, *names: str) -> None:
+        self._codecs = tuple(map(parse, names))
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return self._codecs
+
+    def codec(self, step: int) -> Codec:
+        return self.codecs[min(step, len(self.codecs) - 1)]
+
+
+class Scaler:
+    """What a hook asks of a GradScaler."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def state_of(comm: Communicator, model: nn.Module, codec: Any, **settings: object) -> HookState:
+    return HookState(codec, comm, model=model, threshold=THRESHOLD, **settings)  # type: ignore[arg-type]
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, Net, Scaler, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import run_ranks
 from torch import nn
@@ -57,7 +57,7 @@ Told = list[tuple[str, Sequence[Seen], Load]]
 
 def hook(comm: Communicator, model: nn.Module, **settings: object) -> HookState:
     policy = Auto(model, allow=["int4"], **settings)  # type: ignore[arg-type]
-    return HookState(comm=comm, model=model, threshold=THRESHOLD, policy=policy)
+    return HookState(policy, comm, model=model, threshold=THRESHOLD)
 
 
 def sent_in(codec: str) -> int:
@@ -135,7 +135,7 @@ def test_late_steps_tell_what_the_next_one_hides(scripted: Told) -> None:
     def body(comm: Communicator) -> None:
         model = Net()
         pace, policy = Stale1(dense_steps=FIRST, correction=False), Auto(model)
-        state = HookState(comm=comm, model=model, threshold=THRESHOLD, policy=policy, pace=pace)
+        state = HookState(policy, comm, model=model, threshold=THRESHOLD, pace=pace)
         for step in range(FIRST + DELAY + FIRST_WINDOW + 2):
             reduce(state, model, gradients_of(model, comm.rank, step), buckets=2)
 
@@ -236,7 +236,7 @@ def test_onebit_is_for_linear_optimizers(
     def body(comm: Communicator) -> None:
         model = Net()
         policy = Auto(model, allow=["onebit"], linear=linear)
-        state = HookState(comm=comm, model=model, policy=policy)
+        state = HookState(policy, comm, model=model)
         optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.0)
         for step in range(3):
             reduce(state, model, gradients_of(model, comm.rank, step))
@@ -270,8 +270,7 @@ def test_it_does_not_take_a_loss_scale_for_a_change() -> None:
         model, norms = Net(), []
         for scale in (1.0, 1024.0):
             policy = Auto(model)
-            state = HookState(comm=comm, model=model, policy=policy)
-            state.loss_scale = scale
+            state = HookState(policy, comm, model=model, scaler=Scaler(scale))
             for _ in range(3):
                 scaled = {n: g * scale for n, g in gradients_of(model, comm.rank, 0).items()}
                 reduce(state, model, scaled)
@@ -320,8 +319,6 @@ def test_it_refuses_what_cannot_work() -> None:
             Auto(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no state of compression='auto'"):
         Auto().load_state_dict({"codec": "int8"})
-    with pytest.raises(ConfigError, match="give one of them"):
-        HookState("auto", policy=Auto())
 
 
 # ---- several ranks on a host ----

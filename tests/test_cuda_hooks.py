@@ -19,6 +19,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+from ddp_buckets import ByStep
 from gpu import Gpu
 from ranks import run_ranks
 from torch_gpu import LocalGroup, Meeting, Stream, TorchGpu
@@ -213,7 +214,7 @@ def test_a_dropped_step_takes_back_nothing_older(torch_gpu: TorchGpu) -> None:
     def body(comm: Communicator) -> None:
         parameter = Parameter(SHAPES["head"], torch.device("cuda:0"))
         model: Any = types.SimpleNamespace(named_parameters=lambda: [("head", parameter)])
-        state = HookState("int4", comm, model=model, threshold=4096)
+        state = HookState(ByStep("int4", "bf16"), comm, model=model, threshold=4096)
 
         def step(value: float) -> torch.Tensor:
             values = torch.randn(parameter.numel())
@@ -224,7 +225,6 @@ def test_a_dropped_step_takes_back_nothing_older(torch_gpu: TorchGpu) -> None:
             return torch.from_numpy(state.feedback["head"].worker)
 
         before = step(1.0)
-        state.compression = "bf16"
         assert before.any()
         assert torch.equal(step(float("inf")), before)
 

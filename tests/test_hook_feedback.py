@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, ByStep, Net, Scaler, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import World, run_ranks
 from torch import nn
@@ -122,11 +122,10 @@ def test_residuals_follow_the_parameter_when_buckets_change(codec: str, n: int) 
             if step == half:
                 file = io.BytesIO()
                 torch.save(state.gather_state_dict(), file)
-                state = HookState(codec, comm, model=nn.DataParallel(model), threshold=THRESHOLD,
+                state = HookState("int4", comm, model=nn.DataParallel(model), threshold=THRESHOLD,
                                   feedback=True)  # fmt: skip
                 file.seek(0)
                 state.load_state_dict(torch.load(file, weights_only=True))
-                state.compression = "int4"
             every = [gradients_of(model, rank, step) for rank in range(n)]
             got = reduce(state, model, every[comm.rank], buckets=1 if step == 0 else 1 + step % 4)
             for name in LARGE:
@@ -163,20 +162,23 @@ def test_a_gradient_that_is_not_finite_leaves_the_residuals() -> None:
 
 def test_the_loss_scale_rescales_what_is_left() -> None:
     def body(comm: Communicator) -> None:
-        model = Net()
-        state = HookState("int4", comm, model=model, threshold=THRESHOLD)
-        state.loss_scale = 1024.0
+        model, scaler = Net(), Scaler(1024.0)
+        state = HookState("int4", comm, model=model, threshold=THRESHOLD, scaler=scaler)
         reduce(state, model, gradients_of(model, comm.rank, 0))
         before = state.feedback["embed"].worker
         assert before.any()
-        state.loss_scale = 512.0
+        scaler.scale = 512.0
+        assert not state.flush()
         assert np.array_equal(state.feedback["embed"].worker, before / 2)
         saved = state.gather_state_dict()
         other = HookState("int4", comm, model=model, threshold=THRESHOLD)
         other.load_state_dict(saved)
         assert other.loss_scale == 512.0
+        scaler.scale = 0
         with pytest.raises(ConfigError, match="loss_scale=0: give"):
-            state.loss_scale = 0
+            state.flush()
+        with pytest.raises(ConfigError, match=r"give HookState\(\.\.\., scaler=\)"):
+            state.loss_scale = 1024.0
 
     run_ranks(2, body)
 
@@ -186,7 +188,8 @@ def test_the_loss_scale_rescales_what_is_left() -> None:
 def test_a_gentle_codec_delivers_what_is_left(codec: str, restarts: bool) -> None:
     def body(comm: Communicator) -> None:
         model = Net()
-        state = HookState("onebit", comm, model=model, threshold=THRESHOLD)
+        first_codec = "onebit" if restarts else ByStep("onebit", codec)
+        state = HookState(first_codec, comm, model=model, threshold=THRESHOLD)  # type: ignore[arg-type]
         every = [[gradients_of(model, rank, step) for rank in range(2)] for step in range(2)]
         first = reduce(state, model, every[0][comm.rank])["embed"].clone()
         if restarts:
@@ -194,8 +197,6 @@ def test_a_gentle_codec_delivers_what_is_left(codec: str, restarts: bool) -> Non
             state = HookState(codec, comm, model=model, threshold=THRESHOLD)
             assert state.gather_state_dict() == {}
             state.load_state_dict(saved)
-        else:
-            state.compression = codec
         second = reduce(state, model, every[1][comm.rank])["embed"]
         exact = sum((x["embed"] for step in every for x in step), torch.zeros(100, 48)) / 2
         tolerance = 1e-5 if codec == "none" else 2**-6
@@ -236,7 +237,7 @@ def test_what_a_state_refuses() -> None:
     assert HookState("onebit", feedback=False).state_dict() == {}
     assert HookState("int8").state_dict() == {}
     state = HookState("bf16")
-    with pytest.raises(ConfigError, match="by the names"):
+    with pytest.raises(ConfigError, match="a CodecPolicy, which chooses each step's codec"):
         state.compression = "onebit"
     assert state.compression == "bf16"
     store = FeedbackStore()

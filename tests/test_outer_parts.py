@@ -33,7 +33,6 @@ from ringcomm.torch.outer import (
     Sparse,
 )
 from ringcomm.torch.outer.blocks import Block
-from ringcomm.torch.outer.data_check import NOTHING, FirstBatch, digest_of
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
 from ringcomm.torch.outer.header import Header, Headers
 from ringcomm.torch.outer.hello import Hello, Hellos
@@ -389,28 +388,3 @@ def test_hellos() -> None:
     assert not behind.all_start
     with pytest.raises(MismatchError, match="ranks 0 and 2"):
         Hellos([hello(0), hello(0), hello(0, setup=b"t" * 16)], 0)
-
-
-# ---- the first batch ----
-
-
-def test_digests() -> None:
-    x = torch.randn(4, 5)
-    assert digest_of([x]) == digest_of([x.clone()])
-    assert digest_of([x]) != digest_of([x + 1])
-    assert digest_of([x]) != digest_of([x.reshape(5, 4)])
-    assert digest_of({"ids": torch.arange(3), "more": [x.bfloat16(), torch.ones(2) > 0]}) != NOTHING
-    assert digest_of([3, "text", None]) == NOTHING
-    model = net()
-    first = FirstBatch(model)
-    model.eval()
-    model(x)
-    assert first.digest == NOTHING
-    model.train()
-    model(x)
-    seen = first.digest
-    assert seen == digest_of(((x,), {}))
-    model(x + 1)
-    first.stop()
-    model(x + 2)
-    assert first.digest == digest_of(((x + 1,), {}))  # the latest before it stopped

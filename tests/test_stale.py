@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch._dynamo  # which an optimizer imports when it is first made: here, for all ranks
-from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, ByStep, Net, Scaler, gradients_of, reduce, trained
 from ranks import run_ranks
 from torch import nn
 
@@ -29,9 +29,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 Gradients = dict[str, torch.Tensor]
 
 
-def stale(comm: Communicator, model: nn.Module, codec: str = "none", dense: int = 2) -> HookState:
+def stale(
+    comm: Communicator, model: nn.Module, codec: str = "none", dense: int = 2, scaler: Any = None
+) -> HookState:
     pace = Stale1(dense_steps=dense)
-    return HookState(codec, comm, model=model, threshold=THRESHOLD, pace=pace)
+    return HookState(codec, comm, model=model, threshold=THRESHOLD, pace=pace, scaler=scaler)  # type: ignore[arg-type]
 
 
 def backward(
@@ -155,12 +157,12 @@ def test_a_parameter_that_is_trained_from_later_on() -> None:
 
 def test_the_loss_scale_is_that_of_the_step_that_gets_it() -> None:
     def body(comm: Communicator) -> None:
-        model = Net()
-        state = stale(comm, model, "int4", dense=0)
-        other = stale(comm, model, "int4", dense=0)
+        model, scaler = Net(), Scaler(1024.0)
+        state = stale(comm, model, "int4", 0, scaler)
+        other = stale(comm, model, "int4", 0, scaler)
         for one, scales in ((state, (1024.0, 512.0)), (other, (1024.0, 1024.0))):
             for step, scale in enumerate(scales):
-                one.loss_scale = scale
+                scaler.scale = scale
                 got = backward(one, model, step)
             if one is state:
                 halved = got
@@ -226,10 +228,9 @@ def test_what_does_not_go_with_it() -> None:
     model = Net()
     with pytest.raises(ConfigError, match=r"pace='stale1' with compression=.*give int4"):
         HookState("onebit", model=model, pace="stale1")
-    state = HookState("int4", model=model, pace="stale1")
     with pytest.raises(ConfigError, match="less than 4 bits"):
-        state.compression = "onebit"
-    assert state.compression == "int4"
+        HookState(ByStep("int4", "onebit"), model=model, pace="stale1")
+    state = HookState("int4", model=model, pace="stale1")
     with pytest.raises(ConfigError, match=r"give HookState\(\.\.\., model=model\)"):
         HookState("bf16", pace="stale1")
     with pytest.raises(ConfigError, match=r"pace='stale2': give .*did you mean"):

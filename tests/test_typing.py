@@ -162,12 +162,13 @@ def test_what_torch_has_takes_the_same_names() -> None:
     """By its annotations: torch's own types take mypy half a minute."""
     pytest.importorskip("torch")
     from ringcomm.torch import HierarchicalState, HookState, Options
+    from ringcomm.torch.codec_policy import CodecPolicy
 
-    names, auto = ringcomm.Compression | None, Literal["auto"]
+    names, more = ringcomm.Compression | None, Literal["auto"] | CodecPolicy
     assert Options.__init__.__annotations__["compression"] in ("Compression | None", names)
     for kind in (HierarchicalState, HookState):
         said = kind.__init__.__annotations__["compression"]
-        assert said in ("Compression | Literal['auto'] | None", names | auto), kind
+        assert said in ("Compression | Literal['auto'] | CodecPolicy | None", names | more), kind
 
 
 @pytest.mark.torch

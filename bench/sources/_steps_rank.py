@@ -136,7 +136,7 @@ class Gradients(Alone):
         else:
             if "allow" in settings:
                 policy = Auto(self.model, allow=settings["allow"])
-                self._state = HookState(comm=self.comm, model=self.model, policy=policy)
+                self._state = HookState(policy, self.comm, model=self.model)
             else:
                 self._state = HookState(
                     settings["codec"], self.comm, model=self.model,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import did_you_mean
 from . import backend, meeting, optim, outer, sparse, untraced
-from .attach import attach
 from .auto import Auto
+from .frameworks import attach
+from .guards import IdenticalDataWarning, SilenceWarning
 from .hierarchy import HierarchicalState
 from .hooks import HookState, allreduce_hook
 from .options import Options
-from .outer import IdenticalDataWarning, OuterStep
-from .silence import SilenceWarning
+from .outer import OuterStep
 from .stale import Stale1
 
 backend.register()

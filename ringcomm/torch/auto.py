@@ -51,7 +51,7 @@ class Auto:
     the shortest.
 
         HookState("auto", model=model)                                    none, bf16 or int8
-        HookState(policy=Auto(model, allow=["int4"]), model=model)        int4, too
+        HookState(Auto(model, allow=["int4"]), model=model)               int4, too
 
     Args:
         model: the model that is trained. Where less than 5 % of its parameters are, as adapters, no

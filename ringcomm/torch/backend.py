@@ -18,7 +18,7 @@ from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
 from ..config import TUNE_TABLE_OFF, Config
 from ..errors import ConfigError
-from . import silence
+from . import guards
 from .group import RingcommGroup, world_comm
 from .options import Options
 
@@ -85,7 +85,7 @@ def open_group(
     comm = Communicator(joined, chosen.compression or "none")
     group = RingcommGroup(store, comm, chosen, _regroup)
     if whole:
-        silence.watch_group(group)
+        guards.watch_group(group)
     return group
 
 

@@ -22,6 +22,7 @@ from .account import StepReport
 from .auto import Auto
 from .buckets import Bucket
 from .exchange import CommExchange
+from .settings import require_able
 
 
 class CodecPolicy(Protocol):
@@ -114,13 +115,16 @@ class FixedCodec:
 
 
 def policy_of(
-    compression: str | None, warmup_steps: int, model: torch.nn.Module | None
+    compression: str | CodecPolicy | None, warmup_steps: int, model: torch.nn.Module | None
 ) -> CodecPolicy:
-    """The policy that ``HookState(compression, warmup_steps=..., model=...)`` stands for. Raises
-    ConfigError for a codec that the hook does not take."""
+    """What ``HookState(compression, warmup_steps=..., model=...)`` stands for. Raises ConfigError
+    for a codec that the hook does not take, and for what is no policy."""
     if compression == "auto":
         return Auto(model, warmup_steps=warmup_steps)
-    return FixedCodec(parse(compression), warmup_steps)
+    if compression is None or isinstance(compression, (str, torch.dtype)):
+        return FixedCodec(parse(compression), warmup_steps)
+    require_able("compression", compression)
+    return compression
 
 
 def needs_feedback(policy: CodecPolicy) -> bool:

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, RingcommError
-from .adam_watch import is_named
 from .buckets import in_shape_of
+from .guards import is_named
 from .steps import after_steps, before_steps, has_any, remove_all
 
 _DECAY = 0.99  # of the unit, per step

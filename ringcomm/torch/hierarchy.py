@@ -27,9 +27,9 @@ from .codec_policy import CodecPolicy
 from .exchange import CommExchange, GridExchange
 from .grid import Grid
 from .group import default_comm
-from .hooks import HookState
+from .hooks import REMOVED, HookState
 from .named_feedback import NamedFeedback
-from .settings import require_able
+from .settings import require_able, takes
 from .shares import Shares
 from .stale import Stale1
 from .transport import GradientFuture
@@ -153,9 +153,9 @@ class HierarchicalState(HookState):
     ``close()`` leaves.
 
     Args:
-        compression, model, feedback, threshold, warmup_steps, scaler, force, policy, pace: as
-            of HookState. What crosses between hosts is compressed; inside a host gradients are
-            summed in their dtype.
+        compression, model, feedback, threshold, warmup_steps, scaler, force, pace: as of
+            HookState. What crosses between hosts is compressed; inside a host gradients are summed
+            in their dtype.
         comm: the communicator of all ranks; None: that of the default process group if its backend
             is "ringcomm", else ringcomm's default one.
         local_group: the process group of this host's ranks, of any backend that has reduce-scatter
@@ -175,9 +175,10 @@ class HierarchicalState(HookState):
 
     transport: HierarchicalTransport
 
+    @takes(removed=REMOVED)
     def __init__(
         self,
-        compression: Compression | Literal["auto"] | None = None,
+        compression: Compression | Literal["auto"] | CodecPolicy | None = None,
         comm: Communicator | None = None,
         *,
         local_group: Any,
@@ -187,7 +188,6 @@ class HierarchicalState(HookState):
         warmup_steps: int = 0,
         scaler: Any = None,
         force: bool = False,
-        policy: CodecPolicy | None = None,
         pace: Literal["every", "stale1"] | Stale1 = "every",
     ) -> None:
         require_able("comm", comm)
@@ -196,7 +196,7 @@ class HierarchicalState(HookState):
         grid = Grid(comm, local_group)
         super().__init__(
             compression, model=model, feedback=feedback, threshold=threshold,
-            warmup_steps=warmup_steps, scaler=scaler, force=force, policy=policy, pace=pace,
+            warmup_steps=warmup_steps, scaler=scaler, force=force, pace=pace,
             transport=HierarchicalTransport(grid),
         )  # fmt: skip
         self._require_alike(comm)

@@ -25,7 +25,7 @@ that follows from the bucket, the settings and the number of the step.
 
 # No "from __future__ import annotations": DDP compares the hook's annotation with the class itself.
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NoReturn, TypedDict
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -35,18 +35,21 @@ from ..communicator import Communicator
 from ..errors import ConfigError, RingcommError, TensorError, naming
 from ..exact import without_exact
 from ..feedback import ErrorFeedback, FeedbackStore
-from . import profiling, silence
+from . import guards, profiling
 from .account import Account, HookReport
-from .adam_watch import ONEBIT, AdamWatch
 from .buckets import Bucket
 from .codec_policy import CodecPolicy, needs_feedback, policy_of
+from .guards import ONEBIT, AdamWatch
 from .named_feedback import COMPRESSIBLE, NamedFeedback
 from .optim.agreement import require_alike
 from .pace import pace_of
-from .settings import require_able, require_truth, require_whole
+from .settings import require_able, require_truth, require_whole, takes
 from .stale import Stale1
 from .tensors import require_dense
 from .transport import FlatTransport, GradientFuture, Transport, failed_future
+
+#: Arguments that there are no more; see ``names_arguments``.
+REMOVED = {"policy": "has been removed: give the CodecPolicy as compression="}
 
 
 class HookSettings(TypedDict, total=False):
@@ -58,7 +61,6 @@ class HookSettings(TypedDict, total=False):
     warmup_steps: int
     scaler: Any
     force: bool
-    policy: CodecPolicy | None
     pace: Literal["every", "stale1"] | Stale1
     transport: Transport | None
 
@@ -71,7 +73,7 @@ class HookState:
             "int8", "fp8", "int4" or "onebit". From int8 on, parameters of one dimension and those
             below ``threshold`` travel at bf16. Gradients of 16-bit models travel as they are.
             "auto": what suits the link and the model, of none, bf16 and int8, chosen anew as they
-            change; see Auto for more.
+            change. A CodecPolicy, such as Auto(model, allow=["int4"]): what it says for each step.
         comm: the communicator; None: at the time of the first bucket, that of the default process
             group if its backend is "ringcomm", else ringcomm's default one.
         model: the model that is trained, in DDP or not. Its parameters' names are what residuals
@@ -80,13 +82,14 @@ class HookState:
             int8 and fp8, too. A FeedbackStore: that one. False: none.
         threshold: bytes of a gradient below which it is small.
         warmup_steps: in that many first steps codecs from int8 on wait, and gradients travel at
-            bf16: in the beginning they change fast, and what is kept of them is soon stale.
-        scaler: a torch.amp.GradScaler. Its scale is read when a backward brings its first bucket,
-            so that what is left of earlier steps follows it; ``loss_scale`` need not be set.
+            bf16: in the beginning they change fast, and what is kept of them is soon stale. (A
+            CodecPolicy has a number of its own.)
+        scaler: a torch.amp.GradScaler, or what has its ``get_scale()``: the factor that is in the
+            gradients. It is read when a backward brings its first bucket, so that what is left of
+            earlier steps follows it.
         force: take onebit under an optimizer that divides by its own mean square, as Adam and
             RMSprop do, and do not warn of staleness under Adam. Else the first
             ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
-        policy: what chooses each step's codec, in place of ``compression``.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
             and a codec of 4 bits or more. The first 100 steps are as with "every";
@@ -110,9 +113,10 @@ class HookState:
     backward compares them, and raises MismatchError, which names the one that differs, on all.
     """
 
+    @takes(removed=REMOVED)
     def __init__(
         self,
-        compression: Compression | Literal["auto"] | None = None,
+        compression: Compression | Literal["auto"] | CodecPolicy | None = None,
         comm: Communicator | None = None,
         *,
         model: torch.nn.Module | None = None,
@@ -121,19 +125,15 @@ class HookState:
         warmup_steps: int = 0,
         scaler: Any = None,
         force: bool = False,
-        policy: CodecPolicy | None = None,
         pace: Literal["every", "stale1"] | Stale1 = "every",
         transport: Transport | None = None,
     ) -> None:
         for name, value in (
-            ("comm", comm), ("model", model), ("scaler", scaler), ("policy", policy),
-            ("transport", transport),
+            ("comm", comm), ("model", model), ("scaler", scaler), ("transport", transport),
         ):  # fmt: skip
             require_able(name, value)
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
-        if policy is not None and compression is not None:
-            raise ConfigError(f"compression={compression!r} and policy=: give one of them")
         self.threshold = require_whole("threshold", threshold, 0)
         self.warmup_steps = require_whole("warmup_steps", warmup_steps, 0)
         self.scaler = scaler
@@ -145,14 +145,14 @@ class HookState:
         self.transport.bind(self.account, self.residuals)
         self._pace_setting = Stale1() if pace == "stale1" else pace
         self._pace = pace_of(self._pace_setting, self.transport, self.account, self.residuals)
-        self._policy = policy or policy_of(compression, warmup_steps, model)
+        self._policy = policy_of(compression, warmup_steps, model)
         if model is not None:
             self.name_parameters(model)
         self._pace.require(self._policy.codecs)
         self.residuals.serve(self.compression, needs_feedback(self._policy))
         self._running = self._is_compared = False
         self._watch: AdamWatch | None = None
-        silence.watch_hook(self)
+        guards.watch_hook(self)
 
     @property
     def comm(self) -> Communicator:
@@ -169,16 +169,14 @@ class HookState:
 
     @property
     def compression(self) -> str:
-        """The codec's name. It may be changed between two steps, on all ranks alike: residuals stay
-        for the next codec, and one of none, bf16 and fp16 delivers them."""
+        """The codec's name, or the policy's. Where codecs change from step to step, residuals stay
+        for the next one, and one of none, bf16 and fp16 delivers them."""
         return self._policy.name
 
     @compression.setter
-    def compression(self, compression: str | None) -> None:
-        policy = policy_of(compression, self.warmup_steps, None)
-        self._pace.require(policy.codecs)
-        self.residuals.serve(policy.name, needs_feedback(policy))
-        self._policy = policy
+    def compression(self, compression: object) -> NoReturn:
+        raise ConfigError("compression is for the whole life of a HookState: give HookState("
+                          "compression=) a CodecPolicy, which chooses each step's codec")
 
     @property
     def feedback(self) -> FeedbackStore:
@@ -187,13 +185,20 @@ class HookState:
 
     @property
     def loss_scale(self) -> float:
-        """The factor that is in the gradients, 1.0 at first. With a GradScaler set it to
-        ``scaler.get_scale()`` before each backward: what is left of earlier steps is rescaled."""
+        """The factor that is in the gradients, as ``scaler`` has told; 1.0 without one."""
         return self.feedback.loss_scale
 
     @loss_scale.setter
-    def loss_scale(self, scale: float) -> None:
-        if scale != self.feedback.loss_scale:
+    def loss_scale(self, scale: object) -> NoReturn:
+        raise ConfigError("loss_scale is what the scaler says: give HookState(..., scaler=) the "
+                          "GradScaler, or what has its get_scale()")
+
+    def _follow_scaler(self) -> None:
+        """What is left of earlier steps gets the scale of the gradients to come."""
+        if self.scaler is None:
+            return
+        scale = self.scaler.get_scale()
+        if scale != self.loss_scale:
             self._pace.settle(self.steps)
         self.feedback.loss_scale = scale
 
@@ -295,8 +300,7 @@ class HookState:
         checkpoint of the model that is to have all of them. The next backward has nothing to hand
         out, and its optimizer step gets zeros. A state needs no flush: it has what is in flight.
         Raises the error of a transfer that failed."""
-        if self.scaler is not None:
-            self.loss_scale = self.scaler.get_scale()
+        self._follow_scaler()
         return self._pace.flush()
 
     # ---- a step ----
@@ -334,8 +338,7 @@ class HookState:
         for report in self.account.news():
             self._policy.note(report, finite)
         self._running = True
-        if self.scaler is not None:
-            self.loss_scale = self.scaler.get_scale()
+        self._follow_scaler()
         comm = self.comm
         try:
             self._require_alike(comm)
@@ -357,11 +360,11 @@ class HookState:
         if self._is_compared:
             return
         self._is_compared = True
+        name, codecs = self.compression, [codec.name for codec in self._policy.codecs]
         about: dict[str, object] = {
-            "compression": self.compression, "threshold": self.threshold,
-            "warmup_steps": self.warmup_steps, "pace": self._pace_setting,
-            "feedback": self.residuals.keeps, "steps": self.steps,
-            "policy": [codec.name for codec in self._policy.codecs],
+            "compression": name if codecs == [name] else f"{name} of {', '.join(codecs)}",
+            "threshold": self.threshold, "warmup_steps": self.warmup_steps,
+            "pace": self._pace_setting, "feedback": self.residuals.keeps, "steps": self.steps,
         }  # fmt: skip
         if comm.world_size > 1:
             with naming("the agreement of HookState on its settings"):
@@ -429,16 +432,14 @@ class HookState:
         """Makes a copy, as of a checkpoint, out of what was pickled: it has neither a model nor
         residuals."""
         HookState.__init__(
-            self, None, feedback=False, threshold=state["threshold"], force=state["force"],
-            warmup_steps=state["warmup_steps"], transport=transport,
+            self, state["policy"], feedback=False, threshold=state["threshold"],
+            force=state["force"], warmup_steps=state["warmup_steps"], transport=transport,
         )  # fmt: skip
-        silence.forget(self)  # a copy need carry nothing
-        self.steps, self._policy = state["steps"], state["policy"]
+        guards.forget(self)  # a copy need carry nothing
+        self.steps = state["steps"]
         self._pace_setting = state["pace"]
         self._pace = pace_of(self._pace_setting, transport, self.account, self.residuals)
         self.residuals.wanted = state["feedback"]
-        self.residuals.compression = self.compression
-        self.residuals.needed = needs_feedback(self._policy)
 
 
 def _steps_of(state: object) -> int:

@@ -17,8 +17,8 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, did_you_mean
 from .account import Account
-from .adam_watch import Unsuited
 from .buckets import Bucket
+from .guards import Unsuited
 from .named_feedback import NamedFeedback
 from .stale import OneStepStale, Stale1
 from .transport import GradientFuture, Transport

@@ -18,8 +18,9 @@ _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "comm": ("a ringcomm.Communicator", ("allreduce",)),
     "model": ("a torch.nn.Module", ("named_parameters",)),
     "scaler": ("a torch.amp.GradScaler", ("get_scale",)),
-    "policy": (
-        "a CodecPolicy, such as ringcomm.torch.Auto(model)", ("codec", "begin", "look", "note")
+    "compression": (
+        'a codec, "auto" or a CodecPolicy, such as ringcomm.torch.Auto(model)',
+        ("codec", "begin", "look", "note"),
     ),
     "transport": ("a Transport", ("bind", "begin", "launch")),
 }  # fmt: skip
@@ -29,14 +30,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def takes(
-    settings: type, renamed: Mapping[str, str] | None = None,
+    settings: type | None = None, renamed: Mapping[str, str] | None = None,
     removed: Mapping[str, str] | None = None,
 ) -> Callable[[_F], _F]:  # fmt: skip
-    """A decorator of a function that passes on ``**settings``, a TypedDict of that class: it raises
-    ConfigError for other names, with the one that was meant; see ``names_arguments``."""
+    """A decorator of a function, which may pass on ``**settings``, a TypedDict of that class: it
+    raises ConfigError for other names, with the one that was meant; see ``names_arguments``."""
 
     def decorate(function: _F) -> _F:
-        return names_arguments(function, settings.__annotations__, renamed or {}, removed or {})
+        more = settings.__annotations__ if settings else {}
+        return names_arguments(function, more, renamed or {}, removed or {})
 
     return decorate
 

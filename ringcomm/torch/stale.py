@@ -32,10 +32,10 @@ import torch
 from ..codecs import Codec
 from ..errors import ConfigError, RingcommError
 from .account import Account
-from .adam_watch import STALE, Unsuited
 from .backward import after_backward
 from .buckets import Bucket, in_shape_of
 from .correction import Correction
+from .guards import STALE, Unsuited
 from .named_feedback import NamedFeedback
 from .settings import require_truth, require_whole
 from .steps import remove_all

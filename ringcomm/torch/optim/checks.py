@@ -1,19 +1,15 @@
-"""What an optimizer refuses: hyperparameters, codecs and tensors that it cannot take, and others
-that exchange the same gradients."""
+"""What an optimizer refuses: hyperparameters, codecs and tensors that it cannot take."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from ... import codecs
 from ...calls import is_number
-from ...errors import ConfigError, TensorError
-from .. import silence
+from ...errors import TensorError
 from ..settings import require
-from ..wrapped import wrappers_of
 
 #: Arguments of the 1-bit optimizers that there are no more; see ``names_arguments``.
 REMOVED = {
@@ -65,26 +61,3 @@ def require_dense(tensor: torch.Tensor, what: str) -> None:
         )
     if not tensor.is_floating_point():
         raise TensorError(f"{what} has dtype {tensor.dtype}, and must have real numbers")
-
-
-def refuse_others(ids: Collection[int], name: str) -> None:
-    """Raises ConfigError where something else exchanges the gradients of these parameters.
-
-    Args:
-        ids: of the parameters, by id().
-        name: the optimizer's class.
-    """
-    for state in silence.hooks_of_process():
-        if not set(state.parameter_ids).isdisjoint(ids):
-            raise ConfigError(
-                f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
-                f"send the gradients and {name} its state. Use one of the two"
-            )
-    for module in wrappers_of(ids):
-        if module.require_backward_grad_sync:
-            raise ConfigError(
-                f"parameters of this {name} are in a DistributedDataParallel, which sends the "
-                f"gradients that {name} sends again in another form. Train the model without DDP, "
-                "or call ringcomm.torch.attach(model, optimizer), which stops DDP's exchange for "
-                "good, as ddp.require_backward_grad_sync = False does"
-            )

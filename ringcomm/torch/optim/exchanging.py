@@ -21,10 +21,11 @@ import torch
 from ...communicator import Communicator
 from ...errors import RingcommError, naming, warn_caller
 from ..group import default_comm
+from ..guards import refuse_others
 from ..settings import require
 from . import saved
 from .agreement import require_alike, require_same
-from .checks import refuse_others, require_dense
+from .checks import require_dense
 from .overlap import F, Overlap, S
 from .span import Numbered
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .data_check import IdenticalDataWarning
+from ..guards import IdenticalDataWarning
 from .merges import Carry, Lerp, Replace
 from .pace import AtEnd, BySpeed, Every, Fitted
 from .peers import FixedPeers

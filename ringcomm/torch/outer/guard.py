@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ...errors import warn_caller
+from ..guards import tensors_in
 from ..tensors import all_finite
-from .data_check import tensors_in
 from .rounds import Rounds
 
 

@@ -37,10 +37,10 @@ import torch.distributed as dist
 
 from ...communicator import Communicator
 from ...errors import RingcommError
+from ..guards import IdenticalDataWarning
 from ..streams import side_streams, to_its_end
 from ..worker import Worker
 from .blocks import Scratch
-from .data_check import IdenticalDataWarning
 from .flight import Flight, Fragment, Outcome
 from .header import Header, Headers
 from .hello import Hello, Hellos

@@ -14,8 +14,8 @@ It is put together from parts that do not know each other:
     fragments.py  what travels together          wires.py     how deltas become their mean
     rules.py      how the anchor follows them    merges.py    how the local weights follow it
     rounds.py     the rounds, and their end      peers.py     who takes part
-    settings.py   what may be set                data_check.py, apart.py  what is warned of, refused
-    guard.py      steps that are left out        last_word.py  an end that was forgotten
+    settings.py   what may be set                last_word.py  an end that was forgotten
+    guard.py      steps that are left out
 
 Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
 without exchange is intended here, so the default process group is not warned of; an OuterStep that
@@ -45,14 +45,13 @@ from ...communicator import Communicator
 from ...errors import ConfigError, RingcommError, naming
 from ...exact import without_exact
 from ...membership import Membership
-from .. import silence
+from .. import guards
 from ..group import default_comm
+from ..optim.exchanging import ExchangingOptimizer
 from ..settings import require_number, takes
 from ..wrapped import inner_of
 from . import state
-from .apart import require_apart, require_plain, require_whole_model
 from .blocks import Block
-from .data_check import FirstBatch, digest_of
 from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
@@ -136,7 +135,7 @@ class OuterStep:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__}: give a torch.nn.Module")
-        require_whole_model(model)
+        guards.require_whole_model(model)
         self._model = model
         optimizers = optimizers_of(optimizer)
         self._ticks = ticks_of(optimizers, scaler)
@@ -150,7 +149,6 @@ class OuterStep:
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
-        require_plain(optimizers)
         self._comm, self._peers, self._members = comm, peers, chosen.members
         self._made: Membership | None = None
         self._own: Communicator | None = None
@@ -161,7 +159,7 @@ class OuterStep:
             pace, rule, self._wires, delay, chosen.merge,
         ))  # fmt: skip
         self._about = about.encode()
-        self._first_batch: FirstBatch | None = None
+        self._first_batch: guards.FirstBatch | None = None
         self._core = Rounds(
             cut_up, pace, delay, self._digest, chosen.timeout, self._wires.forget,
             lambda: self._guard.take_up_again(),
@@ -198,16 +196,16 @@ class OuterStep:
             self._peers = self._made = Membership(min_peers=min_peers, grace_s=grace_s)
         peers = self._peers or FixedPeers(self.comm)
         hellos = self._core.start(peers, self._setup())
-        require_apart(self._ids, [row.place for row in hellos.rows])
+        guards.require_apart(self._ids, [row.place for row in hellos.rows])
         if self._delay and isinstance(peers, FixedPeers):
             self._own = peers.comm.split(0)
             assert self._own is not None
             self._core.use(FixedPeers(self._own))
         if dist.is_initialized():
-            silence.forget(dist.group.WORLD)
+            guards.forget(dist.group.WORLD)
         self._last_word.was_forgotten = False
         self._watch_steps()
-        self._first_batch = FirstBatch(self._model)
+        self._first_batch = guards.FirstBatch(self._model)
         self._guard.start()
         self._ticks.start(self._tick)
         self._is_attached = True
@@ -220,11 +218,11 @@ class OuterStep:
         """A digest of all that must be the same on all ranks: settings, and what is not trained of
         the model and so never exchanged."""
         frozen = [p for p in self._model.parameters() if id(p) not in self._ids]
-        return hashlib.blake2b(self._about + digest_of(frozen), digest_size=16).digest()
+        return hashlib.blake2b(self._about + guards.digest_of(frozen), digest_size=16).digest()
 
     def _watch_steps(self) -> None:
-        silence.forget(self)
-        silence.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
+        guards.forget(self)
+        guards.watch_steps(self, lambda one: one.iteration, _silent, lambda one: one._ids)
 
     @naming("flush() of OuterStep")
     def flush(self) -> None:
@@ -253,7 +251,7 @@ class OuterStep:
                     f'detach() of OuterStep(every="end") without flush(): {self._last_word.unsent} '
                     "iterations of this rank were not exchanged, and the ranks' models differ. "
                     "Call flush() before, on all ranks",
-                    silence.SilenceWarning,
+                    guards.SilenceWarning,
                     stacklevel=3,  # behind naming()
                 )
             self._let_go()
@@ -261,7 +259,7 @@ class OuterStep:
     def _let_go(self) -> None:
         self._ticks.stop()
         self._guard.stop()
-        silence.forget(self)
+        guards.forget(self)
         if self._first_batch is not None:
             self._first_batch.stop()
         if self._made is not None:
@@ -468,17 +466,22 @@ def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> 
         if not any(id(p) in ids for group in one.param_groups for p in group["params"]):
             raise ConfigError(f"OuterStep: {type(one).__name__} has none of the model's trained "
                               "parameters: is it of another model, or of a copy?")  # fmt: skip
+        if isinstance(one, ExchangingOptimizer):
+            raise ConfigError(
+                f"OuterStep: {type(one).__name__} exchanges in each of its steps, so that nothing "
+                "is left for an outer step to do; use it alone, or OuterStep with a plain optimizer"
+            )
 
 
 def _silent(outer: OuterStep) -> str:
     if not outer._is_attached:
         outer._last_word.was_forgotten = True
         return (
-            f"{silence.STEPS} steps of an optimizer of its model, and OuterStep is not attached: "
-            'the ranks train apart. Train in a "with" of it, or call attach()'
+            f"{guards.SILENT_STEPS} steps of an optimizer of its model, and OuterStep is not "
+            'attached: the ranks train apart. Train in a "with" of it, or call attach()'
         )
     return (
-        f"{silence.STEPS} steps of an optimizer of its model, and OuterStep has counted no "
+        f"{guards.SILENT_STEPS} steps of an optimizer of its model, and OuterStep has counted no "
         "iteration: it would never exchange anything, and the ranks would train apart for ever. "
         "Give it the optimizer that steps, not one that was made anew since; with a scaler call "
         "scaler.update(); without an optimizer call outer.tick()"

@@ -1,0 +1,286 @@
+"""What frameworks need that wrap the model, and step the optimizer, out of the caller's sight.
+
+    attach                  the hook, or an optimizer of ours, for a model that is in DDP already
+    LightningCallback       OuterStep for Lightning's Trainer       lightning.OuterStepCallback
+    TransformersCallback    OuterStep for transformers' Trainer     transformers.OuterStepCallback
+
+A callback has the framework's own class as a base, and takes its other methods from there. So the
+callbacks here are without one, and lightning.py and transformers.py put the two together: who
+imports these modules has the framework, and nobody else needs it.
+
+Invariants: nothing of a framework is imported here. A DDP whose model OuterStep or an optimizer of
+ours exchanges sends no gradients any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Unpack
+
+from ..codecs import Compression
+from ..errors import ConfigError
+from .codec_policy import CodecPolicy
+from .hooks import REMOVED, HookSettings, HookState, allreduce_hook
+from .optim.exchanging import ExchangingOptimizer
+from .outer import OuterStep
+from .outer.settings import OuterSettings
+from .outer.step import require_settings
+from .settings import require_able, takes
+from .wrapped import bare_optimizer, stop_exchange, wrappers_of
+
+_FILE = "outer_step.pt"
+
+
+def _wrappers(model: torch.nn.Module) -> list[DistributedDataParallel]:
+    return wrappers_of({id(parameter) for parameter in model.parameters()})
+
+
+@takes(HookSettings, removed=REMOVED)
+def attach(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    compression: Compression | Literal["auto"] | CodecPolicy | None = None,
+    **settings: Unpack[HookSettings],
+) -> HookState | ExchangingOptimizer[Any, Any]:
+    """Has the ranks' training of a model go by ringcomm. Call it on all ranks, once the framework
+    has wrapped the model and before the first step.
+
+    Args:
+        model: as it is, or in DDP, whose module is then found by its parameters.
+        optimizer: one of ringcomm.torch.optim or ringcomm.torch.sparse, or a framework's wrapper
+            of it: DDP's own exchange is stopped for good, as the optimizer has its own. Any other
+            optimizer, or None: DDP gets ringcomm's hook.
+        compression, settings: of HookState.
+
+    Returns:
+        The state of the hook; or that optimizer of ringcomm's.
+
+    Raises ConfigError for what is no model; where no DDP has the model, or its DDP has a hook
+    already; for a setting that HookState does not have; and for any beside an optimizer that has
+    its own.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model={model!r}: give the torch.nn.Module that is trained")
+    wrappers, bare = _wrappers(model), bare_optimizer(optimizer)
+    if isinstance(bare, ExchangingOptimizer):
+        if compression is not None or settings:
+            raise ConfigError(f"{type(bare).__name__} sends by settings of its own; give them "
+                              "where it is made, not to attach()")  # fmt: skip
+        stop_exchange(wrappers)
+        return bare
+    if not wrappers:
+        raise ConfigError(
+            "no DistributedDataParallel has this model, so there is nothing to attach to. Call "
+            "attach() once the framework has wrapped it: after Accelerator.prepare, in Lightning's "
+            "on_fit_start, in on_train_begin of a TrainerCallback; and start several ranks. On "
+            "hosts without GPUs Accelerate wraps with Accelerator(cpu=True) only"
+        )
+    state = HookState(compression, model=model, **settings)
+    for wrapper in wrappers:
+        try:
+            wrapper.register_comm_hook(state, allreduce_hook)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the model's DDP has a hook already, and takes one only ({error})"
+            ) from None
+    return state
+
+
+class _Callback:
+    """What the callbacks have in common: an OuterStep from the start of training to its end."""
+
+    def __init__(self, settings: OuterSettings) -> None:
+        require_settings(**settings)
+        self.outer: OuterStep | None = None
+        self._settings = settings
+
+    def _make(
+        self, model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any,
+    ) -> OuterStep:  # fmt: skip
+        """Makes the OuterStep, not attached, of a model whose DDP then sends nothing."""
+        stop_exchange(_wrappers(model))
+        self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
+        return self.outer
+
+    def _end(self) -> None:
+        """A last round, so that all ranks end with the same weights. A collective."""
+        if self.outer is not None:
+            self.outer.flush()
+            self.outer.detach()
+            self.outer = None
+
+
+class LightningCallback(_Callback):
+    """Exchanges weights every so many steps, and no gradients.
+
+        trainer = Trainer(strategy=DDPStrategy(process_group_backend="ringcomm"),
+                          callbacks=[ringcomm.torch.lightning.OuterStepCallback(every=30)])
+
+    The strategy starts the ranks and shares out the data; its DDP exchanges no gradients.
+    Validation, and the weights of checkpoints, those of weights only included, are the anchor's.
+
+    Args:
+        settings: those of OuterStep, but for model, optimizer and scaler.
+
+    Attributes:
+        outer: the OuterStep, while training.
+
+    Raises ConfigError for a setting that cannot work.
+    """
+
+    @takes(OuterSettings, {"codec": "compression"})
+    def __init__(self, **settings: Unpack[OuterSettings]) -> None:
+        super().__init__(settings)
+        self._saved: dict[str, Any] = {}
+        self._anchor: contextlib.ExitStack | None = None
+        self._own_hook: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begins. A collective."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        outer = self._make(pl_module, list(trainer.optimizers), scaler)
+        if self._saved:
+            outer.load_state_dict(self._saved)
+        outer.attach()
+        # Where weights only are saved, Lightning calls the module's hook, but no callback's.
+        self._own_hook = pl_module.on_save_checkpoint
+        pl_module.on_save_checkpoint = functools.partial(
+            self._on_save_weights, trainer, pl_module, self._own_hook
+        )
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """On the anchor."""
+        if self.outer is not None:
+            self._anchor = contextlib.ExitStack()
+            self._anchor.enter_context(self.outer.anchor())
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Back on this rank's own weights."""
+        if self._anchor is not None:
+            self._anchor.close()
+            self._anchor = None
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The anchor's weights are what is kept."""
+        if self.outer is not None and self._anchor is None:
+            with self.outer.anchor():
+                weights = trainer.strategy.lightning_module_state_dict()
+                checkpoint["state_dict"] = {name: one.clone() for name, one in weights.items()}
+
+    def _on_save_weights(
+        self, trainer: Any, pl_module: Any, own_hook: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """In place of the module's own hook, which it calls."""
+        if "callbacks" not in checkpoint:
+            self.on_save_checkpoint(trainer, pl_module, checkpoint)
+        own_hook(checkpoint)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """A last round, so that all ranks end with the same weights. A collective."""
+        if self.outer is not None:
+            self._saved = self.outer.gather_state_dict()
+            self._end()
+            pl_module.on_save_checkpoint = self._own_hook
+
+    def state_dict(self) -> dict[str, Any]:
+        """OuterStep's. A collective, as Lightning's checkpoints are."""
+        return self._saved if self.outer is None else self.outer.gather_state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there when training starts."""
+        self._saved = dict(state_dict)
+
+
+class TransformersCallback(_Callback):
+    """Exchanges weights every so many steps, and no gradients.
+
+        torch.distributed.init_process_group("ringcomm")
+        trainer = Trainer(..., callbacks=[ringcomm.torch.transformers.OuterStepCallback(every=30)])
+
+    The Trainer's DDP exchanges no gradients then. Before each evaluation and each checkpoint all
+    ranks come to the same weights, by a round.
+
+    Args:
+        resume_from: the folder that ``Trainer.train(resume_from_checkpoint=...)`` resumes from, of
+            which no callback is told; None: ``output_dir``'s of the step that it resumes at.
+        scaler: the torch.amp.GradScaler, if there is one.
+        settings: the others of OuterStep, but for model and optimizer.
+
+    Attributes:
+        outer: the OuterStep, while training.
+
+    Raises ConfigError for a setting that cannot work.
+    """
+
+    @takes(OuterSettings, {"codec": "compression"})
+    def __init__(
+        self, *, resume_from: str | Path | None = None, scaler: Any = None,
+        **settings: Unpack[OuterSettings],
+    ) -> None:  # fmt: skip
+        super().__init__(settings)
+        require_able("scaler", scaler)
+        self._resume_from = None if resume_from is None else Path(resume_from)
+        self._scaler = scaler
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Begins; from a checkpoint where the Trainer does, with a warning if that has no state of
+        OuterStep's. A collective."""
+        outer = self._make(known["model"], known["optimizer"], self._scaler)
+        if state.global_step:
+            self._resume((self._resume_from or _folder(args, state)) / _FILE, outer)
+        outer.attach()
+
+    def _resume(self, kept: Path, outer: OuterStep) -> None:
+        if kept.exists():
+            outer.load_state_dict(torch.load(kept, weights_only=True))
+        else:
+            warnings.warn(
+                f"training resumes, and there is no {kept}: OuterStep begins anew, without its "
+                "momentum and what codecs had left. Where the Trainer resumes from another folder, "
+                "give OuterStepCallback(resume_from=FOLDER), with the folder on every host",
+                stacklevel=2,
+            )  # fmt: skip
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """A round where an evaluation or a checkpoint follows. A collective then."""
+        if self.outer is not None and (control.should_evaluate or control.should_save):
+            self.outer.flush()
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Beside the Trainer's own files, with a warning where these are in a folder that no
+        callback is told of, as in a search of hyperparameters. A collective."""
+        if self.outer is None:
+            return
+        kept = self.outer.gather_state_dict()
+        folder = _folder(args, state)
+        if not state.is_world_process_zero:
+            return
+        if folder.is_dir():
+            torch.save(kept, folder / _FILE)
+        else:
+            warnings.warn(
+                f"there is no {folder}: OuterStep's state is not in this checkpoint, and training "
+                "that resumes from it begins OuterStep anew",
+                stacklevel=2,
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """A last round, so that all ranks end with the same weights. A collective."""
+        self._end()
+
+
+def _folder(args: Any, state: Any) -> Path:
+    """Of the Trainer's checkpoint at this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

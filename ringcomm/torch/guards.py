@@ -1,0 +1,435 @@
+"""What watches over mistakes that training makes without any error: a warning, or a refusal.
+
+    Silence     optimizers step, and nothing is exchanged              SilenceWarning
+    Unsuited    few-bit or late gradients under such as Adam           ConfigError, or a warning
+    Others      another exchange of the same; a model in shards        ConfigError
+    Same data   two ranks train on the same first batch                IdenticalDataWarning
+
+**Silence.** A hook that was never registered, or a framework that leaves DistributedDataParallel
+out, trains as many models as there are ranks. So what is meant to carry gradients is watched from
+the moment that it is made. If it has carried nothing when optimizers have made SILENT_STEPS steps,
+it is warned of, once:
+
+    HookState with a model     steps of optimizers that have one of its parameters; its buckets
+    HookState without one      steps of any; buckets of any hook of the process
+    OuterStep                  steps of optimizers that have one of its parameters; its iterations
+    default process group      steps of any; works of any communicator of the process, but for those
+                               before the first step, which are of its set-up. Not where there is a
+                               DDP or FSDP module, which may well use another group; nor where one
+                               of the above counts steps, and so tells what is amiss by itself
+
+An optimizer's step follows communication also where gradients are accumulated, and what only
+infers steps no optimizer.
+
+**Unsuited.** Adam divides each gradient by the root of its own mean square. Of signs times a scale
+it learns that all gradients of a block are equally large, so what it is made for is gone, and runs
+diverge where the same bits under SGD with momentum do well. RMSprop, Adagrad and others divide
+alike. 1-bit Adam works around it by freezing the mean squares after a dense start; its classes are
+named accordingly and are let pass. The hook sees gradients, never the optimizer; so it looks at the
+first step of each one that has a parameter whose gradient the hook has seen.
+
+**Others.** A DDP over the ranks that an OuterStep or an optimizer of ours exchanges with would send
+everything once more. One over the ranks of a host, with OuterStep across hosts, is what both are
+for.
+
+**Same data.** Local steps on the same data make the same weights: the exchange then averages equal
+things, and more ranks are of no use. Loaders without a sampler for each rank do just that. So a
+digest of each rank's first batch travels with its first header; no bit of the batch leaves the rank
+but that.
+
+Invariants: nothing that is watched is kept alive, and where nothing is watched, steps are not
+followed. What is refused is refused before anything has been stepped or sent, on all ranks alike,
+as all see the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..communicator import works_of_process
+from ..errors import ConfigError, NotInitializedError
+from .steps import after_steps, before_steps, has_any
+from .wrapped import is_exchanged, is_sharded, wrappers_of
+
+if TYPE_CHECKING:
+    from .group import RingcommGroup
+    from .hooks import HookState
+
+# ---- silence ----
+
+SILENT_STEPS = 3
+
+
+class SilenceWarning(UserWarning):
+    """Optimizers step, and nothing has been exchanged between the ranks."""
+
+
+class _Watch:
+    """Of one thing that ought to carry something.
+
+    Args:
+        owner: the thing.
+        carried: how much it has carried so far.
+        text: what to say of it; None: nothing after all.
+        before: how much it had carried when it began; None: find out at the first step.
+        ids: of the parameters whose optimizers count, by id(); None: all count.
+    """
+
+    def __init__(
+        self, owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
+        before: int | None, ids: Callable[[Any], Container[int]] | None = None,
+    ) -> None:  # fmt: skip
+        self._owner = weakref.ref(owner)
+        self._carried, self._text = carried, text
+        self._before, self._ids = before, ids
+        self._steps = 0
+        self.is_over = False
+
+    def is_of(self, owner: object) -> bool:
+        """Whether that is its thing."""
+        return self._owner() is owner
+
+    @property
+    def has_begun(self) -> bool:
+        """It has counted steps, and its thing is still there."""
+        return self._steps > 0 and self._owner() is not None
+
+    def look(self, optimizer: Any) -> str | None:
+        """After a step: what to say, if anything; and whether it is over."""
+        owner = self._owner()
+        if owner is None:
+            self.is_over = True
+            return None
+        if self._ids is not None and not has_any(optimizer, self._ids(owner)):
+            return None
+        carried = self._carried(owner)
+        if self._before is None:
+            self._before = carried
+        self._steps += 1
+        is_silent = carried == self._before
+        self.is_over = not is_silent or self._steps == SILENT_STEPS
+        return self._text(owner) if is_silent and self.is_over else None
+
+
+class _Watches:
+    """All of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[_Watch] = []
+
+    def add(self, watch: _Watch) -> None:
+        with self._lock:
+            if not self._all:
+                after_steps.add(self._look)
+            self._all.append(watch)
+
+    def forget(self, owner: object) -> None:
+        """Watches a thing no more."""
+        self._end(lambda watch: watch.is_of(owner))
+
+    def any_but(self, owner: object) -> bool:
+        """Whether another thing's watch has begun."""
+        return any(watch.has_begun and not watch.is_of(owner) for watch in self._all)
+
+    def _end(self, is_over: Callable[[_Watch], bool]) -> None:
+        with self._lock:
+            self._all = [watch for watch in self._all if not is_over(watch)]
+            if not self._all:
+                after_steps.remove(self._look)
+
+    def _look(self, optimizer: Any) -> None:
+        for watch in list(self._all):
+            text = watch.look(optimizer)
+            if text is not None:  # told of the line behind torch's and steps.py's
+                warnings.warn(text, SilenceWarning, stacklevel=4)
+        if any(watch.is_over for watch in self._all):
+            self._end(lambda watch: watch.is_over)
+
+
+_watches = _Watches()
+_hooks: weakref.WeakSet[HookState] = weakref.WeakSet()
+forget = _watches.forget
+
+
+def watch_hook(state: HookState) -> None:
+    """Watches a hook's state."""
+    _hooks.add(state)
+    if state.parameter_ids:
+        carried, ids = (lambda one: one.account.carried), (lambda one: one.parameter_ids)
+        _watches.add(_Watch(state, carried, _of_hook, 0, ids))
+    else:
+        _watches.add(_Watch(state, lambda _: _buckets_of_process(), _of_hook, 0))
+
+
+def watch_group(group: RingcommGroup) -> None:
+    """Watches a default process group."""
+    if group.comm.world_size > 1:
+        _watches.add(_Watch(group, lambda _: works_of_process(), _of_group, None))
+
+
+def hooks_of_process() -> list[HookState]:
+    """All hooks' states that there are."""
+    return list(_hooks)
+
+
+def watch_steps(
+    owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
+    ids: Callable[[Any], Container[int]],
+) -> None:  # fmt: skip
+    """Watches anything else that ought to follow the steps of optimizers.
+
+    Args:
+        owner: the thing.
+        carried: how much it has carried since it was made.
+        text: what to say where that does not change.
+        ids: of the parameters whose optimizers count, by id().
+    """
+    _watches.add(_Watch(owner, carried, text, carried(owner), ids))
+
+
+def _buckets_of_process() -> int:
+    return sum(state.account.carried for state in hooks_of_process())
+
+
+def _of_hook(state: HookState) -> str | None:
+    try:
+        ranks = state.comm.world_size
+    except NotInitializedError:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks == 1:
+        return None
+    return (
+        f"{SILENT_STEPS} optimizer steps, and this {type(state).__name__} has seen no gradients: "
+        f"it is no hook of a DistributedDataParallel, and the {ranks} ranks may train apart. Call "
+        "ddp.register_comm_hook(state, allreduce_hook) on the wrapped model. On hosts without GPUs "
+        "Lightning wants that in on_fit_start, and Accelerate wraps the model with "
+        "Accelerator(cpu=True) only"
+    )
+
+
+def _of_group(group: RingcommGroup) -> str | None:
+    if dist.group.WORLD is not group or _watches.any_but(group) or is_exchanged():
+        return None
+    return (
+        f"{SILENT_STEPS} optimizer steps, and nothing has passed between the "
+        f"{group.comm.world_size} ranks of process group 'ringcomm': each trains a model of its "
+        "own. Wrap the model in "
+        "torch.nn.parallel.DistributedDataParallel. On hosts without GPUs Accelerate does that "
+        "with Accelerator(cpu=True) only, and transformers with TrainingArguments(use_cpu=True). "
+        "If it is meant so: warnings.simplefilter('ignore', ringcomm.torch.SilenceWarning)"
+    )
+
+
+# ---- unsuited ----
+
+_LET_PASS = ("onebit", "1bit", "zeroone")
+_ADAM = ("adam",)
+_DIVIDING = (*_ADAM, "rmsprop", "adagrad", "adadelta", "adafactor", "lamb")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsuited:
+    """Gradients that do not suit some optimizers.
+
+    Attributes:
+        text: what to say, with {name} for that of the optimizer's class.
+        kinds: words that the names of the optimizers' classes have, in lower case.
+        refused: whether it is an error; else a warning.
+    """
+
+    text: str
+    kinds: tuple[str, ...]
+    refused: bool = False
+
+    def suits(self, kind: type) -> bool:
+        """Whether a class of optimizers is none of these, neither by ancestry nor by name."""
+        return is_named(kind, _LET_PASS) or not is_named(kind, self.kinds)
+
+
+def is_named(kind: type, words: Iterable[str]) -> bool:
+    """Whether one of the words, in lower case, is in the name of the class or of an ancestor."""
+    names = [base.__name__.lower() for base in kind.__mro__]
+    return any(word in name for name in names for word in words)
+
+
+ONEBIT = Unsuited(
+    "compression='onebit' under {name}: it divides by its own mean square, and of signs it learns "
+    "that all gradients of a block are equally large; use SGD with momentum, or int4, or "
+    "ringcomm.torch.optim.OneBitAdam without DDP, or HookState(..., force=True) to train all the "
+    "same",
+    _DIVIDING, refused=True,
+)  # fmt: skip
+STALE = Unsuited(
+    "pace='stale1' under {name}: it loses by gradients that come a step late, and the correction "
+    "does not make up for all of it; compare the loss with that of pace='every', try half the "
+    "learning rate, or give HookState(..., force=True) to go on without this warning",
+    _ADAM,
+)  # fmt: skip
+
+
+class AdamWatch:
+    """Refuses optimizers that something does not suit, in each of their steps, or warns, once.
+
+    Args:
+        unsuited: what does not suit whom.
+    """
+
+    def __init__(self, unsuited: Unsuited) -> None:
+        self.unsuited = unsuited
+        self._ids: set[int] = set()
+        self._is_over = False
+        before_steps.add(self._look)
+
+    def see(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watches these as well, unless it is over."""
+        if not self._is_over:
+            self._ids.update(map(id, parameters))
+
+    def _look(self, optimizer: Any) -> None:
+        """Raises ConfigError if it is refused, through ``optimizer.step()``."""
+        if not has_any(optimizer, self._ids):
+            return
+        if self.unsuited.suits(type(optimizer)):
+            for group in optimizer.param_groups:
+                self._ids.difference_update(map(id, group["params"]))
+            if not self._ids:
+                self._end()
+            return
+        text = self.unsuited.text.format(name=type(optimizer).__name__)
+        if self.unsuited.refused:
+            raise ConfigError(text)
+        self._end()
+        warnings.warn(text, stacklevel=4)  # told of the line behind torch's and steps.py's
+
+    def _end(self) -> None:
+        self._is_over = True
+        before_steps.remove(self._look)
+
+
+# ---- others ----
+
+
+def require_whole_model(model: nn.Module) -> None:
+    """Raises ConfigError for a model that is sharded."""
+    for module in model.modules():
+        if is_sharded(type(module)):
+            raise ConfigError("OuterStep: the model is sharded by FSDP, and no rank has all of it; "
+                              "OuterStep takes a model that each rank has whole")  # fmt: skip
+
+
+def require_apart(ids: Container[int], places: Sequence[int]) -> None:
+    """Raises ConfigError if a DDP with one of the parameters spans ranks of OuterStep's
+    communicator, and exchanges.
+
+    Args:
+        ids: of the parameters, by id().
+        places: the ranks that the communicator connects, by their numbers in torch.distributed's
+            default group.
+    """
+    for wrapper in _exchanging(ids):
+        shared = sorted(set(dist.get_process_group_ranks(wrapper.process_group)) & set(places))
+        if len(shared) > 1:
+            raise ConfigError(
+                f"OuterStep: the model is wrapped in DistributedDataParallel over ranks {shared}, "
+                "which OuterStep connects as well: each gradient would be averaged over them, and "
+                "then the weights once more, so everything is sent twice. Train the model without "
+                "DDP; or stop DDP's exchange before attach() by ddp.require_backward_grad_sync = "
+                "False; or wrap the model over the ranks of one host, and give OuterStep comm= a "
+                "communicator that connects one rank of each host"
+            )
+
+
+def refuse_others(ids: Collection[int], name: str) -> None:
+    """Raises ConfigError where something else exchanges the gradients of these parameters.
+
+    Args:
+        ids: of the parameters, by id().
+        name: the optimizer's class.
+    """
+    for state in hooks_of_process():
+        if not set(state.parameter_ids).isdisjoint(ids):
+            raise ConfigError(
+                f"a {type(state).__name__} was made for parameters of this {name}: the hook would "
+                f"send the gradients and {name} its state. Use one of the two"
+            )
+    if _exchanging(ids):
+        raise ConfigError(
+            f"parameters of this {name} are in a DistributedDataParallel, which sends the "
+            f"gradients that {name} sends again in another form. Train the model without DDP, "
+            "or call ringcomm.torch.attach(model, optimizer), which stops DDP's exchange for "
+            "good, as ddp.require_backward_grad_sync = False does"
+        )
+
+
+def _exchanging(ids: Container[int]) -> list[DistributedDataParallel]:
+    """The DDP modules that have one of these parameters, and exchange its gradient."""
+    return [one for one in wrappers_of(ids) if one.require_backward_grad_sync]
+
+
+# ---- same data ----
+
+_MOST_ELEMENTS = 1 << 16  # of each tensor
+NOTHING = bytes(16)
+
+
+class IdenticalDataWarning(UserWarning):
+    """Two ranks have trained on the same first batch."""
+
+
+class FirstBatch:
+    """The digest of the batch that a model is called with in training mode.
+
+    Attributes:
+        digest: 16 bytes, of the latest call before ``stop``; zeros as long as there was none, or
+            none with a tensor.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.digest = NOTHING
+        self._handle: Any = model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if model.training and self._handle is not None:
+            self.digest = digest_of((args, kwargs))
+
+    def stop(self) -> None:
+        """Looks no more. Not from within a forward."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def digest_of(batch: Any) -> bytes:
+    """Of the tensors in nested lists, tuples and dictionaries; zeros where there are none."""
+    digest, is_empty = hashlib.blake2b(digest_size=16), True
+    for tensor in tensors_in(batch):
+        is_empty = False
+        some = tensor.detach().flatten()[:_MOST_ELEMENTS].cpu().contiguous()
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(some.view(torch.uint8).numpy().tobytes() if some.numel() else b"")
+    return NOTHING if is_empty else digest.digest()
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """The dense tensors in nested lists, tuples and dictionaries."""
+    if isinstance(batch, torch.Tensor):
+        if batch.layout == torch.strided:
+            yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from tensors_in(value)
