@@ -409,13 +409,7 @@ void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
  * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
-/* Waits until a work that rc_engine_take_done would bring has waited for late_ms, which it does
- * where who takes is busy with another; the work stays. RC_AGAIN after timeout_ms. */
-rc_result rc_engine_wait_late(rc_engine *engine, int late_ms, int timeout_ms);
-/* Makes the current or next rc_engine_wait_late return RC_OK at once. */
-void rc_engine_hurry(rc_engine *engine);
-/* Makes the current or next rc_engine_take_done return at once, and likewise rc_engine_wait_late.
- */
+/* Makes the current or next rc_engine_take_done return at once. */
 void rc_engine_interrupt(rc_engine *engine);
 
 /* ---- tensors on a GPU ---- */
@@ -476,10 +470,6 @@ void rc_pipe_free(rc_pipe *pipe);
 /* Waits for the next flight that is over (where that was asked for), or has landed: *landed. Free
  * it. RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no more. */
 rc_result rc_pipe_take(rc_pipe *pipe, int timeout_ms, rc_flight **out, int *landed);
-/* As rc_engine_wait_late and rc_engine_hurry, for rc_pipe_take. RC_INVALID_STATE once the pipe is
- * stopped. */
-rc_result rc_pipe_wait_late(rc_pipe *pipe, int late_ms, int timeout_ms);
-void rc_pipe_hurry(rc_pipe *pipe);
 
 /* As rc_work_wait: RC_OK when it is over. */
 rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);

@@ -65,7 +65,6 @@ typedef struct flight_queue {
 /* In the queue of what rc_pipe_take brings. */
 typedef struct flight_notice {
     struct flight_notice *next;
-    uint64_t since; /* when it came (clock_ns) */
     rc_flight *flight;
     int landed;
 } flight_notice;
@@ -113,7 +112,6 @@ struct rc_pipe {
     int in_ended, stopped;
     int visitors; /* callers inside CUDA */
     flight_notice *notices, *last_notice;
-    int hurried;      /* the next rc_pipe_wait_late returns at once */
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;
