@@ -17,7 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ...adaptive.forecast import inner_steps
+from ...adaptive.law import inner_steps
 from ...errors import ConfigError, did_you_mean
 from ..settings import require_whole
 
