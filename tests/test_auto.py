@@ -24,7 +24,6 @@ from ringcomm.adaptive.law import (
     Window,
     encoded_bytes,
     exposed_s,
-    inner_steps,
     ladder,
     transfer_s,
 )
@@ -59,16 +58,6 @@ def test_the_slower_of_wire_and_codec_counts() -> None:
     assert link.seconds(Freight(100), INT8) == 100.0
     assert link.seconds(Freight(100), parse("onebit")) == 200.0
     assert link.seconds(Freight(100), NONE) == 0.4
-
-
-def test_inner_steps_are_the_fewest_that_cost_little_enough() -> None:
-    assert inner_steps(0.1, 3e6, 1e7) == 100  # .3 s are 3 % of 10 s
-    assert inner_steps(0.1, 3e6, 1e7, most=50) == 50
-    assert inner_steps(0.1, 1.0, 1e9, least=5) == 5
-    assert inner_steps(0.1, 3e6, 1e7, overlap=1) == 67  # .1 s of it hides
-    assert inner_steps(0.1, 3e6, 1e7, overlap=10) == 3  # all of it; the next one must wait for it
-    with pytest.raises(ConfigError, match="goodput=0"):
-        inner_steps(0.1, 1.0, 0)
 
 
 # ---- measurements ----

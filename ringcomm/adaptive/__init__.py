@@ -1,4 +1,4 @@
-"""The choice of a codec, and of the steps between exchanges, from what steps were measured to take.
+"""The choice of a codec from what steps were measured to take.
 
     law         what a step would take by another codec, when to change, and to what
     agreement   how the ranks come to one decision

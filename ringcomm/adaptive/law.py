@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -58,7 +57,6 @@ _HARSHER_WINDOWS, _GENTLER_WINDOWS = 3, 2
 #: What encoding, decoding and adding takes a processor beside the network, seconds an element:
 #: of use until a codec has been measured.
 CODEC_S = {"int8": 1.0e-9, "fp8": 1.2e-9, "int4": 1.5e-9, "onebit": 1.6e-9}
-_LEAST_H, _MOST_H = 1, 1000
 
 _BOUND = 0.35  # of the busy time: the processor is what is waited for
 _SUSPECT = 0.15  # it may be, where ranks share it
@@ -228,35 +226,6 @@ def exposed_s(load: Load, codec: Codec, link: Link, ready_s: Sequence[float]) ->
     for bucket, at in zip(load, ready_s, strict=True):
         free = max(free, at) + link.seconds(bucket, codec)
     return max(0.0, free + link.latency_s - ready_s[-1])
-
-
-def inner_steps(
-    step_s: float, nbytes: float, goodput: float, *, latency_s: float = 0.0, overlap: float = 0.0,
-    share: float = 0.03, least: int = _LEAST_H, most: int = _MOST_H,
-) -> int:  # fmt: skip
-    """The fewest inner steps between two exchanges that cost at most a share of their time.
-
-    Args:
-        step_s: seconds of an inner step.
-        nbytes: that a rank sends for an exchange, encoded.
-        goodput: bytes per second that it sends.
-        latency_s: of an exchange, beside its bytes.
-        overlap: inner steps behind which the exchange hides; 0: they wait for it.
-        share: of the inner steps' time, that an exchange may cost.
-        least, most: bounds of the answer.
-
-    Raises ConfigError for a time or rate that is not positive, or a share that is none.
-    """
-    for name, value in (("step_s", step_s), ("goodput", goodput), ("share", share)):
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{name}={value!r}: give a number above 0")
-    if not 1 <= least <= most:
-        raise ConfigError(f"least={least}, most={most}: give 1 or more, and no more than most")
-    transfer = nbytes / goodput + latency_s
-    exposed = max(0.0, transfer - overlap * step_s)
-    # An exchange that is still under way when the next one starts costs more than it shows.
-    fewest = max(exposed / (share * step_s), min(transfer / step_s, overlap))
-    return min(most, max(least, math.ceil(fewest - 1e-9)))
 
 
 class Rates:
