@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "codec/quant.h"
 #include "coll/encoded.h"
-#include "coll/twin.h"
 #include "comm.h"
 #include "plan/fingerprint.h"
 
@@ -195,7 +194,7 @@ int rc_feedback_busy(const rc_feedback *feedback)
 
 float *rc_feedback_worker(rc_feedback *feedback)
 {
-    if (rc_feedback_busy(feedback) || twin_fetch(feedback, 1, NULL) != RC_OK)
+    if (rc_feedback_busy(feedback))
         return NULL;
     return feedback_worker(feedback);
 }
@@ -226,7 +225,6 @@ rc_result rc_feedback_rescale(rc_feedback *feedback, double factor)
         return RC_INVALID_ARGUMENT;
     if (rc_feedback_busy(feedback))
         return RC_INVALID_STATE;
-    RC_TRY(twin_fetch(feedback, 1, NULL));
     feedback_rescale(feedback, factor);
     return RC_OK;
 }
@@ -241,30 +239,6 @@ rc_result rc_feedback_undo(rc_feedback *feedback)
 
 /* ---- works ---- */
 
-static int needs_src(const rc_comm *comm, const rc_call *call)
-{
-    int at_root = comm->env.rank == call->root;
-    switch (call->collective) {
-    case RC_BROADCAST:
-    case RC_SCATTER: return at_root;
-    case RC_BARRIER:
-    case RC_RECV: return 0;
-    default: return 1;
-    }
-}
-
-static int needs_dst(const rc_comm *comm, const rc_call *call)
-{
-    int at_root = comm->env.rank == call->root;
-    switch (call->collective) {
-    case RC_REDUCE:
-    case RC_GATHER: return at_root;
-    case RC_BARRIER:
-    case RC_SEND: return 0;
-    default: return 1;
-    }
-}
-
 /* 1 if src and dst share memory in a way that would be written before it is read. In place are the
  * same memory for both, and where one buffer holds all ranks' parts, this rank's part of it. */
 static int overlaps(const rc_comm *comm, const rc_call *call)
@@ -273,7 +247,7 @@ static int overlaps(const rc_comm *comm, const rc_call *call)
     uint64_t n = (uint64_t)comm->env.world_size, part = call->count * rc_dtype_size(call->dtype);
     uint64_t own = (uint64_t)comm->env.rank * part, src_bytes = part, dst_bytes = part;
     int in_place = src == dst;
-    if (n == 1 || !needs_src(comm, call) || !needs_dst(comm, call))
+    if (n == 1 || !plan_reads(call, comm->env.rank) || !plan_writes(call, comm->env.rank))
         return 0;
     switch (call->collective) {
     case RC_ALLGATHER:
@@ -317,17 +291,14 @@ static rc_result check_encoded(const rc_comm *comm, const rc_call *call, rc_erro
     int quantises = call->codec >= RC_CODEC_INT8;
     if (!call->encoded)
         return RC_OK;
-    if (!fits || comm->shared.hosts > 0 || (call->feedback != NULL && !quantises))
+    if (!fits || comm->shared.hosts > 0 || call->feedback != NULL)
         return error_set(error, RC_INVALID_ARGUMENT,
                          "what is encoded already goes into all-reduces of f32 tensors by bf16, "
-                         "fp16, int8, int4, onebit or fp8 only, without shared memory, and "
-                         "by the first two without error feedback");
+                         "fp16, int8, int4, onebit or fp8 only, without shared memory and without "
+                         "error feedback");
     if (quantises && (comm->env.world_size < 2 || call->src != call->dst))
         return error_set(error, RC_INVALID_ARGUMENT,
                          "payloads are given and taken in one memory, among two ranks or more");
-    if (call->feedback != NULL && !feedback_is_ready(call->feedback))
-        return error_set(error, RC_INVALID_ARGUMENT,
-                         "this error feedback is not ready for what is encoded already");
     return RC_OK;
 }
 
@@ -340,15 +311,6 @@ rc_result rc_comm_layout(rc_comm *comm, const rc_call *call, rc_layout *out)
     return RC_OK;
 }
 
-/* Whoever made it ready has it again. */
-static void unclaim_feedback(const rc_call *call)
-{
-    if (call->feedback != NULL && call->encoded)
-        feedback_hand_back(call->feedback);
-    else if (call->feedback != NULL)
-        feedback_unclaim(call->feedback);
-}
-
 /* Takes the feedback for the work, if it is free and fits the call. */
 static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_error *error)
 {
@@ -357,7 +319,7 @@ static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_err
     rc_result result = RC_OK;
     if (f == NULL)
         return RC_OK;
-    if (!(call->encoded ? feedback_take_ready(f) : feedback_claim(f)))
+    if (!feedback_claim(f))
         return error_set(error, RC_INVALID_STATE,
                          "this error feedback is in use by a collective in flight; wait for that "
                          "one first, or give each tensor its own");
@@ -365,14 +327,12 @@ static rc_result claim_feedback(const rc_comm *comm, const rc_call *call, rc_err
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "error feedback for %llu elements does not fit a tensor of %llu",
                            (unsigned long long)f->count, (unsigned long long)(call->count * parts));
-    else if (!call->encoded && (result = twin_recall(f, NULL, error)) != RC_OK)
-        ; /* the device of what the CPU is to encode has failed */
     else if (!feedback_suits(f, fingerprint_op(fingerprint_of(call))))
         result = error_set(error, RC_INVALID_ARGUMENT,
                            "this error feedback holds residuals of another op: sums and averages "
                            "have different units");
     if (result != RC_OK)
-        unclaim_feedback(call);
+        feedback_unclaim(f);
     return result;
 }
 
@@ -396,8 +356,8 @@ static rc_result check_call(const rc_comm *comm, const rc_call *call, rc_error *
         return error_set(error, RC_INVALID_ARGUMENT, "more than 2^36 - 1 elements");
     if (collective == RC_BARRIER && call->count > 0)
         return error_set(error, RC_INVALID_ARGUMENT, "a barrier has no elements");
-    if (call->count > 0 && ((needs_src(comm, call) && call->src == NULL) ||
-                            (needs_dst(comm, call) && call->dst == NULL)))
+    if (call->count > 0 && ((plan_reads(call, comm->env.rank) && call->src == NULL) ||
+                            (plan_writes(call, comm->env.rank) && call->dst == NULL)))
         return error_set(error, RC_INVALID_ARGUMENT, "a buffer is missing");
     if (overlaps(comm, call))
         return error_set(error, RC_INVALID_ARGUMENT, "the source and the result overlap");
@@ -425,10 +385,11 @@ rc_result rc_submit(rc_comm *comm, const rc_call *call, rc_work **out, rc_error 
     *out = NULL;
     RC_TRY(rc_check(comm, call, error));
     RC_TRY(claim_feedback(comm, call, error));
-    rc_result result = comm_submit(comm, call, NULL, out);
+    rc_result result = comm_submit(comm, call, out);
     if (result == RC_OK)
         return RC_OK;
-    unclaim_feedback(call);
+    if (call->feedback != NULL)
+        feedback_unclaim(call->feedback);
     return error_set(error, result, "no memory for a work");
 }
 

@@ -113,7 +113,7 @@ void comm_start_on_links(rc_comm *c, rc_work *w, work_env *env)
     if (result != RC_OK)
         comm_fail_text(c, result, c->env.rank, "a collective could not start: %s",
                        rc_result_name(result));
-    if (w->env != NULL && (w->gate != NULL || w->quantised != NULL || keep_is_left(w)))
+    if (w->env != NULL && (w->quantised != NULL || keep_is_left(w)))
         list_append(&c->pumped, &w->pumped);
     if (c->state == COMM_RUNNING) /* also where it is over: what others called must still fit */
         comm_announce(c, w, env);
@@ -178,14 +178,11 @@ static rc_result number(rc_comm *c, rc_work *w)
     return RC_OK;
 }
 
-rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out)
+rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out)
 {
     rc_work *w = work_create(c->engine, call, c->config.spin_us);
-    if (w == NULL) {
-        gate_free(gate);
+    if (w == NULL)
         return RC_NO_MEMORY;
-    }
-    w->gate = gate;
     if (call->feedback != NULL && !quantised_takes(call, c->env.world_size) &&
         work_absorb(w, c->env.contributors) != RC_OK) {
         work_release(w);

@@ -20,7 +20,6 @@
 #ifndef RINGCOMM_COMM_H
 #define RINGCOMM_COMM_H
 
-#include "coll/gate.h"
 #include "coll/shared.h"
 #include "coll/work.h"
 
@@ -74,9 +73,7 @@ struct rc_comm {
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
 rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
-/* gate: of an all-reduce whose source is still on its way (coll/gated.h), by links, encoded
- * already or by a codec that does not quantise; or NULL. Is taken over, also after a failure. */
-rc_result comm_submit(rc_comm *c, const rc_call *call, gate *gate, rc_work **out);
+rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);
 rc_result comm_leave(rc_comm *c, int timeout_ms);
 rc_result comm_close(rc_comm *c, int timeout_ms);
@@ -96,15 +93,6 @@ int comm_send_control(rc_comm *c, peer_link *ln, frame_type type, uint64_t seq,
                       uint64_t fingerprint, uint16_t flags, int lane);
 /* Raises PEER_LOST for the first active work that needs a peer which has left. */
 void comm_check_left(rc_comm *c, const peer_link *ln);
-
-/* These elements of the source of a work with a gate are there, from now on. Under the lock; until
- * the work is freed. */
-static inline void comm_show(rc_comm *c, rc_work *w, order_stretch there)
-{
-    gate_show(w->gate, there);
-    if (w->env != NULL && c->state == COMM_RUNNING)
-        engine_pump_later(c->engine, &c->member);
-}
 
 /* Lets the work send a little more, now and in the next rounds, and ends it if that was all. */
 void comm_go_on(rc_comm *c, rc_work *w);

@@ -185,16 +185,8 @@ class Engine:
         lib.rc_work_free(out[0])
         return callback
 
-    def wait_late(self, late_ms: int) -> bool:
-        """Waits until a work has been over for so long and was not taken."""
-        return bool(lib.rc_engine_wait_late(self.handle, late_ms, 60_000) == OK)
-
-    def hurry(self) -> None:
-        """Ends a ``wait_late``."""
-        lib.rc_engine_hurry(self.handle)
-
     def interrupt(self) -> None:
-        """Ends a ``take`` and a ``wait_late``."""
+        """Ends a ``take``."""
         lib.rc_engine_interrupt(self.handle)
 
     def _callback_of(self, work: Any) -> Callable[[], None]:

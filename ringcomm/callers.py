@@ -1,21 +1,17 @@
 """The threads that call back when something is over.
 
-One thread leads: it takes what is over from the core, in order, and calls back. A callback may wait
-for something that another callback is to do, so a second thread stands by, and takes over from a
-leader that waits. That one stands by in turn when its callback returns.
+One of them leads: it takes what is over from the core, in order, and calls back. One that stands by
+takes over from a leader whose callback says that it is about to wait (``step_aside``), which this
+package says where it waits and where a Future is asked for, or has not returned after LATE_S, for
+it may wait for what another callback is to do. That thread stands by when its callback returns.
 
     leader     take, call, take, call - - - (waits) - - - - - returns: stands by
     stand-by   - - - - - - - - - - - - - leads: take, call, take, call
 
-A leader is relieved only while it is in a callback: when that says that it is about to wait
-(``step_aside``), which this package says where it waits and where a Future is asked for; when
-something else has been over for a while, and the callback has used next to no CPU time meanwhile;
-and when others have been late for BUSY_S, whatever it does.
-
 Invariants: callbacks begin in the order in which their things were over, and run one at a time, but
 for those that wait or take long. However deep they wait for each other, there is a thread for the
 next one: threads are made where none is left to stand by. A leader outside of a callback stays the
-leader, so only one thread takes.
+leader, so only one thread takes. Nothing wakes up while there is nothing to call.
 """
 
 from __future__ import annotations
@@ -27,9 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-LATE_MS = 10
-BUSY_S = 1.0
-_WAITING = 0.25  # a callback that uses less of a CPU than this waits
+LATE_S = 0.01
 _SPARE = 4  # threads that are kept
 _TAKE_MS = 60_000
 _log = logging.getLogger("ringcomm")
@@ -45,15 +39,8 @@ class Source(Protocol):
         """Waits for the next thing that is over and returns what calls back; None: there is none
         yet, or ``interrupt`` was called."""
 
-    def wait_late(self, late_ms: int) -> bool:
-        """Waits until something has been over for so long and was not taken, or until ``hurry`` or
-        ``interrupt`` is called. False if it gave up before."""
-
-    def hurry(self) -> None:
-        """Ends the current or next ``wait_late``."""
-
     def interrupt(self) -> None:
-        """Ends the current or next ``take`` and ``wait_late``."""
+        """Ends the current or next ``take``."""
 
 
 def is_caller() -> bool:
@@ -79,14 +66,15 @@ class Callers:
     def __init__(self, name: str, source: Source) -> None:
         self._name = name
         self._source = source
-        self._place = threading.Lock()  # of the one thread that stands by
         self._lock = threading.RLock()  # of what follows; a signal handler may call within a call
+        self._changed = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
         self._spare = 0  # threads that stand by, or are going to
+        self._watched = False  # one of them looks how long the leader's callback takes
         self._leader: threading.Thread | None = None
-        self._calls = 0  # that leaders have begun
-        self._calling = False  # the leader is in one
-        self._relieved = False  # and is not waited for
+        self._calling = False  # the leader is in a callback
+        self._began = 0.0  # when it was begun
+        self._relieved = False  # it is not waited for
         self._stopping = False
         self._ended = False  # and nothing is left to take
         self._at_end: Callable[[], None] | None = None
@@ -105,7 +93,7 @@ class Callers:
             if self._leader is not threading.current_thread() or self._relieved:
                 return
             self._relieved = True
-        self._source.hurry()
+            self._changed.notify()
 
     def stop(self, at_end: Callable[[], None]) -> None:
         """Calls back for all that is over by now and ends the threads. ``at_end`` is called when
@@ -114,6 +102,7 @@ class Callers:
             self._stopping = True
             inside = threading.current_thread() in self._threads
             self._at_end = at_end if inside else None
+            self._changed.notify_all()
         self._source.interrupt()
         if inside:
             return
@@ -156,46 +145,27 @@ class Callers:
 
     def _stand_by(self, me: threading.Thread) -> bool:
         """Returns True once this thread is the leader, False when there is no more to do."""
-        with self._place:
-            while not self._becomes_leader(me):
-                if self._ended:
-                    return False
-                if self._source.wait_late(LATE_MS):
-                    self._look()
-        return True
-
-    def _becomes_leader(self, me: threading.Thread) -> bool:
+        watches = False
         with self._lock:
-            is_free = self._calling and (self._relieved or self._stopping)
-            if self._ended or not (is_free or self._leader is None):
-                return False
-            self._leader = me
-            self._calling = self._relieved = False
-            self._spare -= 1
+            while not self._ended:
+                if watches:
+                    self._watched = watches = False
+                if self._is_free():
+                    self._leader = me
+                    self._calling = self._relieved = False
+                    self._spare -= 1
+                    return True
+                if self._calling and not self._watched:
+                    self._watched = watches = True
+                self._changed.wait(self._began + LATE_S - time.monotonic() if watches else None)
+        return False
+
+    def _is_free(self) -> bool:
+        """Whether somebody else may lead. Under the lock."""
+        if self._leader is None:
             return True
-
-    def _look(self) -> None:
-        """Something may be late: relieves a leader that is in a callback and waits."""
-        calls, since = self._calls, time.monotonic()
-        while not self._stopping and time.monotonic() - since < BUSY_S:
-            before = self._cpu_of_call(calls)
-            if before is None or self._relieved:
-                return
-            time.sleep(LATE_MS / 1000)
-            after = self._cpu_of_call(calls)
-            if after is None or after - before < _WAITING * LATE_MS / 1000:
-                break
-        with self._lock:
-            if self._calling and self._calls == calls:
-                self._relieved = True
-
-    def _cpu_of_call(self, number: int) -> float | None:
-        """CPU seconds of the leader; None unless it is in this call."""
-        with self._lock:  # without which it cannot end
-            if self._leader is None or not self._calling or self._calls != number:
-                return None
-            assert self._leader.ident is not None
-            return time.clock_gettime(time.pthread_getcpuclockid(self._leader.ident))
+        late = time.monotonic() - self._began >= LATE_S
+        return self._calling and (self._relieved or self._stopping or late)
 
     def _lead(self, me: threading.Thread) -> None:
         """Takes and calls back until it is relieved, or there is no more."""
@@ -208,17 +178,17 @@ class Callers:
             elif stopping:
                 with self._lock:
                     self._ended = True
-                self._source.hurry()
-
+                    self._changed.notify_all()
                 return
 
     def _call(self, me: threading.Thread, call: Callable[[], None]) -> None:
         with self._lock:
-            self._calls += 1
-            self._calling = True
+            self._began, self._calling = time.monotonic(), True
             if self._spare == 0:
                 with contextlib.suppress(RuntimeError):
                     self._add_thread()
+            elif not self._watched:
+                self._changed.notify()
         try:
             call()
         except BaseException:  # sys.exit() in a callback too: others are still to be called

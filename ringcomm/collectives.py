@@ -31,25 +31,7 @@ class Collectives:
     world_size: int
     config: Config
     _shortcut: Shortcut
-
-    def _run(
-        self,
-        collective: int,
-        src: View | None,
-        dst: View | None,
-        count: int,
-        *,
-        op: str = "sum",
-        compression: str | None = None,
-        feedback: Feedback = None,
-        root: int | None = 0,
-        tag: int = 0,
-        async_op: bool = False,
-        timeout: float | None = None,
-        result: Any = None,
-        on_done: Callable[[Work], None] | None = None,
-    ) -> Any:
-        raise NotImplementedError
+    _run: Callable[..., Any]  # Communicator's
 
     @overload
     def allreduce(

@@ -42,9 +42,9 @@ class ErrorFeedback(Residuals):
             ringcomm.allreduce(gradient, "avg", compression="int4", feedback=feedback)
 
     A call changes it only if it succeeds, with a finite result. It takes two to two and a half
-    times the memory of the tensor as float32, and for a tensor of a GPU twice that memory there.
-    The codec may change from call to call; one of none, bf16 or fp16 delivers all that is left. It
-    cannot be pickled or copied: see ``state_dict``.
+    times the memory of the tensor as float32, in host memory. The codec may change from call to
+    call; one of none, bf16 or fp16 delivers all that is left. It cannot be pickled or copied: see
+    ``state_dict``.
     """
 
     @without_exact

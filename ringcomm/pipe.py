@@ -234,14 +234,6 @@ class Pipe:
         lib.rc_flight_free(out[0])
         return work.landed if landed[0] else work.over
 
-    def wait_late(self, late_ms: int) -> bool:
-        """Waits until a flight was to be told something for so long."""
-        return bool(lib.rc_pipe_wait_late(self._handle, late_ms, 60_000) != AGAIN)
-
-    def hurry(self) -> None:
-        """Ends a ``wait_late``."""
-        lib.rc_pipe_hurry(self._handle)
-
     def interrupt(self) -> None:
         """Nothing waits for a pipe that is stopped."""
 

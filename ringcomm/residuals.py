@@ -10,9 +10,9 @@ all results is the sum of all exact ones, less what is left at the end.
 
 The numbers are in units of the tensor (owner: of the result), so they change with a loss scale.
 
-Invariants: the core owns the memory (rc_feedback), of a GPU's tensors on the GPU, and changes it
-only when a collective has succeeded everywhere with finite values. One work at a time uses it;
-while that does, nothing here reads or changes it.
+Invariants: the core owns the memory (rc_feedback), which is the host's, and changes it only when a
+collective has succeeded everywhere with finite values. One work at a time uses it; while that does,
+nothing here reads or changes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from ._native import OK, ffi, lib
 from .buffers import full_name
-from .errors import ConfigError, DeviceError, RingcommError, TensorError
+from .errors import ConfigError, RingcommError, TensorError
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -72,17 +72,11 @@ class Residuals:
 
     @property
     def worker(self) -> Floats:
-        """A copy of what is left of this rank's contributions: float32[count].
-
-        Raises DeviceError if it was on a GPU that has failed.
-        """
+        """A copy of what is left of this rank's contributions: float32[count]."""
         self.require_idle()
         if self._count is None:
             return np.zeros(0, np.float32)
-        memory = lib.rc_feedback_worker(self._handle)
-        if not memory and self._count:
-            raise self._lost()
-        return _copy(memory, self._count)
+        return _copy(lib.rc_feedback_worker(self._handle), self._count)
 
     @property
     def owner(self) -> Floats:
@@ -126,8 +120,8 @@ class Residuals:
         """
         require_scale("factor", factor, least=0.0)
         self.require_idle()
-        if self._count is not None and lib.rc_feedback_rescale(self._handle, float(factor)) != OK:
-            raise self._lost()
+        if self._count is not None:
+            lib.rc_feedback_rescale(self._handle, float(factor))
 
     def undo(self) -> None:
         """Makes what is left what it was before the last call that used it, for who drops that
@@ -197,10 +191,6 @@ class Residuals:
         )  # fmt: skip
         if result != OK:
             raise RingcommError(f"{self.name}: the core does not take the residuals")
-
-    def _lost(self) -> DeviceError:
-        return DeviceError(f"{self.name}: what is left cannot be fetched from its GPU, which has "
-                           "failed, or this is a forked child")  # fmt: skip
 
     def _is_zero(self) -> bool:
         return not self.worker.any() and not self.owner.any()

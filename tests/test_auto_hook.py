@@ -15,15 +15,13 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
-from ddp_buckets import LARGE, THRESHOLD, Net, Scaler, gradients_of, reduce, trained
+from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce, trained
 from quantised_reference import payload_bytes
 from ranks import run_ranks
 from torch import nn
 
 from ringcomm import AbortedError, Communicator, ConfigError
-from ringcomm.adaptive.forecast import Load
-from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Rung
-from ringcomm.adaptive.measure import Seen
+from ringcomm.adaptive.law import DELAY, FIRST_WINDOW, Change, Law, Load, Rung, Seen
 from ringcomm.codecs import parse
 from ringcomm.torch import Auto, HookState, Stale1
 from ringcomm.torch.exchange import CommExchange, GridExchange
@@ -112,10 +110,7 @@ def test_one_rank_decides_by_what_all_have_measured(scripted: Told) -> None:
         model = Net()
         state = hook(comm, model)
         for step in range(10):
-            gradients = gradients_of(model, comm.rank, step)
-            if comm.rank == 2 and step == 3:
-                gradients["long"][:] = float("inf")
-            reduce(state, model, gradients, buckets=2)
+            reduce(state, model, gradients_of(model, comm.rank, step), buckets=2)
 
     run_ranks(3, body)
     ((_, ranks, load),) = scripted
@@ -125,8 +120,6 @@ def test_one_rank_decides_by_what_all_have_measured(scripted: Told) -> None:
         assert seen.wire_bytes > 0
         assert 0 < seen.hide_s < seen.compute_s
         assert 0 < seen.exposed_s <= seen.busy_s
-        assert 0 < seen.norm < 100
-    assert ranks[2].spoilt == 1
     assert [bucket.large for bucket in load] == [48 * 31 + 4 * 4, 16 * 8 * 9 + 4800]
     assert sum(bucket.small for bucket in load) == 48 + 5000 + 1
 
@@ -249,36 +242,6 @@ def test_onebit_is_for_linear_optimizers(
         f"auto: onebit is left out, as {kind} is not known to be linear in the gradients; "
         "Auto(linear=True) declares that it is"
     ])  # fmt: skip
-
-
-def test_it_sees_a_learning_rate_that_is_raised(scripted: Told) -> None:
-    def body(comm: Communicator) -> None:
-        model = Net()
-        state = hook(comm, model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(25):
-            reduce(state, model, gradients_of(model, comm.rank, step))
-            optimizer.param_groups[0]["lr"] = 0.1 if step < 10 else 0.2
-            optimizer.step()
-
-    run_ranks(2, body)
-    assert [max(seen.rate_rises for seen in ranks) for _, ranks, _ in scripted] == [0, 1, 0]
-
-
-def test_it_does_not_take_a_loss_scale_for_a_change() -> None:
-    def body(comm: Communicator) -> None:
-        model, norms = Net(), []
-        for scale in (1.0, 1024.0):
-            policy = Auto(model)
-            state = HookState(policy, comm, model=model, scaler=Scaler(scale))
-            for _ in range(3):
-                scaled = {n: g * scale for n, g in gradients_of(model, comm.rank, 0).items()}
-                reduce(state, model, scaled)
-            assert policy._agreement is not None
-            norms.append(policy._agreement.window.seen().norm)
-        assert norms[0] == pytest.approx(norms[1])
-
-    run_ranks(2, body)
 
 
 # ---- checkpoints and refusals ----

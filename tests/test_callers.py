@@ -1,4 +1,5 @@
-"""The threads that call back (callers.py): in order, one at a time, and others where one waits.
+"""The threads that call back (callers.py): in order, one at a time, and others where one waits or
+takes long.
 
 A source of the test stands for the core: a queue of what is over.
 """
@@ -21,38 +22,24 @@ class Queue:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.calls: list[tuple[float, Callable[[], None]]] = []
-        self.hurried = self.interrupted = False
+        self.calls: list[Callable[[], None]] = []
+        self.interrupted = False
 
     def put(self, *calls: Callable[[], None]) -> None:
         with self.changed:
-            self.calls += [(time.monotonic(), call) for call in calls]
+            self.calls += calls
             self.changed.notify_all()
 
     def take(self, timeout_ms: int) -> Callable[[], None] | None:
         with self.changed:
             self.changed.wait_for(lambda: self.calls or self.interrupted, timeout_ms / 1000)
             self.interrupted = False
-            return self.calls.pop(0)[1] if self.calls else None
-
-    def _is_late(self, late_ms: int) -> bool:
-        return bool(self.calls) and time.monotonic() - self.calls[0][0] >= late_ms / 1000
-
-    def wait_late(self, late_ms: int) -> bool:
-        with self.changed:
-            while not (self.hurried or self._is_late(late_ms)):
-                self.changed.wait(late_ms / 1000 if self.calls else None)
-            self.hurried = False
-            return True
-
-    def hurry(self) -> None:
-        with self.changed:
-            self.hurried = True
-            self.changed.notify_all()
+            return self.calls.pop(0) if self.calls else None
 
     def interrupt(self) -> None:
-        self.interrupted = True
-        self.hurry()
+        with self.changed:
+            self.interrupted = True
+            self.changed.notify_all()
 
 
 def threads() -> set[threading.Thread]:
@@ -115,20 +102,30 @@ def test_callbacks_wait_for_each_other(queue: Queue, says_so: bool) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_one_that_computes_is_not_disturbed(
+def test_one_that_takes_long_holds_nothing_up(queue: Queue) -> None:
+    """Whatever it does; and while it does that, the others are called one at a time."""
+    returns, seen = threading.Event(), []
+    queue.put(lambda: (returns.wait(PATIENCE), None)[1])
+    queue.put(*(lambda n=n: seen.append(n) for n in range(100)))  # type: ignore[misc]
+    assert until(lambda: len(seen) == 100)
+    assert seen == list(range(100))
+    returns.set()
+
+
+@pytest.mark.usefixtures("made")
+def test_nothing_wakes_up_while_there_is_nothing_to_call(
     queue: Queue, made: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Save for very long. How much CPU time it gets is for the machine to say, so not here."""
-    used = iter(range(10**9))
-    monkeypatch.setattr(made, "_cpu_of_call", lambda _: float(next(used)))
-    monkeypatch.setattr(callers, "BUSY_S", 0.5)
-    took: list[float] = []
-    began = time.monotonic()
-    done = threading.Event()
-    queue.put(lambda: (done.wait(PATIENCE), None)[1], lambda: took.append(time.monotonic()))
-    queue.put(done.set)
-    assert done.wait(PATIENCE)
-    assert took[0] - began >= 0.5
+    called = threading.Event()
+    for _ in range(3):  # also after callbacks that were watched
+        queue.put(lambda: time.sleep(3 * callers.LATE_S), called.set)
+        assert called.wait(PATIENCE)
+        called.clear()
+    assert until(lambda: not made._watched)
+    looked = []
+    monkeypatch.setattr(made, "_is_free", lambda: looked.append(1))
+    time.sleep(5 * callers.LATE_S)
+    assert not looked
 
 
 def test_stopped_by_a_callback(queue: Queue) -> None:

@@ -108,9 +108,6 @@ class Case:
 
     codec: str
     src: Array
-    residual: Array | None = None
-    pre: float = 1.0
-    left: str = "own"  # none, residual, src
     launch: tuple[int, int] = (2, 64)
     segment: int = 1 << 20
     stride: int = 0
@@ -134,64 +131,41 @@ def segments(case: Case) -> list[tuple[slice, int]]:
     return [(slice(at, at + case.segment), i * case.stride) for i, at in enumerate(starts)]
 
 
-def expected(sides: Sides, case: Case) -> tuple[Array, Array, int]:
-    """(wire, left, poisoned) of the core."""
+def expected(sides: Sides, case: Case) -> Array:
+    """The wire of the core."""
     wire = np.full(wire_bytes(case) + 16, 0xA5, U8)
-    left = np.zeros(case.src.size, F32)
-    poisoned = 0
     for part, at in segments(case):
-        residual = None if case.residual is None else case.residual[part]
-        poisoned |= sides.core.core_pack(
-            BLOCKS[case.codec], pointer(wire[at:]), pointer(left[part]),
-            pointer(case.src[part]), ctypes.c_float(case.pre), pointer(residual),
+        sides.core.core_pack(
+            BLOCKS[case.codec], pointer(wire[at:]), pointer(case.src[part]),
             ctypes.c_size_t(case.src[part].size),
         )  # fmt: skip
-    return wire, left, poisoned
-
-
-def packed(sides: Sides, case: Case) -> tuple[Array, Array | None, int]:
-    """(wire, left, poisoned) of the GPU."""
-    n = case.src.size
-    wire = placed(np.full(wire_bytes(case) + 16, 0xA5, U8), 2 if case.offset is None else 0)
-    src = placed(case.src, case.offset)
-    residual = None if case.residual is None else placed(case.residual, case.offset)
-    left = {"own": placed(np.zeros(n, F32), case.offset), "none": None, "residual": residual,
-            "src": src}[case.left]  # fmt: skip
-    poisoned = np.full(1, 0, U32)
-    sides.run(f"pack_{case.codec}", case.launch, wire, left, src, case.pre, residual, n,
-              case.segment, case.stride, poisoned)  # fmt: skip
-    if case.left != "src":
-        same(src, case.src)
-    return wire, left, int(poisoned[0])
+    return wire
 
 
 def check_pack(sides: Sides, case: Case) -> Array:
     """Returns the wire."""
-    wire, left, poisoned = expected(sides, case)
-    got, got_left, got_poisoned = packed(sides, case)
-    same(got, wire)
-    if got_left is not None:
-        same(got_left, left)
-    assert got_poisoned == poisoned
-    return wire
+    want = expected(sides, case)
+    wire = placed(np.full(want.size, 0xA5, U8), 2 if case.offset is None else 0)
+    src = placed(case.src, case.offset)
+    sides.run(f"pack_{case.codec}", case.launch, wire, src, src.size, case.segment, case.stride)
+    same(src, case.src)
+    same(wire, want)
+    return want
 
 
 def check_unpack(sides: Sides, case: Case, wire: Array) -> None:
     n = case.src.size
     want = np.zeros(n, F32)
-    poisoned = 0
     for part, at in segments(case):
-        poisoned |= sides.core.core_unpack(
+        sides.core.core_unpack(
             BLOCKS[case.codec], pointer(want[part]), pointer(wire[at:]),
             ctypes.c_size_t(want[part].size),
         )  # fmt: skip
     got = placed(np.full(n + 4, 7, F32), case.offset)[4 if case.offset is None else 0 :]
-    flag = np.full(1, 0, U32)
     sides.run(f"unpack_{case.codec}", case.launch, got, placed(wire[: wire_bytes(case)], 0), n,
-              case.segment, case.stride, flag)  # fmt: skip
+              case.segment, case.stride)  # fmt: skip
     same(got[:n], want)
     assert (got[n:] == 7).all()
-    assert flag[0] == poisoned
 
 
 def one_nan(values: Array) -> Array:
@@ -207,19 +181,16 @@ def check_add(sides: Sides, case: Case, first: Array, second: Array, gap: int = 
     both[:size], both[apart:] = first[:size], second[:size]
     for op, post in (("sum", 1.0), ("avg", 0.5)):
         want = np.zeros(n, F32)
-        poisoned = 0
         for part, at in segments(case):
-            poisoned |= sides.core.core_add(
+            sides.core.core_add(
                 BLOCKS[case.codec], pointer(want[part]), pointer(first[at:]), pointer(second[at:]),
                 OPS[op], ctypes.c_size_t(want[part].size),
             )  # fmt: skip
         got = placed(np.full(n + 4, 7, F32), case.offset)[4 if case.offset is None else 0 :]
-        flag = np.zeros(1, U32)
         sides.run(f"add_{case.codec}", case.launch, got, both, apart, post, n, case.segment,
-                  case.stride, flag)  # fmt: skip
+                  case.stride)  # fmt: skip
         same(got[:n], one_nan(want))
         assert (got[n:] == 7).all()
-        assert flag[0] == poisoned
 
 
 @pytest.mark.parametrize("values", CLASSES)
@@ -232,7 +203,7 @@ def test_sums_of_every_class(
         for k, offset in enumerate((0, 4, None)):
             one, two = (Case(codec, values(random, n, LIMITS[codec]), launch=LAUNCHES[k],
                              offset=offset) for _ in range(2))  # fmt: skip
-            check_add(sides, one, expected(sides, one)[0], expected(sides, two)[0], 14 * k)
+            check_add(sides, one, expected(sides, one), expected(sides, two), 14 * k)
 
 
 @pytest.mark.parametrize("codec", BLOCKS)
@@ -249,7 +220,7 @@ def test_sums_of_any_bytes(sides: Sides, codec: str) -> None:
     first, second = (np.concatenate([each.view(U8), random.integers(0, 256, codes, U8)])
                      for each in (one, two))  # fmt: skip
     check_add(sides, case, first, second)
-    for i in range(0, one.size, 7):  # each by itself, as one makes the flag of all
+    for i in range(0, one.size, 7):  # each by itself
         for n in (1, block - 1, block):
             few = Case(codec, np.zeros(n, F32), launch=(1, 32))
             codes = payload_bytes(codec, n) - 2
@@ -267,7 +238,7 @@ def test_sums_in_segments(sides: Sides, codec: str) -> None:
         for n in (1, segment - 1, segment, segment + 1, 5 * segment + 333):
             one, two = (Case(codec, ordinary(random, n, 1), segment=segment, stride=stride,
                              launch=(2, 96), offset=offset) for _ in range(2))  # fmt: skip
-            check_add(sides, one, expected(sides, one)[0], expected(sides, two)[0])
+            check_add(sides, one, expected(sides, one), expected(sides, two))
 
 
 @pytest.mark.parametrize("values", CLASSES)
@@ -278,16 +249,13 @@ def test_blocks_of_every_class(
     random = np.random.default_rng(2)
     limit = LIMITS[codec]
     for n in [0, 1, 33, 64, 65, 255, 256, 257, 1025, 20000]:
-        src, residual = values(random, n, limit), values(random, n, limit)
-        pre = [1.0, 0.25, 1 / 3, -1.5, 1e-30, 1e30][n % 6]
+        src = values(random, n, limit)
         wire = check_pack(sides, Case(codec, src))
         check_unpack(sides, Case(codec, src), wire)
         for case in (
-            Case(codec, src, residual, pre),
-            Case(codec, src, residual, pre, "residual", (1, 32), offset=None),
-            Case(codec, src, None, pre, "src", (3, 256), offset=4),
-            Case(codec, src, residual, 1.0, "src", offset=None),
-            Case(codec, src, residual, 1.0, "none", (3, 256), offset=8),
+            Case(codec, src, (1, 32), offset=None),
+            Case(codec, src, (3, 256), offset=4),
+            Case(codec, src, (3, 256), offset=8),
         ):
             check_pack(sides, case)
 
@@ -319,7 +287,7 @@ def test_any_bytes_from_the_wire(sides: Sides, codec: str) -> None:
 @pytest.mark.parametrize("codec", BLOCKS)
 def test_a_scale_that_is_not_finite(sides: Sides, codec: str, poison: int) -> None:
     case = Case(codec, ordinary(np.random.default_rng(5), 1500, 1))
-    wire = expected(sides, case)[0]
+    wire = expected(sides, case)
     wire[4:6] = np.array([poison], U16).view(U8)
     check_unpack(sides, case, wire)
 
@@ -334,19 +302,18 @@ def test_segments_are_payloads(
     random = np.random.default_rng(6)
     stride = payload_bytes(codec, segment) + padding
     for n in (1, segment - 1, segment, segment + 1, 5 * segment, 5 * segment + 333):
-        src, residual = ordinary(random, n, 1), ordinary(random, n, 1)
-        case = Case(codec, src, residual, segment=segment, stride=stride, launch=(2, 96),
-                    offset=offset)  # fmt: skip
+        src = ordinary(random, n, 1)
+        case = Case(codec, src, (2, 96), segment, stride, offset)
         wire = check_pack(sides, case)
         check_unpack(sides, case, wire)
-        number, left, dst = BLOCKS[codec], np.zeros(segment, F32), np.zeros(segment, F32)
+        number, dst = BLOCKS[codec], np.zeros(segment, F32)
         flag = ctypes.c_int(0)
         for part, at in segments(case):
             count = src[part].size
             payload = np.zeros(payload_bytes(codec, count), U8)
             made = sides.core.core_payload(
-                number, pointer(payload), pointer(left), pointer(src[part]),
-                pointer(residual[part]), ctypes.c_size_t(count), ctypes.byref(flag),
+                number, pointer(payload), pointer(src[part]), ctypes.c_size_t(count),
+                ctypes.byref(flag),
             )  # fmt: skip
             assert made == payload.size
             same(wire[at : at + made], payload)
@@ -354,34 +321,6 @@ def test_segments_are_payloads(
                 number, pointer(dst), pointer(payload), ctypes.c_size_t(count), ctypes.byref(flag)
             )
         assert flag.value == 0
-
-
-@pytest.mark.parametrize("codec", BLOCKS)
-def test_residuals_over_many_steps(sides: Sides, codec: str) -> None:
-    """In place and from one buffer to another, as works do it."""
-    random = np.random.default_rng(7)
-    n = 5003
-    ours, theirs = placed(np.zeros(n, F32), 0), np.zeros(n, F32)
-    flag = np.zeros(1, U32)
-    for step in range(6):
-        src = ordinary(random, n, 1) * F32(10.0 ** (step - 3))
-        want = expected(sides, Case(codec, src, theirs, 0.5))
-        wire = np.full(want[0].size, 0xA5, U8)
-        left = ours if step % 2 else placed(np.zeros(n, F32), 4)
-        sides.run(f"pack_{codec}", (3, 64), wire, left, src, 0.5, ours, n, 1 << 20, 0, flag)
-        same(wire, want[0])
-        same(left, want[1])
-        ours, theirs = left, want[1]
-    assert flag[0] == 0
-    assert np.abs(theirs).max() > 0
-
-
-@pytest.mark.parametrize("codec", BLOCKS)
-def test_a_flag_is_never_taken_back(sides: Sides, codec: str) -> None:
-    src, wire, flag = np.ones(300, F32), np.zeros(700, U8), np.full(1, 9, U32)
-    sides.run(f"pack_{codec}", (1, 32), wire, None, src, 1.0, None, 300, 512, 0, flag)
-    sides.run(f"unpack_{codec}", (1, 32), src, wire, 300, 512, 0, flag)
-    assert flag[0] == 9
 
 
 # ---- scaling ----

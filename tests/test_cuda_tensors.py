@@ -426,29 +426,6 @@ def test_packed_and_unpacked_ranks_go_together(gpu: Gpu) -> None:
         run_ranks(3, body)
 
 
-@pytest.mark.parametrize("without_room", [False, True])
-def test_what_is_packed_in_pieces_has_the_same_bits(gpu: Gpu, without_room: bool) -> None:
-    """Large enough to be on the wire before all of it is packed. One of the ranks has no room to
-    unpack on its GPU, neither while it comes nor at the end."""
-    count = 550_001
-
-    def body(comm: Communicator) -> None:
-        values = tensors.elements("f32", count, comm.rank)
-        array, host = on_gpu(gpu, values, "f32"), values.copy()
-        comm.allreduce(host, "avg", compression="fp16")
-        comm.barrier()
-        before = gpu.calls("cuMemcpyDtoHAsync_v2")
-        if without_room and comm.rank == 0:
-            for call in (3, 4, 5):  # the first two make room to pack
-                gpu.fail("cuMemAlloc_v2", call, 2)
-        comm.barrier()
-        comm.allreduce(array, "avg", compression="fp16")
-        assert bits(array.read()) == bits(host)
-        assert gpu.calls("cuMemcpyDtoHAsync_v2") - before > 2 * 2
-
-    run_ranks(2, body)
-
-
 def test_a_gpu_that_is_too_old_for_the_kernels_leaves_packing_to_the_cpu(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

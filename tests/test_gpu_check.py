@@ -127,8 +127,11 @@ def test_floors() -> None:
     wire = links.wire_s("none", 100_000_000, 4, [10_000.0])
     assert wire == pytest.approx(0.1255, rel=1e-3)
     assert links.wire_s("bf16", 100_000_000, 2, [10_000.0] * 2) == pytest.approx(wire / 6)
-    bus = links.floor_s("none", 100_000_000, 4, [10_000.0], 1e9)
-    assert bus == pytest.approx(0.4 + 524288e-9 + 60e-6)
+    there_and_back = 2 * 0.4
+    for codec, crosses in (("none", 1.0), ("bf16", 0.5), ("onebit", 1.0)):  # onebit: with feedback
+        floor = links.floor_s(codec, 100_000_000, 4, [10_000.0], 1e9)
+        network = links.wire_s(codec, 100_000_000, 4, [10_000.0])
+        assert floor == pytest.approx(network + crosses * there_and_back + 60e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,13 @@ from outer_training import net
 from torch import nn
 
 from ringcomm import ConfigError, MismatchError
-from ringcomm.torch.outer import (
-    AtEnd,
-    BySpeed,
-    Carry,
-    Every,
-    Fitted,
-    Lerp,
-    Mean,
-    Nesterov,
-    Replace,
-    Sgd,
-    Sparse,
-)
+from ringcomm.torch.outer import Carry, Lerp, Nesterov, Replace, Sparse
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
 from ringcomm.torch.outer.header import Header, Headers
 from ringcomm.torch.outer.hello import Hello, Hellos
 from ringcomm.torch.outer.merges import merge_of
-from ringcomm.torch.outer.pace import pace_of
+from ringcomm.torch.outer.pace import Pace
 from ringcomm.torch.outer.rules import rule_of
 from ringcomm.torch.outer.ticks import ScalerTicks, StepTicks, optimizers_of
 from ringcomm.torch.wrapped import inner_of
@@ -64,10 +52,13 @@ def test_nesterov_is_torchs(mu: float) -> None:
 
 def test_rules_that_are_the_mean() -> None:
     anchor, mean = torch.randn(9), torch.randn(9)
-    for rule in (Mean(), Sgd(1.0), Nesterov(1.0, 0.0), Sparse(gamma=1.0)):
+    for rule in (rule_of("mean"), Sparse(gamma=1.0)):
         found = anchor.clone()
         rule.step(found, mean.clone(), rule.memory(found))
-        torch.testing.assert_close(found, anchor - mean)
+        assert torch.equal(found, anchor - mean)
+    whole, change = torch.tensor([5, 7]), torch.tensor([2, -1])
+    rule_of("mean").step(whole, change, {})
+    assert whole.tolist() == [3, 8]
 
 
 def test_the_law_of_rate_and_momentum() -> None:
@@ -81,8 +72,8 @@ def test_the_law_of_rate_and_momentum() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Sgd(0.0), "Invalid gamma: 0.0"),
-        (lambda: Sgd(math.nan), "Invalid gamma: nan"),
+        (lambda: Nesterov(0.0, 0.0), "Invalid gamma: 0.0"),
+        (lambda: Nesterov(math.nan, 0.0), "Invalid gamma: nan"),
         (lambda: Nesterov(0.7, 1.0), "Invalid mu: 1.0"),
         (lambda: Nesterov(-0.7), "Invalid gamma: -0.7"),
         (lambda: Nesterov(0.7, True), "Invalid mu: True"),
@@ -91,16 +82,15 @@ def test_the_law_of_rate_and_momentum() -> None:
         (lambda: Sparse(aggregate="sum"), "Invalid aggregate: 'sum'"),
         (lambda: Lerp(1.5), "Invalid alpha: 1.5"),
         (lambda: Lerp("x"), "Invalid alpha: 'x'"),  # type: ignore[arg-type]
-        (lambda: Every(0), "Invalid every: 0"),
-        (lambda: BySpeed(-3), "Invalid every: -3"),
-        (lambda: pace_of("ends"), 'Invalid every: \'ends\''),
-        (lambda: pace_of(2.5), "Invalid every: 2.5"),
-        (lambda: pace_of(True), "Invalid every: True"),
+        (lambda: Pace(0), "Invalid every: 0"),
+        (lambda: Pace("ends"), "Invalid every: 'ends'"),  # type: ignore[arg-type]
+        (lambda: Pace(2.5), "Invalid every: 2.5"),  # type: ignore[arg-type]
+        (lambda: Pace(True), "Invalid every: True"),
         (lambda: rule_of("nesterow"), "did you mean nesterov"),
-        (lambda: rule_of(Nesterov), "give one of mean, sgd, nesterov, sparse"),
+        (lambda: rule_of(Nesterov), "give one of mean, nesterov, sparse"),
         (lambda: merge_of("blend"), "give one of carry, lerp, replace"),
-        (lambda: Every(3).cut(4), "Invalid fragments: 4"),
-        (lambda: AtEnd().cut(2), "Invalid fragments: 2"),
+        (lambda: Pace(3, 4), "Invalid fragments: 4"),
+        (lambda: Pace(None, 2), "Invalid fragments: 2"),
         (lambda: cut(trained_of(nn.Linear(2, 2)), 3), "Invalid fragments: 3"),
         (lambda: trained_of(nn.Linear(2, 2).requires_grad_(False)), "no parameter"),
         (lambda: optimizers_of("adam"), "give a torch.optim.Optimizer"),
@@ -136,84 +126,33 @@ def test_merges() -> None:
 @settings(deadline=None, max_examples=60)
 def test_each_fragment_has_a_round_every_so_many(every: int, fragments: int, rounds: int) -> None:
     fragments = min(every, fragments)
-    pace = Every(every)
-    pace.cut(fragments)
+    pace = Pace(every, fragments)
     sent: dict[int, list[int]] = {number: [] for number in range(fragments)}
     number = 0
     for iteration in range(1, every * rounds + 1):
         if pace.is_due(iteration):
             sent[number % fragments].append(iteration)
             number += 1
-            pace.advance(iteration)
+            pace.advance()
             assert not pace.is_due(iteration)
     for moments in sent.values():
         assert len(moments) == rounds
         assert all(b - a == every for a, b in itertools.pairwise(moments))
 
 
-def test_pace_that_fits_the_link() -> None:
-    pace = pace_of("auto", delay=2)
-    assert isinstance(pace, Fitted)
-    pace.cut(2)
-    assert pace.period == 10
-    pace.learn([10.0, 0.0], [1.0, 1.0], 0)  # not known of all: as it was
-    pace.learn([10.0, 20.0], [0.0, 0.0], 0)
-    for iteration in (5, 10):
-        assert pace.is_due(iteration)
-        pace.advance(iteration)
-    assert not pace.is_due(14)
-    assert pace.is_due(15)
-    # 0.5 s, of which .2 hide behind 2 iterations of .1 s: .3 s are 3 % of 100 iterations.
-    pace.learn([10.0, 20.0], [0.5, 0.1], 0)
-    pace.advance(15)  # the second fragment has its round as it was meant
-    assert pace.is_due(20)
-    pace.advance(20)
-    assert pace.period == 200
-    assert not pace.is_due(119)
-    assert pace.is_due(120)
-    pace.learn([10.0, 20.0], [0.52, 0.1], 0)  # noise
-    again = Fitted(delay=2)
-    again.cut(2)
-    again.load_state_dict(pace.state_dict())
-    assert again.period == 200
-    pace.advance(120)
-    pace.advance(220)
-    assert pace.period == 200
-    pace.learn([10.0, 20.0], [0.01, 0.01], 0)  # the link is fast again
-    pace.advance(320)
-    pace.advance(420)
-    assert pace.period == 10
-
-
-def test_pace_by_speed() -> None:
-    pace = pace_of("speed:30")
-    assert isinstance(pace, BySpeed)
-    pace.cut(1)
-    pace.learn([10.0, 0.0], [0.0, 0.0], 0)  # not known of all: as it was
-    assert pace.own == 30
-    pace.learn([10.0, 4.0], [0.0, 0.0], 1)
-    assert pace.own == 12
-    assert not pace.is_due(11)
-    assert pace.is_due(12)
-    pace.advance(12)
-    assert not pace.is_due(23)
-    assert pace.is_due(24)
-    pace.learn([1000.0, 1.0], [0.0, 0.0], 1)
-    assert pace.own == 1
-    assert pace.weight(12) == 12.0
-    again = BySpeed(30)
-    again.load_state_dict(pace.state_dict())
-    assert again.own == 1
+def test_a_pace_of_none_is_never_due() -> None:
+    pace = Pace(None)
+    pace.advance()  # by a flush
+    assert not any(pace.is_due(iteration) for iteration in range(100))
+    pace.load_state_dict(pace.state_dict())
 
 
 def test_pace_goes_on_from_its_state() -> None:
-    pace = Every(6)
-    pace.cut(4)
+    pace = Pace(6, 4)
     for iteration in range(1, 11):
         if pace.is_due(iteration):
-            pace.advance(iteration)
-    again = Every(6)
-    again.cut(4)
+            pace.advance()
+    again = Pace(6, 4)
     again.load_state_dict(pace.state_dict())
     assert [again.is_due(i) for i in range(9, 15)] == [pace.is_due(i) for i in range(9, 15)]
 
@@ -356,23 +295,17 @@ def test_wrapped_optimizers_are_found() -> None:
 
 
 def header(**given: Any) -> Header:
-    known = {
-        "is_ending": False, "has_unsent": True, "is_dropped": False, "counts_tokens": False,
-        "iteration": 3, "weight": 1.0, "speed": 2.0,
-    }  # fmt: skip
+    known = {"is_ending": False, "has_unsent": True, "is_dropped": False, "counts": True}
     return Header(**{**known, **given})
 
 
 def test_headers() -> None:
-    same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, weight=3.0)])
+    same = Headers([header(data=b"a" * 16), header(), header(data=b"a" * 16, counts=False)])
     assert same.same_data() == [(0, 2)]
-    assert (same.total, same.mean, same.is_over) == (5.0, 5 / 3, False)
+    assert (same.counting, same.is_over) == (2, False)
     ends = Headers([header(is_ending=True, has_unsent=False)] * 2)
     assert ends.is_over
     assert not Headers([header(is_ending=True), header(is_ending=True, has_unsent=False)]).is_over
-    with pytest.raises(MismatchError, match=r"outer\.count"):
-        Headers([header(counts_tokens=True), header()])
-    Headers([header(counts_tokens=True), header(weight=0.0)])  # it brings nothing
 
 
 def hello(number: int, state: bool = True, start: bool = False, setup: bytes = b"s" * 16) -> Hello:

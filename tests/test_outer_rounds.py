@@ -203,54 +203,7 @@ def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> No
     assert torch.equal(run(True), run(False))
 
 
-# ---- weights ----
-
-
-@pytest.mark.parametrize("codec", [None, "int4"])
-def test_weights_by_tokens(codec: str | None) -> None:
-    def rank(comm: Communicator) -> torch.Tensor:
-        model = Bag([500])
-        outer = OuterStep(model, None, every=1, outer="mean", compression=codec, comm=comm)
-        with outer:
-            for step in range(3):
-                with torch.no_grad():
-                    model.parts[0] += 4.0 * comm.rank
-                outer.count(100 if comm.rank == 0 else 300 - 100 * (step == 2))
-                outer.tick()
-        return model.parts[0].detach()
-
-    for found in run_ranks(2, rank):
-        torch.testing.assert_close(found, torch.full((500,), 3 + 3 + 4 * 2 / 3), rtol=1e-2, atol=0)
-
-
-def test_equal_weights_change_no_bit() -> None:
-    def run(tokens: int) -> torch.Tensor:
-        def rank(comm: Communicator) -> torch.Tensor:
-            model = net()
-            optimizer = torch.optim.SGD(model.parameters(), 0.05)
-            with OuterStep(model, optimizer, every=2, comm=comm) as outer:
-                for step in range(6):
-                    if tokens:
-                        outer.count(tokens)
-                    train(model, optimizer, comm.rank, [step])
-            return weights(model)
-
-        found: torch.Tensor = run_ranks(3, rank)[0]
-        return found
-
-    assert torch.equal(run(0), run(512))
-
-
-def test_all_ranks_count_tokens_or_none() -> None:
-    def rank(comm: Communicator) -> None:
-        outer = OuterStep(Bag([5]), None, every=1, comm=comm).attach()
-        if comm.rank:
-            outer.count(3)
-        with pytest.raises(MismatchError, match=r"outer\.count"):
-            outer.tick()
-        outer.detach()
-
-    run_ranks(2, rank)
+# ---- what does not count ----
 
 
 def test_a_rank_that_is_not_finite_does_not_count() -> None:
@@ -406,26 +359,6 @@ def test_a_flush_in_between_shifts_nothing() -> None:
     (a, rounds), (b, _) = run_ranks(2, rank)
     assert torch.equal(a, b)
     assert rounds == [0, 1, 1, 2, 2, 2, 2, 3]
-
-
-def test_unequal_hosts_meet_by_speed() -> None:
-    def rank(comm: Communicator) -> tuple[int, float, torch.Tensor]:
-        model = Bag([10])
-        outer = OuterStep(model, None, every="speed:40", outer="mean", compression=None, comm=comm)
-        with outer:
-            for _ in range(6 * 40):
-                time.sleep(0.002 * (1 + 3 * comm.rank))
-                with torch.no_grad():
-                    model.parts[0] += 1.0
-                outer.tick()
-                if outer.rounds == 5:
-                    break
-            iterations = outer.iteration
-        return iterations, outer.report().waited_s, model.parts[0].detach()
-
-    (fast, _, a), (slow, _, b) = run_ranks(2, rank)
-    assert torch.equal(a, b)
-    assert slow < 0.75 * fast
 
 
 # ---- what is warned of, at the start ----

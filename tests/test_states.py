@@ -76,9 +76,8 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "OuterStep": lambda comm: Apart(comm, every=2),
     "OuterStep, delayed": lambda comm: Apart(comm, every=4, fragments=2, delay=1),
     "OuterStep, sparse": lambda comm: Apart(comm, every=2, outer=Sparse(density=0.1)),
-    "OuterStep, speed": lambda comm: Apart(comm, every="speed:2"),
 }  # fmt: skip
-MEASURE = {"HookState, auto", "OuterStep, speed"}  # and so do otherwise each time
+MEASURE = {"HookState, auto"}  # and so do otherwise each time
 STEPS = 5  # made before a state is saved
 MORE = 10
 PHASES = (1, 4, 7, 12)  # in the warm-up, behind it, between exchanges that are rare; the end

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.torch
         ("--image-size 8", "--image-size is about images of a folder"),
         ("--method sparse --compression int8", "largest elements only; leave it out"),
         ("--method outer --backend gloo", "leave out --backend gloo"),
-        ("--method outer --every never", "whole number, or auto"),
+        ("--method outer --every never", "whole number"),
         ("--method outer --every 0", "1 or more"),
         ("--image-size 100000 --data folder:.", "from 4 to 4096"),
         ("--epochs 2", "unrecognized arguments: --epochs 2"),

@@ -316,7 +316,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
         for rule in ("mean", "sgd", "nesterov"):
             yield f"outer {rule} {codec}", by_outer(outer=rule, codec=codec)
     yield "outer int8 with feedback", by_outer(codec="int8", feedback=True)
-    yield "outer at the end", by_outer(every="end")
+    yield "outer at the end", by_outer(every=None)
     for merge in ("carry", "lerp", "replace"):
         late = {"every": 4, "fragments": 2, "delay": 1, "merge": merge}
         yield f"outer two fragments, delayed, {merge}", by_outer("SGD", **late)

@@ -30,22 +30,19 @@ class Memory:
 
     def __init__(self, driver: Driver, n: int) -> None:
         self.n = n
-        names = ("src", "residual", "dst", "wire", "from", "to")
-        sizes = (4 * n, 4 * n, 4 * n, 3 * n, 8 * n, 8 * n)
+        names = ("src", "dst", "wire", "from", "to")
+        sizes = (4 * n, 4 * n, 3 * n, 8 * n, 8 * n)
         self.at = {name: driver.alloc(size) for name, size in zip(names, sizes, strict=True)}
         random = np.random.default_rng(3)
         some = random.standard_normal(1 << 20, np.float32)
-        for name in ("src", "residual"):
-            driver.put(self.at[name], np.resize(some, n))
+        driver.put(self.at["src"], np.resize(some, n))
         driver.put(self.at["wire"], np.zeros(3 * n, np.uint8))
-        self.at["flag"] = driver.alloc(4)
-        driver.put(self.at["flag"], np.zeros(1, np.uint32))
 
 
 def cases(memory: Memory) -> list[tuple[str, str, list[Any], float, float]]:
     """(title, kernel, arguments, bytes moved, goal)"""
     n, at = memory.n, memory.at
-    src, residual, dst, wire, flag = (at[k] for k in ("src", "residual", "dst", "wire", "flag"))
+    src, dst, wire = (at[k] for k in ("src", "dst", "wire"))
     found: list[tuple[str, str, list[Any], float, float]] = []
     for codec in HALVES:
         found.append((f"pack {codec}", f"pack_{codec}", [wire, src, 1.0, n], 6.0 * n, ELEMENTWISE))
@@ -54,12 +51,9 @@ def cases(memory: Memory) -> list[tuple[str, str, list[Any], float, float]]:
     segment = 1 << 16
     for codec in BLOCKS:
         size = payload_bytes(codec, segment)
-        last = [n, segment, size, flag]
+        last = [n, segment, size]
         sent = float(size * (n // segment))
-        found.append((f"pack {codec}", f"pack_{codec}", [wire, None, src, 1.0, None, *last],
-                      4.0 * n + sent, OF_BLOCKS))  # fmt: skip
-        found.append((f"pack {codec} with feedback", f"pack_{codec}",
-                      [wire, residual, src, 1.0, residual, *last], 12.0 * n + sent,
+        found.append((f"pack {codec}", f"pack_{codec}", [wire, src, *last], 4.0 * n + sent,
                       OF_BLOCKS))  # fmt: skip
         found.append((f"unpack {codec}", f"unpack_{codec}", [dst, wire, *last], 4.0 * n + sent,
                       OF_BLOCKS))  # fmt: skip

@@ -1,9 +1,9 @@
 """Step of gpu_check.py: all-reduces of a GPU tensor from end to end, over links of known rates.
 
 2 and 4 ranks on one GPU, each in a network namespace of its own whose ports are shaped. The floor
-of a time is that of what has to cross the slower of network and PCIe, which all ranks share, and of
-filling the pipe: its first and last piece, and the launches. Where there are no namespaces, or with
-the fake driver, ranks meet on the loopback, and there are no goals.
+of a time is that of its legs, one after the other: to the host by PCIe, which all ranks share, over
+the network, and back; and of the launches. Where there are no namespaces, or with the fake driver,
+ranks meet on the loopback, and there are no goals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GOALS = {"onebit": 1.10}  # times the floor; others:
 GOAL = 1.05
 GLOO_GOAL = 1.5
 PAYLOAD = 1448 / 1514  # of what a port carries, by TCP
-PIECE, LAUNCHES_S = 256 << 10, 60e-6
+LAUNCHES_S = 60e-6
 
 
 def wire_s(codec: str, nbytes: int, world: int, mbits: list[float]) -> float:
@@ -43,9 +43,11 @@ def wire_s(codec: str, nbytes: int, world: int, mbits: list[float]) -> float:
 
 
 def floor_s(codec: str, nbytes: int, world: int, mbits: list[float], pcie: float) -> float:
-    """Seconds that no all-reduce can be shorter than; pcie: bytes per second, one way."""
-    bus = world * nbytes / 4 * parse(codec).bits / 8 / pcie
-    return max(wire_s(codec, nbytes, world, mbits), bus) + 2 * PIECE / pcie + LAUNCHES_S
+    """Seconds that no all-reduce can be shorter than; pcie: bytes per second, one way. With error
+    feedback the CPU packs, so floats cross the bus."""
+    bits = 32 if parse(codec).needs_feedback else parse(codec).bits
+    bus = world * nbytes / 4 * bits / 8 / pcie
+    return wire_s(codec, nbytes, world, mbits) + 2 * bus + LAUNCHES_S
 
 
 def lines_of(site: Site, program: str, asked: Mapping[str, Any], env: Mapping[str, str],

@@ -295,7 +295,7 @@ def sparse_sgd(place: Place, *, density: float, staleness: int) -> Recipe:
 
 def outer(
     place: Place, *, rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5), inner: str = "adamw",
-    every: int | str = 10, alone: bool = False, codec: str = "int4", **settings: Any,
+    every: int | None = 10, alone: bool = False, codec: str = "int4", **settings: Any,
 ) -> Recipe:  # fmt: skip
     """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments.
 
@@ -416,7 +416,8 @@ _OUTER = (
         settings=("T1", "T4"),
     ),
     dataclasses.replace(
-        _outer("outer-mean", "OuterStep, H = 10, mean", codec="none", rule=("Mean",)),
+        _outer("outer-mean", "OuterStep, H = 10, mean", codec="none",
+               rule=("Nesterov", 1.0, 0.0)),
         settings=("T1", "T4"),
     ),
     _outer("outer-often", "OuterStep, H = 4, gamma .7, mu .5, float32", every=4, codec="none"),
@@ -452,8 +453,8 @@ _OUTER = (
     _outer("outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none",
            alone=True),
     dataclasses.replace(
-        _outer("outer-end", "apart, and averaged once at the end", codec="none", rule=("Mean",),
-               every="end"),
+        _outer("outer-end", "apart, and averaged once at the end", codec="none",
+               rule=("Nesterov", 1.0, 0.0), every=None),
         settings=("T4",),
     ),
     *(

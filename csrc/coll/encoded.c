@@ -1,6 +1,8 @@
 /* encoded.c - see encoded.h. */
 #include "encoded.h"
 
+#include "../codec/quant.h"
+
 enum { ALIGNMENT = 64 };
 
 static uint64_t aligned(uint64_t bytes)
@@ -11,7 +13,8 @@ static uint64_t aligned(uint64_t bytes)
 int encoded_suits(const rc_call *call, const work_env *env)
 {
     return call->collective == RC_ALLREDUCE && call->dtype == RC_F32 &&
-           call->codec >= RC_CODEC_INT8 && call->codec < RC_CODEC_COUNT && env->world_size > 1;
+           call->codec >= RC_CODEC_INT8 && call->codec < RC_CODEC_COUNT && call->feedback == NULL &&
+           env->world_size > 1;
 }
 
 /* Of a part's payloads. */
@@ -24,18 +27,13 @@ static uint64_t bytes_of_part(const quant *q, const plan *p, uint64_t segment_by
            aligned(quant_bytes(q, plan_segment_elems(p, 0, segments - 1)));
 }
 
-void encoded_plan(plan *out, quant *codec, const work_env *env, const rc_call *call)
-{
-    quant_init(codec, env->engine->kernels, call, env->contributors);
-    plan_init(out, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
-              quant_segment(codec, env->segment_bytes));
-}
-
 void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
 {
     plan p;
     quant q;
-    encoded_plan(&p, &q, env, call);
+    quant_init(&q, env->engine->kernels, call, env->contributors);
+    plan_init(&p, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
+              quant_segment(&q, env->segment_bytes));
     int is_direct = p.algorithm == RC_DIRECT;
     uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
     *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,

@@ -14,19 +14,18 @@
  * so it lies behind them as float32. When the work is over each payload is that of the result, the
  * own part's too. Among two ranks each adds for itself, and who packs elsewhere can do that there
  * as well: when the work is over both contributions lie there as they came. Whether the sum has
- * something that is not finite the core finds out all the same (quantised_poisoned), for residuals
- * hang on it.
+ * something that is not finite the core finds out all the same (quantised_poisoned): then all of
+ * the result is NaN.
+ *
+ * Without error feedback: residuals are in host memory, and so is what is encoded with them.
  */
 #ifndef RINGCOMM_ENCODED_H
 #define RINGCOMM_ENCODED_H
 
-#include "../codec/quant.h"
 #include "work.h"
 
 /* 1 if such a call can be given what is encoded already: all but what rc_check looks at. */
 int encoded_suits(const rc_call *call, const work_env *env);
-/* The plan that such a call has on this rank, and its codec. */
-void encoded_plan(plan *out, quant *codec, const work_env *env, const rc_call *call);
 void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call);
 
 #endif

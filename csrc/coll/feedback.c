@@ -6,24 +6,17 @@
 #include <sys/mman.h>
 
 #include "../base/error.h"
-#include "twin.h"
 
 enum { ALIGNMENT = 64, HUGE_BYTES = 2 << 20 };
-enum { FREE, CLAIMED, READY }; /* of claimed */
 
 /* ---- what is zero ---- */
 
-static int known_zero(const residual *r, feedback_range range)
+static void make_zero(residual *r, feedback_range range)
 {
-    return marks_zero(&r->here, range);
-}
-
-void feedback_make_zero(residual *r, feedback_range range)
-{
-    if (known_zero(r, range))
+    if (marks_zero(&r->marks, range))
         return;
     memset(r->data + range.start, 0, (range.end - range.start) * sizeof *r->data);
-    marks_note_zero(&r->here, range);
+    marks_note_zero(&r->marks, range);
 }
 
 static int all_zero(const float *x, uint64_t count)
@@ -37,11 +30,11 @@ static int all_zero(const float *x, uint64_t count)
 int feedback_is_zero(rc_feedback *f, feedback_range range)
 {
     residual *now = &f->worker[f->now];
-    if (known_zero(now, range))
+    if (marks_zero(&now->marks, range))
         return 1;
     if (!all_zero(now->data + range.start, range.end - range.start))
         return 0;
-    marks_note_zero(&now->here, range);
+    marks_note_zero(&now->marks, range);
     return 1;
 }
 
@@ -87,10 +80,7 @@ rc_result feedback_create(rc_feedback **out, uint64_t count)
         return RC_NO_MEMORY;
     atomic_init(&f->references, 1);
     atomic_init(&f->claimed, 0);
-    atomic_init(&f->holders, 0);
     f->count = count;
-    pthread_mutex_init(&f->moving, NULL);
-    f->worker[0].current = f->worker[1].current = FEEDBACK_HOME;
     for (int i = 0; i < 2; i++)
         if ((f->worker[i].data = allocate(count, &f->worker[i].memory)) == NULL) {
             feedback_release(f);
@@ -104,66 +94,24 @@ void feedback_release(rc_feedback *f)
 {
     if (atomic_fetch_sub(&f->references, 1) > 1)
         return;
-    if (f->twin != NULL)
-        f->twin->calls->drop(f->twin);
-    pthread_mutex_destroy(&f->moving);
     free(f->worker[0].memory);
     free(f->worker[1].memory);
     free(f->owner_memory);
     free(f);
 }
 
-int feedback_retain_living(rc_feedback *f)
-{
-    int references = atomic_load(&f->references);
-    while (references > 0)
-        if (atomic_compare_exchange_weak(&f->references, &references, references + 1))
-            return 1;
-    return 0;
-}
-
 int feedback_claim(rc_feedback *f)
 {
-    int free_now = FREE;
-    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, CLAIMED))
+    int free_now = 0;
+    if (!atomic_compare_exchange_strong(&f->claimed, &free_now, 1))
         return 0;
     atomic_fetch_add(&f->references, 1);
-    atomic_store(&f->holders, 1);
     return 1;
-}
-
-void feedback_hold(rc_feedback *f)
-{
-    atomic_fetch_add(&f->references, 1);
-    atomic_fetch_add(&f->holders, 1);
-}
-
-void feedback_make_ready(rc_feedback *f, const feedback_view *left)
-{
-    f->ready = *left;
-    atomic_store(&f->claimed, READY);
-}
-
-int feedback_is_ready(rc_feedback *f)
-{
-    return atomic_load(&f->claimed) == READY;
-}
-
-int feedback_take_ready(rc_feedback *f)
-{
-    int ready = READY;
-    return atomic_compare_exchange_strong(&f->claimed, &ready, CLAIMED);
-}
-
-void feedback_hand_back(rc_feedback *f)
-{
-    atomic_store(&f->claimed, READY);
 }
 
 void feedback_unclaim(rc_feedback *f)
 {
-    if (atomic_fetch_sub(&f->holders, 1) == 1)
-        atomic_store(&f->claimed, FREE);
+    atomic_store(&f->claimed, 0);
     feedback_release(f);
 }
 
@@ -186,7 +134,7 @@ static rc_result make_owner_room(rc_feedback *f, uint64_t count)
     return RC_OK;
 }
 
-int feedback_owns(const rc_feedback *f, feedback_range owner)
+static int owns(const rc_feedback *f, feedback_range owner)
 {
     return f->owned.start == owner.start && f->owned.end == owner.end;
 }
@@ -200,7 +148,7 @@ void feedback_fold(rc_feedback *f, double factor)
         return;
     for (uint64_t i = 0; i < f->owned.end - f->owned.start; i++)
         worker[i] += owner[i] * by;
-    marks_note_written(&f->worker[f->now].here, f->owned);
+    marks_note_written(&f->worker[f->now].marks, f->owned);
     f->owned = (feedback_range){0};
 }
 
@@ -211,14 +159,15 @@ static void prepare_next(rc_feedback *f, const feedback_use *use)
 {
     residual *next = &f->worker[!f->now];
     feedback_range whole = use->worker;
-    feedback_make_zero(next, (feedback_range){0, whole.start});
-    feedback_make_zero(next, (feedback_range){whole.end, f->count});
-    feedback_make_zero(next, use->exact);
-    next->here = (feedback_marks){.live = whole};
-    marks_note_zero(&next->here, use->exact);
+    make_zero(next, (feedback_range){0, whole.start});
+    make_zero(next, (feedback_range){whole.end, f->count});
+    make_zero(next, use->exact);
+    next->marks = (feedback_marks){.live = whole};
+    marks_note_zero(&next->marks, use->exact);
 }
 
-rc_result feedback_begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view)
+/* The owner's share of a begin: owner_in and owner_out of view. */
+static rc_result begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view)
 {
     RC_TRY(make_owner_room(f, range_is_empty(owner) ? 0 : owner.end - owner.start));
     f->undoable = 0;
@@ -232,24 +181,22 @@ rc_result feedback_begin_owner(rc_feedback *f, feedback_range owner, feedback_vi
 
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view)
 {
-    if (!feedback_owns(f, use->owner))
+    if (!owns(f, use->owner))
         feedback_fold(f, use->fold);
     *view = (feedback_view){0};
-    RC_TRY(feedback_begin_owner(f, use->owner, view));
+    RC_TRY(begin_owner(f, use->owner, view));
     prepare_next(f, use);
     const residual *now = &f->worker[f->now];
     view->worker_out = f->worker[!f->now].data + use->worker.start;
-    view->exact_is_zero = known_zero(now, use->exact);
-    if (!known_zero(now, use->worker))
+    view->exact_is_zero = marks_zero(&now->marks, use->exact);
+    if (!marks_zero(&now->marks, use->worker))
         view->worker_in = now->data + use->worker.start;
-    f->next_away = 0;
     return RC_OK;
 }
 
 void feedback_commit(rc_feedback *f, rc_op op)
 {
     f->now = !f->now;
-    f->worker[f->now].current = f->next_away ? FEEDBACK_AWAY : FEEDBACK_HOME;
     f->prev_owned = f->owned;
     f->owned = f->next_owned;
     f->undoable = 1;
@@ -274,7 +221,7 @@ rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void 
 
 void feedback_clear(rc_feedback *f)
 {
-    feedback_make_zero(&f->worker[f->now], (feedback_range){0, f->count});
+    make_zero(&f->worker[f->now], (feedback_range){0, f->count});
     f->owned = (feedback_range){0};
     f->has_op = 0;
     f->undoable = 0;
@@ -284,7 +231,7 @@ void feedback_clear(rc_feedback *f)
 
 float *feedback_worker(rc_feedback *f)
 {
-    marks_note_written(&f->worker[f->now].here, (feedback_range){0, f->count});
+    marks_note_written(&f->worker[f->now].marks, (feedback_range){0, f->count});
     return f->worker[f->now].data;
 }
 
@@ -292,7 +239,6 @@ rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner,
                         uint64_t count)
 {
     RC_TRY(make_owner_room(f, count));
-    twin_forget(f);
     feedback_clear(f);
     if (worker != NULL && f->count > 0)
         memcpy(feedback_worker(f), worker, f->count * sizeof *worker);
@@ -308,7 +254,7 @@ void feedback_rescale(rc_feedback *f, double factor)
     const residual *now = &f->worker[f->now];
     float by = (float)factor;
     f->undoable = 0;
-    for (uint64_t i = now->here.live.start; i < now->here.live.end; i++)
+    for (uint64_t i = now->marks.live.start; i < now->marks.live.end; i++)
         now->data[i] *= by;
     for (uint64_t i = 0; !range_is_empty(f->owned) && i < f->owned.end - f->owned.start; i++)
         f->owner[f->now][i] *= by;
@@ -318,9 +264,7 @@ void feedback_undo(rc_feedback *f)
 {
     if (!f->undoable)
         return;
-    pthread_mutex_lock(&f->moving);
     f->now = !f->now;
-    pthread_mutex_unlock(&f->moving);
     f->owned = f->prev_owned;
     f->undoable = 0;
 }

@@ -19,31 +19,23 @@
  * another now) is added to the worker's residual (fold): what a rank would add to the result it may
  * as well contribute.
  *
- * Where a GPU encodes contributions, the worker's residuals are in its memory (twin.h). All that is
- * here is about residuals that are at home.
- *
  * Threading: the caller's while it is not claimed, else the engine's, under its lock; the claim
  * hands it over.
  */
 #ifndef RINGCOMM_FEEDBACK_H
 #define RINGCOMM_FEEDBACK_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "../include/ringcomm.h"
 #include "marks.h"
 
-/* Where the values of a buffer are current: at home, in host memory, or away, in its twin's. */
-enum { FEEDBACK_HOME = 1, FEEDBACK_AWAY = 2 };
-
 /* One buffer of worker residuals. */
 typedef struct residual {
     void *memory;
     float *data; /* in it, aligned to 64 bytes */
-    feedback_marks here, there;
-    int current; /* FEEDBACK_HOME or FEEDBACK_AWAY, or both */
+    feedback_marks marks;
 } residual;
 
 /* Where a work finds residuals, and where it leaves what is lost. Pointers are to the first element
@@ -58,8 +50,7 @@ typedef struct feedback_view {
 
 struct rc_feedback {
     atomic_int references; /* the caller's, and that of the work which uses it */
-    atomic_int claimed;    /* a work uses it, or it is ready for one (feedback_claim) */
-    atomic_int holders;    /* of the claim */
+    atomic_int claimed;    /* a work uses it (feedback_claim) */
     uint64_t count;
     residual worker[2];
     void *owner_memory;
@@ -68,14 +59,10 @@ struct rc_feedback {
     feedback_range owned; /* what owner[now] is about */
     int now;              /* the current one of each pair */
     int has_op;
-    rc_op op;                   /* whose results the residuals are about, if has_op */
-    feedback_range next_owned;  /* between begin and commit */
-    feedback_range prev_owned;  /* what owner[!now] is about, if undoable */
-    atomic_int undoable;        /* the other one of each pair is as it was before the commit */
-    feedback_view ready;        /* of who has begun before there is a work */
-    int next_away;              /* the work writes to the twin's buffer */
-    pthread_mutex_t moving;     /* of twin, and of what is current where */
-    struct feedback_twin *twin; /* or NULL */
+    rc_op op;                  /* whose results the residuals are about, if has_op */
+    feedback_range next_owned; /* between begin and commit */
+    feedback_range prev_owned; /* what owner[!now] is about, if undoable */
+    atomic_int undoable;       /* the other one of each pair is as it was before the commit */
 };
 
 /* What a work does with residuals. All ranges are of the feedback's elements. */
@@ -90,23 +77,10 @@ rc_result feedback_create(rc_feedback **out, uint64_t count);
 /* Drops one reference; the last one frees. */
 void feedback_release(rc_feedback *f);
 
-/* One more reference, unless the last one is gone: then 0. */
-int feedback_retain_living(rc_feedback *f);
-
 /* For a work: 1 if it has the feedback from here on, with a reference; 0 if another has. */
 int feedback_claim(rc_feedback *f);
-/* One more holder of that claim, with a reference: who encodes while the work is under way. */
-void feedback_hold(rc_feedback *f);
-/* The end of that, when all who hold it have called this. */
+/* The end of that. */
 void feedback_unclaim(rc_feedback *f);
-/* Who encodes contributions before there is a work claims the feedback, begins, and makes it ready
- * for the work with what is left to do: that of the owner. */
-void feedback_make_ready(rc_feedback *f, const feedback_view *left);
-int feedback_is_ready(rc_feedback *f);
-/* For that work: 1 if it is ready, and the work's from here on; and the way back, if there is none
- * after all. */
-int feedback_take_ready(rc_feedback *f);
-void feedback_hand_back(rc_feedback *f);
 
 /* 1 if residuals of results of this op can be used, or there are none. */
 int feedback_suits(rc_feedback *f, rc_op op);
@@ -116,11 +90,6 @@ int feedback_is_zero(rc_feedback *f, feedback_range range);
 /* RC_NO_MEMORY, or RC_OK: then comes the commit, or nothing. */
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view);
 void feedback_commit(rc_feedback *f, rc_op op);
-/* The owner's share of that: the next two of view. */
-rc_result feedback_begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view);
-/* 1 if the owner's residual is about that part. */
-int feedback_owns(const rc_feedback *f, feedback_range owner);
-void feedback_make_zero(residual *r, feedback_range range);
 
 /* Adds the owner's residual to the worker's, times factor. */
 void feedback_fold(rc_feedback *f, double factor);

@@ -7,7 +7,7 @@
 rc_result joined_init(rc_work *w)
 {
     const plan *p = &w->plan;
-    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT || w->gate != NULL;
+    int others = p->world_size - 1, own = p->algorithm == RC_ONE_SHOT;
     return join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                      others + (one_shot_sends_src(w) ? others : own));
 }
@@ -30,7 +30,6 @@ rc_result joined_segment(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left -= (uint64_t)p->world_size - 1;
     if (encoded)
         codec_store(&w->codec, dst, out, n);
-    work_final(w, chunk, segment);
     if (p->algorithm != RC_DIRECT)
         return RC_OK;
     return work_send_result(w, segment, out, work_segment_bytes(w, n), wire);

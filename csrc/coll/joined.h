@@ -1,8 +1,8 @@
 /* joined.h - how a work joins all ranks' contributions to a segment (direct, one-shot), and passes
  * the result on. Part of work.c's machine.
  *
- * A join takes place when the last thing that it waits for is there: the others' contributions; in
- * one-shot this rank's own, or that it has left; behind a gate (gated.h), this rank's values.
+ * A join takes place when the last thing that it waits for is there: the others' contributions, and
+ * in one-shot this rank's own, or that it has left.
  *
  * Threading: under the engine's lock.
  */

@@ -12,8 +12,7 @@
 
 /* 1 if the work is of this kind, and its contribution is sent from src. */
 int one_shot_sends_src(const rc_work *w);
-/* Queues a segment, or everything, to everyone. RC_NO_MEMORY or RC_OK. */
-rc_result one_shot_start_segment(rc_work *w, uint32_t segment);
+/* Queues everything to everyone. RC_NO_MEMORY or RC_OK. */
 rc_result one_shot_start(rc_work *w);
 
 #endif

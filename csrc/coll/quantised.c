@@ -8,7 +8,6 @@
 #include "../codec/quant.h"
 #include "encoded.h"
 #include "feedback.h"
-#include "gated.h"
 
 enum {
     AHEAD = 2 /* contributions to one peer that are not in a socket yet */
@@ -126,10 +125,6 @@ static rc_result begin_feedback(rc_work *w)
     feedback_view *view = &w->quantised->feedback;
     if (f == NULL)
         return RC_OK;
-    if (w->call.encoded) {
-        *view = f->ready;
-        return RC_OK;
-    }
     uint64_t first = first_elem(w);
     feedback_use use = {.worker = {first, w->is_shared ? first + w->call.count : f->count},
                         .exact = own_part(w),
@@ -157,12 +152,11 @@ static float *left_at(float *residual, uint64_t elem)
 /* ---- results ---- */
 
 /* A segment of dst is final. Who decodes what is encoded asks (quantised_poisoned). */
-static void note_result(rc_work *w, uint32_t chunk, uint32_t segment)
+static void note_result(rc_work *w)
 {
     struct quantised *q = w->quantised;
     const plan *p = &w->plan;
     q->results_left--;
-    work_final(w, chunk, segment);
     if (q->results_left > 0 || !q->poisoned || w->call.encoded)
         return;
     uint64_t all = p->collective == RC_ALLGATHER ? p->total_elems : w->call.count;
@@ -207,14 +201,12 @@ static uint32_t chunk_towards(const plan *p, int peer)
     return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
 }
 
-/* 1 if a contribution to a peer's part is left and there, and few enough are under way. */
+/* 1 if a contribution to a peer's part is left, and few enough are under way. */
 static int may_leave(const rc_work *w, int peer)
 {
     const outflow *to = &w->quantised->to[peer];
     uint32_t chunk = chunk_towards(&w->plan, peer);
-    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD &&
-           to->next < plan_segments(&w->plan, chunk) &&
-           (w->gate == NULL || gate_is_open(w->gate, plan_part(&w->plan, chunk), to->next));
+    return chunk != PLAN_NO_CHUNK && to->ahead < AHEAD && to->next < plan_segments(&w->plan, chunk);
 }
 
 int quantised_may_go_on(const rc_work *w)
@@ -253,14 +245,12 @@ rc_result quantised_go_on(rc_work *w)
 rc_result quantised_start(rc_work *w)
 {
     const plan *p = &w->plan;
-    int own_too = w->gate != NULL || (p->algorithm == RC_ONE_SHOT && !w->call.encoded);
+    int own_too = p->algorithm == RC_ONE_SHOT && !w->call.encoded;
     if (p->algorithm != RC_RING)
         RC_TRY(join_init(&w->join, plan_segments(p, (uint32_t)p->rank), p->world_size,
                          p->world_size - 1 + own_too));
     RC_TRY(begin_feedback(w));
     w->quantised->results_left = count_results(p);
-    if (w->gate != NULL)
-        RC_TRY(gated_start(w));
     return quantised_go_on(w);
 }
 
@@ -298,7 +288,7 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     quant_join_encoded(&q->codec, dst, wire, terms, at(q->feedback.owner_in, within),
                        left_at(q->feedback.owner_out, within), elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
-    note_result(w, (uint32_t)w->plan.rank, segment);
+    note_result(w);
     return work_send_result(w, segment, wire, quant_bytes(&q->codec, elems), buffer);
 }
 
@@ -311,7 +301,7 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
     w->receives_left--;
     q->poisoned |=
         quant_sum_is_poisoned(&q->codec, &terms, plan_segment_elems(&w->plan, chunk, segment));
-    note_result(w, chunk, segment);
+    note_result(w);
     return RC_OK;
 }
 
@@ -331,21 +321,8 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
         return join_and_send(w, segment, dst, &terms, elems);
     quant_join(&q->codec, dst, &terms, elems, &q->poisoned);
     join_drop(&w->join, segment, w->env->buffers);
-    note_result(w, chunk, segment);
+    note_result(w);
     return RC_OK;
-}
-
-int quantised_joins(const rc_work *w, uint32_t part)
-{
-    const plan *p = &w->plan;
-    return p->algorithm == RC_ONE_SHOT ? w->call.encoded : part == (uint32_t)p->rank;
-}
-
-rc_result quantised_open(rc_work *w, uint32_t part, uint32_t segment)
-{
-    if (!quantised_joins(w, part) || !join_left(&w->join, segment))
-        return RC_OK;
-    return join_segment(w, (uint32_t)w->plan.rank, segment);
 }
 
 /* ---- frames ---- */
@@ -361,7 +338,7 @@ static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buf
     if (w->plan.collective == RC_ALLGATHER) {
         quant_store(&q->codec, work_dst(w, chunk, segment), buffer->data,
                     plan_segment_elems(&w->plan, chunk, segment), &q->poisoned);
-        note_result(w, chunk, segment);
+        note_result(w);
     }
     return RC_OK;
 }
@@ -394,7 +371,7 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
         quant_store(&q->codec, work_dst(w, h->chunk, h->segment), buffer->data, elems,
                     &q->poisoned);
     }
-    note_result(w, h->chunk, h->segment);
+    note_result(w);
     if (h->step + 1U < plan_hops(&w->plan, h->chunk))
         return work_send_bytes(w, h->chunk, h->segment, h->step + 1U, buffer->data, h->length,
                                buffer);

@@ -46,11 +46,6 @@ rc_result quantised_create(rc_work *w);
 void quantised_destroy(rc_work *w);
 /* Begins with the feedback, and sends what starts here. */
 rc_result quantised_start(rc_work *w);
-/* Where the source is still on its way (gated.h): a segment of this rank's part is there. 1 if it
- * is one that is joined as it is, and does not only leave. RC_NO_MEMORY or RC_OK; the work may be
- * over afterwards. */
-int quantised_joins(const rc_work *w, uint32_t part);
-rc_result quantised_open(rc_work *w, uint32_t part, uint32_t segment);
 /* Sends a segment to each peer that may have one. */
 rc_result quantised_go_on(rc_work *w);
 /* 1 if it would send one now. */

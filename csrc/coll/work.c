@@ -9,7 +9,6 @@
 #include "../codec/quant.h"
 #include "../plan/fingerprint.h"
 #include "feedback.h"
-#include "gated.h"
 #include "joined.h"
 #include "keep.h"
 #include "merge.h"
@@ -144,7 +143,6 @@ void work_release(rc_work *w)
     if (w->seen != w->seen_few)
         free(w->seen);
     quantised_destroy(w);
-    gate_free(w->gate);
     free(w->absorbed);
     engine_release(w->engine);
     free(w);
@@ -173,8 +171,6 @@ void work_finish(rc_work *w, rc_result result, const rc_error *error)
     if (w->env != NULL) {
         join_destroy(&w->join, w->env->buffers);
         turns_destroy(&w->turns, w->env->buffers);
-        if (w->gate != NULL)
-            gate_end(w->gate, w->env->buffers, result == RC_OK);
     }
     if (w->quantised != NULL)
         quantised_finish(w, result);
@@ -271,7 +267,8 @@ out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t ste
     return frame;
 }
 
-rc_result work_start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
+/* Queues a segment of this rank's own, from src. */
+static rc_result start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     out_frame *frame = work_frame(w, chunk, segment, 0);
     if (frame == NULL)
@@ -289,7 +286,7 @@ rc_result work_start_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 static rc_result start_chunk(rc_work *w, uint32_t chunk)
 {
     for (uint32_t segment = 0; segment < plan_segments(&w->plan, chunk); segment++)
-        RC_TRY(work_start_segment(w, chunk, segment));
+        RC_TRY(start_segment(w, chunk, segment));
     return RC_OK;
 }
 
@@ -318,8 +315,6 @@ static rc_result start_leaving(rc_work *w)
 
 static rc_result start_frames(rc_work *w)
 {
-    if (w->gate != NULL)
-        return gated_start(w);
     switch (w->plan.algorithm) {
     case RC_ONE_SHOT: return one_shot_start(w);
     case RC_DOUBLING: return plan_turns(&w->plan, 0) > 0 ? merge_start(w) : start_leaving(w);
@@ -328,7 +323,9 @@ static rc_result start_frames(rc_work *w)
     }
 }
 
-void work_pump(const work_env *env)
+/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
+ * switch port sees many senders at once. A failure here may end the work. */
+static void pump(const work_env *env)
 {
     for (int distance = 1; distance < env->world_size; distance++)
         link_pump(env->links[(env->rank + distance) % env->world_size]);
@@ -392,7 +389,7 @@ rc_result work_start(rc_work *w, work_env *env)
     RC_TRY(make_room(w));
     keep_begin(w);
     RC_TRY(start_frames(w));
-    work_pump(env);
+    pump(env);
     return RC_OK;
 }
 
@@ -423,14 +420,11 @@ rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *plac
     if (w->seen[number / 64] & bit)
         return error_set(error, RC_PROTOCOL, "segment %u of chunk %u at step %u came twice",
                          h->segment, h->chunk, h->step);
-    int stores = plan_action_at(p, h->chunk, h->step) == PLAN_STORE;
-    if (stores && w->gate != NULL && !gated_may_store(w, h->chunk, h->segment))
-        return error_set(error, RC_PROTOCOL, "segment %u of chunk %u came without this rank's part",
-                         h->segment, h->chunk);
     w->seen[number / 64] |= bit;
     place->owner = w;
     work_note_start(w);
-    if (stores && w->quantised == NULL && codec_stores_plain(&w->codec)) {
+    if (plan_action_at(p, h->chunk, h->step) == PLAN_STORE && w->quantised == NULL &&
+        codec_stores_plain(&w->codec)) {
         place->data = work_dst(w, h->chunk, h->segment);
         return RC_OK;
     }
@@ -511,20 +505,6 @@ static rc_result send_on(rc_work *w, const frame_header *h, const uint8_t *paylo
     return work_send(w, h->chunk, h->segment, h->step + 1U, payload, buffer);
 }
 
-void work_final(rc_work *w, uint32_t chunk, uint32_t segment)
-{
-    if (w->gate != NULL)
-        gated_final(w, chunk, segment);
-}
-
-rc_result work_reduce(rc_work *w, const frame_header *h, pool_buffer *buffer)
-{
-    const uint8_t *payload = reduce(w, h, &buffer);
-    if (h->step + 1U == plan_reduce_hops(&w->plan))
-        work_final(w, h->chunk, h->segment);
-    return send_on(w, h, payload, buffer);
-}
-
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
 {
     pool_buffer *buffer = place->buffer;
@@ -537,33 +517,21 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     switch (action) {
     case PLAN_MERGE: return merge_take(w, h, buffer);
     case PLAN_JOIN: return joined_take(w, h, buffer);
-    case PLAN_REDUCE:
-        if (w->gate != NULL && gated_holds(w, h, buffer))
-            return RC_OK;
-        return work_reduce(w, h, buffer);
-    case PLAN_STORE: break;
+    case PLAN_REDUCE: payload = reduce(w, h, &buffer); break;
+    case PLAN_STORE:
+        if (buffer != NULL)
+            codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
+                        plan_segment_elems(&w->plan, h->chunk, h->segment));
     }
-    if (buffer != NULL)
-        codec_store(&w->codec, work_dst(w, h->chunk, h->segment), payload,
-                    plan_segment_elems(&w->plan, h->chunk, h->segment));
-    work_final(w, h->chunk, h->segment);
     return send_on(w, h, payload, buffer);
 }
 
 rc_result work_go_on(rc_work *w)
 {
-    if (w->env == NULL)
-        return RC_OK;
-    if (w->gate != NULL)
-        RC_TRY(gated_go_on(w));
     return w->quantised != NULL && w->env != NULL ? quantised_go_on(w) : RC_OK;
 }
 
 int work_may_go_on(const rc_work *w)
 {
-    if (w->env == NULL)
-        return 0;
-    if (w->gate != NULL && gate_may_open(w->gate))
-        return 1;
-    return w->quantised != NULL && quantised_may_go_on(w);
+    return w->quantised != NULL && w->env != NULL && quantised_may_go_on(w);
 }

@@ -8,8 +8,7 @@
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
  * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
- * before their turn; where this rank's own values are still on their way (gated.h), those that come
- * before these.
+ * before their turn.
  *
  * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
  * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
@@ -60,7 +59,6 @@ typedef struct work_env {
 } work_env;
 
 struct quantised; /* of its machine (quantised.c) */
-struct gate;      /* of what is there of its source (gate.h) */
 
 struct rc_work {
     engine_done done_entry;      /* first: rc_engine_take_done hands it back */
@@ -84,7 +82,6 @@ struct rc_work {
     int lengthy;                 /* as it was counted by the engine */
     join join;                   /* without segments in a ring */
     struct quantised *quantised; /* NULL, unless that machine runs it */
-    struct gate *gate;           /* NULL, unless its source is still on its way when it starts */
     void *absorbed;              /* src with its residuals added, or NULL */
     int is_shared;               /* it goes through shared memory */
     shared_run shared;
@@ -152,15 +149,6 @@ void work_note_sent(rc_work *w, int rail, const frame_header *h);
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
 const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
 uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
-/* Queues a segment of this rank's own, from src. RC_NO_MEMORY or RC_OK. */
-rc_result work_start_segment(rc_work *w, uint32_t chunk, uint32_t segment);
-/* Sends what is queued, first to the next rank: every rank begins with another receiver, so that no
- * switch port sees many senders at once. A failure here may end the work. */
-void work_pump(const work_env *env);
-/* Reduces a segment that came with this rank's values, and sends it on. Takes over the buffer. */
-rc_result work_reduce(rc_work *w, const frame_header *h, pool_buffer *buffer);
-/* A segment of the result is in dst for good. */
-void work_final(rc_work *w, uint32_t chunk, uint32_t segment);
 /* Sends a segment as it is to travel. Takes over the buffer that it lies in (or NULL). The work may
  * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,

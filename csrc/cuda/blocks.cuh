@@ -1,23 +1,18 @@
 /* blocks.cuh - the codecs whose elements share scales (kernels/block.h, codec/quant.h). A part of
  * kernels.cu, by its words and rules. A warp takes 256 elements at a time, the largest block.
  *
- * For F = int8, int4, onebit, fp8, as kernel_block, c being src * pre + residual:
+ * For F = int8, int4, onebit, fp8, as kernel_block:
  *
- *   ringcomm_pack_F(u8 *wire, float *left, const float *src, float pre, const float *residual,
- *                   u64 n, u64 segment, u64 stride, u32 *poisoned)       wire = E(c), left = c - D
- *   ringcomm_unpack_F(float *dst, const u8 *wire,
- *                     u64 n, u64 segment, u64 stride, u32 *poisoned)     dst = D(wire)
+ *   ringcomm_pack_F(u8 *wire, const float *src, u64 n, u64 segment, u64 stride)     wire = E(src)
+ *   ringcomm_unpack_F(float *dst, const u8 *wire, u64 n, u64 segment, u64 stride)   dst = D(wire)
  *   ringcomm_add_F(float *dst, const u8 *wire, u64 apart, float post,
- *                  u64 n, u64 segment, u64 stride, u32 *poisoned)
- *                                                    dst = (D(wire) + D(wire + apart)) * post
+ *                  u64 n, u64 segment, u64 stride)   dst = (D(wire) + D(wire + apart)) * post
  *
  * The elements from k * segment on, segment of them or as many as are left, have their payload
  * (codec/quant.h) at wire + k * stride; segment is a multiple of 256, stride and apart of 2.
- * residual may be NULL (0) and so may left (not wanted); left may be residual or src. *poisoned is
- * set to 1 if a block is poisoned, or a sum is not finite, and else not touched.
  *
- * Two contributions are all that is summed here: the sums of more are encoded again, with residuals
- * that are on the host.
+ * Two contributions are all that is summed here: the core encodes the sums of more again, which are
+ * on the host.
  */
 
 enum format { INT8, INT4, ONEBIT, FP8 };
@@ -52,9 +47,10 @@ DEVICE void take(enum order order, float x[SHARE], const float *src, u32 lane, u
         x[k] = element(order, lane, k) < n ? src[element(order, lane, k)] : 0.0f;
 }
 
-DEVICE void put(enum order order, float *dst, const float x[SHARE], u32 lane, u32 n)
+/* Of elements IN_FOURS. */
+DEVICE void put(float *dst, const float x[SHARE], u32 lane, u32 n)
 {
-    if (order == IN_FOURS && n == TILE && is_aligned(dst, 16)) {
+    if (n == TILE && is_aligned(dst, 16)) {
         float4 first, second;
         first.x = x[0], first.y = x[1], first.z = x[2], first.w = x[3];
         second.x = x[4], second.y = x[5], second.z = x[6], second.w = x[7];
@@ -64,24 +60,8 @@ DEVICE void put(enum order order, float *dst, const float x[SHARE], u32 lane, u3
     }
 #pragma unroll
     for (u32 k = 0; k < SHARE; k++)
-        if (element(order, lane, k) < n)
-            dst[element(order, lane, k)] = x[k];
-}
-
-/* c = src * pre + residual; beyond n a zero, or where all else is poisoned, too, a NaN. */
-DEVICE void contribution(enum order order, float c[SHARE], const float *src, float pre,
-                         const float *residual, u32 lane, u32 n)
-{
-    float e[SHARE];
-    take(order, c, src, lane, n);
-    if (residual)
-        take(order, e, residual, lane, n);
-#pragma unroll
-    for (u32 k = 0; k < SHARE; k++) {
-        c[k] = mul(c[k], pre);
-        if (residual)
-            c[k] = add(c[k], e[k]);
-    }
+        if (element(IN_FOURS, lane, k) < n)
+            dst[element(IN_FOURS, lane, k)] = x[k];
 }
 
 DEVICE u32 block_of(enum format format)
@@ -177,9 +157,8 @@ DEVICE float scale_by_top(enum format format, u32 top)
     return s < SMALLEST_NORMAL ? 0.0f : s;
 }
 
-/* The code nearest to x, and the number that it is. See round_int and round_fp8 of
- * csrc/kernels/scalar.c. */
-DEVICE u32 round_code(enum format format, float x, float *number)
+/* The code nearest to x. See round_int and round_fp8 of csrc/kernels/scalar.c. */
+DEVICE u32 round_code(enum format format, float x)
 {
     if (format == FP8) {
         const u32 sign = bits_of(x) & 0x80000000;
@@ -189,11 +168,9 @@ DEVICE u32 round_code(enum format format, float x, float *number)
         const int is_small = rest < 121u << 23;
         const u32 code =
             is_small ? bits_of(small) - bits_of(16384.0f) : (normal >> 20) - (120 << 3);
-        *number = float_of(sign | (is_small ? bits_of(sub(small, 16384.0f)) : normal));
         return sign >> 24 | code;
     }
     const int q = (int)(bits_of(add(x, 12582912.0f)) - bits_of(12582912.0f)); /* 1.5 * 2^23 */
-    *number = (float)q;
     return (u32)q & (format == INT8 ? 0xff : 0xf);
 }
 
@@ -209,23 +186,16 @@ DEVICE float number_of(enum format format, u32 code)
     return float_of((code & 0x80) << 24 | (rest < 8 ? small : (rest << 20) + (120u << 23)));
 }
 
-/* Four elements of a lane: c becomes what is left of them. Returns their codes, a byte each. */
-DEVICE u32 pack_four(enum format format, float *c, float s)
+/* The codes of a lane's four elements, a byte each. */
+DEVICE u32 pack_four(enum format format, const float *c, float s)
 {
     const int usable = s > 0.0f;
     const float inverse = divided(1.0f, usable ? s : 1.0f);
     u32 codes = 0;
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) {
-        float number;
-        const u32 code = round_code(format, mul(c[k], inverse), &number);
-        codes |= (usable ? code : 0) << 8 * k;
-        if (usable)
-            c[k] = sub(c[k], mul(number, s));
-        else if (s != s)
-            c[k] = THE_NAN;
-    }
-    return codes;
+    for (u32 k = 0; k < 4; k++)
+        codes |= round_code(format, mul(c[k], inverse)) << 8 * k;
+    return usable ? codes : 0;
 }
 
 /* The block of a lane's first four elements (half 0) or its others. */
@@ -240,7 +210,7 @@ DEVICE u32 int4_byte(u32 block, u32 lane)
     return 32 * block + 4 * (lane % 8);
 }
 
-DEVICE void pack_scaled(enum format format, const tile *t, float c[SHARE], u32 lane, u32 *poisoned)
+DEVICE void pack_scaled(enum format format, const tile *t, const float c[SHARE], u32 lane)
 {
     u32 top[2];
 #pragma unroll
@@ -268,16 +238,12 @@ DEVICE void pack_scaled(enum format format, const tile *t, float c[SHARE], u32 l
             put_codes(t->codes, 128 * half + 4 * lane, t->n, codes);
         else if (lane % 16 < 8 && block * 64 < t->n)
             put_codes(t->codes, int4_byte(block, lane), TILE / 2, codes);
-        if (lane % (format == INT4 ? 16 : 32) == 0 && block * 64 < t->n) {
+        if (lane % (format == INT4 ? 16 : 32) == 0 && block * 64 < t->n)
             t->scales[block] = (u16)(bits_of(s) >> 16);
-            if (s != s)
-                *poisoned = 1;
-        }
     }
 }
 
-DEVICE void unpack_scaled(enum format format, const tile *t, float x[SHARE], u32 lane,
-                          u32 *poisoned)
+DEVICE void unpack_scaled(enum format format, const tile *t, float x[SHARE], u32 lane)
 {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
@@ -292,8 +258,6 @@ DEVICE void unpack_scaled(enum format format, const tile *t, float x[SHARE], u32
 #pragma unroll
         for (u32 k = 0; k < 4; k++)
             x[4 * half + k] = is_finite(s) ? mul(number_of(format, codes >> 8 * k), s) : THE_NAN;
-        if (!is_finite(s))
-            *poisoned = 1;
     }
 }
 
@@ -319,7 +283,7 @@ DEVICE float scale_by_mean(float squares, float sizes, float n)
     return s < SMALLEST_NORMAL ? 0.0f : s;
 }
 
-DEVICE void pack_onebit(const tile *t, float c[SHARE], u32 lane, u32 *poisoned)
+DEVICE void pack_onebit(const tile *t, const float c[SHARE], u32 lane)
 {
     float squares = 0.0f, sizes = 0.0f;
 #pragma unroll
@@ -335,18 +299,14 @@ DEVICE void pack_onebit(const tile *t, float c[SHARE], u32 lane, u32 *poisoned)
         const u32 signs =
             __ballot_sync(ALL_LANES, positive && s == s && element(IN_LANES, lane, k) < t->n);
         own = lane == k ? signs : own;
-        c[k] = s == s ? sub(c[k], positive ? s : -s) : THE_NAN;
     }
     if (lane < SHARE)
         put_codes(t->codes, 4 * lane, 32, own);
-    if (lane == 0) {
+    if (lane == 0)
         *t->scales = (u16)(bits_of(s) >> 16);
-        if (s != s)
-            *poisoned = 1;
-    }
 }
 
-DEVICE void unpack_onebit(const tile *t, float x[SHARE], u32 lane, u32 *poisoned)
+DEVICE void unpack_onebit(const tile *t, float x[SHARE], u32 lane)
 {
     const float s = float_of((u32)*t->scales << 16);
     const float minus = s == 0.0f ? 0.0f : -s; /* a zero block has no -0 */
@@ -356,14 +316,12 @@ DEVICE void unpack_onebit(const tile *t, float x[SHARE], u32 lane, u32 *poisoned
         const float d = t->codes[at / 8] >> at % 8 & 1 ? s : minus;
         x[k] = is_finite(s) ? d : THE_NAN;
     }
-    if (!is_finite(s))
-        *poisoned = 1;
 }
 
 /* ---- all formats with scales ---- */
 
-DEVICE void pack_blocks(enum format format, u8 *wire, float *left, const float *src, float pre,
-                        const float *residual, u64 n, u64 segment, u64 stride, u32 *poisoned)
+DEVICE void pack_blocks(enum format format, u8 *wire, const float *src, u64 n, u64 segment,
+                        u64 stride)
 {
     const enum order order = format == ONEBIT ? IN_LANES : IN_FOURS;
     const u32 lane = threadIdx.x % WARP;
@@ -371,40 +329,38 @@ DEVICE void pack_blocks(enum format format, u8 *wire, float *left, const float *
     for (u64 i = THIS_THREAD / WARP; i < tiles; i += ALL_THREADS / WARP) {
         const tile t = tile_at(format, wire, i, n, segment, stride);
         float c[SHARE];
-        contribution(order, c, src + t.start, pre, residual ? residual + t.start : 0, lane, t.n);
+        take(order, c, src + t.start, lane, t.n);
         if (format == ONEBIT)
-            pack_onebit(&t, c, lane, poisoned);
+            pack_onebit(&t, c, lane);
         else
-            pack_scaled(format, &t, c, lane, poisoned);
-        if (left)
-            put(order, left + t.start, c, lane, t.n);
+            pack_scaled(format, &t, c, lane);
     }
 }
 
-DEVICE void unpack_tile(enum format format, const tile *t, float x[SHARE], u32 lane, u32 *poisoned)
+DEVICE void unpack_tile(enum format format, const tile *t, float x[SHARE], u32 lane)
 {
     if (format == ONEBIT)
-        unpack_onebit(t, x, lane, poisoned);
+        unpack_onebit(t, x, lane);
     else
-        unpack_scaled(format, t, x, lane, poisoned);
+        unpack_scaled(format, t, x, lane);
 }
 
 DEVICE void unpack_blocks(enum format format, float *dst, const u8 *wire, u64 n, u64 segment,
-                          u64 stride, u32 *poisoned)
+                          u64 stride)
 {
     const u32 lane = threadIdx.x % WARP;
     const u64 tiles = (n + TILE - 1) / TILE;
     for (u64 i = THIS_THREAD / WARP; i < tiles; i += ALL_THREADS / WARP) {
         const tile t = tile_at(format, wire, i, n, segment, stride);
         float x[SHARE];
-        unpack_tile(format, &t, x, lane, poisoned);
-        put(IN_FOURS, dst + t.start, x, lane, t.n);
+        unpack_tile(format, &t, x, lane);
+        put(dst + t.start, x, lane, t.n);
     }
 }
 
 /* See quant_join of csrc/codec/quant.c. What is beyond n is no element, and may be anything. */
 DEVICE void add_blocks(enum format format, float *dst, const u8 *wire, u64 apart, float post, u64 n,
-                       u64 segment, u64 stride, u32 *poisoned)
+                       u64 segment, u64 stride)
 {
     const u32 lane = threadIdx.x % WARP;
     const u64 tiles = (n + TILE - 1) / TILE;
@@ -412,36 +368,30 @@ DEVICE void add_blocks(enum format format, float *dst, const u8 *wire, u64 apart
         const tile t = tile_at(format, wire, i, n, segment, stride);
         const tile other = tile_beside(t, apart);
         float x[SHARE], y[SHARE];
-        unpack_tile(format, &t, x, lane, poisoned);
-        unpack_tile(format, &other, y, lane, poisoned);
+        unpack_tile(format, &t, x, lane);
+        unpack_tile(format, &other, y, lane);
 #pragma unroll
         for (u32 k = 0; k < SHARE; k++) {
-            const float sum = add(x[k], y[k]);
-            const float result = mul(sum, post);
-            if (!is_finite(sum) && element(IN_FOURS, lane, k) < t.n)
-                *poisoned = 1;
+            const float result = mul(add(x[k], y[k]), post);
             x[k] = result == result ? result : THE_NAN;
         }
-        put(IN_FOURS, dst + t.start, x, lane, t.n);
+        put(dst + t.start, x, lane, t.n);
     }
 }
 
 #define BLOCK_KERNELS(name, format)                                                                \
-    KERNEL ringcomm_pack_##name(u8 *wire, float *left, const float *src, float pre,                \
-                                const float *residual, u64 n, u64 segment, u64 stride,             \
-                                u32 *poisoned)                                                     \
+    KERNEL ringcomm_pack_##name(u8 *wire, const float *src, u64 n, u64 segment, u64 stride)        \
     {                                                                                              \
-        pack_blocks(format, wire, left, src, pre, residual, n, segment, stride, poisoned);         \
+        pack_blocks(format, wire, src, n, segment, stride);                                        \
     }                                                                                              \
-    KERNEL ringcomm_unpack_##name(float *dst, const u8 *wire, u64 n, u64 segment, u64 stride,      \
-                                  u32 *poisoned)                                                   \
+    KERNEL ringcomm_unpack_##name(float *dst, const u8 *wire, u64 n, u64 segment, u64 stride)      \
     {                                                                                              \
-        unpack_blocks(format, dst, wire, n, segment, stride, poisoned);                            \
+        unpack_blocks(format, dst, wire, n, segment, stride);                                      \
     }                                                                                              \
     KERNEL ringcomm_add_##name(float *dst, const u8 *wire, u64 apart, float post, u64 n,           \
-                               u64 segment, u64 stride, u32 *poisoned)                             \
+                               u64 segment, u64 stride)                                            \
     {                                                                                              \
-        add_blocks(format, dst, wire, apart, post, n, segment, stride, poisoned);                  \
+        add_blocks(format, dst, wire, apart, post, n, segment, stride);                            \
     }
 
 BLOCK_KERNELS(int8, INT8)

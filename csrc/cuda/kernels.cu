@@ -51,7 +51,6 @@ enum half { BF16, FP16 };
 /* Each rounded: the compiler must not make one operation of two. */
 #define mul __fmul_rn
 #define add __fadd_rn
-#define sub __fsub_rn
 #define divided __fdiv_rn
 
 DEVICE int is_finite(float x)

@@ -264,8 +264,7 @@ int rc_comm_lane_stats(rc_comm *comm, rc_lane_stats *out, int capacity);
  * belongs to the caller; a call borrows it (rc_call.feedback) until its work is done. Functions
  * that read or change it may not run beside each other, nor beside rc_submit with it. While a work
  * uses it rc_feedback_busy is 1, those with a result return RC_INVALID_STATE, and pointers are
- * NULL. What flights have left is on their GPU, and fetched when it is asked for; where that fails
- * it is RC_DEVICE, and the pointer NULL. */
+ * NULL. */
 typedef struct rc_feedback rc_feedback;
 
 /* Residuals of 0, for calls whose source has count elements (a reduce-scatter's: world_size x its
@@ -332,11 +331,10 @@ typedef struct rc_call {
      * them. */
     rc_feedback *feedback;
     /* 1: what src and dst hold is encoded already, in an all-reduce of RC_F32 without shared
-     * memory; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16, without feedback: the 16
-     * bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
+     * memory and without feedback; other ranks cannot tell. By RC_CODEC_BF16 or RC_CODEC_FP16: the
+     * 16 bits of each element, for an RC_AVG by fp16 those of the element times 1/world_size. By
      * RC_CODEC_INT8, RC_CODEC_INT4, RC_CODEC_ONEBIT or RC_CODEC_FP8, among two ranks or more:
-     * payloads, as rc_comm_layout says; src is dst. Feedback then goes with flights only
-     * (rc_pipe_submit), whose pipe has to do with it. */
+     * payloads, as rc_comm_layout says; src is dst. */
     int32_t encoded;
     /* The call of the library that this one is part of, which other ranks are told where calls
      * differ: a number of rc_caller_name, or 0. Ranks may differ in it. */
@@ -411,13 +409,7 @@ void rc_work_free(rc_work *work);
 /* Waits for the next finished work that was submitted with notify = 1, in order of completion.
  * RC_AGAIN after timeout_ms without one, or after rc_engine_interrupt. */
 rc_result rc_engine_take_done(rc_engine *engine, int timeout_ms, rc_work **out);
-/* Waits until a work that rc_engine_take_done would bring has waited for late_ms, which it does
- * where who takes is busy with another; the work stays. RC_AGAIN after timeout_ms. */
-rc_result rc_engine_wait_late(rc_engine *engine, int late_ms, int timeout_ms);
-/* Makes the current or next rc_engine_wait_late return RC_OK at once. */
-void rc_engine_hurry(rc_engine *engine);
-/* Makes the current or next rc_engine_take_done return at once, and likewise rc_engine_wait_late.
- */
+/* Makes the current or next rc_engine_take_done return at once. */
 void rc_engine_interrupt(rc_engine *engine);
 
 /* ---- tensors on a GPU ---- */
@@ -478,10 +470,6 @@ void rc_pipe_free(rc_pipe *pipe);
 /* Waits for the next flight that is over (where that was asked for), or has landed: *landed. Free
  * it. RC_AGAIN after timeout_ms, RC_INVALID_STATE after rc_pipe_stop when there are no more. */
 rc_result rc_pipe_take(rc_pipe *pipe, int timeout_ms, rc_flight **out, int *landed);
-/* As rc_engine_wait_late and rc_engine_hurry, for rc_pipe_take. RC_INVALID_STATE once the pipe is
- * stopped. */
-rc_result rc_pipe_wait_late(rc_pipe *pipe, int late_ms, int timeout_ms);
-void rc_pipe_hurry(rc_pipe *pipe);
 
 /* As rc_work_wait: RC_OK when it is over. */
 rc_result rc_flight_wait(rc_flight *flight, int timeout_ms);

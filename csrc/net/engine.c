@@ -77,7 +77,6 @@ static void destroy(rc_engine *e)
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->admitted);
     pthread_cond_destroy(&e->done_ready);
-    pthread_cond_destroy(&e->done_late);
     pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->inbox_lock);
     pthread_mutex_destroy(&e->done_lock);
@@ -97,7 +96,6 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     thread_init_cond(&e->parked);
     thread_init_cond(&e->admitted);
     thread_init_cond(&e->done_ready);
-    thread_init_cond(&e->done_late);
     e->kernels = kernels_find(kernel_set);
     int is_open = descriptors_open(e);
     rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;

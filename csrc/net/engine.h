@@ -67,7 +67,6 @@ typedef struct engine_member {
 /* An entry of the queue of finished works (rc_engine_take_done). */
 typedef struct engine_done {
     struct engine_done *next;
-    uint64_t since;                          /* when it came (clock_ns) */
     void (*drop)(struct engine_done *entry); /* nobody took it, and the engine goes */
 } engine_done;
 
@@ -111,10 +110,8 @@ struct rc_engine {
 
     pthread_mutex_t done_lock;
     pthread_cond_t done_ready;
-    pthread_cond_t done_late; /* for engine_wait_late, while nobody is inside engine_pop_done */
     engine_done *done_head, *done_tail;
-    int done_takers; /* threads inside engine_pop_done */
-    int done_interrupted, done_hurried;
+    int done_interrupted;
 };
 
 /* A holder keeps the locks in existence, so that a thread on its way into a wait for a finished
@@ -163,14 +160,8 @@ void engine_changed(rc_engine *e);
 void engine_push_done(rc_engine *e, engine_done *entry);
 /* Waits up to timeout_ms for an entry; NULL if none came. Without the lock. */
 engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
-/* Waits until the first entry is late_ms old, or a call of engine_hurry_done; 0 after timeout_ms.
- * The entry stays. Without the lock. */
-int engine_wait_late(rc_engine *e, int late_ms, int timeout_ms);
-
-/* Ends the current or next engine_pop_done, and engine_wait_late as engine_hurry_done does. */
+/* Ends the current or next engine_pop_done. */
 void engine_interrupt_done(rc_engine *e);
-/* Ends the current or next engine_wait_late. */
-void engine_hurry_done(rc_engine *e);
 
 /* CPU seconds of the engine's own threads. */
 double engine_cpu_seconds(rc_engine *e);

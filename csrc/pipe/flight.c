@@ -45,7 +45,6 @@ static void push_notice(rc_pipe *p, flight_notice *notice)
 {
     flight_retain(notice->flight);
     notice->next = NULL;
-    notice->since = clock_ns();
     if (p->notices != NULL)
         p->last_notice->next = notice;
     else
@@ -115,38 +114,6 @@ rc_result rc_pipe_take(rc_pipe *p, int timeout_ms, rc_flight **out, int *landed)
     }
     pthread_mutex_unlock(&p->lock);
     return result;
-}
-
-rc_result rc_pipe_wait_late(rc_pipe *p, int late_ms, int timeout_ms)
-{
-    if (pipe_is_forked(p))
-        return RC_INVALID_STATE;
-    uint64_t now = clock_ns(), late = (uint64_t)late_ms * CLOCK_MS;
-    uint64_t until = now + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * CLOCK_MS;
-    rc_result result = RC_AGAIN;
-    pthread_mutex_lock(&p->lock);
-    for (; result == RC_AGAIN && !p->stopped && now < until; now = clock_ns()) {
-        uint64_t due = p->notices != NULL ? p->notices->since + late : until;
-        if (p->hurried || (p->notices != NULL && now >= due))
-            result = RC_OK;
-        else
-            pipe_wait(p, due < until ? due : until);
-    }
-    if (p->stopped)
-        result = RC_INVALID_STATE;
-    p->hurried = 0;
-    pthread_mutex_unlock(&p->lock);
-    return result;
-}
-
-void rc_pipe_hurry(rc_pipe *p)
-{
-    if (pipe_is_forked(p))
-        return;
-    pthread_mutex_lock(&p->lock);
-    p->hurried = 1;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
 }
 
 /* ---- waits ---- */

@@ -1,8 +1,7 @@
 /* legs.c - the two threads of a pipe: "in" brings tensors to the core, "out" brings results back.
  *
  * "out" drives the engine while it waits, as any thread does that waits for a work, and looks at
- * all works that are in flight: the engine calls it whenever one of them ends, or has enough of its
- * result (pieces.c).
+ * all works that are in flight: the engine calls it whenever one of them ends.
  */
 #include <string.h>
 #include <unistd.h>
@@ -23,27 +22,14 @@ static int is_message(const rc_flight *f)
 
 int flight_reads(const rc_flight *f)
 {
-    int at_root = f->pipe->comm->env.rank == f->call.root;
-    switch (f->call.collective) {
-    case RC_BROADCAST:
-    case RC_SCATTER: return at_root;
-    case RC_BARRIER:
-    case RC_RECV: return 0;
-    default: return 1;
-    }
+    return plan_reads(&f->call, f->pipe->comm->env.rank);
 }
 
 int flight_writes(const rc_flight *f)
 {
-    int at_root = f->pipe->comm->env.rank == f->call.root;
-    switch (f->call.collective) {
-    case RC_REDUCE:
-    case RC_GATHER: return at_root;
-    case RC_BROADCAST: return !at_root;
-    case RC_BARRIER:
-    case RC_SEND: return 0;
-    default: return 1;
-    }
+    int rank = f->pipe->comm->env.rank;
+    int has_it = f->call.collective == RC_BROADCAST && rank == f->call.root;
+    return !has_it && plan_writes(&f->call, rank);
 }
 
 /* ---- the ends of a flight ---- */
@@ -113,34 +99,15 @@ static const rc_piece *pieces_of(const rc_flight *f, int of_src, rc_piece *whole
     return f->pieces != NULL ? f->pieces : whole;
 }
 
-/* What of a piece lies between two bytes of the tensor. */
-static rc_piece cut(const rc_piece *piece, uint64_t start, uint64_t end)
+rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error)
 {
-    uint64_t from = piece->offset > start ? piece->offset : start;
-    uint64_t last = piece->offset + piece->bytes, to = last < end ? last : end;
-    return (rc_piece){.address = piece->address + (from - piece->offset),
-                      .offset = from,
-                      .bytes = to > from ? to - from : 0};
-}
-
-rc_result flight_each(rc_flight *f, int of_src, order_stretch elems, flight_copy *copy,
-                      rc_error *error)
-{
-    uint64_t size = rc_dtype_size(f->call.dtype), start = elems.start * size;
     int count;
     rc_piece whole;
     const rc_piece *pieces = pieces_of(f, of_src, &whole, &count);
-    for (int i = 0; i < count; i++) {
-        rc_piece part = cut(&pieces[i], start, start + elems.elems * size);
-        if (part.bytes > 0)
-            RC_TRY(copy(f, &part, error));
-    }
+    for (int i = 0; i < count; i++)
+        if (pieces[i].bytes > 0)
+            RC_TRY(copy(f, &pieces[i], error));
     return RC_OK;
-}
-
-order_stretch flight_elems(const rc_flight *f, int of_src)
-{
-    return (order_stretch){0, flight_bytes(f, of_src) / rc_dtype_size(f->call.dtype)};
 }
 
 /* The stream goes on behind what the caller's had to do. */
@@ -175,21 +142,12 @@ static rc_result copy_piece_in(rc_flight *f, const rc_piece *piece, rc_error *er
                        staged(f, piece->bytes), p->d2h);
 }
 
-rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error)
-{
-    if (f->in_blocks)
-        return blocks_copy_in(f, elems, error);
-    return flight_each(f, 1, elems, copy_piece_in, error);
-}
-
 static rc_result copy_in(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    cu_event copied = p->copied[0];
-    RC_TRY(f->in_blocks ? blocks_copy_all_in(f, error)
-                        : flight_copy_in(f, flight_elems(f, 1), error));
-    RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, copied, p->d2h));
-    return DEVICE_CALL(p->device, error, cuEventSynchronize, copied);
+    RC_TRY(f->in_blocks ? blocks_copy_in(f, error) : flight_each(f, 1, copy_piece_in, error));
+    RC_TRY(DEVICE_CALL(p->device, error, cuEventRecord, p->copied, p->d2h));
+    return DEVICE_CALL(p->device, error, cuEventSynchronize, p->copied);
 }
 
 /* Without room on the GPU the CPU packs; other ranks cannot tell. */
@@ -214,19 +172,14 @@ static rc_result bring_in(rc_flight *f, rc_error *error)
     RC_TRY(take_staging(f, error));
     if (f->pieces != NULL && !f->in_blocks)
         clear_gaps(f);
-    if (flight_reads(f))
+    if (flight_reads(f)) {
         RC_TRY(follow_caller(f, f->pipe->d2h, error));
+        RC_TRY(copy_in(f, error));
+    }
     call.src = f->src;
     call.dst = f->dst;
     call.encoded = f->is_packed || f->in_blocks;
-    if (pieces_suit(f)) {
-        RC_TRY(pieces_begin(f, &call, &work, error));
-    } else {
-        if (flight_reads(f))
-            RC_TRY(copy_in(f, error));
-        RC_TRY(rc_submit(f->pipe->comm, &call, &work, error));
-        blocks_hand_over(f);
-    }
+    RC_TRY(rc_submit(f->pipe->comm, &call, &work, error));
     f->work = work;
     return RC_OK;
 }
@@ -259,17 +212,16 @@ static void reach_core(rc_flight *f, int flies)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* 1 if there is something to bring back of it. */
-static int is_ready(const rc_flight *f)
+static int is_over(const rc_flight *f)
 {
-    return rc_work_wait(f->work, 0) != RC_AGAIN || pieces_are_ripe(f);
+    return rc_work_wait(f->work, 0) != RC_AGAIN;
 }
 
-/* "out" may be waiting in the engine, and the work have got ready before "out" knew of it. */
+/* "out" may be waiting in the engine, and the work have ended before "out" knew of it. */
 static void call_out(rc_flight *f)
 {
     rc_engine *engine = f->pipe->comm->engine;
-    if (!is_ready(f))
+    if (!is_over(f))
         return;
     engine_lock(engine);
     engine_changed(engine);
@@ -291,11 +243,9 @@ void *pipe_run_in(void *arg)
             flight_retain(f); /* it may land at any time from here on */
             reach_core(f, 1);
             call_out(f);
-            pieces_feed(f);
             rc_flight_free(f);
             continue;
         }
-        blocks_give_up(f);
         reach_core(f, 0);
         fail_all(f, &error, p->d2h);
     }
@@ -326,65 +276,26 @@ static rc_result room_to_unpack(rc_flight *f, rc_error *error)
 /* Without room on the GPU the CPU has unpacked when it returns. */
 static rc_result make_room(rc_flight *f, rc_error *error)
 {
-    rc_pipe *p = f->pipe;
     rc_result result = room_to_unpack(f, error);
     if (result != RC_NO_MEMORY)
         return result;
     error_clear(error);
-    if (f->feed.copied_out) /* from the staging that this exchanges */
-        RC_TRY(DEVICE_CALL(p->device, error, cuStreamSynchronize, p->h2d));
     return f->in_blocks ? blocks_unpack_here(f, error) : packing_unpack_here(f, error);
-}
-
-rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error)
-{
-    if (f->in_blocks)
-        return blocks_copy_out(f, elems, error);
-    return flight_each(f, 0, elems, copy_piece_out, error);
-}
-
-/* Who only receives, or has brought nothing back yet, has not waited. */
-static rc_result begin_copy_out(rc_flight *f, rc_error *error)
-{
-    int begun = f->feed.copied_out;
-    f->feed.copied_out = 1;
-    return begun ? RC_OK : follow_caller(f, f->pipe->h2d, error);
-}
-
-/* What is final of a result that is still on its way; nothing where the GPU has no room now. */
-static rc_result copy_pieces_out(rc_flight *f, rc_error *error)
-{
-    rc_result result = room_to_unpack(f, error);
-    if (result == RC_NO_MEMORY) {
-        error_clear(error);
-        f->feed.at_the_end = 1;
-        return RC_OK;
-    }
-    RC_TRY(result);
-    RC_TRY(begin_copy_out(f, error));
-    return pieces_copy_out(f, error);
-}
-
-/* What is left of a flight in pieces, unless the CPU has unpacked all of it anew. */
-static rc_result copy_rest_out(rc_flight *f, rc_error *error)
-{
-    int was_packed = f->is_packed || f->in_blocks;
-    RC_TRY(make_room(f, error));
-    RC_TRY(begin_copy_out(f, error));
-    if (f->work->gate != NULL && was_packed == (f->is_packed || f->in_blocks))
-        return pieces_copy_out(f, error);
-    return flight_copy_out(f, flight_elems(f, 0), error);
 }
 
 static rc_result copy_out(rc_flight *f, rc_error *error)
 {
     rc_pipe *p = f->pipe;
-    if (f->in_blocks && quantised_poisoned(f->work)) {
-        RC_TRY(begin_copy_out(f, error));
+    int poisoned = f->in_blocks && quantised_poisoned(f->work);
+    RC_TRY(follow_caller(f, p->h2d, error)); /* who only receives has not waited yet */
+    if (!poisoned)
+        RC_TRY(make_room(f, error));
+    if (poisoned)
         RC_TRY(blocks_poison(f, error));
-    } else {
-        RC_TRY(copy_rest_out(f, error));
-    }
+    else if (f->in_blocks)
+        RC_TRY(blocks_copy_out(f, error));
+    else
+        RC_TRY(flight_each(f, 0, copy_piece_out, error));
     return DEVICE_CALL(p->device, error, cuEventRecord, f->done, p->h2d);
 }
 
@@ -421,7 +332,6 @@ static void end(rc_flight *f, const rc_error *unbound)
     rc_error error;
     error_clear(&error);
     rc_work_error(f->work, &error);
-    pieces_wait_fed(f, &error);
     if (error.code != RC_OK) {
         fail(f, &error, p->h2d);
         return;
@@ -433,25 +343,25 @@ static void end(rc_flight *f, const rc_error *unbound)
         bring_out(f, &error);
 }
 
-static rc_flight *first_ready(rc_pipe *p)
+static rc_flight *first_over(rc_pipe *p)
 {
     rc_flight *f = p->flying.head;
-    while (f != NULL && !is_ready(f))
+    while (f != NULL && !is_over(f))
         f = f->next;
     return f;
 }
 
-static int any_ready(const void *arg)
+static int any_over(const void *arg)
 {
     rc_pipe *p = (rc_pipe *)(uintptr_t)arg;
     pthread_mutex_lock(&p->lock);
-    rc_flight *f = first_ready(p);
+    rc_flight *f = first_over(p);
     pthread_mutex_unlock(&p->lock);
     return f != NULL;
 }
 
-/* The next flight of which there is something to bring back, or NULL when there will be no more. */
-static rc_flight *next_ready(rc_pipe *p)
+/* The next flight whose work is over, which has left the queue; NULL when there will be no more. */
+static rc_flight *next_over(rc_pipe *p)
 {
     rc_engine *engine = p->comm->engine;
     uint64_t spin = p->comm->config.spin_us * CLOCK_US;
@@ -459,45 +369,26 @@ static rc_flight *next_ready(rc_pipe *p)
         pthread_mutex_lock(&p->lock);
         while (p->flying.head == NULL && !p->in_ended)
             pipe_wait(p, clock_ns() + CLOCK_S);
-        rc_flight *f = first_ready(p);
+        rc_flight *f = first_over(p);
         int none_left = f == NULL && p->flying.head == NULL;
+        if (f != NULL)
+            queue_remove(&p->flying, f);
         pthread_mutex_unlock(&p->lock);
         if (f != NULL || none_left)
             return f;
         engine_lock(engine);
-        engine_drive(engine, any_ready, p, clock_ns() + CLOCK_S, spin);
+        engine_drive(engine, any_over, p, clock_ns() + CLOCK_S, spin);
         engine_unlock(engine);
     }
-}
-
-static void leave_core(rc_flight *f)
-{
-    rc_pipe *p = f->pipe;
-    pthread_mutex_lock(&p->lock);
-    queue_remove(&p->flying, f);
-    pthread_mutex_unlock(&p->lock);
 }
 
 void *pipe_run_out(void *arg)
 {
     rc_pipe *p = arg;
-    rc_error unbound, error;
+    rc_error unbound;
     error_clear(&unbound);
     device_bind_thread(p->device, &unbound);
-    for (rc_flight *f; (f = next_ready(p)) != NULL;) {
-        if (rc_work_wait(f->work, 0) != RC_AGAIN) {
-            leave_core(f);
-            end(f, &unbound);
-            continue;
-        }
-        error = unbound;
-        if (error.code == RC_OK && copy_pieces_out(f, &error) == RC_OK)
-            continue;
-        leave_core(f);
-        rc_comm_abort(p->comm, error.message);
-        error.rank = p->comm->env.rank;
-        pieces_wait_fed(f, &error);
-        fail(f, &error, p->h2d);
-    }
+    for (rc_flight *f; (f = next_over(p)) != NULL;)
+        end(f, &unbound);
     return NULL;
 }

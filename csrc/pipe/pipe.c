@@ -86,8 +86,8 @@ static rc_result make_streams(rc_pipe *p, rc_error *error)
     rc_result result = device_stream_create(p->device, &p->d2h, error);
     if (result == RC_OK)
         result = device_stream_create(p->device, &p->h2d, error);
-    for (int i = 0; i < PIPE_PIECES_AHEAD && result == RC_OK; i++)
-        result = device_event_create(p->device, &p->copied[i], error);
+    if (result == RC_OK)
+        result = device_event_create(p->device, &p->copied, error);
     device_leave(p->device, &visit);
     return result;
 }
@@ -151,15 +151,13 @@ static void give_back(rc_pipe *p)
         pinned_destroy(&p->arena);
         for (int i = 0; i < p->event_count; i++)
             device_event_destroy(p->device, p->events[i]);
-        for (int i = 0; i < PIPE_PIECES_AHEAD; i++)
-            device_event_destroy(p->device, p->copied[i]);
+        device_event_destroy(p->device, p->copied);
         packing_release(p, &p->packed);
         packing_release(p, &p->unpacked);
         packing_release(p, &p->gathered);
         packing_release(p, &p->scattered);
         device_stream_destroy(p->device, p->d2h);
         device_stream_destroy(p->device, p->h2d);
-        device_stream_destroy(p->device, p->fetching);
         device_leave(p->device, &visit);
     }
     device_close(p->device);
@@ -183,7 +181,6 @@ void rc_pipe_stop(rc_pipe *p)
     p->stopped = 1;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    twins_end(p);
     give_back(p);
 }
 

@@ -8,10 +8,8 @@
  *
  * Where the call compresses float32, a kernel packs before the copy to the host and another unpacks
  * after the copy back, so that less goes over the bus. The core is given what is packed, as
- * encoded; that other ranks cannot tell (rc_call.encoded).
- *
- * A large all-reduce goes in pieces, packed or not: the core has the work when the first of them is
- * there, and what is final is copied back while the rest is on the wire.
+ * encoded; that other ranks cannot tell (rc_call.encoded). With error feedback the core encodes, as
+ * it does for tensors of the host, for the residuals are in host memory.
  *
  * The core sees pinned host memory, so what it does and what comes out is what it is for any
  * tensor. "in" takes flights in the order of their calls, and so they reach the core. "out" takes
@@ -28,8 +26,7 @@
  * landed nobody calls CUDA for it. Locks: an engine's before the pipe's.
  *
  * Files: pipe.c life and submission; flight.c what callers do with a flight; legs.c both threads;
- * pieces.c what goes in pieces; packing.c the kernels, and codecs of 16 bits; blocks.c codecs that
- * quantise; twins.c their residuals.
+ * packing.c the kernels, and codecs of 16 bits; blocks.c codecs that quantise.
  */
 #ifndef RINGCOMM_PIPE_H
 #define RINGCOMM_PIPE_H
@@ -38,23 +35,14 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "../coll/twin.h"
 #include "../comm.h"
 #include "../cuda/pinned.h"
 
 /* What a test may leave out, to see that it would be noticed. Only in builds for tests. */
-enum pipe_fault {
-    PIPE_SOUND,
-    PIPE_NO_INPUT_EVENT,
-    PIPE_NO_DONE_EVENT,
-    PIPE_EARLY_RELEASE,
-    PIPE_EARLY_SHOW
-};
+enum pipe_fault { PIPE_SOUND, PIPE_NO_INPUT_EVENT, PIPE_NO_DONE_EVENT, PIPE_EARLY_RELEASE };
 #ifdef PIPE_FAULTS
 extern int pipe_fault;
-extern atomic_int pipe_paused;     /* 1: no flight lands */
-extern atomic_int pipe_pieces_fed; /* how many pieces of a flight the core may get, at most */
-extern int pipe_pieces_shift;      /* by so many powers of two they are smaller */
+extern atomic_int pipe_paused; /* 1: no flight lands */
 #define PIPE_HAS(fault) (pipe_fault == (fault))
 #else
 #define PIPE_HAS(fault) 0
@@ -69,8 +57,6 @@ typedef struct pipe_scratch {
     int outgrown_count;
 } pipe_scratch;
 
-typedef struct pipe_twin pipe_twin;
-
 /* A list that is used first in, first out. */
 typedef struct flight_queue {
     rc_flight *head, *tail;
@@ -79,30 +65,9 @@ typedef struct flight_queue {
 /* In the queue of what rc_pipe_take brings. */
 typedef struct flight_notice {
     struct flight_notice *next;
-    uint64_t since; /* when it came (clock_ns) */
     rc_flight *flight;
     int landed;
 } flight_notice;
-
-enum { PIPE_PIECES_AHEAD = 4 }; /* that are queued and not there yet */
-
-/* How far one is with a flight's source. */
-typedef struct pieces_cursor {
-    order_cursor at;
-    uint64_t bytes; /* of staging, about, that the piece has */
-    uint64_t elems; /* that are left of it; in rows (order.h), of each part's share of it */
-} pieces_cursor;
-
-/* Of a flight that goes through the core in pieces (pieces.c). */
-typedef struct pieces_feed_state {
-    plan plan; /* whose order the source is brought in */
-    pieces_cursor queued, shown;
-    uint32_t events_queued, events_over;
-    int is_on;      /* "in" still brings it; under the pipe's lock once it is in the core, as is */
-    rc_error error; /* what ended that, if something did */
-    int copied_out; /* of thread "out": it has begun; */
-    int at_the_end; /* what is left is copied when all is final */
-} pieces_feed_state;
 
 struct rc_flight {
     rc_flight *next, *prev; /* in entering or in flying */
@@ -116,9 +81,6 @@ struct rc_flight {
     int is_packed;      /* the GPU packs: staging has 16 bits for each element */
     int in_blocks;      /* the GPU packs: staging has what layout says */
     rc_layout layout;
-    int is_fed; /* it holds the claim on its feedback: the core has not, or "in" still packs */
-    twin_view residuals;
-    pieces_feed_state feed;
     _Atomic(rc_work *) work;
     rc_error error;    /* written before result */
     atomic_int result; /* RC_AGAIN until it is over */
@@ -133,9 +95,8 @@ struct rc_pipe {
     cuda_device *device;
     pinned_arena arena;
     cu_stream d2h, h2d;
-    cu_event copied[PIPE_PIECES_AHEAD]; /* of thread "in": what it copies is there */
+    cu_event copied;               /* of thread "in": what it copies is there */
     pipe_scratch packed, unpacked; /* of thread "in", and of "out": what is packed, on the device */
-    cu_stream fetching;            /* residuals; NULL until there are some */
     pipe_scratch gathered, scattered; /* what lies in pieces, as one */
     pid_t pid;
     pthread_t in, out;
@@ -151,12 +112,9 @@ struct rc_pipe {
     int in_ended, stopped;
     int visitors; /* callers inside CUDA */
     flight_notice *notices, *last_notice;
-    int hurried;      /* the next rc_pipe_wait_late returns at once */
     cu_event *events; /* all that were made, and those that no flight has */
     cu_event *idle_events;
     int event_count, idle_count;
-    pipe_twin *twins, *dropped; /* dropped: whose memory is to be given back */
-    int reaping;                /* a thread does that */
 };
 
 int pipe_is_forked(const rc_pipe *p);
@@ -177,29 +135,9 @@ void *pipe_run_out(void *arg);
 /* What the collective reads and writes on this rank. */
 int flight_reads(const rc_flight *f);
 int flight_writes(const rc_flight *f);
-/* Queue the copy of some elements of the tensor, packed where that is the GPU's. */
-rc_result flight_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
-rc_result flight_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
-/* Calls that for what of each of the tensor's pieces lies in the stretch. */
+/* Calls that for each of the tensor's pieces that has some bytes. */
 typedef rc_result flight_copy(rc_flight *f, const rc_piece *piece, rc_error *error);
-rc_result flight_each(rc_flight *f, int of_src, order_stretch elems, flight_copy *copy,
-                      rc_error *error);
-order_stretch flight_elems(const rc_flight *f, int of_src);
-
-/* pieces.c. Of thread "in": */
-/* Whether it goes through the core in pieces; staging is there. */
-int pieces_suit(rc_flight *f);
-/* Queues copies, and submits the work when the first piece is there. */
-rc_result pieces_begin(rc_flight *f, rc_call *call, rc_work **work, rc_error *error);
-/* Brings the rest. A failure ends the communicator. Does nothing for other flights. */
-void pieces_feed(rc_flight *f);
-/* Of thread "out": */
-/* 1 if enough of the result is final. */
-int pieces_are_ripe(const rc_flight *f);
-/* Queues the copies of what is final. */
-rc_result pieces_copy_out(rc_flight *f, rc_error *error);
-/* Until "in" has no copies queued any more. error: that of pieces_feed, if it failed. */
-void pieces_wait_fed(rc_flight *f, rc_error *error);
+rc_result flight_each(rc_flight *f, int of_src, flight_copy *copy, rc_error *error);
 
 /* packing.c */
 enum { PACKING_KERNELS = 16 };
@@ -228,31 +166,17 @@ rc_result packing_unpack(rc_flight *f, const rc_piece *piece, cu_address from, c
 rc_result packing_unpack_here(rc_flight *f, rc_error *error);
 
 /* blocks.c: codecs that quantise, as packing.c those of 16 bits. */
-int blocks_suits(const rc_flight *f);
-/* Where the GPU packs the flight, makes room, takes its feedback and sets in_blocks. */
+/* Whether the GPU packs it; finds its layout. */
+int blocks_suits(rc_flight *f);
+/* Where the GPU packs the flight, makes room and sets in_blocks. */
 rc_result blocks_begin(rc_flight *f, rc_error *error);
-/* The core has it, feedback and all. */
-void blocks_hand_over(rc_flight *f);
-/* The same while "in" still packs: the core shares the feedback. And if it has not taken it. */
-void blocks_share(rc_flight *f);
-void blocks_take_back(rc_flight *f);
-/* "in" packs no more. */
-void blocks_give_up(rc_flight *f);
-/* Queue it all, on the stream of "in", or some whole segments of a part. */
-rc_result blocks_copy_all_in(rc_flight *f, rc_error *error);
-rc_result blocks_copy_in(rc_flight *f, order_stretch elems, rc_error *error);
-/* Queue whole segments, on the stream of "out"; or NaN in all of the result. */
-rc_result blocks_copy_out(rc_flight *f, order_stretch elems, rc_error *error);
+/* Queue it all, on the stream of "in", and of "out"; or NaN in all of the result. */
+rc_result blocks_copy_in(rc_flight *f, rc_error *error);
+rc_result blocks_copy_out(rc_flight *f, rc_error *error);
 rc_result blocks_poison(rc_flight *f, rc_error *error);
 /* Room to unpack on the GPU, or RC_NO_MEMORY; what that does, by the CPU: in_blocks is 0 then. */
 rc_result blocks_room(rc_flight *f, rc_error *error);
 rc_result blocks_unpack_here(rc_flight *f, rc_error *error);
-/* twins.c: for thread "in", a feedback that was claimed has a twin of the pipe's. RC_NO_MEMORY if
- * there is no room on the GPU. */
-rc_result twins_take(rc_pipe *p, rc_feedback *f, rc_error *error);
-cu_address twins_buffer(const feedback_twin *twin, int buffer);
-/* All residuals are at home, and their memory on the GPU is given back. */
-void twins_end(rc_pipe *p);
 
 /* flight.c */
 void flight_retain(rc_flight *f);

@@ -31,6 +31,28 @@ void plan_cut_coarsely(plan *p, uint64_t segment_elems)
                                       COARSE_LEAST_SEGMENT_ELEMS, segment_elems);
 }
 
+int plan_reads(const rc_call *call, int rank)
+{
+    switch (call->collective) {
+    case RC_BROADCAST:
+    case RC_SCATTER: return rank == call->root;
+    case RC_BARRIER:
+    case RC_RECV: return 0;
+    default: return 1;
+    }
+}
+
+int plan_writes(const rc_call *call, int rank)
+{
+    switch (call->collective) {
+    case RC_REDUCE:
+    case RC_GATHER: return rank == call->root;
+    case RC_BARRIER:
+    case RC_SEND: return 0;
+    default: return 1;
+    }
+}
+
 /* Of an all-reduce. */
 static uint32_t chunks_of(rc_algorithm algorithm, uint32_t n)
 {

@@ -70,6 +70,10 @@ static inline int plan_quantises(const rc_call *call)
     return call->codec >= RC_CODEC_INT8;
 }
 
+/* 1 if the call reads src on that rank, and if it writes dst there. */
+int plan_reads(const rc_call *call, int rank);
+int plan_writes(const rc_call *call, int rank);
+
 /* 1 if the call may go through memory that the ranks of each host share. */
 int plan_may_share(const rc_call *call, int hosts, rc_algorithm wanted);
 /* What is the algorithm then, on one host: RC_DIRECT or RC_ONE_SHOT. */

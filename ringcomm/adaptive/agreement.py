@@ -18,9 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ..codecs import parse
-from .forecast import Load
-from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Rung
-from .measure import Seen, Window
+from .law import DELAY, FIRST_WINDOW, WINDOW, Change, Law, Load, Rung, Seen, Window
 
 _Told = TypeVar("_Told", covariant=True)
 Later = Callable[[], _Told]

@@ -1,46 +1,290 @@
-"""The law by which a codec is chosen.
+"""The law by which a codec is chosen, the forecast that it goes by, and what is measured for that.
+
+A window of steps says what each took on this rank, in medians, so that a step or two that were held
+up do not count:
+
+    step before is over     first bucket              last submitted   last one over
+      |                       |                           |              |
+      |<------------------- compute ------------------->|<-- exposed -->|
+                              |<---- can hide ----------->|
+    in flight                 [0 .......]  [1 ............|..][2 ........]   busy: the union
+
+It says what the link does, and so what a step would take by another codec. Backward makes one
+bucket after the other ready, and the link carries them in that order; a bucket takes as long as the
+slower of the link and the codec:
+
+    backward   |bucket 0 ready |bucket 1 ready |bucket 2 ready: backward is over
+    link       |[0 .........]  |[1 .........]  |[2 .........]|
+               |<--------- it can hide ------->|<- exposed ->|
 
 The gentlest codec is taken whose step is forecast to be next to the shortest of all: one that hides
 behind backward, where there is any. Rungs, gentlest first:
 
     none < bf16 < int8 < int8 over more micro-batches (if asked) < int4 < onebit (opt-in)
 
-    to a harsher one    its step would be clearly shorter in 3 windows
-    to a gentler one    it would do even if the wire took 1/.85 as long, in 2 windows
-    in any case         not within 50 steps of the change before, unless the present one is grossly
-                        wrong, nothing has been decided yet, or it was a gentler one's trial
-    critical phases     first steps, a raised learning rate, gradients whose norm has changed by
-                        half, values that are not finite: rungs that quantise wait
+    where the present one's step is clearly too long    after 3 windows; if grossly, after one
+    where a gentler one would do as well, even if the   after 2 windows, not within 200 steps of the
+    wire took 1/.85 as long                             change before
+    in the first steps                                  rungs that quantise wait
 
-Invariants: it is asked on one rank, of all ranks' measurements. What it returns follows from what
-it was given so far: it reads no clock. A gentler rung that had to be left again is tried again
-after twice as long.
+Invariants: no clock is read; moments are given, of one clock, in seconds. Rates are in bytes per
+second of encoded gradients, so that a rate has in it how often the algorithm sends each byte. The
+law is asked on one rank, of all ranks' measurements, and what it returns follows from what it was
+given so far. A window has steps of one codec only. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..codecs import CODECS, Codec, parse
 from ..errors import ConfigError
-from .forecast import Link, Load, exposed_s, transfer_s
-from .measure import Seen
-from .rates import Rates
 
 DELAY = 3  # steps from a measurement to what follows from it
 WINDOW, FIRST_WINDOW = 10, 4  # steps; the first one after a change is shorter
 FIRST_STEPS = 10
 
-_DWELL, _LONGEST_DWELL = 50, 800  # steps
-_GUARD = 50  # steps
+_DWELL = 200  # steps, before a gentler one
 _NEAR = 1.02  # of the shortest step: as good
 _HARSHER, _GROSS = 1.04, 1.5  # of the shortest step: too long
 _MARGIN = 0.85  # of the wire's rate
 _HARSHER_WINDOWS, _GENTLER_WINDOWS = 3, 2
-_NORM_CHANGE = 0.5
+
+#: What encoding, decoding and adding takes a processor beside the network, seconds an element:
+#: of use until a codec has been measured.
+CODEC_S = {"int8": 1.0e-9, "fp8": 1.2e-9, "int4": 1.5e-9, "onebit": 1.6e-9}
+
+_BOUND = 0.35  # of the busy time: the processor is what is waited for
+_SUSPECT = 0.15  # it may be, where ranks share it
+_CLEARLY = 1.25
+_PROBE = 1.05
+_REACH = 2.2  # times what is seen: the next gentler codec would do as well, and no other
+
+
+# ---- what is measured ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a window of steps was on one rank: medians over steps, seconds.
+
+    Attributes:
+        steps: that were measured; 0: none, and all else is 0.
+        compute_s: of a step, all but what is exposed.
+        hide_s: from its first bucket to its last.
+        exposed_s: from there until it is over.
+        deferred: its means were for the step after: 0 or 1, between them where steps differ.
+        busy_s: in which a bucket was in flight.
+        wire_bytes: sent over ports.
+        cpu_s: that ringcomm's engine has computed, over the steps' mean.
+    """
+
+    steps: float = 0.0
+    compute_s: float = 0.0
+    hide_s: float = 0.0
+    exposed_s: float = 0.0
+    deferred: float = 0.0
+    busy_s: float = 0.0
+    wire_bytes: float = 0.0
+    cpu_s: float = 0.0
+
+    def row(self) -> list[float]:
+        """As it is sent."""
+        return list(dataclasses.astuple(self))
+
+    @staticmethod
+    def of_row(row: Iterable[float]) -> Seen:
+        """The same from a row."""
+        return Seen(*(float(value) for value in row))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTook:
+    """One step of the picture above: seconds, bytes over ports, and when each of its buckets was
+    ready, from its first one on."""
+
+    compute_s: float
+    hide_s: float
+    exposed_s: float
+    deferred: bool
+    busy_s: float
+    wire_bytes: float
+    ready_s: tuple[float, ...]
+
+
+class Window:
+    """The steps since it was last emptied."""
+
+    def __init__(self) -> None:
+        self.empty()
+
+    def empty(self) -> None:
+        """Begins anew."""
+        self._took: list[StepTook] = []
+        self._cpu_s = 0.0
+
+    def add(self, step: StepTook) -> None:
+        """A step is over."""
+        self._took.append(step)
+
+    def add_cpu(self, seconds: float) -> None:
+        """Processor time of the engine."""
+        self._cpu_s += seconds
+
+    def seen(self) -> Seen:
+        """Medians over its steps."""
+        took = self._took
+        if not took:
+            return Seen()
+        names = ("compute_s", "hide_s", "exposed_s", "deferred", "busy_s", "wire_bytes")
+        middle = {name: statistics.median(getattr(one, name) for one in took) for name in names}
+        return Seen(steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
+
+    def ready_s(self) -> tuple[float, ...]:
+        """When the buckets of a step are ready, of the median step; empty if there is none."""
+        if not self._took:
+            return ()
+        ordered = sorted(self._took, key=lambda one: one.hide_s)
+        return ordered[len(ordered) // 2].ready_s
+
+
+# ---- the forecast ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Freight:
+    """What travels together.
+
+    Attributes:
+        large: elements that travel by the codec.
+        small: elements that travel at bf16 where the codec quantises.
+        plain: bytes that travel as they are, whatever the codec.
+        width: bytes of an element without a codec.
+    """
+
+    large: int
+    small: int = 0
+    plain: int = 0
+    width: int = 4
+
+    def bytes_in(self, codec: Codec) -> float:
+        """Bytes of the bucket in this codec."""
+        bits = 8 * self.width if codec.name == "none" else codec.bits
+        rest = CODECS["bf16"].bits if codec.quantises else bits
+        return (self.large * bits + self.small * rest) / 8 + self.plain
+
+
+Load = Sequence[Freight]
+"""A step's buckets, in the order in which they become ready."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What the network and the codecs do.
+
+    Attributes:
+        rate: encoded bytes per second, while there are any to carry.
+        latency_s: of a bucket, beside its bytes.
+        codec_s: seconds an element, by codec's name; one that is not there takes none.
+    """
+
+    rate: float
+    latency_s: float = 0.0
+    codec_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def slower(self, factor: float) -> Link:
+        """The same with its rate divided by a factor."""
+        return dataclasses.replace(self, rate=self.rate / factor)
+
+    def seconds(self, bucket: Freight, codec: Codec) -> float:
+        """What a bucket keeps the link busy for."""
+        encoding = bucket.large * self.codec_s.get(codec.name, 0.0)
+        return max(bucket.bytes_in(codec) / self.rate, encoding)
+
+
+def encoded_bytes(load: Load, codec: Codec) -> float:
+    """Encoded bytes of one step's buckets."""
+    return sum(bucket.bytes_in(codec) for bucket in load)
+
+
+def transfer_s(load: Load, codec: Codec, link: Link) -> float:
+    """What the buckets of a step take one after the other, were all ready at once."""
+    return sum(link.seconds(bucket, codec) for bucket in load) + link.latency_s
+
+
+def exposed_s(load: Load, codec: Codec, link: Link, ready_s: Sequence[float]) -> float:
+    """How long the link goes on after the last bucket was ready.
+
+    Args:
+        ready_s: when each bucket is ready.
+    """
+    free = 0.0
+    for bucket, at in zip(load, ready_s, strict=True):
+        free = max(free, at) + link.seconds(bucket, codec)
+    return max(0.0, free + link.latency_s - ready_s[-1])
+
+
+class Rates:
+    """What the link and the codecs do, learned from windows of steps.
+
+    A window tells how long the link was busy, and that may have been the wire or the processor that
+    encodes. The processor time of the engine tells them apart: where it is a large part of that
+    time, the codec is what was waited for, and nothing is seen of the wire. Its rate is then taken
+    to be a little higher with every window, until the next gentler codec is tried, whose window
+    tells the truth. Where many ranks share a processor, its time says less; but a codec that has
+    just been changed to, and takes clearly longer than the wire did a moment before, takes that
+    time itself. Codecs that do not quantise cost no time of their own: what they take is the
+    wire's.
+
+    Attributes:
+        link: by the latest window; None: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self._codec_s = dict(CODEC_S)
+
+    def learn(
+        self, codec: Codec, load: Load, busy_s: float, cpu_s: float, latency_s: float,
+        is_first: bool,
+    ) -> Link:  # fmt: skip
+        """A window of that codec, ``is_first`` since it changed; what the link does by now.
+
+        Args:
+            busy_s, cpu_s: of a step: in which a bucket was in flight; of the engine.
+            latency_s: of a step, and in busy_s.
+        """
+        busy = max(busy_s - latency_s, busy_s / 10, 1e-9)
+        rate, elements = encoded_bytes(load, codec) / busy, sum(bucket.large for bucket in load)
+        if codec.quantises and elements:
+            name, own, before = codec.name, busy / elements, self.link.rate if self.link else rate
+            took_over = is_first and cpu_s >= _SUSPECT * busy and rate * _CLEARLY < before
+            if took_over or cpu_s >= _BOUND * busy:
+                self._codec_s[name] = own
+                reach = max(before, rate * (_REACH if codec.bits > 4 else 2 * _REACH))
+                rate = max(rate, before if is_first else min(before * _PROBE, reach))
+            else:
+                self._codec_s[name] = min(self._codec_s[name], own)
+        self.link = Link(rate, min(latency_s, busy_s), dict(self._codec_s))
+        return self.link
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        rate = None if self.link is None else self.link.rate
+        return {"rate": rate, "codec_s": dict(self._codec_s)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it."""
+        self._codec_s = {**CODEC_S, **state["codec_s"]}
+        rate = state["rate"]
+        self.link = None if rate is None else Link(rate, 0.0, dict(self._codec_s))
+
+
+# ---- the law ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +402,9 @@ class Law:
         self._first_steps = first_steps
         self._rates = Rates()
         self._since = 0
-        self._is_settled = False  # something was decided by a measurement, and not for a guard
+        self._is_settled = False  # something was decided by a measurement
         self._is_first_window = True
         self._harsher = self._gentler = 0  # windows in a row that ask for it
-        self._was_gentler = False
-        self._dwell = _DWELL  # before a gentler one
-        self._norm = 0.0
-        self._guard_until, self._guard_reason = first_steps, "these are the first steps"
 
     def decide(
         self, step: int, ranks: Sequence[Seen], load: Load, ready_s: Sequence[float],
@@ -179,10 +419,11 @@ class Law:
                 proportion.
             latency_s: of a bucket.
         """
-        self._watch(step, ranks)
         measured = [seen for seen in ranks if seen.steps]
+        if self.rung not in self.rungs:
+            return self._change(step, self.rungs[-1], f"{self.rung} is not allowed any more")
         if len(measured) < len(ranks) or not load or len(ready_s) != len(load):
-            return self._retreat(step)
+            return None
         slowest = max(measured, key=lambda seen: seen.compute_s)
         link = self._rates.learn(
             self.rung.codec, load, slowest.busy_s, slowest.cpu_s, latency_s,
@@ -194,78 +435,27 @@ class Law:
             load, dataclasses.replace(link, latency_s=latency_s), [at * stretch for at in ready_s],
             slowest.compute_s / self.rung.accumulate, deferred=slowest.deferred > 0,
         )  # fmt: skip
-        return self._retreat(step) or self._choose(step, outlook, slowest)
-
-    # ---- critical phases ----
-
-    def _watch(self, step: int, ranks: Sequence[Seen]) -> None:
-        norm = statistics.fmean(seen.norm for seen in ranks)
-        before, self._norm = self._norm, norm or self._norm
-        reason = ""
-        if any(seen.spoilt for seen in ranks):
-            reason = "a gradient was not finite"
-        elif any(seen.rate_rises for seen in ranks):
-            reason = "the learning rate was raised"
-        elif before and norm and abs(norm - before) >= _NORM_CHANGE * before:
-            reason = f"the gradients' norm went from {before:.3g} to {norm:.3g}"
-        if reason:
-            self._guard_until, self._guard_reason = step + _GUARD, reason
-
-    def _open(self, step: int) -> tuple[Rung, ...]:
-        """The rungs that are not waiting for the end of a critical phase."""
-        if step >= self._guard_until:
-            return self.rungs
-        return tuple(rung for rung in self.rungs if not rung.codec.quantises)
-
-    def _retreat(self, step: int) -> Change | None:
-        """To a rung that is open."""
-        rungs = self._open(step)
-        if self.rung in rungs:
-            return None
-        gentler = [rung for rung in rungs if rung.codec.bits >= self.rung.codec.bits]
-        reason = self._guard_reason if self.rung in self.rungs else "it is not allowed any more"
-        self._is_settled = False
-        return self._change(step, (gentler or list(rungs))[-1], f"{self.rung} is left: {reason}")
-
-    # ---- choices ----
+        return self._choose(step, outlook, slowest)
 
     def _choose(self, step: int, outlook: Outlook, seen: Seen) -> Change | None:
-        rungs = self._open(step)
+        waits = step < self._first_steps
+        rungs = [rung for rung in self.rungs if not (waits and rung.codec.quantises)]
         shortest = min(outlook.step_s(rung) for rung in rungs)
         excess = outlook.step_s(self.rung) / shortest
-        place = rungs.index(self.rung)
         if excess > _HARSHER:
-            return self._leave(step, outlook.gentlest(rungs, shortest), excess, outlook, seen)
-        self._harsher = 0
-        cautious = outlook.cautious()
-        gentler = [rung for rung in rungs[:place] if cautious.step_s(rung) <= _NEAR * shortest]
-        if not gentler:
-            self._gentler, self._is_settled = 0, True
+            to = outlook.gentlest(rungs, shortest)
+            self._harsher, self._gentler = self._harsher + 1, 0
+            is_due = excess > _GROSS or self._harsher >= _HARSHER_WINDOWS
+        else:
+            cautious = outlook.cautious()
+            gentler = itertools.takewhile(lambda rung: rung != self.rung, rungs)
+            to = next((rung for rung in gentler if cautious.step_s(rung) <= _NEAR * shortest),
+                      self.rung)  # fmt: skip
+            self._harsher, self._gentler = 0, self._gentler + 1 if to != self.rung else 0
+            is_due = self._gentler >= _GENTLER_WINDOWS and step - self._since >= _DWELL
+        is_first, self._is_settled = not self._is_settled, True
+        if to == self.rung or not (is_due or is_first):
             return None
-        self._gentler += 1
-        waited = self._gentler >= _GENTLER_WINDOWS and step - self._since >= self._dwell
-        if self._is_settled and not waited:
-            return None
-        self._was_gentler, self._is_settled = True, True
-        return self._change(step, gentler[0], _why(self.rung, gentler[0], outlook, seen))
-
-    def _leave(
-        self, step: int, to: Rung, excess: float, outlook: Outlook, seen: Seen
-    ) -> Change | None:
-        """The present rung's step is too long."""
-        is_gentler = to.codec.bits > self.rung.codec.bits
-        self._gentler = 0
-        self._harsher += 1
-        stayed = step - self._since
-        waited = self._was_gentler or stayed >= (self._dwell if is_gentler else _DWELL)
-        waited = waited and self._harsher >= _HARSHER_WINDOWS
-        is_gross = excess > _GROSS and not is_gentler
-        if self._is_settled and not waited and not is_gross:
-            return None
-        if self._was_gentler:
-            failed = stayed < 2 * _DWELL
-            self._dwell = min(2 * self._dwell, _LONGEST_DWELL) if failed else _DWELL
-        self._was_gentler, self._is_settled = is_gentler, True
         return self._change(step, to, _why(self.rung, to, outlook, seen))
 
     def _change(self, step: int, to: Rung, reason: str) -> Change:
@@ -276,19 +466,15 @@ class Law:
 
     # ---- checkpoints ----
 
-    _KEPT = ("_since", "_is_settled", "_was_gentler", "_dwell", "_norm", "_guard_until",
-             "_guard_reason")  # fmt: skip
-
     def state_dict(self) -> dict[str, Any]:
         """Strings, numbers and dictionaries of them."""
-        kept = {name.strip("_"): getattr(self, name) for name in self._KEPT}
-        return {"rates": self._rates.state_dict(), **kept}
+        return {"rates": self._rates.state_dict(), "since": self._since,
+                "is_settled": self._is_settled}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any], rung: Rung) -> None:
         """Goes on from it, on that rung."""
         self._rates.load_state_dict(state["rates"])
-        for name in self._KEPT:
-            setattr(self, name, type(getattr(self, name))(state[name.strip("_")]))
+        self._since, self._is_settled = int(state["since"]), bool(state["is_settled"])
         self.rung = rung if rung in self.rungs else self.rung
 
 

@@ -5,8 +5,7 @@ decision rests on:
 
     buckets' sizes, and when each was ready    look(), before each is sent
     what is exposed, what was in flight        note(), from the hook's account
-    the gradients' norm                        a sample of each bucket, before it is sent
-    the optimizer, and its learning rate       torch's hook of all optimizers' steps
+    the optimizer                              torch's hook of all optimizers' steps
 
 Invariants: the codec of a step is the same on all ranks, whatever they measure. Only the rank that
 decides logs, one line for a change. A copy, as torch.save makes it, has no connections and goes on
@@ -26,9 +25,7 @@ import torch
 from torch import nn
 
 from ..adaptive.agreement import Agreement
-from ..adaptive.forecast import Freight
-from ..adaptive.law import FIRST_STEPS, WINDOW, Law, Rung, ladder
-from ..adaptive.measure import StepTook
+from ..adaptive.law import FIRST_STEPS, Freight, Law, Rung, StepTook, ladder
 from ..codecs import Codec, parse
 from ..errors import ConfigError
 from .account import StepReport
@@ -37,13 +34,10 @@ from .exchange import CommExchange
 from .named_feedback import COMPRESSIBLE
 from .settings import require_able, require_truth, require_whole
 from .steps import before_steps, has_any
-from .streams import Fetched
 
 _log = logging.getLogger("ringcomm")
 
 _ADAPTERS = 0.05  # of the parameters are trained, at most
-_SAMPLE = 4096  # elements of a bucket
-_RISE = 1.05  # of a learning rate, within a window
 
 
 class Auto:
@@ -160,7 +154,7 @@ class Auto:
         self._watch.ids.update(id(parameter) for parameter, _, _ in bucket.spans)
         if self._looking is None:
             self._looking = _Looked()
-        self._looking.add(bucket, loss_scale)
+        self._looking.add(bucket)
         if bucket.last:
             self._steps.append(self._looking)
             self._looking = None
@@ -171,13 +165,10 @@ class Auto:
             return
         looked, window = self._steps.popleft(), self._agreement.window
         self._load = tuple(looked.load)
-        window.add_norm(looked.squared() if finite else float("nan"))
         window.add(StepTook(
             report["compute_s"], report["backward_s"], report["exposed_s"], report["deferred"],
             report["in_flight_s"], report["wire_bytes"], looked.ready_s(),
         ))  # fmt: skip
-        if self._watch is not None and self._watch.has_risen():
-            window.add_rise()
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has been seen."""
@@ -227,24 +218,14 @@ class _Looked:
     def __init__(self) -> None:
         self.load: list[Freight] = []
         self._at: list[float] = []
-        self._norms: list[tuple[Fetched, float]] = []
 
-    def add(self, bucket: Bucket, loss_scale: float) -> None:
-        buffer = bucket.buffer
+    def add(self, bucket: Bucket) -> None:
         self._at.append(time.perf_counter())
         self.load.append(_freight(bucket))
-        if buffer.numel():
-            stride = -(-buffer.numel() // _SAMPLE)
-            squared = buffer[::stride].detach().float().square().sum()
-            self._norms.append((Fetched(squared), stride / loss_scale**2))
 
     def ready_s(self) -> tuple[float, ...]:
         """When each bucket was there, from the first one on."""
         return tuple(at - self._at[0] for at in self._at)
-
-    def squared(self) -> float:
-        """The square of the gradients' norm, by a sample."""
-        return sum(float(fetched.value()) * factor for fetched, factor in self._norms)
 
 
 def _freight(bucket: Bucket) -> Freight:
@@ -275,17 +256,7 @@ class _OptimizerWatch:
         self.ids: set[int] = set()
         self._owner = weakref.ref(owner)
         self._known: weakref.ref[Any] | None = None
-        self._rate = 0.0
-        self._rates: deque[float] = deque(maxlen=WINDOW)
         before_steps.add(self._look)
-
-    def has_risen(self) -> bool:
-        """Once in a step: whether the learning rate has been raised lately. It is said once."""
-        self._rates.append(self._rate)
-        risen = 0 < _RISE * min(self._rates) < self._rate
-        if risen:
-            self._rates.clear()
-        return risen
 
     def _look(self, optimizer: Any) -> None:
         owner = self._owner()
@@ -294,6 +265,3 @@ class _OptimizerWatch:
         if self._known is None or self._known() is not optimizer:
             self._known = weakref.ref(optimizer)
             owner.meet(optimizer)
-        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-        if not any(torch.is_tensor(rate) and rate.device.type == "cuda" for rate in rates):
-            self._rate = max(map(float, rates), default=0.0)

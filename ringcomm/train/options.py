@@ -59,7 +59,7 @@ class Options:
     hook: bool = True
     method: str = "gradients"
     compression: str | None = None
-    every: int | Literal["auto"] = 30
+    every: int = 30
     bucket_mb: float | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 0
@@ -204,9 +204,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        help=f"codec on the wire: {names()}; auto: of none, bf16 and int8 the "
                        "gentlest that hides, as it is measured (default: bf16; momentum onebit; "
                        "outer int4; with --backend gloo --no-hook none; not with sparse)")
-    group.add_argument("--every", type=_period, metavar="STEPS",
-                       help="steps between two outer steps; auto: as few as the link allows "
-                       "(default: 30)")
+    group.add_argument("--every", type=_whole(1), metavar="STEPS",
+                       help="steps between two outer steps (default: 30)")
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
                        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
                        "gradients and stale)")
@@ -232,13 +231,6 @@ def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
     read.__name__ = "whole number"
     return read
-
-
-def _period(text: str) -> int | str:
-    return text if text == "auto" else _whole(1)(text)
-
-
-_period.__name__ = "whole number, or auto"
 
 
 def _number(low: float, high: float | None = None) -> Callable[[str], float]:

@@ -6,7 +6,6 @@
 #define RINGCOMM_TEST_PACKER_H
 
 #include "../../csrc/codec/quant.h"
-#include "../../csrc/coll/feedback.h"
 #include "../../csrc/coll/quantised.h"
 #include "world.h"
 
@@ -56,47 +55,21 @@ static inline uint8_t *packer_own(const packer *p, uint64_t part, uint64_t segme
     return packer_payload(p, p->layout.terms == 2 ? (uint64_t)p->comm->env.rank : part, segment);
 }
 
-/* The caller's feedback, from here to the end of the work: residuals of a work at home. */
-static inline void packer_begin(const packer *p, feedback_view *view)
-{
-    const rc_layout *l = &p->layout;
-    rc_feedback *f = p->call.feedback;
-    feedback_range own = {0};
-    *view = (feedback_view){0};
-    if (f == NULL)
-        return;
-    CHECK(feedback_claim(f));
-    if (l->own >= 0 && l->plain_count > 0)
-        own = (feedback_range){l->plain_start, l->plain_start + l->plain_count};
-    double fold = p->call.op == RC_AVG ? p->comm->env.contributors : 1.0;
-    const feedback_use use = {.worker = {0, f->count}, .exact = own, .owner = own, .fold = fold};
-    CHECK_EQ(feedback_begin(f, &use, view), RC_OK);
-}
-
 /* As the call to submit. */
 static inline rc_call packer_pack(packer *p)
 {
     int ignored = 0;
     uint64_t start, n;
-    feedback_view view;
     const rc_layout *l = &p->layout;
     const float *src = p->call.src;
-    packer_begin(p, &view);
     for (uint64_t part = 0; part < l->parts; part++)
         for (uint64_t k = 0; (n = packer_segment(p, part, k, &start)) > 0; k++)
             if ((int64_t)part != l->own)
-                quant_encode(&p->codec, packer_own(p, part, k), src + start,
-                             view.worker_in != NULL ? view.worker_in + start : NULL,
-                             view.worker_out != NULL ? view.worker_out + start : NULL, n, &ignored);
+                quant_encode(&p->codec, packer_own(p, part, k), src + start, NULL, NULL, n,
+                             &ignored);
     float *plain = (float *)(void *)(p->memory + l->plain);
     for (uint64_t i = 0; i < l->plain_count && l->own >= 0; i++)
-        plain[i] = view.worker_in != NULL && !view.exact_is_zero
-                       ? src[l->plain_start + i] + view.worker_in[l->plain_start + i]
-                       : src[l->plain_start + i];
-    if (p->call.feedback != NULL)
-        feedback_make_ready(p->call.feedback, &(feedback_view){.owner_in = view.owner_in,
-                                                               .owner_out = view.owner_out,
-                                                               .exact_is_zero = 1});
+        plain[i] = src[l->plain_start + i];
     rc_call call = p->call;
     call.src = call.dst = p->memory;
     call.encoded = 1;

@@ -151,56 +151,29 @@ static inline void formulas_draw(formulas *f, rc_codec codec, rc_op op)
 typedef void a_step(world *w, tensors *t, rc_feedback **feedback, rc_codec codec, rc_op op,
                     unsigned step);
 
-/* A few of them, with and without feedback, give what the formulas give. */
-static inline void hold_to_formulas_in(world_options options, uint64_t count, rc_codec codec,
-                                       rc_op op, a_step *run, unsigned steps)
+/* A few of them give what the formulas give. */
+static inline void hold_steps(world *w, uint64_t count, rc_codec codec, rc_op op, a_step *run,
+                              unsigned steps, int with_feedback)
 {
-    world *w = world_open(options);
-    for (int with = 0; with <= 1; with++) {
-        formulas f = formulas_open(w->size, count, with);
-        for (unsigned step = 0; step < steps; step++) {
-            formulas_draw(&f, codec, op);
-            run(w, &f.t, with ? f.feedback : NULL, codec, op, step);
-            for (int rank = 0; rank < w->size; rank++)
-                if (!same(f.t.dst[rank], f.want, count, "result", rank))
-                    CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, w->size, step);
-            if (with)
-                check_residuals(f.feedback, &f.ref);
-        }
-        formulas_close(&f);
+    formulas f = formulas_open(w->size, count, with_feedback);
+    for (unsigned step = 0; step < steps; step++) {
+        formulas_draw(&f, codec, op);
+        run(w, &f.t, with_feedback ? f.feedback : NULL, codec, op, step);
+        for (int rank = 0; rank < w->size; rank++)
+            if (!same(f.t.dst[rank], f.want, count, "result", rank))
+                CHECK_NOTE("codec %d op %d world %d step %u\n", codec, op, w->size, step);
+        if (with_feedback)
+            check_residuals(f.feedback, &f.ref);
     }
-    world_close(w);
+    formulas_close(&f);
 }
 
+/* The same with and without feedback. */
 static inline void hold_to_formulas(int size, uint64_t count, rc_codec codec, rc_op op, a_step *run)
 {
-    hold_to_formulas_in((world_options){.size = size, .segment_bytes = 4096}, count, codec, op, run,
-                        3);
-}
-
-/* A value of one rank that is not finite makes all NaN, and leaves residuals as they were. */
-static inline void expect_nan(int size, int guilty, uint64_t count, a_step *run, unsigned step)
-{
     world *w = world_open((world_options){.size = size, .segment_bytes = 4096});
-    rc_feedback *feedback[WORLD_MAX];
-    tensors t = make_tensors(size, count);
-    float before[WORLD_MAX];
-    open_feedback(feedback, size, count);
-    draw_values(&t);
-    run(w, &t, feedback, RC_CODEC_INT4, RC_AVG, step);
-    for (int rank = 0; rank < size; rank++)
-        before[rank] = rc_feedback_worker(feedback[rank])[7];
-    draw_values(&t);
-    t.src[guilty][((uint64_t)guilty * (count / 2 + 3) + 1) % count] = INFINITY;
-    run(w, &t, feedback, RC_CODEC_INT4, RC_AVG, step);
-    for (int rank = 0; rank < size; rank++) {
-        for (uint64_t i = 0; i < count; i++)
-            if (!CHECK(qref_bits(t.dst[rank][i]) == 0x7fc00000))
-                break;
-        CHECK(before[rank] == rc_feedback_worker(feedback[rank])[7]);
-    }
-    close_feedback(feedback, size);
-    free_tensors(&t);
+    for (int with = 0; with <= 1; with++)
+        hold_steps(w, count, codec, op, run, 3, with);
     world_close(w);
 }
 

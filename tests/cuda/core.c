@@ -41,44 +41,41 @@ EXPORT void core_scale(float *dst, const float *src, float factor, size_t n)
     kernels->scale[RC_F32](dst, src, (double)factor, n);
 }
 
-/* One segment; returns whether it is poisoned. */
-EXPORT int core_pack(int codec, uint8_t *wire, float *left, const float *src, float pre,
-                     const float *residual, size_t n)
+/* One segment. */
+EXPORT void core_pack(int codec, uint8_t *wire, const float *src, size_t n)
 {
     const kernel_block *format = block_of(codec);
     uint8_t *codes = wire + kernel_block_scales(format, n) * sizeof(uint16_t);
-    return format->encode((uint16_t *)(void *)wire, codes, left, src, pre, residual, n, 0);
+    format->encode((uint16_t *)(void *)wire, codes, NULL, src, 1.0F, NULL, n, 0);
 }
 
-EXPORT int core_unpack(int codec, float *dst, const uint8_t *wire, size_t n)
+EXPORT void core_unpack(int codec, float *dst, const uint8_t *wire, size_t n)
 {
     const kernel_block *format = block_of(codec);
     const uint8_t *codes = wire + kernel_block_scales(format, n) * sizeof(uint16_t);
-    return format->decode(dst, (const uint16_t *)(const void *)wire, codes, n, 0);
+    format->decode(dst, (const uint16_t *)(const void *)wire, codes, n, 0);
 }
 
 /* The sum of two payloads of one segment. */
-EXPORT int core_add(int codec, float *dst, const uint8_t *first, const uint8_t *second, int op,
-                    size_t n)
+EXPORT void core_add(int codec, float *dst, const uint8_t *first, const uint8_t *second, int op,
+                     size_t n)
 {
     const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .op = (rc_op)op, .count = n};
     const void *wires[] = {first, second};
     const quant_terms terms = {.wires = wires, .count = 2};
-    int poisoned = 0;
+    int ignored = 0;
     quant q;
     quant_init(&q, kernels, &call, 2);
-    quant_join(&q, dst, &terms, n, &poisoned);
-    return poisoned;
+    quant_join(&q, dst, &terms, n, &ignored);
 }
 
 /* The payload of one segment as a work makes it, and takes it; returns its bytes. */
-EXPORT size_t core_payload(int codec, uint8_t *wire, float *left, const float *src,
-                           const float *residual, size_t n, int *poisoned)
+EXPORT size_t core_payload(int codec, uint8_t *wire, const float *src, size_t n, int *poisoned)
 {
     const rc_call call = {.codec = (rc_codec)codec, .dtype = RC_F32, .count = n};
     quant q;
     quant_init(&q, kernels, &call, 2);
-    quant_encode(&q, wire, src, residual, left, n, poisoned);
+    quant_encode(&q, wire, src, NULL, NULL, n, poisoned);
     return quant_bytes(&q, n);
 }
 

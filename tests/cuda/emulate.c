@@ -207,11 +207,6 @@ DEVICE float __fadd_rn(float x, float y)
     return as_of_gpu(x + y);
 }
 
-DEVICE float __fsub_rn(float x, float y)
-{
-    return as_of_gpu(x - y);
-}
-
 DEVICE float __fdiv_rn(float x, float y)
 {
     return as_of_gpu(x / y);

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from ..guards import IdenticalDataWarning
 from .merges import Carry, Lerp, Replace
-from .pace import AtEnd, BySpeed, Every, Fitted
 from .peers import FixedPeers
 from .report import OuterReport
-from .rules import Mean, Nesterov, Sgd, Sparse
+from .rules import Nesterov, Sparse
 from .step import OuterStep
 
 __all__ = [
-    "AtEnd", "BySpeed", "Carry", "Every", "Fitted", "FixedPeers", "IdenticalDataWarning", "Lerp",
-    "Mean", "Nesterov", "OuterReport", "OuterStep", "Replace", "Sgd", "Sparse",
+    "Carry", "FixedPeers", "IdenticalDataWarning", "Lerp", "Nesterov", "OuterReport", "OuterStep",
+    "Replace", "Sparse",
 ]  # fmt: skip

@@ -9,8 +9,7 @@
 
 Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
 deltas only when it has seen the headers: if all flush and nobody has anything left, nothing
-follows. So does one that does not know yet which weight counts as one. The deltas are kept until
-the round is over where it may have to be repeated.
+follows. The deltas are kept until the round is over where it may have to be repeated.
 
 ``travel`` touches neither the model's tensors nor what is in use of anchor and memory, so that it
 may run beside the training. All else belongs to the training thread.
@@ -28,7 +27,7 @@ from ...errors import RingcommError
 from ...work import Work
 from ..tiles import tiles
 from .blocks import Block, Scratch
-from .header import Header, Headers, scale
+from .header import Header, Headers
 from .merges import Merge
 from .rules import Memory, Rule
 from .wires import Sent, Wire
@@ -91,12 +90,11 @@ class Fragment:
     """Units that travel together.
 
     Attributes:
-        iterations, tokens: what this rank has trained since their last round.
+        iterations: that this rank has trained since their last round.
     """
 
     units: list[Unit]
     iterations: int = 0
-    tokens: float = 0.0
 
     @property
     def is_finite(self) -> bool:
@@ -105,7 +103,7 @@ class Fragment:
 
     def give_up(self) -> None:
         """Goes on from the anchor: what was trained since the last round does not count."""
-        self.iterations, self.tokens = 0, 0.0
+        self.iterations = 0
         for unit in self.units:
             unit.follow(None)
 
@@ -126,7 +124,7 @@ class Outcome:
 
     Attributes:
         means: the mean delta of each unit; empty if all ranks flushed and nothing was left.
-        is_moving: some rank brought something.
+        is_moving: some rank's deltas count.
         headers: of all ranks; None in a flight that was restored.
     """
 
@@ -142,7 +140,6 @@ class Flight:
         fragment: whose deltas.
         due: the iteration after which the result is to be applied.
         header: what this rank tells; that its deltas do not count is found out later.
-        reference: the weight that counts as one; None: the mean of this round's.
         scratch: of the flight before, which is over.
         is_delayed: the rank trains on until then.
         keeps: the round may have to be repeated.
@@ -154,13 +151,13 @@ class Flight:
     """
 
     def __init__(
-        self, fragment: Fragment, due: int, header: Header, reference: float | None,
-        scratch: Scratch, *, is_delayed: bool, keeps: bool,
+        self, fragment: Fragment, due: int, header: Header, scratch: Scratch, *, is_delayed: bool,
+        keeps: bool,
     ) -> None:  # fmt: skip
         self.fragment, self.due, self.is_delayed = fragment, due, is_delayed
         self.header = header
         self.is_dropped = self.is_over = False
-        self._reference, self._scratch, self._keeps = reference, scratch, keeps
+        self._scratch, self._keeps = scratch, keeps
         blocks = [unit.block for unit in fragment.units]
         self._locals = [
             block.local(scratch.take(f"local {at}", block)) for at, block in enumerate(blocks)
@@ -197,9 +194,9 @@ class Flight:
             self._deltas.append(delta)
             self.is_dropped |= not is_finite
         if self.is_dropped:
-            self.header = dataclasses.replace(self.header, is_dropped=True, weight=0.0)
+            self.header = dataclasses.replace(self.header, is_dropped=True, counts=False)
         for unit, delta in zip(self.fragment.units, self._deltas, strict=True):
-            if self.is_dropped:
+            if not self.header.counts:
                 delta.zero_()
             unit.block.fill_padding(delta)
 
@@ -210,22 +207,14 @@ class Flight:
         self._comm, self._timeout = comm, timeout
         self._headers, self._sent = None, []
         self._gathering = self.header.gathered(comm, timeout)
-        if not self.header.is_ending and self._reference is not None:
+        if not self.header.is_ending:
             self._send()
         self._outcome = self._wait()
 
     def _send(self) -> None:
-        reference = self.reference
         for unit, delta in zip(self.fragment.units, self._deltas, strict=True):
             sent = delta.clone() if self._keeps else delta
-            if unit.wire.is_weighted:
-                scale(sent, self.header.weight / reference)
             self._sent.append(unit.wire.submit(self._comm, sent, self._timeout))
-
-    @property
-    def reference(self) -> float:
-        """The weight that counts as one."""
-        return self.headers().mean if self._reference is None else self._reference
 
     def headers(self) -> Headers:
         """Of all ranks, once they are there."""
@@ -243,12 +232,12 @@ class Flight:
         means = [sent.wait() for sent in self._sent]
         for unit, mean in zip(self.fragment.units, means, strict=True):
             unit.block.clear_padding(mean)
-        if headers.total == 0:
+        if headers.counting == 0:
             return Outcome(means, False, headers)
-        factor = len(headers.rows) * self.reference / headers.total
-        for unit, mean in zip(self.fragment.units, means, strict=True):
-            if unit.wire.is_weighted:
-                scale(mean, factor)
+        if headers.counting < len(headers.rows):
+            for unit, mean in zip(self.fragment.units, means, strict=True):
+                if unit.wire.is_mean:
+                    mean.mul_(len(headers.rows) / headers.counting)
         return Outcome(means, True, headers)
 
     def close(self) -> None:
@@ -291,12 +280,6 @@ class Flight:
             unit.follow(at_sends[at] if at_sends else None)
 
     @property
-    def seconds(self) -> float:
-        """Seconds of the transfer; valid once waited for."""
-        return max((sent.seconds for sent in self._sent), default=0.0)
-
-    @property
     def sent_bytes(self) -> int:
         """Payload that this rank has sent."""
         return sum(sent.sent_bytes for sent in self._sent)
-

@@ -60,12 +60,11 @@ class OuterReport:
 
 
 class Stopwatch:
-    """Where this rank's time goes, and how fast it trains."""
+    """Where this rank's time goes."""
 
     def __init__(self, report: OuterReport) -> None:
         self._report = report
         self._since: float | None = None  # training since
-        self._ticks, self._trained = 0, 0.0
 
     def begin(self) -> None:
         """Training begins now; the time before does not count."""
@@ -77,7 +76,6 @@ class Stopwatch:
         entered, waited_before = time.perf_counter(), self._report.waited_s
         if self._since is not None:
             self._report.training_s += entered - self._since
-            self._trained += entered - self._since
         self._since = None
         try:
             yield
@@ -86,17 +84,3 @@ class Stopwatch:
             waited = self._report.waited_s - waited_before
             self._report.own_s += max(0.0, now - entered - waited)
             self._since = now
-
-    def tick(self) -> None:
-        """An iteration is over."""
-        self._ticks += 1
-
-    def skip(self) -> None:
-        """What was measured so far says nothing of the speed: it was a first iteration."""
-        self._ticks, self._trained = 0, 0.0
-
-    def speed(self) -> float:
-        """Iterations per second of training since the last call of this; 0.0: none."""
-        speed = self._ticks / self._trained if self._ticks and self._trained > 0 else 0.0
-        self._ticks, self._trained = 0, 0.0
-        return speed

@@ -69,7 +69,6 @@ class Rounds:
         iteration: iterations made by this rank, added to those of the state that it began from.
         number: of the next round.
         flight: the round on its way, if any.
-        reference: the weight that counts as one; None: not known yet.
         has_state: it goes on from a state that was loaded, or from a round.
     """
 
@@ -81,16 +80,13 @@ class Rounds:
         self.fragments, self.pace = fragments, pace
         self.iteration = self.number = 0
         self.flight: Flight | None = None
-        self.reference: float | None = None
         self.has_state = False
-        self.counts_tokens = False
         self.report = OuterReport()
         self.watch = Stopwatch(self.report)
         self._delay, self._setup, self._timeout = delay, b"", timeout
         self._digest, self._on_away, self._on_dropped = digest, on_away, on_dropped
         self._peers: Peers | None = None
         self._entered = 0
-        self._trip = 0.0
         self._scratch = Scratch()
         self._is_checked = False
         self._worker = Worker("ringcomm outer step")
@@ -143,12 +139,6 @@ class Rounds:
         if not is_flying and own is not None:
             own.close()
 
-    def count(self, tokens: float) -> None:
-        """This rank has trained on so many tokens."""
-        self.counts_tokens = True
-        for fragment in self.fragments:
-            fragment.tokens += tokens
-
     def tick(self) -> None:
         """An iteration is over."""
         self.iteration += 1
@@ -159,7 +149,7 @@ class Rounds:
             self.land()
         if self.pace.is_due(self.iteration):
             self.land()
-            self.pace.advance(self.iteration)
+            self.pace.advance()
             self._enter()
             self._launch(is_ending=False)
             if not self._delay:
@@ -192,7 +182,7 @@ class Rounds:
                 self.flight = None
                 return
             if not headers.all_end:
-                self.pace.advance(self.iteration)
+                self.pace.advance()
             self.land()
 
     def settle(self) -> None:
@@ -247,7 +237,7 @@ class Rounds:
                     self.comm.broadcast(own, hellos.leader, timeout=self._timeout)
         scalars = {
             "iteration": self.iteration, "number": self.number, "entered": self._entered,
-            "reference": self.reference, "pace": self.pace.state_dict(),
+            "pace": self.pace.state_dict(),
         }  # fmt: skip
         packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
         self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
@@ -256,7 +246,7 @@ class Rounds:
 
     def _adopt(self, scalars: dict[str, Any]) -> None:
         self.iteration, self.number = scalars["iteration"], scalars["number"]
-        self._entered, self.reference = scalars["entered"], scalars["reference"]
+        self._entered = scalars["entered"]
         self.pace.load_state_dict(scalars["pace"])
         for fragment in self.fragments:
             fragment.give_up()
@@ -266,21 +256,17 @@ class Rounds:
         """Begins this rank's part of the round that was entered."""
         fragment = self._fragment
         self.flight = Flight(
-            fragment, self.iteration + self._delay, self._header(is_ending), self.reference,
-            self._scratch, is_delayed=self._delay > 0 and not is_ending,
+            fragment, self.iteration + self._delay, self._header(is_ending), self._scratch,
+            is_delayed=self._delay > 0 and not is_ending,
             keeps=not isinstance(self.peers, FixedPeers),
         )  # fmt: skip
-        fragment.iterations, fragment.tokens = 0, 0.0
+        fragment.iterations = 0
         self._begin(self.flight)
 
     def _header(self, is_ending: bool) -> Header:
-        fragment = self._fragment
-        weight = fragment.tokens if self.counts_tokens else self.pace.weight(fragment.iterations)
         return Header(
-            is_ending=is_ending, is_dropped=False, counts_tokens=self.counts_tokens,
-            has_unsent=any(one.iterations for one in self.fragments), iteration=self.iteration,
-            weight=weight if fragment.iterations else 0.0, speed=self.watch.speed(),
-            trip=self._trip, data=self._digest(),
+            is_ending=is_ending, has_unsent=self.unsent > 0, is_dropped=False,
+            counts=self._fragment.iterations > 0, data=self._digest(),
         )  # fmt: skip
 
     def _begin(self, flight: Flight) -> None:
@@ -319,7 +305,7 @@ class Rounds:
         return error is not None and is_final
 
     def _complete(self) -> None:
-        """Waits for the flight; begins its round anew, from the same deltas, where a peer was lost.
+        """Waits for the flight; where a peer was lost, begins its round anew, from the same deltas.
         """
         while True:
             assert self.flight is not None
@@ -353,13 +339,10 @@ class Rounds:
         self.report.payload_bytes += flight.fragment.nbytes
         if headers is None:
             return
-        self.reference = flight.reference
         if headers.dropped:
             _log.warning("outer step: round %d was without the deltas of ranks %s, whose weights "
                          "were not finite", self.number - 1,
                          [self.peers.members[rank] for rank in headers.dropped])  # fmt: skip
-        self.pace.learn(headers.speeds, headers.trips, self.comm.rank)
-        self._trip = flight.seconds
         if not self._is_checked:
             self._is_checked = True
             _warn_of(headers.same_data(), self.peers.members)

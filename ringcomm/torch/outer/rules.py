@@ -3,10 +3,9 @@
 A rank's delta is the anchor less its own weights, so it points the way a gradient does, and an
 outer rule is an optimizer of it. With D the (weighted) mean of the deltas:
 
-    Mean                 anchor <- anchor - D              the mean of the ranks' weights
-    Sgd(gamma)           anchor <- anchor - gamma D
     Nesterov(gamma, mu)  u <- mu u + D; anchor <- anchor - gamma (D + mu u)
-    Sparse(...)          Sgd(gamma) of the few elements that travel (sparse.py)
+    Nesterov(1, 0)       anchor <- anchor - D              "mean": that of the ranks' weights
+    Sparse(gamma)        anchor <- anchor - gamma D        of the few elements that travel
 
 What counts of gamma and mu is gamma / (1 - mu), the whole way that one delta moves the anchor. So
 who gives one of the two gets the other by that law, with GAIN as the quotient: gamma .7 for mu .5.
@@ -20,6 +19,7 @@ dictionary of flat tensors by name, made by ``memory``, which a checkpoint store
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
@@ -42,52 +42,13 @@ class Rule(Protocol):
         """Moves the anchor, in place. ``mean`` may be overwritten."""
 
 
-class Mean:
-    """The anchor becomes the mean of the ranks' weights."""
-
-    def memory(self, anchor: torch.Tensor) -> Memory:
-        """Nothing."""
-        return {}
-
-    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
-        """See the head of this file."""
-        anchor.sub_(mean)
-
-    def __repr__(self) -> str:
-        return "Mean()"
-
-
-class Sgd:
-    """Gradient descent along the mean delta.
-
-    Args:
-        gamma: the outer rate; 1.0 is the mean of the ranks' weights.
-
-    Raises ConfigError unless gamma is above 0 and at most 100.
-    """
-
-    def __init__(self, gamma: float = 1.0) -> None:
-        self.gamma = _rate(gamma)
-
-    def memory(self, anchor: torch.Tensor) -> Memory:
-        """Nothing."""
-        return {}
-
-    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
-        """See the head of this file."""
-        for a, d in tiles(anchor, mean):
-            a.sub_(d.mul_(self.gamma))
-
-    def __repr__(self) -> str:
-        return f"Sgd(gamma={self.gamma:g})"
-
-
 class Nesterov:
     """Nesterov's momentum over the mean deltas, as torch.optim.SGD(nesterov=True) has it.
 
     Args:
         gamma: the outer rate; None: by the law at the head of this file from mu.
-        mu: the outer momentum; None: by that law from gamma; both None: .7 and .5.
+        mu: the outer momentum; None: by that law from gamma; both None: .7 and .5. With 0 there is
+            none, and nothing to remember.
 
     Raises ConfigError unless gamma is above 0 and at most 100, and mu is in [0, 1).
     """
@@ -99,11 +60,14 @@ class Nesterov:
         self.gamma = _rate(GAIN * (1 - self.mu) if gamma is None else gamma)
 
     def memory(self, anchor: torch.Tensor) -> Memory:
-        """The momentum."""
-        return {"momentum": torch.zeros_like(anchor)}
+        """The momentum, if there is one."""
+        return {"momentum": torch.zeros_like(anchor)} if self.mu else {}
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
         """See the head of this file."""
+        if not self.mu:
+            _descend(anchor, mean, self.gamma)
+            return
         for a, d, u in tiles(anchor, mean, memory["momentum"]):
             u.mul_(self.mu).add_(d)
             a.sub_(d.add_(u * self.mu).mul_(self.gamma))
@@ -116,7 +80,13 @@ def _rate(gamma: float) -> float:
     return require_number("gamma", gamma, 0, 100, open_least=True)
 
 
-class Sparse(Sgd):
+def _descend(anchor: torch.Tensor, mean: torch.Tensor, gamma: float) -> None:
+    """Without a product where it would change nothing: of integers there is none."""
+    for a, d in tiles(anchor, mean):
+        a.sub_(d if gamma == 1.0 else d.mul_(gamma))
+
+
+class Sparse:
     """The largest elements of the deltas' decayed sum, and no outer momentum: what does not travel
     is kept (e <- decay e + d; q = the largest of each chunk of e; e <- e - q) and takes its place.
 
@@ -135,23 +105,34 @@ class Sparse(Sgd):
         self, density: float = 1 / 64, decay: float = 0.95, gamma: float = 1.0,
         aggregate: str = "mean",
     ) -> None:  # fmt: skip
-        super().__init__(gamma)
+        self.gamma = _rate(gamma)
         self.density = require_number("density", density, 0, 1, open_least=True)
         self.decay = require_number("decay", decay, 0, 1)
         if aggregate not in ("mean", "senders"):
             raise ConfigError(f'Invalid aggregate: {aggregate!r}; give "mean" or "senders"')
         self.aggregate = aggregate
 
+    def memory(self, anchor: torch.Tensor) -> Memory:
+        """Nothing: what does not travel is kept by the exchange."""
+        return {}
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Memory) -> None:
+        """See the head of this file."""
+        _descend(anchor, mean, self.gamma)
+
     def __repr__(self) -> str:
         return (f"Sparse(density={self.density:g}, decay={self.decay:g}, gamma={self.gamma:g}, "
                 f"aggregate={self.aggregate!r})")  # fmt: skip
 
 
-_BY_NAME = {"mean": Mean, "sgd": Sgd, "nesterov": Nesterov, "sparse": Sparse}
+MEAN = functools.partial(Nesterov, 1.0, 0.0)
+_BY_NAME = {"mean": MEAN, "nesterov": Nesterov, "sparse": Sparse}
 
 
 def rule_of(outer: object) -> Rule:
     """The rule that OuterStep's ``outer`` names or is. Raises ConfigError for anything else."""
+    if outer == "sgd":
+        raise ConfigError("outer='sgd' is gone: give Nesterov(gamma, mu=0), or \"mean\"")
     if isinstance(outer, str) and outer in _BY_NAME:
         made: Rule = _BY_NAME[outer]()
         return made

@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ...membership.member import checked_grace
 from ..settings import require_number, require_whole
 from .merges import Merge, merge_of
-from .pace import AtEnd, Pace, pace_of
+from .pace import Pace
 from .peers import Peers
 from .rules import Rule, Sparse, rule_of
 from .sparse_wires import SparseWires
@@ -26,8 +26,8 @@ from .wires import DenseWires, Wires
 class OuterSettings(TypedDict, total=False):
     """Arguments of OuterStep that others pass on as they are: all but model, optimizer, scaler."""
 
-    every: int | Literal["end", "auto"] | Pace
-    outer: Literal["mean", "sgd", "nesterov", "sparse"] | Rule | None
+    every: int | None
+    outer: Literal["mean", "nesterov", "sparse"] | Rule | None
     compression: Compression | None
     feedback: bool | None
     fragments: int
@@ -58,17 +58,16 @@ class Chosen:
 
 
 def choose(
-    *, every: int | str | Pace, outer: str | Rule | None, compression: Compression | None,
+    *, every: int | None, outer: str | Rule | None, compression: Compression | None,
     feedback: bool | None, fragments: int, delay: int, merge: str | Merge,
     comm: Communicator | None, min_peers: int | None, grace_s: float, peers: Peers | None,
     timeout: float | None,
 ) -> Chosen:  # fmt: skip
     """The parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
-    pace = pace_of(every, require_whole("delay", delay, 0))
-    pace.cut(require_whole("fragments", fragments, 1))
-    _require_delay(delay, pace, fragments)
+    pace = Pace(every, require_whole("fragments", fragments, 1))
+    _require_delay(require_whole("delay", delay, 0), pace, fragments)
     if outer is None:
-        outer = "mean" if isinstance(pace, AtEnd) else "nesterov"
+        outer = "mean" if every is None else "nesterov"
     rule = rule_of(outer)
     dense = DenseWires(compression, feedback)
     if sum(one is not None for one in (comm, peers, min_peers)) > 1:
@@ -87,10 +86,10 @@ def choose(
 
 
 def _require_delay(delay: int, pace: Pace, fragments: int) -> None:
-    if delay and pace.period is None:
-        raise ConfigError(f'Invalid delay: {delay}; with every="end" nothing goes on meanwhile')
-    if pace.period is not None and delay * fragments >= pace.period:
+    if delay and pace.every is None:
+        raise ConfigError(f"Invalid delay: {delay}; with every=None nothing goes on meanwhile")
+    if pace.every is not None and delay * fragments >= pace.every:
         raise ConfigError(
             f"Invalid delay: {delay}; a fragment must be applied before the next one is sent, so "
-            f"give less than every / fragments = {pace.period / fragments:g}"
+            f"give less than every / fragments = {pace.every / fragments:g}"
         )

@@ -39,11 +39,6 @@ class Chosen:
         """See Sent."""
         return self._round.sent_bytes
 
-    @property
-    def seconds(self) -> float:
-        """See Sent."""
-        return self._round.elapsed
-
     def undo(self) -> None:
         """See Sent."""
         self._round.undo()
@@ -57,7 +52,7 @@ class SparseWire:
         count: elements of the block.
     """
 
-    is_weighted = True
+    is_mean = True
 
     def __init__(self, rule: Sparse, count: int) -> None:
         self._rule, self._count = rule, count

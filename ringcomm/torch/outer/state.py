@@ -27,8 +27,7 @@ from .wires import Wires
 
 _FORMAT = 1
 _METHOD = "OuterStep"
-_KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "reference",
-         "pace"}  # fmt: skip
+_KEYS = {"outer", "fragments", "anchor", "memory", "wires", "iteration", "number", "pace"}
 
 
 def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[str, Any]:
@@ -49,14 +48,13 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
         counted = CommExchange(comm).shared(counted)
     state = {
         "format": _FORMAT, "method": _METHOD, "outer": _rule_of(core), **counted,
-        "number": number, "reference": core.reference, "fragments": len(core.fragments),
-        "anchor": anchor, "memory": memory,
+        "number": number, "fragments": len(core.fragments), "anchor": anchor, "memory": memory,
         "wires": wires.state_dict(comm) if own else wires.gather_state_dict(comm),
     }  # fmt: skip
     if own:
         state["exact"] = {
             "rank": comm.rank, "world_size": comm.world_size,
-            "since": [[one.iterations, one.tokens] for one in core.fragments],
+            "since": [one.iterations for one in core.fragments],
             "flight": _flight_told(core.flight),
         }  # fmt: skip
     return state
@@ -105,7 +103,7 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
     else:
         wires.forget()
     for fragment in core.fragments:
-        fragment.iterations, fragment.tokens = 0, 0.0
+        fragment.iterations = 0
         for unit in fragment.units:
             _fill(unit, unit.block.anchor, state["anchor"])
             for slot, tensor in unit.memory.items():
@@ -113,7 +111,7 @@ def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any
             if not own:
                 unit.follow(None)
     core.iteration, core.number = int(state["iteration"]), int(state["number"])
-    core.reference, core.has_state = state["reference"], True
+    core.has_state = True
     core.pace.load_state_dict(state["pace"])
     if exact is not None:
         _load_exact(core, exact, own=own)
@@ -123,8 +121,8 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
     """What is a rank's own, and the round on its way. Of another rank's that round's result alone
     counts, which is the same on all."""
     if own:
-        for fragment, (iterations, tokens) in zip(core.fragments, exact["since"], strict=True):
-            fragment.iterations, fragment.tokens = int(iterations), float(tokens)
+        for fragment, since in zip(core.fragments, exact["since"], strict=True):
+            fragment.iterations = int(since[0] if isinstance(since, list) else since)
     flight = exact["flight"]
     if flight is not None:
         fragment = core.fragments[core.number % len(core.fragments)]
@@ -143,7 +141,10 @@ def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> 
 
 
 def _rule_of(core: Rounds) -> str:
-    return type(core.fragments[0].units[0].rule).__name__
+    """The rule's name in a state: without momentum Nesterov is the mean."""
+    unit = core.fragments[0].units[0]
+    name = type(unit.rule).__name__
+    return "Mean" if name == "Nesterov" and not unit.memory else name
 
 
 def _require_fit(core: Rounds, state: object) -> None:
@@ -157,9 +158,9 @@ def _require_fit(core: Rounds, state: object) -> None:
     if lacking:
         raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
     if state["pace"].keys() != core.pace.state_dict().keys():
-        raise ConfigError(f"the state is of another kind of every= than {core.pace!r}")
+        raise ConfigError(f"the state is of another kind of every= than every={core.pace.every}")
     for what, there, here in (
-        ("outer", state["outer"], _rule_of(core)),
+        ("outer", "Mean" if state["outer"] == "Sgd" else state["outer"], _rule_of(core)),
         ("fragments", state["fragments"], len(core.fragments)),
     ):
         if there != here:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import math
 import threading
 import warnings
 import weakref
@@ -48,7 +47,7 @@ from ...membership import Membership
 from .. import guards
 from ..group import default_comm
 from ..optim.exchanging import ExchangingOptimizer
-from ..settings import require_number, takes
+from ..settings import takes
 from ..wrapped import inner_of
 from . import state
 from .blocks import Block
@@ -57,11 +56,10 @@ from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
 from .last_word import LastWord
 from .merges import Carry, Merge
-from .pace import AtEnd, Pace
 from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
-from .rules import Mean, Rule
+from .rules import MEAN, Rule
 from .settings import OuterSettings, choose
 from .ticks import NoTicks, optimizers_of, ticks_of
 from .wires import DenseWire, LargestWire, Wires
@@ -77,13 +75,11 @@ class OuterStep:
         model: the model that is trained; not in a DDP over the same ranks.
         optimizer: the inner optimizer, whichever it is; a list of several; or None, and
             ``outer.tick()`` is called after each iteration.
-        every: iterations between two rounds of a parameter; "end": one round, at the end;
-            BySpeed(30) or "speed:30": 30 for the fastest rank, and for the others as many as they
-            make in that time; "auto": the fewest with which rounds cost at most 3 % of the time, as
-            measured.
-        outer: how the anchor follows the mean of the deltas: "mean", "sgd", "nesterov", "sparse",
-            or one of Mean(), Sgd(gamma), Nesterov(gamma, mu), Sparse(density, ...). None: nesterov
-            with gamma .7 and mu .5; with every="end" mean.
+        every: iterations between two rounds of a parameter; None: one round, at the end, by flush()
+            or by leaving the "with".
+        outer: how the anchor follows the mean of the deltas: "mean", "nesterov", "sparse", or one
+            of Nesterov(gamma, mu), Sparse(density, ...). None: nesterov with gamma .7 and mu .5;
+            with every=None mean.
         compression: how deltas travel: "int4" and the other codecs; None or "none": as they are.
             What a sparse rule sends travels as it does, in bf16. (``codec`` is its old name.)
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
@@ -119,8 +115,8 @@ class OuterStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         *,
-        every: int | Literal["end", "auto"] | Pace = 30,
-        outer: Literal["mean", "sgd", "nesterov", "sparse"] | Rule | None = None,
+        every: int | None = 30,
+        outer: Literal["mean", "nesterov", "sparse"] | Rule | None = None,
         compression: Compression | None = "int4",
         feedback: bool | None = None,
         fragments: int = 1,
@@ -167,7 +163,7 @@ class OuterStep:
         names = {id(p): name for name, p in inner_of(model).named_parameters()}
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
-        self._has_end_only = isinstance(pace, AtEnd)
+        self._has_end_only = every is None
         self._last_word = LastWord(self)
         self._watch_steps()
 
@@ -240,7 +236,7 @@ class OuterStep:
     @naming("detach() of OuterStep")
     def detach(self) -> None:
         """Ends: a round on its way is applied, and the model keeps its local weights; with
-        every="end" and no flush() before, nothing was exchanged, and a SilenceWarning says so.
+        every=None and no flush() before, nothing was exchanged, and a SilenceWarning says so.
         Where it is not attached, nothing happens."""
         if self._is_attached:
             self._require_own_weights("detach()")
@@ -248,7 +244,7 @@ class OuterStep:
                 self._core.land()
             if self._has_end_only and self._last_word.unsent:
                 warnings.warn(
-                    f'detach() of OuterStep(every="end") without flush(): {self._last_word.unsent} '
+                    f"detach() of OuterStep(every=None) without flush(): {self._last_word.unsent} "
                     "iterations of this rank were not exchanged, and the ranks' models differ. "
                     "Call flush() before, on all ranks",
                     guards.SilenceWarning,
@@ -294,16 +290,13 @@ class OuterStep:
 
     # ---- in training ----
 
-    def count(self, tokens: float) -> None:
-        """This rank has trained on so many tokens (or samples) more: deltas are weighted by what
-        was counted since their last round. All ranks count, or none."""
-        self._core.count(require_number("tokens", tokens, 0, math.inf))
-
     def tick(self) -> None:
         """An iteration is over. For who has given neither an optimizer nor a scaler."""
         if not isinstance(self._ticks, NoTicks):
-            raise ConfigError("outer.tick(): iterations are counted by the optimizer or scaler "
-                              "that OuterStep was given; give optimizer=None to count them")
+            raise ConfigError(
+                "outer.tick(): iterations are counted by the optimizer or scaler "
+                "that OuterStep was given; give optimizer=None to count them"
+            )
         self._require_attached()
         self._tick()
 
@@ -394,17 +387,16 @@ class OuterStep:
     @naming("a round of OuterStep")
     def _tick(self) -> None:
         if self._is_swapped:
-            raise RingcommError("an optimizer steps within outer.anchor(): the weights there are "
-                                "for evaluation, and what it has learnt would be lost")
+            raise RingcommError(
+                "an optimizer steps within outer.anchor(): the weights there are "
+                "for evaluation, and what it has learnt would be lost"
+            )
         if self._first_batch is not None:
             self._first_batch.stop()
         rounds = self._core.number
         with self._core.watch.paused():
-            self._core.watch.tick()
             self._core.tick()
             self._last_word.unsent = self._core.unsent
-            if self._core.iteration == 1:
-                self._core.watch.skip()
         if self._core.number != rounds:
             self._require_same_weights()
 
@@ -447,16 +439,14 @@ def _fragments(
     for number, named in enumerate(cut(trained_of(model), count)):
         block = Block(named, wires.align, wires.repeats)
         name = f"fragment {number}"
-        fragments.append(
-            Fragment([Unit(name, block, rule, wires.wire(name, block.count), merge)])
-        )
+        fragments.append(Fragment([Unit(name, block, rule, wires.wire(name, block.count), merge)]))
     floating, whole = buffers_of(model)
     if floating:
         wire = DenseWire(None, None)
-        unit = Unit("buffers", Block(floating), Mean(), wire, Carry())
+        unit = Unit("buffers", Block(floating), MEAN(), wire, Carry())
         fragments[-1].units.append(unit)
     if whole:
-        unit = Unit("counters", Block(whole), Mean(), LargestWire(), Carry())
+        unit = Unit("counters", Block(whole), MEAN(), LargestWire(), Carry())
         fragments[-1].units.append(unit)
     return fragments
 

@@ -34,19 +34,15 @@ class Sent(Protocol):
     def sent_bytes(self) -> int:
         """Payload that this rank has sent."""
 
-    @property
-    def seconds(self) -> float:
-        """From submission to completion, once it was waited for."""
-
 
 class Wire(Protocol):
     """How one block's deltas travel.
 
     Attributes:
-        is_weighted: contributions are multiplied by their weights.
+        is_mean: what comes is the mean of all ranks' deltas.
     """
 
-    is_weighted: bool
+    is_mean: bool
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """Sends a delta, whose memory is the wire's from then on."""
@@ -75,16 +71,11 @@ class Reduced:
         """See Sent."""
         return self._work.stats().sent_bytes
 
-    @property
-    def seconds(self) -> float:
-        """See Sent."""
-        return self._work.elapsed
-
 
 class DenseWire:
     """An all-reduce to the mean, by a codec."""
 
-    is_weighted = True
+    is_mean = True
 
     def __init__(
         self, compression: Compression | None, feedback: ErrorFeedback | Literal[False] | None
@@ -104,7 +95,7 @@ class LargestWire:
     """The largest change of any rank: as deltas are the anchor less the local values, their
     minimum."""
 
-    is_weighted = False
+    is_mean = False
 
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """See Wire."""
