@@ -278,19 +278,18 @@ static void *pointer(void *param)
 #define BLOCK(name)                                                                                \
     static void call_pack_##name(void **params)                                                    \
     {                                                                                              \
-        ringcomm_pack_##name(pointer(params[0]), pointer(params[1]), pointer(params[2]),           \
-                             AT(float, 3), pointer(params[4]), AT(u64, 5), AT(u64, 6), AT(u64, 7), \
-                             pointer(params[8]));                                                  \
+        ringcomm_pack_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3),       \
+                             AT(u64, 4));                                                          \
     }                                                                                              \
     static void call_unpack_##name(void **params)                                                  \
     {                                                                                              \
         ringcomm_unpack_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(u64, 3),     \
-                               AT(u64, 4), pointer(params[5]));                                    \
+                               AT(u64, 4));                                                        \
     }                                                                                              \
     static void call_add_##name(void **params)                                                     \
     {                                                                                              \
         ringcomm_add_##name(pointer(params[0]), pointer(params[1]), AT(u64, 2), AT(float, 3),      \
-                            AT(u64, 4), AT(u64, 5), AT(u64, 6), pointer(params[7]));               \
+                            AT(u64, 4), AT(u64, 5), AT(u64, 6));                                   \
     }
 
 HALF(bf16)
