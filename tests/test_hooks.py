@@ -241,9 +241,11 @@ def test_what_cannot_be_trained_is_refused_on_every_rank(
 def test_a_state_is_checked_and_survives_copies_without_its_communicator() -> None:
     """torch.save of a wrapped model takes the hook's state along."""
     kind = pytest.importorskip("ringcomm.torch").HookState
-    for codec in ("int3", 8, ["bf16"]):
-        with pytest.raises(ConfigError, match="is unknown; give one of none, bf16, fp16"):
-            kind(codec)
+    with pytest.raises(ConfigError, match="is unknown; give one of none, bf16, fp16"):
+        kind("int3")
+    for neither in (8, ["bf16"]):
+        with pytest.raises(ConfigError, match='give a codec, "auto" or a CodecPolicy'):
+            kind(neither)
     with World(1) as world:
         state = kind("bf16", world.comms[0])
         state.report()
