@@ -157,8 +157,8 @@ class OneStepStale:
             raise ConfigError(
                 "pace='stale1' under DistributedDataParallel(find_unused_parameters=True): DDP "
                 "drops the mean that comes for a parameter which no rank has used in this step, "
-                "and a step late that is of another one; leave find_unused_parameters out, or give "
-                "pace='every'"
+                "and a step late that is of another one; leave find_unused_parameters out (the "
+                "Trainer of transformers: ddp_find_unused_parameters=False), or give pace='every'"
             )
         self._suits_ddp = True
 
