@@ -304,7 +304,6 @@ def test_hooks_of_a_state_that_is_gone() -> None:
     gc.collect()
     assert not model._forward_pre_hooks
     assert not model._state_dict_pre_hooks
-    assert not model.weight._post_accumulate_grad_hooks
 
 
 def test_a_trial_is_clipped_where_means_are() -> None:

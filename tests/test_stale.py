@@ -36,18 +36,9 @@ def stale(
     return HookState(codec, comm, model=model, threshold=THRESHOLD, pace=pace, scaler=scaler)  # type: ignore[arg-type]
 
 
-def backward(
-    state: HookState, model: nn.Module, step: int, buckets: int = 2, unused: tuple[str, ...] = ()
-) -> Gradients:
-    """A step whose gradients are those of ``gradients_of``, made by autograd."""
-    gradients = gradients_of(model, state.comm.rank, step)
-    for name, parameter in trained(model):
-        parameter.grad = None
-        if name in unused:
-            gradients[name].zero_()
-        else:
-            (parameter * gradients[name]).sum().backward()
-    got = reduce(state, model, gradients, buckets)
+def backward(state: HookState, model: nn.Module, step: int, buckets: int = 2) -> Gradients:
+    """A step whose gradients are those of ``gradients_of``."""
+    got = reduce(state, model, gradients_of(model, state.comm.rank, step), buckets)
     return {name: one.clone() for name, one in got.items()}
 
 
@@ -94,51 +85,6 @@ def test_each_gradient_is_handed_out_once_and_in_order(codec: str) -> None:
         assert state.flush()
 
     run_ranks(2, body)
-
-
-def test_a_parameter_that_no_rank_uses_gets_its_gradient_later() -> None:
-    """DDP drops what is handed out for it meanwhile."""
-
-    def body(comm: Communicator) -> None:
-        model = Net()
-        state, plain = stale(comm, model, dense=0), HookState(None, comm)
-        exact = backward(plain, model, 0)["embed"]
-        backward(state, model, 0)
-        dropped = backward(state, model, 1, unused=("embed",))["embed"]
-        assert torch.equal(dropped, exact)
-        for step in (2, 3):
-            again = backward(state, model, step, unused=("embed",))["embed"]
-            assert torch.equal(again, exact)
-        assert torch.equal(backward(state, model, 4)["embed"], exact)
-        late = backward(state, model, 5)["embed"]
-        assert torch.equal(late, backward(plain, model, 4)["embed"])
-        state.flush()
-
-    run_ranks(2, body)
-
-
-def test_a_parameter_that_one_rank_uses_gets_its_gradient_once() -> None:
-    def body(comm: Communicator) -> None:
-        model = Net()
-        state = stale(comm, model, dense=0)
-        backward(state, model, 0)
-        backward(state, model, 1, unused=("embed",) if comm.rank else ())
-        got = backward(state, model, 2)["embed"]
-        assert torch.equal(got, gradients_of(model, 0, 1)["embed"].reshape(got.shape) / 2)
-        state.flush()
-
-    run_ranks(2, body)
-
-
-def test_what_nobody_used_at_the_end_has_no_gradient() -> None:
-    def body(comm: Communicator) -> None:
-        model = Net()
-        state = stale(comm, model, dense=0)
-        backward(state, model, 0, unused=("embed",))
-        got = flushed(state, model)
-        assert sorted(got) == sorted(set(dict(trained(model))) - {"embed"})
-
-    run_ranks(1, body)
 
 
 def test_a_parameter_that_is_trained_from_later_on() -> None:
@@ -204,7 +150,7 @@ def test_a_restart_goes_on_to_the_bit(codec: str) -> None:
         model = Net()
         state = stale(comm, model, codec, dense=1)
         for step in range(4):
-            backward(state, model, step, unused=("embed",) if step == 3 else ())
+            backward(state, model, step)
         own = codec == "int4"
         saved = pickle.loads(pickle.dumps(state.state_dict() if own else state.gather_state_dict()))
         assert saved["steps"] == 4

@@ -20,8 +20,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo"}
 
 @pytest.mark.parametrize(
     ("mode", "local"),
-    [("plain", 0), ("plain", 2), ("no_sync", 0), ("find_unused_parameters", 0),
-     ("gradient_as_bucket_view", 0)],
+    [("plain", 0), ("plain", 2), ("no_sync", 0), ("gradient_as_bucket_view", 0)],
 )  # fmt: skip
 def test_the_means_come_a_step_late_and_all_come(
     torch_nursery: Nursery, mode: str, local: int
@@ -33,4 +32,16 @@ def test_the_means_come_a_step_late_and_all_come(
             assert event["late"] <= 2**-20, event
             assert event["total"] <= 2**-20, event
             assert event["back"], "the model does not hold its own weights between steps"
+        job.finish(quietly=False)
+
+
+def test_a_ddp_that_looks_for_unused_parameters_is_refused(torch_nursery: Nursery) -> None:
+    """It would drop means of the step before. On all ranks, in the first backward and the next."""
+    with Job(torch_nursery, 2, LOOPBACK) as job:
+        job.start(training.refuses_stale)
+        for event in job.expect_all("refused"):
+            assert len(event["texts"]) == 2
+            for text in event["texts"]:
+                assert "pace='stale1' under DistributedDataParallel(find_unused_par" in text
+                assert "leave find_unused_parameters out" in text
         job.finish(quietly=False)

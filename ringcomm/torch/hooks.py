@@ -92,15 +92,15 @@ class HookState:
             ``optimizer.step()`` raises ConfigError for onebit, before anything is stepped.
         pace: "every": each step has its own mean, and waits for it. "stale1", or Stale1(...): it
             has the mean of the step before, and a transfer may take a whole step; needs ``model``,
-            and a codec of 4 bits or more. The first 100 steps are as with "every";
-            Stale1(dense_steps=...) says how many. See ``flush``.
+            a codec of 4 bits or more, and a DDP without find_unused_parameters. The first 100
+            steps are as with "every"; Stale1(dense_steps=...) says how many. See ``flush``.
         transport: the way of buckets to the other ranks; None: by ``comm``, from each to all.
 
     A step with a gradient that is not finite leaves all residuals as they were, for GradScaler
     drops it. (Save those that none, bf16 or fp16 had just delivered.)
 
     With find_unused_parameters=True, DDP drops what arrives for a parameter that no rank has used
-    in a step, and so what was left of it.
+    in a step, and so what was left of it; pace="stale1" refuses it.
 
     Attributes:
         account: what it has measured.

@@ -15,16 +15,15 @@ After them a gradient is late by one step, which a correction makes up for (corr
 Invariants: what is in flight is this module's own memory, one buffer for each bucket, and belongs
 to parameters: DDP may lay its buckets out anew at any time. Works of a step are over before those
 of the next begin, so the residuals of a step that is dropped are taken back before others use them.
-What DDP drops, as no rank has used the parameter in this step, is handed out with the next step.
-All ranks hand out the same.
+All ranks hand out the same, to all parameters in each step: a DDP that drops what is handed out to
+those that no rank has used is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +37,9 @@ from .correction import Correction
 from .guards import STALE, Unsuited
 from .named_feedback import NamedFeedback
 from .settings import require_truth, require_whole
-from .steps import remove_all
 from .streams import future_on
 from .transport import GradientFuture, Transport
-from .wrapped import inner_of
+from .wrapped import inner_of, wrappers_of
 
 LEAST_BITS = 4
 _Layout = tuple[tuple[int, int], ...]
@@ -79,18 +77,12 @@ class _Late:
     Attributes:
         mean: a view of what travels; the mean once ``future`` is completed.
         future: None: it has arrived.
-        used: whether any rank has used the parameter: more than 0; None: some have.
         scale: the loss scale that is in it.
     """
 
     mean: torch.Tensor
     future: GradientFuture | None
-    used: torch.Tensor | None
     scale: float
-
-    def was_used(self) -> bool:
-        """Once it has arrived; waits for a GPU."""
-        return self.used is None or bool(self.used > 0)
 
 
 class OneStepStale:
@@ -104,32 +96,17 @@ class OneStepStale:
         self._setting = setting
         self._transport, self._account, self._residuals = transport, account, residuals
         self._correction = Correction() if setting.correction else None
-        self._is_late = False
+        self._is_late = self._suits_ddp = False
         self._late: dict[int, _Late] = {}  # by id() of the parameter
-        self._dropped: dict[int, torch.Tensor] = {}  # handed out to what this rank did not use
-        self._used: set[int] = set()  # by this rank, since the latest bucket of the parameter
-        self._noted: set[int] = set()  # parameters whose use is noted
-        self._hooks: list[Any] = []
-        weakref.finalize(self, remove_all, self._hooks).atexit = False
         self._flying: list[GradientFuture] = []
-        self._stores: dict[_Layout, torch.Tensor] = {}  # what is sent, and a flag per parameter
+        self._stores: dict[_Layout, torch.Tensor] = {}  # what is sent
         self._launched: list[_Layout] = []  # in this step
 
     def take_model(self, model: torch.nn.Module) -> None:
         """See Pace."""
-        inner = inner_of(model)
+        self._suits_ddp = False
         if self._correction is not None:
-            self._correction.attach(inner)
-        remove_all(self._hooks)
-        self._noted.clear()
-        for parameter in inner.parameters():
-            if parameter.requires_grad:
-                self._note_use_of(parameter)
-
-    def _note_use_of(self, parameter: torch.Tensor) -> None:
-        self._noted.add(id(parameter))
-        register: Any = parameter.register_post_accumulate_grad_hook
-        self._hooks.append(register(_UseNote(self._used)))
+            self._correction.attach(inner_of(model))
 
     def require(self, codecs: Sequence[Codec]) -> None:
         """See Pace."""
@@ -163,21 +140,27 @@ class OneStepStale:
                     future.wait()
 
     def launch(self, bucket: Bucket, codec: Codec) -> GradientFuture:
-        """See Pace."""
-        ids = [id(parameter) for parameter, _, _ in bucket.spans]
-        for parameter, _, _ in bucket.spans:
-            if id(parameter) not in self._noted:  # it is trained since lately
-                self._note_use_of(parameter)
-                self._used.add(id(parameter))
-        used = [key in self._used for key in ids]
-        self._used.difference_update(ids)
+        """See Pace. Raises ConfigError where DDP looks for parameters that are not used."""
+        if not self._suits_ddp:
+            self._require_all_used()
         if self._is_late:
-            future = self._defer(bucket, codec, used)
+            future = self._defer(bucket, codec)
         else:
             future = self._transport.launch(bucket, codec)
         if bucket.last:
             self._end_step()
         return future
+
+    def _require_all_used(self) -> None:
+        wrappers = wrappers_of(self._residuals.parameter_ids)
+        if any(wrapper.find_unused_parameters for wrapper in wrappers):
+            raise ConfigError(
+                "pace='stale1' under DistributedDataParallel(find_unused_parameters=True): DDP "
+                "drops the mean that comes for a parameter which no rank has used in this step, "
+                "and a step late that is of another one; leave find_unused_parameters out (the "
+                "Trainer of transformers: ddp_find_unused_parameters=False), or give pace='every'"
+            )
+        self._suits_ddp = True
 
     def _end_step(self) -> None:
         self._stores = {key: self._stores[key] for key in self._launched}
@@ -185,23 +168,16 @@ class OneStepStale:
         if self._correction is not None and not after_backward(self._correction.end_backward):
             self._correction.end_backward()
 
-    def _defer(self, bucket: Bucket, codec: Codec, used: list[bool]) -> GradientFuture:
+    def _defer(self, bucket: Bucket, codec: Codec) -> GradientFuture:
         """Sends a copy of the bucket, and puts into the bucket what was sent in the step before."""
-        again, waiting = self._take_dropped(bucket), set(self._late)
         store = self._exchange(bucket)
-        for start, stop, gradient in again:
-            bucket.buffer[start:stop].add_(gradient)
         scale = self._residuals.store.loss_scale
         if self._correction is not None:
             self._correction.note(bucket.spans, store, bucket.buffer, scale)
-        self._keep_for_drop(bucket, used, waiting)
-        end = bucket.buffer.numel()
-        store[end:].copy_(torch.tensor(used, dtype=torch.float32))
         future = self._transport.launch(Bucket(store, bucket.spans, bucket.last), codec)
         self._flying.append(future)
-        for index, (parameter, start, stop) in enumerate(bucket.spans):
-            flag = store[end + index]
-            self._late[id(parameter)] = _Late(store[start:stop], future, flag, scale)
+        for parameter, start, stop in bucket.spans:
+            self._late[id(parameter)] = _Late(store[start:stop], future, scale)
         over = future_on([bucket.buffer.device])
         over.set_result(bucket.buffer)
         return over  # type: ignore[no-any-return]
@@ -209,7 +185,7 @@ class OneStepStale:
     def _exchange(self, bucket: Bucket) -> torch.Tensor:
         """The bucket's gradients, in memory of this module; the bucket then has what came late, in
         the units of now, and zeros where nothing did."""
-        buffer, count = bucket.buffer, bucket.buffer.numel()
+        buffer = bucket.buffer
         key = tuple((id(parameter), start) for parameter, start, _ in bucket.spans)
         self._launched.append(key)
         lates = [self._late.pop(id(parameter), None) for parameter, _, _ in bucket.spans]
@@ -218,10 +194,9 @@ class OneStepStale:
                 future.wait()
         store = self._stores.get(key)
         if store is not None:
-            _swap(buffer, store[:count])
+            _swap(buffer, store)
         else:
-            store = self._stores[key] = buffer.new_empty(count + len(bucket.spans))
-            store[:count].copy_(buffer)
+            store = self._stores[key] = buffer.clone()
             buffer.zero_()
             for (_, start, stop), late in zip(bucket.spans, lates, strict=True):
                 if late is not None:
@@ -231,24 +206,6 @@ class OneStepStale:
             if late is not None and late.scale != scale:
                 buffer[start:stop].mul_(scale / late.scale)
         return store
-
-    def _take_dropped(self, bucket: Bucket) -> list[tuple[int, int, torch.Tensor]]:
-        """(start, stop, gradient) of what DDP has dropped in the step before, as no rank used the
-        parameter."""
-        taken = []
-        for parameter, start, stop in bucket.spans:
-            gradient = self._dropped.pop(id(parameter), None)
-            late = self._late.get(id(parameter))
-            if gradient is not None and late is not None and not late.was_used():
-                taken.append((start, stop, gradient))
-        return taken
-
-    def _keep_for_drop(self, bucket: Bucket, used: list[bool], waiting: Container[int]) -> None:
-        """Keeps what is handed out, if anything waited, to parameters that this rank has not used,
-        until it is known whether another one has."""
-        for (parameter, start, stop), mine in zip(bucket.spans, used, strict=True):
-            if not mine and id(parameter) in waiting:
-                self._dropped[id(parameter)] = bucket.buffer[start:stop].clone()
 
     # ---- between steps ----
 
@@ -261,7 +218,7 @@ class OneStepStale:
                 parameter.grad = gradient.clone()
             else:
                 parameter.grad.copy_(gradient)
-        self._late, self._dropped, self._stores = {}, {}, {}
+        self._late, self._stores = {}, {}
         if self._correction is not None:
             self._correction.end_backward()
             self._correction.forget()
@@ -281,11 +238,6 @@ class OneStepStale:
             if late.future is not None:
                 late.future.wait()
             mean = late.mean if late.scale == scale else late.mean * (scale / late.scale)
-            if not late.was_used():
-                dropped = self._dropped.get(id(parameter))
-                if dropped is None:
-                    continue
-                mean = mean + dropped
             arrived[name] = (parameter, mean)
         return arrived
 
@@ -318,20 +270,10 @@ class OneStepStale:
             parameter = named[name]
             flat = torch.empty(mean.numel(), dtype=mean.dtype, device=parameter.device)
             in_shape_of(parameter, flat).copy_(mean.view(parameter.shape))
-            self._late[id(parameter)] = _Late(flat, None, None, state["loss_scale"])
-        self._dropped, self._stores = {}, {}
+            self._late[id(parameter)] = _Late(flat, None, state["loss_scale"])
+        self._stores = {}
         if self._correction is not None:
             self._correction.load_state_dict(correction)
-
-
-class _UseNote:
-    """Notes which parameters this rank has used."""
-
-    def __init__(self, used: set[int]) -> None:
-        self._used = used
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        self._used.add(id(parameter))
 
 
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import ringcomm
+from ringcomm.errors import ConfigError
 from ringcomm.torch import HierarchicalState, HookState, Stale1, allreduce_hook
 
 WIDTH = 48
@@ -135,17 +136,16 @@ def stale(rank: Rank, mode: str, local: int = 0) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4, momentum=0.9)
     made, got, back = [], [], True
     for step in range(7):
-        aside = mode != "find_unused_parameters" or (rank.number == 1 and step % 2 == 1)
         own = _weights(model)
         alone.zero_grad()
         ddp.zero_grad()
         for half in range(2 if mode == "no_sync" else 1):
             x = _batch(rank, 100 * half + step, torch.float32)
             with ddp.no_sync() if mode == "no_sync" and half == 0 else contextlib.nullcontext():
-                loss = ddp(x, aside).float().square().sum()
+                loss = ddp(x, True).float().square().sum()
                 _take_weights(alone, model)  # those of this backward
                 loss.backward()
-            _backward(alone, x, aside)
+            _backward(alone, x, True)
         back = back and torch.equal(own, _weights(model))
         made.append(torch.stack(_everyones(_gradients(alone))).double().mean(0))
         got.append(_gradients(ddp).double())
@@ -157,12 +157,25 @@ def stale(rank: Rank, mode: str, local: int = 0) -> None:
     own = _weights(model)
     scale = torch.stack(made).abs().max()
     late = [got[0] - made[0], got[1] - made[1], got[2]]
-    if mode != "find_unused_parameters":  # there parts of it come later still
-        late += [there - mean for there, mean in zip(got[3:], made[2:], strict=True)]
+    late += [there - mean for there, mean in zip(got[3:], made[2:], strict=True)]
     total = torch.stack(got).sum(0) - torch.stack(made).sum(0)
     rank.emit("stale", late=float(torch.stack(late).abs().max() / scale), back=back,
               total=float(total.abs().max() / scale),
               equal=all(torch.equal(one, own) for one in _everyones(own)))  # fmt: skip
+    _end()
+
+
+def refuses_stale(rank: Rank) -> None:
+    """Two backwards of a DDP that looks for unused parameters; reports how they end."""
+    _start(rank)
+    model, texts = Net(), []
+    ddp = _wrap(model, _state(None, 0, model=model, pace="stale1"), find_unused_parameters=True)
+    for step in range(2):
+        try:
+            _backward(ddp, _batch(rank, step, torch.float32), True)
+        except ConfigError as error:
+            texts.append(str(error))
+    rank.emit("refused", texts=texts)
     _end()
 
 
