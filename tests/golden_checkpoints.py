@@ -91,6 +91,9 @@ REMOVED: dict[str, Callable[[Communicator], Job]] = {
 }  # fmt: skip
 PICKLED = ("hook-int4", "hook-stale1", "hook-auto")
 MEASURED = {"hook-auto"}  # its steps follow from measured times
+#: Of the steps that follow only the first is compared: no backward had made the gradients, which
+#: counted as unused then, and came once more with those of the next step.
+FIRST_ONLY = {"hook-stale1"}
 
 
 class Record(TypedDict):

@@ -113,28 +113,19 @@ class Shaped(nn.Module):
 
 
 class Hooked(Job):
-    """A HookState, given buckets of a model; None: one of the SHAPES.
-
-    Args:
-        backward: runs a backward before the buckets come, as DDP does. It tells a pace which
-            parameters are used.
-    """
+    """A HookState, given buckets of a model; None: one of the SHAPES."""
 
     def __init__(
         self, comm: Communicator, codec: Any, model: nn.Module | None = None,
-        threshold: int = THRESHOLD, *, backward: bool = False, **settings: Any,
+        threshold: int = THRESHOLD, **settings: Any,
     ) -> None:  # fmt: skip
         self.comm, self._model = comm, Shaped() if model is None else model
-        self._backward = backward
         self.obj = HookState(codec, comm, model=self._model, threshold=threshold, **settings)
 
     def run(self, first: int, last: int) -> torch.Tensor:
         out = []
         for step in range(first, last):
             gradients = gradients_of(self._model, self.comm.rank, step)
-            if self._backward:
-                used = [one * 1 for one in self._model.parameters()]
-                torch.autograd.backward(used, list(gradients.values()))
             got = reduce(self.obj, self._model, gradients, 2)
             out += [part.reshape(-1) for part in got.values()]
         return torch.cat(out).clone()

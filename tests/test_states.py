@@ -59,9 +59,7 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "SparseExchange": lambda comm: Exchange(comm, "gather"),
     "SparseExchange, owners": lambda comm: Exchange(comm, "owner"),
     "HookState, int4": lambda comm: Hooked(comm, "int4", warmup_steps=1),
-    "HookState, int8": lambda comm: Hooked(
-        comm, "int8", feedback=True, pace=Stale1(3), backward=True
-    ),
+    "HookState, int8": lambda comm: Hooked(comm, "int8", feedback=True, pace=Stale1(3)),
     "HookState, auto": lambda comm: Hooked(comm, "auto", feedback=True),
     "SGD": wired(optim.SGD, momentum=0.9),
     "Lion": wired(optim.Lion),
