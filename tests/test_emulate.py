@@ -1,22 +1,21 @@
-"""The emulated device: how long passes take, when gradients come, and what the trainer says."""
+"""The benchmarks' emulated device: how long passes take, and when gradients come."""
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-from ringcomm.train import emulate, models  # noqa: E402
-from ringcomm.train.data import TextWindows, load  # noqa: E402
-from ringcomm.train.distributed import World  # noqa: E402
-from ringcomm.train.emulate import EmulatedDevice  # noqa: E402
-from ringcomm.train.loop import train  # noqa: E402
-from ringcomm.train.options import Options  # noqa: E402
+from sources import _emulate  # noqa: E402
+from sources._emulate import EmulatedDevice  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(emulate, "time", clock)
+    monkeypatch.setattr(_emulate, "time", clock)
     return clock
 
 
@@ -126,24 +125,3 @@ def test_a_slow_machine_catches_up_with_the_schedule(clock: Clock, own: float, t
     model = nn.Sequential(Slow(8, 8), nn.Linear(8, 8))
     EmulatedDevice(model, 3 * SECONDS)
     assert clock.timed(lambda: model(torch.ones(1, 8)))[0] == pytest.approx(took * SECONDS)
-
-
-def test_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    options = Options(steps=6, threads=1, eval_every=0, width=4, batch=8, accumulate=2,
-                      compute_ms=60.0)  # fmt: skip
-    report = train(options, World())
-    assert report["emulated_compute_ms"] == 60.0
-    assert report["compute_s"] >= 0.06
-    assert report["measured"]["compute_s"].startswith("EMULATED: sleeps of 60 ms")
-    assert "compute is EMULATED" in capsys.readouterr().out
-    plain = train(Options(steps=2, threads=1, eval_every=0, width=4, batch=8), World())
-    assert plain["emulated_compute_ms"] is None
-    assert "EMULATED" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", ["vit-m", "gpt-m"])
-def test_models_for_studies_have_25_million_parameters(kind: str) -> None:
-    data = TextWindows(b"bytes " * 200, 32) if kind == "gpt-m" else load(Options())
-    with torch.device("meta"):
-        model = models.build(kind, data, width=8, dropout=0.0, seed=0)
-    assert models.parameter_count(model) == pytest.approx(25e6, rel=0.03)

@@ -18,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 from netlab import why_unavailable
 from sources import slow, trace
+from sources._emulate import FORWARD_SHARE
 from sources.source import Point
-
-from ringcomm.train.emulate import FORWARD_SHARE
 
 pytestmark = pytest.mark.torch
 

@@ -47,7 +47,6 @@ pytestmark = pytest.mark.torch
         ("--no-hook --compression onebit", "use --hook"),
         ("--no-hook --compression auto", "use --hook"),
         ("--no-hook --dense-steps 3", "use --hook"),
-        ("--compute-ms -1", "from 0 to"),
         ("--compression int3", "give one of none, bf16, fp16, int8"),
         ("--compression onebit --optimizer adamw", "or int4, or --optimizer sgd, or --force"),
         ("--compression onebit-deepspeed", "has been removed"),

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _emulate import EmulatedDevice
 from _hybrid_model import Emulated, Shape, batch, loss_of, pieces, shapes
 from _steps_rank import gloo, port_bytes
 from torch import Tensor, nn
@@ -36,7 +37,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm.torch import HookState, allreduce_hook
-from ringcomm.train.emulate import EmulatedDevice
 
 STAGES = 2
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@
 
 All take "per", the iterations of a step. Rank 0 prints a line of JSON for each run: {"way": "int8",
 "steps": [...]}.
-The model's layers compute nothing: they sleep (ringcomm.train.emulate), and their gradients lie in
+The model's layers compute nothing: they sleep (_emulate.py), and their gradients lie in
 DDP's buckets already, as a device's own memory traffic is no load of the host. So all processor
 time is that of communication, and of optimizers that are part of it.
 
@@ -36,12 +36,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from _emulate import EmulatedDevice
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcomm.torch import HookState, OuterStep, allreduce_hook, optim, sparse
 from ringcomm.torch.auto import Auto
-from ringcomm.train.emulate import EmulatedDevice
 
 ONE_BUCKET_MB = 1e6
 POWERSGD_RANK = 4

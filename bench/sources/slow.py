@@ -65,7 +65,7 @@ WRONG = 0.15  # of images; fp32 comes to 0.09 in its 400 steps
 OVER_FP32, OVER_16_BITS, AUTO_WITHIN = 20.0, 5.0, 1.05
 PAPERS = 104  # times as fast as DDP, at most
 POWERSGD_DENSE = 10  # steps before its hook begins: start_powerSGD_iter of training/methods.py
-FORWARD = 1 / 3  # of compute: FORWARD_SHARE of ringcomm.train.emulate, which needs torch
+FORWARD = 1 / 3  # of compute: FORWARD_SHARE of _emulate.py, which needs torch
 COMPUTES_S = (0.1, 0.5, 1.0, 10.0)  # of the whole model, for which the first ratio is worked out
 ROWS = Path(__file__).resolve().parent.parent / "results" / "convergence.jsonl"
 

@@ -24,7 +24,6 @@ from torch.nn import functional
 from . import methods, optim
 from .data import Data
 from .distributed import World
-from .emulate import EmulatedDevice
 from .options import Options
 from .sampling import MicroBatches
 from .timing import StepTimes, Traffic, split_step
@@ -54,8 +53,6 @@ class Engine:
         self._options = options
         self._world = world
         self._peak_rate = optim.choices(options)[1]
-        if options.compute_ms is not None:
-            EmulatedDevice(model, options.compute_ms / 1e3 / options.accumulate)
         self._last: MicroBatches = []
 
     def connect(self) -> None:

@@ -187,7 +187,6 @@ class Run:
             "accumulate": options.accumulate,
             "threads": torch.get_num_threads(),
             "steps": self.steps,
-            "emulated_compute_ms": options.compute_ms,
         }
 
     # ---- set-up and checkpoints ----

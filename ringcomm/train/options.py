@@ -74,7 +74,6 @@ class Options:
     delay: int = 0
     dense_steps: int = 0
     force: bool = False
-    compute_ms: float | None = None
     bucket_mb: float | None = None
     trial_steps: int = 10
     checkpoint: str | None = None
@@ -301,9 +300,6 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trial-steps", type=_whole(0), metavar="N",
                        help="after the run, time N steps with and N without communication in "
                        "turn; 0: do not (default: 10; gradients and stale)")
-    group.add_argument("--compute-ms", type=_number(0, 3.6e6), metavar="MS",
-                       help="emulate a device on which forward and backward of a step take MS "
-                       "milliseconds: layers sleep in proportion to their parameters")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

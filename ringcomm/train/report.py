@@ -42,7 +42,6 @@ _HOW_BY = {  # of methods that have no DDP, which know neither works nor who sha
     "sent_bytes_per_step": "ports and shared memory",
 }
 _UNKNOWN_BY = ("hidden_s", "wire_bytes_per_step", "shared_bytes_per_step")
-_HOW_EMULATED = "EMULATED: sleeps of {:g} ms"
 _HOW_GLOO_WIRE = "2(N-1)/N of the gradients"
 
 
@@ -70,9 +69,6 @@ def build(
         measured: None if no step was left to run.
     """
     how = dict(_HOW)
-    emulated = run.get("emulated_compute_ms")
-    if emulated is not None:
-        how["compute_s"] = _HOW_EMULATED.format(emulated)
     if run["backend"] == "gloo" and not run["hook"]:
         how["sent_bytes_per_step"] = _HOW_GLOO_WIRE
     if run["method"] in _BY:
@@ -113,8 +109,6 @@ def table(report: Mapping[str, Any]) -> Table:
         by = _BY.get(report["method"], "ringcomm's hook" if report["hook"] else "")
         way = f"{by} over " if by else ""
         title += f"\n{way}{report['backend']}, {report['compression']} between ranks"
-    if report.get("emulated_compute_ms") is not None:
-        title += "; compute is EMULATED"
     out = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
     out.add_column("")
     out.add_column("figure", justify="right", no_wrap=True)

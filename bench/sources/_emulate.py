@@ -51,15 +51,12 @@ class EmulatedDevice:
     Args:
         model: hooks are put on its modules.
         seconds: that one forward and backward take together.
-        forward_share: the forward's part of it.
         cost: of a module that has parameters of its own; how many, unless given.
     """
 
     def __init__(
-        self, model: nn.Module, seconds: float, forward_share: float = FORWARD_SHARE,
-        cost: Callable[[nn.Module], float] | None = None,
-    ) -> None:  # fmt: skip
-        self.seconds = seconds
+        self, model: nn.Module, seconds: float, cost: Callable[[nn.Module], float] | None = None
+    ) -> None:
         self._forward, self._backward = _Schedule(), _Schedule()
         cost = cost or _parameters
         costs = {module: cost(module) for module in model.modules() if _parameters(module)}
@@ -68,7 +65,7 @@ class EmulatedDevice:
         for module, own in costs.items():
             if own:
                 share = seconds * own / total
-                times = forward_share * share, (1 - forward_share) * share
+                times = FORWARD_SHARE * share, (1 - FORWARD_SHARE) * share
                 module.register_forward_hook(self._slow(*times))
 
     def _begin(self, module: nn.Module, args: Any) -> None:
