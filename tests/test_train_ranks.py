@@ -87,7 +87,7 @@ def test_two_ranks_match_one_process(
     log = tmp_path / "log.jsonl"
     arguments = ["--backend", backend, "--hook" if hook else "--no-hook",
                  "--compression", compression, *COMPARED,
-                 "--bucket-mb", "0.1", "--trial-steps", "3", "--log-file", str(log)]
+                 "--bucket-mb", "0.1", "--log-file", str(log)]
     if (backend, hook) == ("ringcomm", True):
         torchrun(*arguments)
     else:
@@ -100,17 +100,19 @@ def test_two_ranks_match_one_process(
     assert one["held_out"]["accuracy"] > 0.8
     assert abs(two["held_out"]["accuracy"] - one["held_out"]["accuracy"]) <= 0.03
 
+    computing = two["step_s"] - two["input_s"]
+    assert computing > 0
+    if not hook:
+        assert "exposed_s" not in two, "who counts it?"
+        return
     assert two["gradient_bytes_per_step"] == 4 * two["parameters"]
-    sent = two["wire_bytes_per_step"] + two["shared_bytes_per_step"]
-    assert sent == wire_ratio * two["gradient_bytes_per_step"]
+    assert two["sent_bytes_per_step"] == wire_ratio * two["gradient_bytes_per_step"]
     assert two["wire_bytes_per_step"] * two["shared_bytes_per_step"] == 0  # one or the other
     assert two["buckets_per_step"] > 1
     assert two["exposed_s"] > 0
     assert 0 < two["hidden_s"] < two["compute_s"]
-    computing = two["step_s"] - two["input_s"]
     assert two["compute_s"] + two["exposed_s"] == pytest.approx(computing)
     assert two["scaling_efficiency"] == pytest.approx(two["compute_s"] / computing)
-    assert two["trial_efficiency"] == two["trial_no_sync_s"] / two["trial_sync_s"] > 0
 
 
 @pytest.mark.slow
@@ -129,17 +131,15 @@ def test_methods_learn_and_tell_what_they_send(
 ) -> None:
     """Also over a checkpoint, which both ranks go on from."""
     log, folder = tmp_path / "log.jsonl", str(tmp_path / "kept")
-    common = [*arguments, "--epochs", "4", "--threads", "1", "--eval-every", "0", "--trial-steps",
-              "0", "--log-file", str(log), "--checkpoint", folder]  # fmt: skip
+    common = [*arguments, "--epochs", "4", "--threads", "1", "--eval-every", "0", "--log-file",
+              str(log), "--checkpoint", folder]  # fmt: skip
     two_ranks(torch_nursery, *common, "--checkpoint-every", "40")
     (whole,) = events(log, "report")
     assert whole["method"] == arguments[1]
     assert whole["hook"] == (arguments[1] == "stale")
     assert whole["compression"] == codec
     assert whole["held_out"]["accuracy"] > least
-    assert whole["wire_bytes_per_step"] + whole["shared_bytes_per_step"] > 0
-    sent = whole["wire_bytes_per_step"] + whole["shared_bytes_per_step"]
-    assert sent < whole["parameters"] * 4 / 4
+    assert 0 < whole["sent_bytes_per_step"] < whole["parameters"] * 4 / 4
     assert whole["exposed_s"] > 0
     two_ranks(torch_nursery, *common, "--resume")
     again = events(log, "report")[1]
@@ -151,12 +151,11 @@ def test_few_bits_learn_and_keep_what_is_left(torch_nursery: Nursery, tmp_path: 
     """One bit with error feedback, and a checkpoint of it."""
     log = tmp_path / "log.jsonl"
     two_ranks(torch_nursery, "--compression", "onebit", "--steps", "30", "--threads", "1",
-              "--eval-every", "0", "--bucket-mb", "0.1", "--trial-steps", "0", "--checkpoint",
-              str(tmp_path), "--log-file", str(log))  # fmt: skip
+              "--eval-every", "0", "--bucket-mb", "0.1", "--checkpoint", str(tmp_path),
+              "--log-file", str(log))  # fmt: skip
     (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
     assert min(curve[-5:]) < curve[0]
-    sent = two["wire_bytes_per_step"] + two["shared_bytes_per_step"]
-    assert 0 < sent < 0.25 * two["gradient_bytes_per_step"]
+    assert 0 < two["sent_bytes_per_step"] < 0.25 * two["gradient_bytes_per_step"]
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     kept = state["method"]["feedback"]["tensors"]
     assert set(kept) < set(state["model"])

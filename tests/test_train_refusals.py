@@ -54,7 +54,6 @@ pytestmark = pytest.mark.torch
         ("--every 5", "add --method outer"),
         ("--method momentum --dense-steps 3", "--method gradients, or leave it out"),
         ("--method outer --bucket-mb 2", "--method gradients, or leave it out"),
-        ("--method outer --trial-steps 2", "--method gradients, or leave it out"),
         ("--model vit-mini --width 8", "leave it out with --model vit-mini"),
         ("--dropout 0.1", "--dropout is about ViT and GPT"),
         ("--image-size 8", "--image-size is about images of a folder"),

@@ -9,12 +9,11 @@ How it is laid out, top to bottom; a file imports only what stands below it:
     __main__                      errors become one sentence and an exit code
     loop                          a run from set-up to report
     engine                        a training step, an evaluation
-    distributed, gloo             the only files that touch ringcomm and torch.distributed
+    methods, distributed          the only files that touch ringcomm.torch and torch.distributed
     progress, report, checkpoint  what is shown, told at the end, kept on disk
     sampling, optim, models       which samples, which rule, which network
     resnet, vit, gpt, transformer
     folder, data                  where samples come from
-    timing                        where the time of a step went
     launcher, options             the environment, the command line
 
 Invariants. It trains on the CPU. N ranks with a global batch B see exactly the batches that one

@@ -1,8 +1,7 @@
 """The ranks of a run and what passes between them.
 
 Methods (methods.py) are built on a process group, ringcomm's or gloo's. By the method "gradients"
-these go through a DDP communication hook: ringcomm's, or DDP's own all-reduce over the group, which
---no-hook stands for. Both keep the same account (``timing.Traffic``), so both are timed alike.
+these are exchanged by ringcomm's DDP hook, or by DDP itself over the group.
 
     --backend   --hook    gradients by              what else ranks tell each other, by
     ringcomm    yes       ringcomm's hook, over the group's communicator       the same
@@ -23,9 +22,10 @@ import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -39,7 +39,6 @@ from ..errors import ConfigError
 from . import launcher
 from .launcher import SharedError
 from .options import Options
-from .plain import GlooControl
 
 Made = TypeVar("Made")
 
@@ -112,17 +111,6 @@ class World:
             self._control.broadcast(body, root)
         return body.tobytes()
 
-    def barrier(self) -> None:
-        """Return when all ranks are here. Collective."""
-        if self.size > 1:
-            self._control.barrier()
-
-
-def sent_by(comm: Communicator) -> tuple[int, int]:
-    """Payload bytes, over ports and through shared memory."""
-    stats = comm.stats()
-    return stats["payload_bytes"] - stats["shared_bytes"], stats["shared_bytes"]
-
 
 class RingcommControl:
     """The few numbers beside the gradients, over ringcomm: its errors name who was lost."""
@@ -138,9 +126,21 @@ class RingcommControl:
         """Give every rank the array of ``root``, in place."""
         self._comm.broadcast(values, root)
 
-    def barrier(self) -> None:
-        """Return when all ranks are here."""
-        self._comm.barrier()
+
+class GlooControl:
+    """The same over gloo."""
+
+    _ops: ClassVar[dict[str, Any]] = {
+        "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
+    }  # fmt: skip
+
+    def all_reduce(self, values: Any, op: Op) -> None:
+        """Reduce a numpy array in place."""
+        dist.all_reduce(torch.from_numpy(values), op=self._ops[op])
+
+    def broadcast(self, values: Any, root: int) -> None:
+        """Give every rank the array of ``root``, in place."""
+        dist.broadcast(torch.from_numpy(values), root)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One model on one rank: a training step, an evaluation, a trial of what the exchange costs.
+"""One model on one rank: a training step and an evaluation.
 
 A step is: fetch the micro-batches of this rank; forward and backward on each, the last one with
 the gradient exchange; one update. The loss is the mean over the global batch: each micro-batch
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -26,17 +25,16 @@ from .data import Data
 from .distributed import World
 from .options import Options
 from .sampling import MicroBatches
-from .timing import StepTimes, Traffic, split_step
 
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """One step on this rank: mean loss over its share, rate used, times, what the hook did."""
+    """One step on this rank: mean loss over its share, rate used, seconds, those of its input."""
 
     loss: float
     lr: float
-    times: StepTimes
-    traffic: Traffic
+    step_s: float
+    input_s: float
 
 
 class Engine:
@@ -53,7 +51,6 @@ class Engine:
         self._options = options
         self._world = world
         self._peak_rate = optim.choices(options)[1]
-        self._last: MicroBatches = []
 
     def connect(self) -> None:
         """Take the weights of rank 0 and learn from the others from now on. Collective."""
@@ -63,37 +60,14 @@ class Engine:
         """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
         rate = optim.rate_at(step, steps, self._peak_rate, self._options.warmup)
         optim.set_rate(self.method.optimizer, rate)
-        self.method.start_account()
         torch.manual_seed((self._options.seed << 32) ^ (step << 8) ^ self._world.rank)
         begin = time.perf_counter()
-        self._last = next(source)
+        micro_batches = next(source)
         input_done = time.perf_counter()
-        loss = self._backward(self._last)
-        backward_done = time.perf_counter()
-        self._update()
-        end = time.perf_counter()
-        traffic = self.method.traffic()
-        times = split_step(
-            begin, input_done, backward_done, end, traffic["works"], traffic.get("waited_s", 0.0)
-        )
-        return StepRecord(loss, rate, times, traffic)
-
-    def trial(self, pairs: int) -> tuple[float, float]:
-        """Median seconds of a step with the gradient exchange and of one without. Collective.
-
-        Both run in turn, from a barrier on and on the last batch, so that what else the machine
-        does touches them alike. Without exchange each rank goes its own way: nothing may be
-        trained or kept afterwards.
-        """
-        taken: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(1 + pairs):
-            for exchange in (True, False):
-                self._world.barrier()
-                begin = time.perf_counter()
-                self._backward(self._last, exchange=exchange)
-                self._update()
-                taken[exchange].append(time.perf_counter() - begin)
-        return statistics.median(taken[True][1:]), statistics.median(taken[False][1:])
+        loss = self._backward(micro_batches)
+        self.method.optimizer.step()
+        self.method.optimizer.zero_grad()
+        return StepRecord(loss, rate, time.perf_counter() - begin, input_done - begin)
 
     def evaluate(self, data: Data) -> dict[str, float]:
         """Loss, and accuracy or perplexity, on the held-out set. Collective: ranks share it."""
@@ -116,12 +90,12 @@ class Engine:
             return {"loss": loss / count, "perplexity": math.exp(loss / count)}
         return {"loss": loss / count, "accuracy": correct / count}
 
-    def _backward(self, micro_batches: MicroBatches, *, exchange: bool = True) -> float:
+    def _backward(self, micro_batches: MicroBatches) -> float:
         """Gradients of the mean loss over all micro-batches; that loss on this rank."""
         total = 0.0
         for number, (inputs, targets) in enumerate(micro_batches, 1):
-            exchanges = exchange and number == len(micro_batches)
-            with contextlib.nullcontext() if exchanges else self.method.no_exchange():
+            is_last = number == len(micro_batches)
+            with contextlib.nullcontext() if is_last else self.method.no_exchange():
                 logits = self._forward(self.method.model, inputs)
                 loss = functional.cross_entropy(logits, targets.flatten()) / len(micro_batches)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -133,7 +107,3 @@ class Engine:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._options.precision == "bf16"):
             logits: Tensor = model(inputs)
         return logits.float().flatten(0, -2)
-
-    def _update(self) -> None:
-        self.method.optimizer.step()
-        self.method.optimizer.zero_grad()

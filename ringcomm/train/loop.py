@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from .engine import Engine, StepRecord
 from .launcher import SharedError
 from .options import AUTO, DDP_METHODS, Options
 from .progress import Log, Progress
-from .report import Measured, build, table
-from .timing import StepTimes, means, settled
+from .report import build, table
+
+_UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and memory is found
 
 
 def train(options: Options, world: World) -> dict[str, Any]:
@@ -71,6 +73,7 @@ class Run:
         self.engine.method.load_state_dict(state)
         self._records: list[StepRecord] = []
         self._told = self.step
+        self._unsettled = min(_UNSETTLED, (self.steps - self.step) // 2)
 
     def train(self, progress: Progress) -> None:
         """All steps that are left, with what is due after each. Collective."""
@@ -79,6 +82,8 @@ class Run:
         self.log.write("config", **self._description(), settings=self._settings())
         source = sampling.batches(self.data, self.sampler, self.step, self.steps)
         while self.step < self.steps:
+            if len(self._records) == self._unsettled:
+                self.engine.method.start_account()
             self._records.append(self.engine.train_step(self.step, self.steps, source))
             self.step += 1
             last = self.step == self.steps
@@ -92,13 +97,14 @@ class Run:
                 self._save()
 
     def finish(self) -> dict[str, Any]:
-        """Evaluate, measure, and build and log the report. Collective; ends all training."""
+        """Evaluate, and build and log the report. Collective; ends all training."""
+        measured = self._measured()
         self.engine.method.finish()
         held_out = self.engine.evaluate(self.data)
         about = self._description()
         if about["compression"] == AUTO:
             about["codecs"] = self.engine.method.codecs()
-        report = build(about, held_out, self._measured())
+        report = build(about, held_out, measured)
         self.log.write("report", **report)
         return report
 
@@ -124,9 +130,10 @@ class Run:
                 epoch=step // self.sampler.steps_per_epoch,
                 loss=loss / self.world.size,
                 lr=record.lr,
-                **_seconds(record.times),
+                step_s=record.step_s,
+                input_s=record.input_s,
             )
-        rate = self.options.batch / means([record.times for record in records]).step
+        rate = self.options.batch / statistics.fmean(record.step_s for record in records)
         progress.show(self.step, losses[-1] / self.world.size, records[-1].lr, rate)
 
     def _tell_held_out(self, progress: Progress) -> None:
@@ -145,31 +152,19 @@ class Run:
             f"{about['batch']}{start}, {about['world_size']} x {about['threads']} threads"
         )
 
-    def _measured(self) -> Measured | None:
-        """Means over this run's settled steps and over ranks; None without steps. Collective."""
-        if not self._records:
-            return None
-        kept = settled(self._records)
-        traffic = [record.traffic for record in kept]
-        sums = self.world.sum([
-            *dataclasses.astuple(means([record.times for record in kept])),
-            sum(account["payload_bytes"] for account in traffic) / len(kept),
-            sum(account["wire_bytes"] for account in traffic) / len(kept),
-            sum(account["shared_bytes"] for account in traffic) / len(kept),
-            sum(account["buckets"] for account in traffic) / len(kept),
-        ])
-        *times, gradients, wire, shared, buckets = (total / self.world.size for total in sums)
-        return Measured(
-            len(kept), StepTimes(*times), self._trial(), gradients, wire, shared, buckets
-        )
-
-    def _trial(self) -> tuple[float, float] | None:
-        """``Engine.trial``, mean over ranks. Collective; ends all training."""
-        has_trial = self.world.size > 1 and self.engine.method.has_trial
-        if not has_trial or not self.options.trial_steps:
-            return None
-        sync, no_sync = self.world.sum(list(self.engine.trial(self.options.trial_steps)))
-        return sync / self.world.size, no_sync / self.world.size
+    def _measured(self) -> dict[str, float]:
+        """Means over this run's settled steps and over ranks; empty without steps. Collective."""
+        kept = self._records[self._unsettled :]
+        if not kept:
+            return {}
+        own = {
+            "step_s": statistics.fmean(record.step_s for record in kept),
+            "input_s": statistics.fmean(record.input_s for record in kept),
+            **self.engine.method.account(len(kept)),
+        }
+        sums = self.world.sum(list(own.values()))
+        means = {name: total / self.world.size for name, total in zip(own, sums, strict=True)}
+        return {"measured_steps": len(kept), **means}
 
     def _description(self) -> dict[str, Any]:
         options, alone = self.options, self.world.size == 1
@@ -260,6 +255,3 @@ class Run:
             folder = Path(self.options.checkpoint or ".")
             self.world.from_root(lambda: checkpoint.save(folder, state))
 
-
-def _seconds(times: StepTimes) -> dict[str, float]:
-    return {f"{name}_s": value for name, value in dataclasses.asdict(times).items()}

@@ -15,22 +15,27 @@ Invariants: methods that say "collective" must be called by all ranks in the sam
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..communicator import Communicator
 from ..errors import RingcommError
+from ..torch import HookState, OuterStep, allreduce_hook
+from ..torch.account import CodecStretch
+from ..torch.outer import Sparse
+from ..torch.outer.settings import OuterSettings
 from . import optim
-from .distributed import World, sent_by
+from .distributed import World
 from .options import Options
-from .plain import PlainState, plain_hook
-from .timing import Traffic
 
-if TYPE_CHECKING:
-    from ringcomm.torch.outer.settings import OuterSettings
+#: Names of figures in the trainer's report, and in the hook's report of a step.
+_OF_A_STEP = {
+    "exposed_s": "exposed_s", "hidden_s": "hidden_s", "gradient_bytes_per_step": "payload_bytes",
+    "wire_bytes_per_step": "wire_bytes", "shared_bytes_per_step": "shared_bytes",
+    "buckets_per_step": "buckets",
+}  # fmt: skip
 
 
 class Method:
@@ -39,10 +44,7 @@ class Method:
     Attributes:
         optimizer: over the bare model's parameters.
         model: what forward and backward go through, once ``connect`` was called.
-        has_trial: whether a step can be made without the exchange.
     """
-
-    has_trial = True
 
     def __init__(self, model: nn.Module, options: Options, world: World) -> None:
         """A collective for some methods."""
@@ -69,13 +71,14 @@ class Method:
         """After the last step: all ranks come to the same weights. Collective."""
 
     def start_account(self) -> None:
-        """Start a new account of the traffic."""
+        """Start an account of what is exchanged."""
 
-    def traffic(self) -> Traffic:
-        """The account since it was started."""
-        return _nothing()
+    def account(self, steps: int) -> dict[str, float]:
+        """What one of the ``steps`` since then has exchanged and waited for, by its name in the
+        report; the same names on all ranks, none where nobody counts."""
+        return {}
 
-    def codecs(self) -> list[dict[str, Any]]:
+    def codecs(self) -> list[CodecStretch]:
         """Which codec was in use when, in the whole run, where that changes."""
         return []
 
@@ -98,9 +101,9 @@ class Method:
 
 
 class Gradients(Method):
-    """DDP with a hook, ringcomm's or one that does what DDP does without."""
+    """DDP with ringcomm's hook, or without a hook."""
 
-    _hook: Any
+    _hook: HookState | None = None
 
     def connect(self) -> None:
         """Wrap the model in DDP. Raises ConfigError if ringcomm does not know the codec."""
@@ -109,23 +112,18 @@ class Gradients(Method):
         if self.options.bucket_mb is not None:
             size["bucket_cap_mb"] = self.options.bucket_mb
         ddp = DistributedDataParallel(self.bare, gradient_as_bucket_view=True, **size)
-        ddp.register_comm_hook(self._hook, hook)
-        self.model = ddp
+        if hook is not None:
+            ddp.register_comm_hook(hook, allreduce_hook)
+        self._hook, self.model = hook, ddp
 
-    def _make_hook(self) -> Callable[..., Any]:
-        comm, options = self.world.comm, self.options
+    def _make_hook(self) -> HookState | None:
+        options = self.options
         if not options.hook:
-            sent = (lambda: sent_by(comm)) if comm else None
-            self._hook = PlainState(self.world.size, sent)
-            return plain_hook
-        from ringcomm.torch import HookState, allreduce_hook
-
-        self._hook = HookState(
-            options.codec, comm, model=self.bare, warmup_steps=options.dense_steps,
+            return None
+        return HookState(
+            options.codec, self.world.comm, model=self.bare, warmup_steps=options.dense_steps,
             force=options.force, pace="stale1" if options.method == "stale" else "every",
         )  # fmt: skip
-        hook: Callable[..., Any] = allreduce_hook
-        return hook
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
         """DDP's own."""
@@ -134,46 +132,49 @@ class Gradients(Method):
 
     def start_account(self) -> None:
         """That of the hook."""
-        self._hook.reset()
+        if self._hook is not None:
+            self._hook.reset()
 
-    def traffic(self) -> Traffic:
-        """That of the hook."""
-        account: Traffic = self._hook.report()
-        return account
+    def account(self, steps: int) -> dict[str, float]:
+        """The hook's, over the steps that it remembers."""
+        if self._hook is None:
+            return {}
+        told = self._hook.report()["steps"]
+        figures = {
+            name: sum(step[key] for step in told) / max(1, len(told))
+            for name, key in _OF_A_STEP.items()
+        }
+        sent = figures["wire_bytes_per_step"] + figures["shared_bytes_per_step"]
+        return {**figures, "sent_bytes_per_step": sent}
 
-    def codecs(self) -> list[dict[str, Any]]:
+    def codecs(self) -> list[CodecStretch]:
         """As the hook's report tells."""
-        return list(self._hook.report().get("codecs", []))
+        return self._hook.report().codecs if self._hook is not None else []
 
     @property
     def error(self) -> RingcommError | None:
         """The error that made backward fail: DDP turns all into RuntimeError."""
-        error: RingcommError | None = getattr(getattr(self, "_hook", None), "error", None)
-        return error
+        return self._hook.error if self._hook is not None else None
 
     def finish(self) -> None:
         """With staleness the last mean is still to be applied."""
-        flush = getattr(self._hook, "flush", None)
-        if flush is not None and flush():
+        if self._hook is not None and self._hook.flush():
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def gather_state_dict(self) -> dict[str, Any]:
         """That of ringcomm's hook. Collective."""
-        save = getattr(self._hook, "gather_state_dict", None)
-        return dict(save()) if save else {}
+        return self._hook.gather_state_dict() if self._hook is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into ringcomm's hook."""
-        load = getattr(self._hook, "load_state_dict", None)
-        if load and state:
-            load(state)
+        if self._hook is not None and state:
+            self._hook.load_state_dict(state)
 
 
 class Momentum(Method):
     """An optimizer that exchanges its own state. The model is in no DDP."""
 
-    has_trial = False
     optimizer: Any
 
     def make_optimizer(self, groups: optim.Groups) -> optim.Optimizer:
@@ -196,11 +197,16 @@ class Momentum(Method):
         """Start from what it has sent by now."""
         self._before = (self.sent, self.optimizer.waited_s)
 
-    def traffic(self) -> Traffic:
-        """What the optimizer has sent, and how long it has waited for."""
+    def account(self, steps: int) -> dict[str, float]:
+        """What the optimizer has sent, and how long it has waited."""
         sent, waited_s = self._before
-        payload = sum(p.nbytes for group in self.optimizer.param_groups for p in group["params"])
-        return _traffic(payload, self.sent - sent, self.optimizer.waited_s - waited_s)
+        return {
+            "exposed_s": (self.optimizer.waited_s - waited_s) / steps,
+            "gradient_bytes_per_step": sum(
+                p.nbytes for group in self.optimizer.param_groups for p in group["params"]
+            ),
+            "sent_bytes_per_step": (self.sent - sent) / steps,
+        }
 
     def optimizer_state(self) -> dict[str, Any]:
         """For a world of any size. Collective."""
@@ -239,16 +245,11 @@ class Apart(Method):
     the last round is not in it.
     """
 
-    has_trial = False
-
     def connect(self) -> None:
         """Take the weights of rank 0, and exchange weights from now on. Collective."""
-        from ringcomm.torch import OuterStep
-        from ringcomm.torch.outer import Sparse
-
         options = self.options
         largest = options.sends_largest
-        settings = cast("OuterSettings", {
+        settings = cast(OuterSettings, {
             "every": options.every,
             "outer": Sparse(options.density) if largest else options.outer,
             "compression": None if largest else options.codec,
@@ -274,13 +275,15 @@ class Apart(Method):
         report = self._outer.report()
         self._before = (report.payload_bytes, report.sent_bytes, report.waited_s)
 
-    def traffic(self) -> Traffic:
+    def account(self, steps: int) -> dict[str, float]:
         """What rounds have sent, and how long this rank has waited for them."""
         report = self._outer.report()
-        payload, sent, waited = self._before
-        return _traffic(
-            report.payload_bytes - payload, report.sent_bytes - sent, report.waited_s - waited
-        )
+        payload, sent, waited_s = self._before
+        return {
+            "exposed_s": (report.waited_s - waited_s) / steps,
+            "gradient_bytes_per_step": (report.payload_bytes - payload) / steps,
+            "sent_bytes_per_step": (report.sent_bytes - sent) / steps,
+        }
 
     def gather_state_dict(self) -> dict[str, Any]:
         """That of OuterStep. Collective."""
@@ -305,13 +308,3 @@ def method_of(model: nn.Module, options: Options, world: World) -> Method:
         kind = Method
     return kind(model, options, world)
 
-
-def _nothing() -> Traffic:
-    return _traffic(0, 0, 0.0)
-
-
-def _traffic(payload: int, sent: int, waited_s: float) -> Traffic:
-    return Traffic(
-        buckets=0, payload_bytes=payload, wire_bytes=sent, shared_bytes=0, comm_s=waited_s,
-        works=[], waited_s=waited_s,
-    )  # fmt: skip

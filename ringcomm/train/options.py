@@ -75,7 +75,6 @@ class Options:
     dense_steps: int = 0
     force: bool = False
     bucket_mb: float | None = None
-    trial_steps: int = 10
     checkpoint: str | None = None
     checkpoint_every: int = 0
     resume: bool = False
@@ -132,7 +131,7 @@ class Options:
                               "--no-hook")  # fmt: skip
         about = {"every": ("outer",), "outer": ("outer",), "fragments": ("outer",),
                  "delay": ("outer", "sparse"), "dense_steps": DDP_METHODS,
-                 "bucket_mb": DDP_METHODS, "trial_steps": DDP_METHODS}  # fmt: skip
+                 "bucket_mb": DDP_METHODS}  # fmt: skip
         for name, methods in about.items():
             value = getattr(self, name)
             if self.method not in methods and value and value != getattr(Options, name):
@@ -297,9 +296,6 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
                        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
                        "gradients and stale)")
-    group.add_argument("--trial-steps", type=_whole(0), metavar="N",
-                       help="after the run, time N steps with and N without communication in "
-                       "turn; 0: do not (default: 10; gradients and stale)")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,14 @@
 """What is shown while a run goes on, and the log on disk.
 
-On a terminal: a rich progress bar. Elsewhere: a plain line now and then. Under mpirun too, which
+On a terminal: rich's progress bar. Elsewhere: a plain line each time. Under mpirun too, which
 gives its ranks a terminal of their own for standard output whatever its own goes to, but none for
-standard error: so both must be one. The log is JSON lines,
-one object per line, each with an "event":
+standard error: so both must be one. The log is JSON lines, one object per line, each with an
+"event":
 
     config     the settings, at the start of each run (a resumed run appends: read the last object
                of a step)
-    step       step, epoch, loss (mean over the global batch), lr, and the seconds of
-               ``timing.StepTimes`` on rank 0
+    step       step, epoch, loss (mean over the global batch), lr, and on rank 0 the seconds of the
+               step and of its input
     held_out   step, epoch and the held-out figures
     report     ``report.build``
 
@@ -20,18 +20,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from ..errors import ConfigError
-
-_PLAIN_EVERY_S = 2.0
 
 
 class Log:
@@ -61,49 +56,25 @@ class Log:
             self._file = None
 
 
-class Progress:
+class Progress(rich.progress.Progress):
     """The state of the run for people. Used as a context manager; quiet on all ranks but 0."""
 
     def __init__(self, steps: int, first: int, *, quiet: bool) -> None:
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
-        self.console = Console(
+        console = Console(
             quiet=quiet, highlight=False, force_terminal=terminal, width=None if terminal else 80
         )
+        super().__init__(console=console, disable=not terminal)
         self._steps = steps
-        self._shown = 0.0
-        self._bar = RichProgress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=first)
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
+        self._run = self.add_task("", total=steps, completed=first)
 
     def show(self, step: int, loss: float, rate: float, samples_per_s: float) -> None:
         """Where the run is after ``step`` steps."""
-        text = f"loss {loss:.4f}  lr {rate:.2g}  {samples_per_s:,.0f} samples/s"
-        self._bar.update(self._task, completed=step, description=text)
-        now = time.monotonic()
-        if not self.console.is_terminal and (
-            step == self._steps or now - self._shown >= _PLAIN_EVERY_S
-        ):
-            self._shown = now
-            self.say(f"step {step}/{self._steps}  {text}")
+        text = f"step {step}/{self._steps}  loss {loss:.4f}  lr {rate:.2g}  "
+        text += f"{samples_per_s:,.0f} samples/s"
+        self.update(self._run, completed=step, description=text)
+        if self.disable:
+            self.say(text)
 
     def say(self, text: str) -> None:
         """One line for people, above the bar."""
