@@ -83,7 +83,7 @@ def pieces(kind: Kind, depth: int, width: int, seed: int) -> list[nn.Module]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "gpt":
-            blocks = [Block(width, 2, 0.0, causal=True) for _ in range(depth)]
+            blocks = [Block(width, 2, causal=True) for _ in range(depth)]
             made = nn.Sequential(Embedding(width), *blocks, Logits(width))
             init_weights(made, depth)
             return list(made)

@@ -9,7 +9,8 @@ How it is laid out, top to bottom; a file imports only what stands below it:
     __main__                      errors become one sentence and an exit code
     loop                          a run from set-up to report
     engine                        a training step, an evaluation
-    methods, distributed          the only files that touch ringcomm.torch and torch.distributed
+    methods                       how ranks learn from each other
+    distributed                   the process group, and what else ranks tell each other
     progress, report, checkpoint  what is shown, told at the end, kept on disk
     sampling, optim, models       which samples, which rule, which network
     resnet, vit, gpt, transformer

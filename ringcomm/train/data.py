@@ -28,6 +28,7 @@ Part = Literal["train", "held_out"]
 _HELD_OUT = 0.2
 _TEXT_HELD_OUT = 0.05
 _TEXT_DEFAULT_MB = 4.0
+_CONTEXT = 128
 _SYNTHETIC_BYTES = 256_000_000
 _SYNTHETIC_MOST_BYTES = 4_000_000_000
 
@@ -68,7 +69,7 @@ def load(options: Options) -> Data:
     if source == "digits" and not argument:
         return _digits()
     if source == "stdlib-text":
-        return TextWindows(_stdlib_text(argument), options.context)
+        return TextWindows(_stdlib_text(argument), _CONTEXT)
     if source == "folder" and argument:
         from .folder import ImageFolder
 
@@ -114,7 +115,7 @@ class TextWindows(Data):
         if tail <= context:
             raise ConfigError(
                 f"5 % of {len(text)} bytes of text do not fill a window of {context} bytes; give "
-                "a smaller --context or more text"
+                "more text"
             )
         self._text: dict[Part, Tensor] = {
             "train": _bytes_tensor(text[: len(text) - tail]),

@@ -36,6 +36,7 @@ from ..codecs import Compression
 from ..communicator import Communicator
 from ..config import Config
 from ..errors import ConfigError
+from ..torch import Options as GroupOptions
 from . import launcher
 from .launcher import SharedError
 from .options import Options
@@ -162,8 +163,6 @@ def join(options: Options) -> Iterator[World]:
 
 @contextlib.contextmanager
 def _ringcomm_group(identity: Identity, options: Options) -> Iterator[World]:
-    from ringcomm.torch import Options as GroupOptions
-
     group = GroupOptions("none" if options.hook else cast(Compression, options.codec))
     by = None if launcher.by_torchrun() else "ringcomm://"
     dist.init_process_group("ringcomm", init_method=by, pg_options=group)

@@ -4,8 +4,7 @@ A step is: fetch the micro-batches of this rank; forward and backward on each, t
 the gradient exchange; one update. The loss is the mean over the global batch: each micro-batch
 counts 1/accumulate, and the hook averages over ranks.
 
-Invariants: between two steps every rank holds the same weights; random numbers of a step (dropout)
-depend on (seed, step, rank) alone, so that a resumed run draws the same ones.
+Invariants: a step draws no random numbers, so that a resumed run goes on as it would have.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from . import methods, optim
@@ -58,9 +57,8 @@ class Engine:
 
     def train_step(self, step: int, steps: int, source: Iterator[MicroBatches]) -> StepRecord:
         """Step number ``step`` of ``steps`` on what ``source`` yields next. Collective."""
-        rate = optim.rate_at(step, steps, self._peak_rate, self._options.warmup)
+        rate = optim.rate_at(step, steps, self._peak_rate)
         optim.set_rate(self.method.optimizer, rate)
-        torch.manual_seed((self._options.seed << 32) ^ (step << 8) ^ self._world.rank)
         begin = time.perf_counter()
         micro_batches = next(source)
         input_done = time.perf_counter()
@@ -79,7 +77,7 @@ class Engine:
         with torch.no_grad(), self.method.evaluated():
             for first in range(0, len(numbers), batch):
                 inputs, targets = data.batch("held_out", numbers[first : first + batch])
-                logits = self._forward(self.model, inputs)
+                logits = self.model(inputs).flatten(0, -2)
                 targets = targets.flatten()
                 loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
                 correct += float((logits.argmax(-1) == targets).sum())
@@ -96,14 +94,9 @@ class Engine:
         for number, (inputs, targets) in enumerate(micro_batches, 1):
             is_last = number == len(micro_batches)
             with contextlib.nullcontext() if is_last else self.method.no_exchange():
-                logits = self._forward(self.method.model, inputs)
+                logits = self.method.model(inputs).flatten(0, -2)
                 loss = functional.cross_entropy(logits, targets.flatten()) / len(micro_batches)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         return total
 
-    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """Logits float32, one row per target."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._options.precision == "bf16"):
-            logits: Tensor = model(inputs)
-        return logits.float().flatten(0, -2)

@@ -23,20 +23,16 @@ class GPT(nn.Module):
         width: int,
         layers: int,
         heads: int,
-        dropout: float,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(
-            *(Block(width, heads, dropout, causal=True) for _ in range(layers))
-        )
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         init_weights(self, layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.token(tokens) + self.position(places))
+        x = self.token(tokens) + self.position(places)
         x = self.norm(self.blocks(x))
         return functional.linear(x, self.token.weight)

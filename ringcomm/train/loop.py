@@ -24,6 +24,7 @@ from .options import AUTO, DDP_METHODS, Options
 from .progress import Log, Progress
 from .report import build, table
 
+_TOLD_EVERY = 10  # steps
 _UNSETTLED = 5  # first steps, not measured: DDP rebuilds its buckets and memory is found
 
 
@@ -33,7 +34,7 @@ def train(options: Options, world: World) -> dict[str, Any]:
     Raises ConfigError if the options do not fit the data or the world, and ringcomm's errors if a
     peer is lost.
     """
-    torch.set_num_threads(options.threads or launcher.default_threads())
+    torch.set_num_threads(launcher.default_threads())
     run = Run(options, world)
     try:
         with Progress(run.steps, run.step, quiet=world.rank > 0) as progress:
@@ -64,9 +65,8 @@ class Run:
         world.require_same(
             "the content of --data", self.data.fingerprint, "give every host the same files"
         )
-        epochs = options.epochs or self.data.epochs
-        self.steps = options.steps or epochs * self.sampler.steps_per_epoch
-        known = dataclasses.replace(options, epochs=None, steps=self.steps)
+        self.steps = options.steps or self.data.epochs * self.sampler.steps_per_epoch
+        known = dataclasses.replace(options, steps=self.steps)
         self.engine = Engine(model, known, world)
         state = self._restore()
         self.engine.connect()
@@ -87,9 +87,9 @@ class Run:
             self._records.append(self.engine.train_step(self.step, self.steps, source))
             self.step += 1
             last = self.step == self.steps
-            evaluates = not last and self._due(per_epoch * options.eval_every)
+            evaluates = not last and self._due(per_epoch)
             saves = options.checkpoint and (last or self._due(options.checkpoint_every))
-            if last or evaluates or saves or self._due(options.log_every):
+            if last or evaluates or saves or self._due(_TOLD_EVERY):
                 self._tell(progress)
             if evaluates:
                 self._tell_held_out(progress)
@@ -177,7 +177,6 @@ class Run:
             "hook": options.hook and not alone and options.method in DDP_METHODS,
             "method": "alone" if alone else options.method,
             "compression": "none" if alone else options.sent,
-            "precision": options.precision,
             "batch": options.batch,
             "accumulate": options.accumulate,
             "threads": torch.get_num_threads(),
@@ -199,26 +198,18 @@ class Run:
             accumulate=options.accumulate,
             seed=options.seed,
         )
-        model = models.build(
-            options.model,
-            data,
-            width=options.width,
-            dropout=options.dropout,
-            seed=options.seed,
-        )
+        model = models.build(options.model, data, seed=options.seed)
         return data, sampler, model, Log(options.log_file if world.rank == 0 else None)
 
     def _settings(self) -> dict[str, Any]:
         """What shapes the loss curve: equal in a run and in the run that resumes it."""
         options = self.options
-        optimizer, rate, decay = optim.choices(options)
-        names = ("model", "width", "dropout", "batch", "momentum", "warmup", "precision", "seed")
+        optimizer, rate, _ = optim.choices(options)
         return {
-            **{f"--{name}": getattr(options, name) for name in names},
+            **{f"--{name}": getattr(options, name) for name in ("model", "batch", "seed")},
             "--method": options.method,
             "--optimizer": optimizer,
             "--lr": rate,
-            "--weight-decay": decay,
             "number of steps": self.steps,
             "crc of --data": self.data.fingerprint,
         }

@@ -20,12 +20,11 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..codecs import Compression
 from ..communicator import Communicator
 from ..errors import RingcommError
 from ..torch import HookState, OuterStep, allreduce_hook
 from ..torch.account import CodecStretch
-from ..torch.outer import Sparse
-from ..torch.outer.settings import OuterSettings
 from . import optim
 from .distributed import World
 from .options import Options
@@ -121,8 +120,8 @@ class Gradients(Method):
         if not options.hook:
             return None
         return HookState(
-            options.codec, self.world.comm, model=self.bare, warmup_steps=options.dense_steps,
-            force=options.force, pace="stale1" if options.method == "stale" else "every",
+            options.codec, self.world.comm, model=self.bare,
+            pace="stale1" if options.method == "stale" else "every",
         )  # fmt: skip
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
@@ -247,18 +246,14 @@ class Apart(Method):
 
     def connect(self) -> None:
         """Take the weights of rank 0, and exchange weights from now on. Collective."""
-        options = self.options
-        largest = options.sends_largest
-        settings = cast(OuterSettings, {
-            "every": options.every,
-            "outer": Sparse(options.density) if largest else options.outer,
-            "compression": None if largest else options.codec,
-            "fragments": options.fragments, "delay": options.delay, "comm": self.world.comm,
-        })  # fmt: skip
-        self._outer = self.world.agree(
-            lambda: OuterStep(self.bare, optim.parts(self.optimizer), **settings)
-        )
+        self._outer = self.world.agree(self._make_outer)
         self._outer.attach()
+
+    def _make_outer(self) -> OuterStep:
+        return OuterStep(
+            self.bare, optim.parts(self.optimizer), every=self.options.every,
+            compression=cast(Compression, self.options.codec), comm=self.world.comm,
+        )  # fmt: skip
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
         """On the anchor."""

@@ -18,6 +18,7 @@ from .gpt import GPT
 from .resnet import ResNet
 from .vit import ViT
 
+_RESNET_WIDTH = 16  # channels of the first stage
 _SIZES = {
     "mini": {"width": 128, "layers": 4, "heads": 4},
     "s": {"width": 384, "layers": 12, "heads": 6},
@@ -45,15 +46,10 @@ def family(name: str) -> Literal["resnet", "vit", "gpt"]:
     )
 
 
-def build(name: str, data: Data, *, width: int, dropout: float, seed: int) -> nn.Module:
+def build(name: str, data: Data, *, seed: int) -> nn.Module:
     """The model ``name`` for the shape and classes of ``data``, its weights drawn from ``seed``.
 
-    Args:
-        width: channels of a ResNet's first stage; the others have sizes of their own.
-        dropout: for ViT and GPT.
-
-    Raises:
-        ConfigError: no such model, or it does not take this kind of data.
+    Raises ConfigError if there is no such model, or it does not take this kind of data.
     """
     kind = family(name)
     if (kind == "gpt") != (data.kind == "text"):
@@ -63,12 +59,12 @@ def build(name: str, data: Data, *, width: int, dropout: float, seed: int) -> nn
         torch.manual_seed(seed)
         if kind == "gpt":
             size = _SIZES[name.partition("-")[2]]
-            return GPT(data.shape[0], data.classes, dropout=dropout, **size)
+            return GPT(data.shape[0], data.classes, **size)
         channels, height, breadth = data.shape
         if kind == "vit":
             size = _SIZES[name.partition("-")[2]]
-            return ViT((channels, height, breadth), data.classes, dropout=dropout, **size)
-        return ResNet(int(name.removeprefix("resnet")), width, channels, data.classes)
+            return ViT((channels, height, breadth), data.classes, **size)
+        return ResNet(int(name.removeprefix("resnet")), _RESNET_WIDTH, channels, data.classes)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -15,15 +15,18 @@ from torch import nn
 
 from ..communicator import Communicator
 from ..errors import ConfigError
+from ..torch import optim, sparse
 from .models import family
-from .options import DDP_METHODS, Options
+from .options import DDP_METHODS, DENSITY, Options
 
 _DEFAULTS = {
     "sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05), "muon": (0.02, 0.05), "lion": (2e-4, 0.1),
     "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
 }  # fmt: skip
 _FINAL_RATE = 0.01
-_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it, at least
+_WARMUP = 0.1  # part of a run in which the rate rises
+_MOMENTUM = 0.9  # of sgd
+_VARIANCE = 0.3  # part of a run in which ZeroOneAdam learns it
 _BESIDE_MUON = 0.05  # AdamW's rate, for what Muon does not take, over Muon's
 
 Groups = list[dict[str, Any]]
@@ -94,7 +97,7 @@ def make_optimizer(groups: Groups, options: Options) -> Optimizer:
     """One of torch's, at the peak rate."""
     name, rate, _ = choices(options)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=options.momentum)
+        return torch.optim.SGD(groups, lr=rate, momentum=_MOMENTUM)
     if name == "muon":
         return _muon(groups, rate)
     return torch.optim.AdamW(groups, lr=rate)
@@ -124,14 +127,12 @@ def make_wire_optimizer(
 ) -> torch.optim.Optimizer:
     """One of ringcomm.torch.optim, at the peak rate, for a run of ``options.steps``. A collective.
     """
-    from ringcomm.torch import optim
-
     name, rate, _ = choices(options)
     common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
     if name == "sgd":
-        return optim.SGD(groups, momentum=options.momentum, **common)
+        return optim.SGD(groups, momentum=_MOMENTUM, **common)
     if name == "zero-one-adam":
-        learning = round(max(options.warmup, _VARIANCE) * (options.steps or 0))
+        learning = round(_VARIANCE * (options.steps or 0))
         return optim.ZeroOneAdam(groups, var_freeze_step=max(1, learning), **common)
     kinds: dict[str, type[optim.WireOptimizer]] = {
         "adamw": optim.OneBitAdam, "lion": optim.Lion, "lamb": optim.OneBitLamb,
@@ -143,15 +144,10 @@ def make_sparse_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
     """One of ringcomm.torch.sparse, at the peak rate. A collective."""
-    from ringcomm.torch import sparse
-
     name, rate, _ = choices(options)
-    common: dict[str, Any] = {
-        "density": options.density, "staleness": options.delay, "comm": comm,
-    }  # fmt: skip
     if name == "sgd":
-        return sparse.SGD(groups, lr=rate, momentum=options.momentum, **common)
-    return sparse.Adam(groups, lr=rate, **common)
+        return sparse.SGD(groups, lr=rate, momentum=_MOMENTUM, density=DENSITY, comm=comm)
+    return sparse.Adam(groups, lr=rate, density=DENSITY, comm=comm)
 
 
 def parts(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
@@ -166,34 +162,27 @@ def choices(options: Options) -> tuple[str, float, float]:
     """(optimizer, peak rate, weight decay) as given, or as suits the model."""
     name = options.optimizer or ("sgd" if family(options.model) == "resnet" else "adamw")
     rate, decay = _DEFAULTS[name]
-    return (
-        name,
-        rate if options.lr is None else options.lr,
-        decay if options.weight_decay is None else options.weight_decay,
-    )
+    return name, rate if options.lr is None else options.lr, decay
 
 
 def require_suitable(options: Options) -> None:
-    """Raises ConfigError for an optimizer that cannot use what the codec delivers, or a setting."""
+    """Raises ConfigError for an optimizer that cannot use what the codec delivers."""
     name = choices(options)[0]
-    if name != "sgd" and options.momentum != Options.momentum:
-        raise ConfigError(f"--momentum is about sgd, and this run has {name}; leave it out")
-    plain = options.method in DDP_METHODS and name != "sgd"
-    if options.codec == "onebit" and not options.force and plain:
+    if options.codec == "onebit" and options.method in DDP_METHODS and name != "sgd":
         raise ConfigError(
             f"--compression onebit does not go with the gradients of {name}: of "
             "signs it learns that all gradients of a block are equally large; use --method "
-            "momentum, which sends what 1 bit suits, or int4, or --optimizer sgd, or --force to try"
+            "momentum, which sends what 1 bit suits, or int4, or --optimizer sgd"
         )
 
 
-def rate_at(step: int, steps: int, peak: float, warmup: float) -> float:
+def rate_at(step: int, steps: int, peak: float) -> float:
     """Learning rate of a step (from 0) of ``steps``.
 
-    It rises in a straight line over the first ``warmup`` part of the run, then follows half a
-    cosine down to 1 % of the peak.
+    It rises in a straight line over the first tenth of the run, then follows half a cosine down to
+    1 % of the peak.
     """
-    rising = round(warmup * steps)
+    rising = round(_WARMUP * steps)
     if step < rising:
         return peak * (step + 1) / rising
     way = (step - rising) / max(1, steps - rising)

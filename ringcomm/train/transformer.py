@@ -12,13 +12,13 @@ from torch.nn import functional
 class Block(nn.Module):
     """Tokens [n, T, width] to tokens of the same shape."""
 
-    def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, dropout, causal=causal)
+        self.attention = Attention(width, heads, causal=causal)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,21 +30,19 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention; causal: a token sees itself and what stands before it."""
 
-    def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape
         qkv = self.qkv(x).reshape(n, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        mixed = self.out(mixed.transpose(1, 2).reshape(n, tokens, width))
-        y: Tensor = self.dropout(mixed)
+        y: Tensor = self.out(mixed.transpose(1, 2).reshape(n, tokens, width))
         return y
 
 

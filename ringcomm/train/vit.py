@@ -23,7 +23,6 @@ class ViT(nn.Module):
         width: int,
         layers: int,
         heads: int,
-        dropout: float,
     ) -> None:
         super().__init__()
         channels, height, breadth = shape
@@ -31,17 +30,14 @@ class ViT(nn.Module):
         patches = (height // patch) * (breadth // patch)
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(torch.randn(1, patches, width) * 0.02)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(
-            *(Block(width, heads, dropout, causal=False) for _ in range(layers))
-        )
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
         init_weights(self, layers)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
-        x = self.blocks(self.dropout(x + self.position))
+        x = self.blocks(x + self.position)
         logits: Tensor = self.head(self.norm(x).mean(dim=1))
         return logits
 

@@ -34,7 +34,7 @@ STEPS, BATCH = 4, 16
 
 def fresh_weights() -> torch.Tensor:
     """As all ranks begin with them."""
-    return _weights(models.build("resnet8", load(Options()), width=4, dropout=0.0, seed=1))
+    return _weights(models.build("resnet8", load(Options()), seed=1))
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
@@ -47,7 +47,7 @@ def _start(rank: Rank) -> tuple[nn.Module, DataLoader[Any]]:
     warnings.simplefilter("ignore")  # what they think of few workers and short runs
     torch.set_num_threads(1)
     data = load(Options())
-    model = models.build("resnet8", data, width=4, dropout=0.0, seed=1)
+    model = models.build("resnet8", data, seed=1)
     images, labels = data.batch("train", torch.arange(2 * STEPS * BATCH))
     return model, DataLoader(TensorDataset(images, labels), batch_size=BATCH)
 
@@ -254,7 +254,7 @@ def attached_by_accelerate(rank: Rank, folder: str) -> None:
     _train_a_step(accelerator, model, loader, torch.optim.SGD(inner.parameters(), lr=0.1))
     assert state.report().buckets > 0
     assert "has a hook already" in _refusal(lambda: attach(inner))
-    other = models.build("resnet8", load(Options()), width=4, dropout=0.0, seed=1)
+    other = models.build("resnet8", load(Options()), seed=1)
     optimizer = SGD(other.parameters(), lr=0.1, momentum=0.9, compression="onebit")
     wrapped, prepared = accelerator.prepare(other, optimizer)
     assert attach(other, prepared) is optimizer

@@ -11,6 +11,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401 (which DDP imports when it is first used)
 from faults.rank import Rank
 
+from ringcomm.train import launcher
 from ringcomm.train.__main__ import main
 from ringcomm.train.distributed import join
 from ringcomm.train.engine import Engine
@@ -24,7 +25,9 @@ def command(rank: Rank, arguments: list[str]) -> None:
 
 
 def run(rank: Rank, arguments: list[str], dies_in: int | None = None) -> None:
-    """The trainer; rank 1 dies by SIGKILL when it is about to go backward in that step."""
+    """The trainer, in one thread: it sums alike on all machines. Rank 1 dies by SIGKILL when it is
+    about to go backward in that step."""
+    launcher.default_threads = lambda: 1
     step = Engine.train_step
 
     def train_step(engine: Engine, number: int, *rest: Any) -> Any:
