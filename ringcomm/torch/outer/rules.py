@@ -126,7 +126,9 @@ class Sparse:
 
 
 MEAN = functools.partial(Nesterov, 1.0, 0.0)
-_BY_NAME = {"mean": MEAN, "nesterov": Nesterov, "sparse": Sparse}
+_BY_NAME: dict[str, Callable[[], Rule]] = {
+    "mean": MEAN, "nesterov": Nesterov, "sparse": Sparse
+}  # fmt: skip
 
 
 def rule_of(outer: object) -> Rule:
@@ -134,8 +136,7 @@ def rule_of(outer: object) -> Rule:
     if outer == "sgd":
         raise ConfigError("outer='sgd' is gone: give Nesterov(gamma, mu=0), or \"mean\"")
     if isinstance(outer, str) and outer in _BY_NAME:
-        made: Rule = _BY_NAME[outer]()
-        return made
+        return _BY_NAME[outer]()
     if isinstance(outer, type) or not callable(getattr(outer, "step", None)):
         raise ConfigError(
             f"outer={outer!r}: give one of {', '.join(_BY_NAME)}, or a rule such as "
