@@ -20,6 +20,7 @@ dictionary of flat tensors by name, made by ``memory``, which a checkpoint store
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
