@@ -24,14 +24,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _columns import aligned, markdown, size_name
-from _site import Site
+from lab.site import Site
 from netlab import NetLabError
+from report.columns import aligned, markdown, size_name
 from sweep import _list_of, parse_sizes
 
 from ringcomm.codecs import parse
 
-RANK = Path(__file__).with_name("_codec_rank.py")
+RANK = Path(__file__).resolve().parent / "measure/codec_rank.py"
 PLAIN = "none"
 HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}

@@ -29,8 +29,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import _columns
-from _rows import Row, Rows, about
+from report import columns
+from report.rows import Row, Rows, about
 from training import pool, report
 from training.exact import EXAMPLES, Exact
 from training.methods import METHODS, Method
@@ -199,8 +199,8 @@ def pages(plan: Plan) -> dict[Path, str]:
         DOCS / "RESULTS.md": report.document(plan),
     }
     return {
-        page: _columns.filled(page.read_text(encoding="utf-8"), "convergence", body,
-                              "bench/convergence.py")
+        page: columns.filled(page.read_text(encoding="utf-8"), "convergence", body,
+                             "bench/convergence.py")
         for page, body in bodies.items()
     }  # fmt: skip
 

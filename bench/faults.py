@@ -9,8 +9,8 @@ split, bring-up). It takes down when each rank got its exception, and whom that 
 appended to a file as they come; those that are there are not made again, so that an interrupted run
 goes on. Needs root and iproute2 (netlab.py).
 
-The lab's side of a trial is in _fault_lab.py, the ranks' in _fault_rank.py, verdicts and table in
-_fault_table.py.
+In trials/ are the lab's side of a trial (fault_lab.py), the ranks' (fault_rank.py), and verdicts
+and table (fault_table.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from _fault_lab import FAULTS, PHASES, Cluster, StoppedError, Trial, VoidError
-from _fault_table import judge, table
-from _wiring import NetLabError, why_unavailable
+from lab.wiring import NetLabError, why_unavailable
+from trials.fault_lab import FAULTS, PHASES, Cluster, StoppedError, Trial, VoidError
+from trials.fault_table import judge, table
 
 TIMEOUT_S = 20.0  # of every collective: what a trial takes at most where a fault is not noticed
 QUICK = 12  # trials

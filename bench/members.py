@@ -29,9 +29,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from _columns import aligned
-from _job import Job
+from lab.job import Job
 from netlab import NetLab, NetLabError
+from report.columns import aligned
 
 FAULTS = ("killed", "paused", "dark")
 GOAL_S = 1.0

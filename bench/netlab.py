@@ -6,8 +6,8 @@ Every rank of a job finds torchrun's environment, the ports in RINGCOMM_INTERFAC
 secret in RINGCOMM_SECRET_FILE. Cables can be cut, unplugged, silently dropped and slowed while the
 job runs. Needs root, iproute2 and nothing else; no address of the machine itself is touched.
 
-The lab itself is in _lab.py, whose head shows how it is wired; this is the command, and the name
-to import it by. What a killed lab left behind, `--clean` removes.
+The lab itself is in lab/cluster.py, whose head shows how it is wired; this is the command, and the
+name to import it by. What a killed lab left behind, `--clean` removes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _job import Job, exit_name
-from _lab import MAX_HOSTS, NetLab
-from _wiring import NetLabError, del_namespaces, is_leftover, list_namespaces, why_unavailable
+from lab.cluster import MAX_HOSTS, NetLab
+from lab.job import Job, exit_name
+from lab.wiring import NetLabError, del_namespaces, is_leftover, list_namespaces, why_unavailable
 
 __all__ = ["Job", "NetLab", "NetLabError", "why_unavailable"]
 

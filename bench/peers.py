@@ -8,9 +8,10 @@
 
 Each round starts each library's job in turn (sweep.py with that library alone), the order rotated
 by one from round to round, and the physical floor. The table takes medians over the rounds. With
---all the sites, sizes and goals are those of _scenes.py, and each row of them gets a verdict. What
-cannot be had is skipped with its reason. README.md explains the columns. The exit code is 1 if an
-element was wrong or ringcomm could not be measured; with --all rows that fall short do not count.
+--all the sites, sizes and goals are those of comparison/scenes.py, and each row of them gets a
+verdict. What cannot be had is skipped with its reason. README.md explains the columns. The exit
+code is 1 if an element was wrong or ringcomm could not be measured; with --all rows that fall short
+do not count.
 """
 
 from __future__ import annotations
@@ -26,15 +27,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _all
-import _report
-import _standings
-from _contenders import CONTENDERS, ENVS, WHEELS
-from _physical import Physical
-from _rounds import Plan, Record, Say, find, run_rounds
-from _scenes import GROUPS, SCENES, Scene
-from _site import Site
-from _standings import SUBJECTS
+from comparison import all_scenes, output
+from comparison.rounds import Plan, Record, Say, find, run_rounds
+from comparison.scenes import GROUPS, SCENES, Scene
+from comparison.standings import (
+    SUBJECTS,
+    Standing,
+    best_floor,
+    describe_floor,
+    merge,
+    plot,
+    table,
+    write_csv,
+    write_json,
+)
+from lab.site import Site
+from libraries.contenders import CONTENDERS, ENVS, WHEELS
+from measure.physical import Physical
 from netlab import NetLabError
 from sweep import _list_of, parse_sizes
 
@@ -45,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; exits with a sentence on wrong ones."""
     parser = argparse.ArgumentParser(prog="peers.py", description="ringcomm beside its peers.")
     add = parser.add_argument
-    add("--all", action="store_true", help="every row of _scenes.py with its goal and verdict")
+    add("--all", action="store_true", help="every scene, with goals and verdicts")
     add("--rows", type=_list_of(GROUPS), default=",".join(GROUPS), metavar="LIST",
         help=f"with --all, of {','.join(GROUPS)}; all unless given")
     add("--quick", action="store_true", help="with --all, one round and little time for each size")
@@ -124,7 +133,7 @@ def compare(options: argparse.Namespace) -> int:
             say(f"{where}: skipped: {error}")
     measurements = [one for record in records.values() for one in record.measurements]
     floors = {where: record.floors for where, record in records.items()}
-    standings = _standings.merge(measurements, floors, worlds)
+    standings = merge(measurements, floors, worlds)
     about = {**describe(options, began, notes), "sites": titles,
              "floors": {where: [dataclasses.asdict(floor) for floor in taken]
                         for where, taken in floors.items()}}
@@ -132,11 +141,11 @@ def compare(options: argparse.Namespace) -> int:
     for where, record in records.items():
         report(where, titles[where], record, standings)
     if options.csv:
-        _standings.write_csv(options.csv, standings)
+        write_csv(options.csv, standings)
     if options.json:
-        _standings.write_json(options.json, standings, measurements, about)
+        write_json(options.json, standings, measurements, about)
     if options.plot and standings:
-        _standings.plot(options.plot, standings, titles)
+        plot(options.plot, standings, titles)
     wrong = sum(standing.wrong for standing in standings)
     asked = [name for name in SUBJECTS if name in options.libraries]
     lost = asked and not all(
@@ -155,19 +164,17 @@ def _notes() -> tuple[Say, list[str]]:
     return say, notes
 
 
-def report(
-    where: str, title: str, record: Record, standings: Sequence[_standings.Standing]
-) -> None:
+def report(where: str, title: str, record: Record, standings: Sequence[Standing]) -> None:
     """Print one site's table."""
     print(f"\n# {title}")
     seen = dict.fromkeys(record.congestion.values())
     print(f"# congestion control that the libraries' ranks found: {', '.join(seen) or 'none ran'}")
-    best: Physical | None = _standings.best_floor(record.floors)
+    best: Physical | None = best_floor(record.floors)
     if best is not None:
-        print(f"# {_standings.describe_floor(best)}")
+        print(f"# {describe_floor(best)}")
     for remark in record.remarks:
         print(f"# {remark}")
-    print("\n".join(_standings.table(standings, where)), flush=True)
+    print("\n".join(table(standings, where)), flush=True)
 
 
 def head(about: dict[str, Any]) -> str:
@@ -211,20 +218,20 @@ def run_all(options: argparse.Namespace, scenes: Sequence[Scene] = SCENES) -> in
         options.rounds, options.budget, options.floor = 1, 0.1, 0.3
     minutes = options.minutes or (5.0 if options.quick else 25.0)
     scenes = [scene for scene in scenes if scene.group in options.rows]
-    outcome = _all.run(scenes, _all.Settings(
+    outcome = all_scenes.run(scenes, all_scenes.Settings(
         options.libraries, options.envs, options.install, options.rounds, options.budget,
         options.floor, min(options.timeout, 120.0), 3.0 if options.quick else 5.0,
         time.monotonic() + 60 * minutes,
     ), say)
     about = describe(options, began, notes)
-    print("\n".join([head(about), "", *_report.table(outcome.findings), "",
-                     f"# {_report.summary(outcome.findings)}"]), flush=True)
+    print("\n".join([head(about), "", *output.table(outcome.findings), "",
+                     f"# {output.summary(outcome.findings)}"]), flush=True)
     if options.markdown:
-        options.markdown.write_text(_report.markdown(outcome.findings, about))
+        options.markdown.write_text(output.markdown(outcome.findings, about))
     if options.json:
-        options.json.write_text(_report.document(outcome, about))
+        options.json.write_text(output.document(outcome, about))
     if options.plot:
-        for path in _report.plots(options.plot, scenes, outcome):
+        for path in output.plots(options.plot, scenes, outcome):
             print(f"# {path}")
     wrong = any(one.wrong for one in outcome.measurements)
     return 1 if wrong or all(one.value is None for one in outcome.findings) else 0

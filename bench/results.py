@@ -26,10 +26,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import _columns
-from _rows import Load, Row, Rows, about, is_dirty
-from _wiring import CABLES
+from lab.wiring import CABLES
 from netlab import NetLabError, why_unavailable
+from report.columns import aligned
+from report.rows import Load, Row, Rows, about, is_dirty
 from sources import page
 from sources.source import Claim, Point, Source, due, due_of, found, load, names, notes_of
 
@@ -71,14 +71,14 @@ def show(source: Source, rows: dict[str, Row], judged: bool) -> list[Claim]:
     print(f"\n{source.DOCUMENT}\n\nreal: {source.REAL}\nemulated: {source.EMULATED}\n")
     table = source.table(rows)
     if len(table) > 1:
-        print("\n".join(_columns.aligned(table, left={0})), "\n")
+        print("\n".join(aligned(table, left={0})), "\n")
     for note in notes_of(source, rows):
         print(note, "\n")
     claims = list(source.claims(rows))
     lines = [page.line_of(one) for one in claims]
     columns = len(CLAIM_HEADS) if judged else UNJUDGED
     lines = [line[:columns] for line in (CLAIM_HEADS, *lines)]
-    print("\n".join(_columns.aligned(lines, left={0, 3, 5})))
+    print("\n".join(aligned(lines, left={0, 3, 5})))
     return claims
 
 

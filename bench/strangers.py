@@ -31,11 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _crowd import KINDS
+from trials.crowd import KINDS
 
 from ringcomm.bootstrap.secret import Secret
 
-HERE = Path(__file__).resolve().parent
+TRIALS = Path(__file__).resolve().parent / "trials"
 HOLD = 1.0
 """Seconds for which the last rank lets the others wait, at the rendezvous and at their lanes."""
 LIMIT = 40.0
@@ -95,7 +95,7 @@ def start(ranks: int, kind: str, rate: float) -> Start:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    rank_file, crowd_file = str(HERE / "_strangers_rank.py"), str(HERE / "_crowd.py")
+    rank_file, crowd_file = str(TRIALS / "strangers_rank.py"), str(TRIALS / "crowd.py")
     holds = [0.0] * (ranks - 1) + [HOLD]
     commands = [
         [rank_file, str(rank), str(ranks), str(port), secret.hex(), str(hold)]

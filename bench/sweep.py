@@ -25,13 +25,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _table
 import numpy as np
-from _closed_form import MAX_WORLD
-from _floor import Floor, FloorError, measure_floor
-from _libraries import PEERS
-from _measure import Row, Variant, measure_size
-from _peers import COLLECTIVES, DTYPES, OPS, Peer, Place, What
+from libraries.adapters import PEERS
+from libraries.peer import COLLECTIVES, DTYPES, OPS, Peer, Place, What
+from measure.closed_form import MAX_WORLD
+from measure.floor import Floor, FloorError, measure_floor
+from measure.timing import Row, Variant, measure_size
+from report.table import (
+    Table,
+    add_ratios,
+    best_floor,
+    comment,
+    describe_floor,
+    plot,
+    verdicts,
+    write_csv,
+    write_json,
+)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -220,24 +230,24 @@ def sweep(options: argparse.Namespace) -> int:
     about = describe(options, subject)
     for text in [f"{about['title']}; load {about['load']}; default congestion control "
                  f"{about['congestion']}", *notes]:
-        say(_table.comment(text))
+        say(comment(text))
     rails = rails_of(subject)
     floors = _take_floor(subject, rails, options.floor, say)
-    table = _table.Table([variant.label for variant in variants], names)
+    table = Table([variant.label for variant in variants], names)
     say(table.header(), flush=True)
     rows: list[Row] = []
     for size in options.sizes:
         measured = measure_size(variants, size, warmup=options.warmup, calls=options.iters,
                                 budget=options.budget)
-        _table.add_ratios(measured, subject.name)
+        add_ratios(measured, subject.name)
         for row in measured:
             say(table.line(row), flush=True)
         rows += measured
     floors += _take_floor(subject, rails, options.floor if floors else 0, _silent)
-    for text in [*_table.describe_floor(floors),
-                 *_table.verdicts(rows, _table.best_floor(floors)),
+    for text in [*describe_floor(floors),
+                 *verdicts(rows, best_floor(floors)),
                  *subject.notes(), *(note for other in others for note in other.notes())]:
-        say(_table.comment(text))
+        say(comment(text))
     if subject.rank == 0:
         write_files(options, rows, floors, about)
     for peer in [*others, subject]:
@@ -251,10 +261,10 @@ def _take_floor(
     try:
         floor = measure_floor(subject, rails, seconds) if seconds else None
     except FloorError as error:
-        say(_table.comment(str(error)))
+        say(comment(str(error)))
         return []
-    for text in _table.describe_floor([floor] if floor else []):
-        say(_table.comment(text))
+    for text in describe_floor([floor] if floor else []):
+        say(comment(text))
     return [floor] if floor else []
 
 
@@ -284,11 +294,11 @@ def write_files(
 ) -> None:
     """The files that were asked for."""
     if options.csv:
-        _table.write_csv(options.csv, rows)
+        write_csv(options.csv, rows)
     if options.json:
-        _table.write_json(options.json, rows, floors, about)
+        write_json(options.json, rows, floors, about)
     if options.plot:
-        _table.plot(options.plot, rows, _table.best_floor(floors), about["title"])
+        plot(options.plot, rows, best_floor(floors), about["title"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import peers
-from _scenes import Goal, Scene
+from comparison.scenes import Goal, Scene
 
 
 def small(goals: tuple[Goal, ...], name: str, **settings: object) -> Scene:

@@ -12,8 +12,8 @@ import pytest
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _crowd  # noqa: E402
 import strangers  # noqa: E402
+from trials import crowd  # noqa: E402
 
 
 def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,8 +29,8 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_kind_says_what_it_is_called() -> None:
     said = {}
-    for kind in _crowd.KINDS:
-        said[kind] = _crowd.Crowd(kind, bytes(4), 2)._words()
+    for kind in crowd.KINDS:
+        said[kind] = crowd.Crowd(kind, bytes(4), 2)._words()
     assert said["one byte"] == b"R"
     assert len(said["public bytes"]) == 10
     assert len(said["hello"]) == 128
@@ -41,8 +41,8 @@ def test_only_listeners_of_these_processes() -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as ours:
-        assert ours.getsockname()[1] in _crowd.listeners_of([os.getpid()])
-        assert _crowd.listeners_of([]) == []
+        assert ours.getsockname()[1] in crowd.listeners_of([os.getpid()])
+        assert crowd.listeners_of([]) == []
 
 
 def test_unknown_kind() -> None:

@@ -81,7 +81,9 @@ def test_names() -> None:
     assert names(gentle) == "none, bf16, fp16"
 
 
-@pytest.mark.parametrize("script", ["codecs.py", "_codec_rank.py", "gpu_checks/link_rank.py"])
+@pytest.mark.parametrize(
+    "script", ["codecs.py", "measure/codec_rank.py", "gpu_checks/link_rank.py"]
+)
 def test_the_benchmarks_ask_the_library(script: str) -> None:
     text = (ROOT / "bench" / script).read_text()
     assert "parse(codec)" in text

@@ -19,7 +19,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import convergence  # noqa: E402
-from _rows import Rows  # noqa: E402
+from report.rows import Rows  # noqa: E402
 from training import claims, exact, link, pool, report, stats, worker  # noqa: E402
 from training import plan as plans  # noqa: E402
 from training.images import CANVAS, ImageBatches, digits  # noqa: E402

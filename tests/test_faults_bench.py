@@ -19,9 +19,9 @@ from patience import PATIENCE, until
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _wiring  # noqa: E402
-from _fault_lab import Trial  # noqa: E402
-from _fault_table import judge, table  # noqa: E402
+from lab import wiring  # noqa: E402
+from trials.fault_lab import Trial  # noqa: E402
+from trials.fault_table import judge, table  # noqa: E402
 
 
 def _load(path: Path) -> ModuleType:
@@ -140,13 +140,13 @@ def faults_command(*argv: str) -> list[str]:
 
 @pytest.fixture
 def possible() -> None:
-    reason = _wiring.why_unavailable()
+    reason = wiring.why_unavailable()
     if reason:
         pytest.skip(reason)
 
 
 def test_without_root_it_says_what_it_needs(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(_wiring.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(wiring.os, "geteuid", lambda: 1000)
     assert faults.main(["--quick"]) == 2
     said = capsys.readouterr().err
     assert "root" in said or "iproute2" in said
@@ -162,7 +162,7 @@ def test_an_interrupted_run_goes_on_and_leaves_nothing(possible: None, tmp_path:
         assert until(lambda: out.exists() and out.read_text().count("\n") == 1)
         command.send_signal(signal.SIGINT)
         assert command.wait(PATIENCE) == 130
-        assert not _wiring.list_namespaces(f"netlab-{command.pid}-")
+        assert not wiring.list_namespaces(f"netlab-{command.pid}-")
     made = out.read_text().count("\n")
     assert made < 4
     out.write_text(out.read_text() + '{"trial": {"ports"')

@@ -24,8 +24,8 @@ from patience import PATIENCE, PROMPT, until
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _wiring  # noqa: E402
 import netlab  # noqa: E402
+from lab import wiring  # noqa: E402
 from netlab import NetLab, NetLabError  # noqa: E402
 
 GOODPUT = 1448 / 1514  # TCP payload per layer 2 byte at MTU 1500
@@ -125,7 +125,7 @@ class Stream:
 
 
 def left(prefix: str) -> list[str]:
-    return _wiring.list_namespaces(prefix)
+    return wiring.list_namespaces(prefix)
 
 
 # --- topology ---
@@ -183,7 +183,7 @@ def test_one_subnet_mtu_and_sysctls(possible: None) -> None:
 def test_an_unknown_sysctl_is_named_and_nothing_stays(possible: None) -> None:
     with pytest.raises(NetLabError, match=r"does not take net\.no\.such=1"):
         NetLab(1, [0], sysctls={"net.no.such": "1"}).__enter__()
-    assert left(_wiring.namespace_prefix()) == []
+    assert left(wiring.namespace_prefix()) == []
 
 
 # --- rates and faults ---
@@ -201,9 +201,9 @@ def test_shaped_rate_and_slow_and_restore(two_hosts: NetLab) -> None:
 
 
 def test_a_cable_lets_a_millisecond_through_at_once_or_a_packet() -> None:
-    assert _wiring.burst_bytes(1000, 1500) == 125_000
-    assert _wiring.burst_bytes(11.5, 1500) == 1514
-    assert _wiring.burst_bytes(11.5, 9000) == 9014
+    assert wiring.burst_bytes(1000, 1500) == 125_000
+    assert wiring.burst_bytes(11.5, 1500) == 1514
+    assert wiring.burst_bytes(11.5, 9000) == 9014
 
 
 @pytest.mark.netns
@@ -242,7 +242,7 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
                 lab.slow(host, 0, mbit)
             sender.stdin.write("go\n")
             sender.stdin.flush()
-            least_s = ((1 << 16) - _wiring.burst_bytes(mbit, 1500)) * 8e-6 / mbit
+            least_s = ((1 << 16) - wiring.burst_bytes(mbit, 1500)) * 8e-6 / mbit
             assert float(sender.stdout.readline()) >= least_s
 
 
@@ -322,9 +322,9 @@ def test_nothing_stays_after_the_end_or_an_error(possible: None) -> None:
     with lab:
         process = lab.run(0, ["sh", "-c", "trap '' TERM; sleep 60 & wait"])
         job = lab.start(["sleep", "60"], quiet=True)
-        folder = next(Path(tempfile.gettempdir()).glob(_wiring.namespace_prefix() + "*"))
-        assert len(left(_wiring.namespace_prefix())) == 3
-    assert left(_wiring.namespace_prefix()) == []
+        folder = next(Path(tempfile.gettempdir()).glob(wiring.namespace_prefix() + "*"))
+        assert len(left(wiring.namespace_prefix())) == 3
+    assert left(wiring.namespace_prefix()) == []
     assert process.poll() is not None
     assert all(rank.poll() is not None for rank in job.ranks)
     assert not folder.exists()
@@ -332,7 +332,7 @@ def test_nothing_stays_after_the_end_or_an_error(possible: None) -> None:
         lab.run(0, ["true"])
     with pytest.raises(ZeroDivisionError), NetLab(2, [0]):
         _ = 1 // 0
-    assert left(_wiring.namespace_prefix()) == []
+    assert left(wiring.namespace_prefix()) == []
 
 
 def _end_at_hangup() -> None:
@@ -439,9 +439,9 @@ def test_wrong_hosts_nics_and_rates_at_run_time(two_hosts: NetLab) -> None:
 
 def test_without_root_or_tools_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    if _wiring.shutil.which("ip") and _wiring.shutil.which("tc"):
+    if wiring.shutil.which("ip") and wiring.shutil.which("tc"):
         assert "needs root" in (netlab.why_unavailable() or "")
-    monkeypatch.setattr(_wiring.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(wiring.shutil, "which", lambda tool: None)
     assert "needs the command `ip`" in (netlab.why_unavailable() or "")
     with pytest.raises(NetLabError, match="iproute2"):
         NetLab(1, [0]).__enter__()

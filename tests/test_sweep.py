@@ -19,12 +19,10 @@ from patience import PATIENCE
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-import _closed_form as closed_form  # noqa: E402
-import _floor  # noqa: E402
-import _measure  # noqa: E402
-import _table  # noqa: E402
 import sweep  # noqa: E402
-from _peers import DTYPES, OPS, Call, What  # noqa: E402
+from libraries.peer import DTYPES, OPS, Call, What  # noqa: E402
+from measure import closed_form, floor, timing  # noqa: E402
+from report.table import Table, add_ratios, comment, verdicts  # noqa: E402
 
 # --- options ---
 
@@ -118,28 +116,28 @@ def test_inputs_differ_between_ranks() -> None:
 
 
 def test_bandwidths_as_defined() -> None:
-    assert _measure.busbw_factor("allreduce", 4) == 1.5
-    assert _measure.busbw_factor("allgather", 4) == 0.75
-    assert _measure.busbw_factor("broadcast", 4) == 1.0
-    assert _measure.sent_factor("broadcast", 4) == 0.75
-    assert _measure.element_count(What("allreduce", "sum", "f64"), 4, 3) == 1
-    assert _measure.element_count(What("allgather", "sum", "f32"), 1000, 3) == 249
+    assert timing.busbw_factor("allreduce", 4) == 1.5
+    assert timing.busbw_factor("allgather", 4) == 0.75
+    assert timing.busbw_factor("broadcast", 4) == 1.0
+    assert timing.sent_factor("broadcast", 4) == 0.75
+    assert timing.element_count(What("allreduce", "sum", "f64"), 4, 3) == 1
+    assert timing.element_count(What("allgather", "sum", "f32"), 1000, 3) == 249
 
 
-def _row(library: str, compression: str, time_us: float, size: int = 4_194_304) -> _measure.Row:
+def _row(library: str, compression: str, time_us: float, size: int = 4_194_304) -> timing.Row:
     algbw = size / time_us / 1e3
-    return _measure.Row(size, size // 4, "f32", "sum", library, compression, 6, time_us, time_us,
-                        algbw, algbw, None, 0, 0.1, 0.0)
+    return timing.Row(size, size // 4, "f32", "sum", library, compression, 6, time_us, time_us,
+                      algbw, algbw, None, 0, 0.1, 0.0)
 
 
 def test_verdicts_follow_from_the_rows() -> None:
     rows = [_row("ringcomm", "none", 1000.0), _row("ringcomm", "bf16", 500.0),
             _row("gloo", "none", 1500.0), _row("ringcomm", "none", 1.0, 4096)]
-    _table.add_ratios(rows[:3], "ringcomm")
+    add_ratios(rows[:3], "ringcomm")
     assert rows[0].ratios == {"gloo": 1.5}
     assert rows[2].ratios == {}
-    floor = _floor.Floor(("eth0",), (8.388608,), 8.388608, "cubic", 0.3)
-    text = "\n".join(_table.verdicts(rows, floor))
+    bare = floor.Floor(("eth0",), (8.388608,), 8.388608, "cubic", 0.3)
+    text = "\n".join(verdicts(rows, bare))
     assert "ringcomm none: busbw 4.1943 GB/s = 50.0 % of the floor" in text
     assert "ringcomm bf16: algbw 8.3886 GB/s = 2.00 x uncompressed" in text
     assert "4096 B" not in text
@@ -147,13 +145,13 @@ def test_verdicts_follow_from_the_rows() -> None:
 
 def test_the_table_is_as_wide_as_a_terminal() -> None:
     rows = [_row("ringcomm", "none", 9_000_000.0, 64 << 20), _row("ringcomm", "bf16", 1.0, 1)]
-    table = _table.Table([f"{row.library} {row.compression}" for row in rows], [])
+    table = Table([f"{row.library} {row.compression}" for row in rows], [])
     lines = [*table.header().splitlines(), *map(table.line, rows)]
     assert {len(line) for line in lines} == {80}
-    wide = _table.Table(["ringcomm codec-of-long-name"], ["gloo"])
+    wide = Table(["ringcomm codec-of-long-name"], ["gloo"])
     lines = [*wide.header().splitlines(), wide.line(_row("ringcomm", "codec-of-long-name", 900.0))]
     assert len({len(line) for line in lines}) == 1
-    assert max(map(len, _table.comment("some words " * 40).splitlines())) <= 80
+    assert max(map(len, comment("some words " * 40).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("lost", "counts", "made"), [
@@ -165,11 +163,11 @@ def test_rounds_that_the_host_disturbed_are_made_again(
     monkeypatch: pytest.MonkeyPatch, lost: list[float], counts: int, made: int
 ) -> None:
     clock = iter([0.0, 0.0, 99.0])
-    monkeypatch.setattr(_measure.time, "monotonic", lambda: next(clock))
-    takes = [[_measure._Timing([number], stolen_s=each)] for number, each in enumerate(lost)]
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    takes = [[timing._Timing([number], stolen_s=each)] for number, each in enumerate(lost)]
     left = iter(takes)
     alone = Together(0, [None], threading.Barrier(1))
-    assert _measure._undisturbed(lambda: next(left), alone, 50.0) is takes[counts]
+    assert timing._undisturbed(lambda: next(left), alone, 50.0) is takes[counts]
     assert len(list(left)) == len(lost) - made
 
 
@@ -202,8 +200,8 @@ def _floors(rails: list[list[tuple[str, str]]]) -> list[object]:
 
     def run(rank: int) -> None:
         try:
-            results[rank] = _floor.measure_floor(Together(rank, shared, gate), rails[rank], 0.3)
-        except _floor.FloorError as error:
+            results[rank] = floor.measure_floor(Together(rank, shared, gate), rails[rank], 0.3)
+        except floor.FloorError as error:
             results[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
@@ -217,7 +215,7 @@ def _floors(rails: list[list[tuple[str, str]]]) -> list[object]:
 def test_floor_is_the_same_on_all_ranks() -> None:
     rails = [("lo", "127.0.0.1"), ("lo", "127.0.0.2")]
     left, right = _floors([rails, rails])
-    assert isinstance(left, _floor.Floor)
+    assert isinstance(left, floor.Floor)
     assert left == right
     assert all(rate > 0.001 for rate in left.gbps)
     assert left.total >= sum(left.gbps) * 0.999
@@ -230,14 +228,14 @@ def test_floor_without_ports_is_none_and_with_a_wrong_one_an_error_on_all() -> N
 
 
 def test_a_stranger_without_the_token_is_turned_away() -> None:
-    token = bytes(range(_floor.TOKEN_BYTES))
+    token = bytes(range(floor.TOKEN_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address) as stranger:
-            stranger.sendall(b"x" * _floor.TOKEN_BYTES)
+            stranger.sendall(b"x" * floor.TOKEN_BYTES)
             with socket.create_connection(address) as friend:
                 friend.sendall(token)
-                with _floor._accept(listener, token) as accepted:
+                with floor._accept(listener, token) as accepted:
                     assert accepted.getpeername() == friend.getsockname()
             assert stranger.recv(1) == b""
 
@@ -309,7 +307,7 @@ def test_a_lossy_result_that_is_wrong_is_counted() -> None:
     def wrong(results: list[np.ndarray]) -> int:
         left = iter(results)
         call = Call(lambda: next(left), lambda _: None, lambda result: result, lambda: next(left))
-        return _measure._verify(What("allreduce", "sum", "f32", "int4"), call, want, alone)
+        return timing._verify(What("allreduce", "sum", "f32", "int4"), call, want, alone)
 
     assert wrong(lost) == 0
     lost[3] = np.roll(lost[3], 1)

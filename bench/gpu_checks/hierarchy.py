@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 from netlab import NetLabError, why_unavailable
 
 from gpu_checks.arrays import why_no_torch

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 from netlab import NetLabError, why_unavailable
 
 from gpu_checks.arrays import why_no_torch
@@ -93,8 +93,8 @@ def _bare_streams(site: Site, name: str, mbits: list[float]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "physical.json")
-        command = [sys.executable, str(HERE.parent / "_physical.py"), "--seconds", "1", "--json",
-                   str(path), "--congestion", site.congestion]  # fmt: skip
+        command = [sys.executable, str(HERE.parent / "measure/physical.py"), "--seconds", "1",
+                   "--json", str(path), "--congestion", site.congestion]  # fmt: skip
         ended = site.run(command, {}, 20)
         if ended.code:
             tell(f"{name}, bare TCP", "skipped", why=ended.reason())

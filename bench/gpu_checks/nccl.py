@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from _site import Site
+from lab.site import Site
 from netlab import NetLabError, why_unavailable
 
 from gpu_checks.arrays import why_no_torch

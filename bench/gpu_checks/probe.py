@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _wiring import why_unavailable
+from lab.wiring import why_unavailable
 
 from gpu_checks.driver import ENGINES, L2_BYTES, MAJOR, MINOR, PTX, SM_COUNT, Driver, DriverError
 from gpu_checks.report import tell

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from _columns import aligned
+from report.columns import aligned
 
 VERDICTS = ("ok", "short", "wrong", "skipped")
 HEADS = ("step", "check", "measured", "goal", "verdict")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _job import exit_name
+from lab.job import exit_name
 
 from gpu_checks.report import Check, read
 

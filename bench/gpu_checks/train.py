@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 from netlab import NetLabError, why_unavailable
 
 from gpu_checks.arrays import why_no_torch

@@ -1,9 +1,10 @@
 """collectives: broadcasts along a pipelined chain, and small and middle all-reduces, beside gloo's
 and MPI's (the abstracts of MVAPICH2-GDR's MPI_Bcast and of its CUDA-aware MPI_Allreduce).
 
-Libraries run by turns, a job each, in rounds whose order rotates (_rounds.py). A broadcast is timed
-by itself, from the first rank's start to the last rank's end; all-reduces back to back, as usual. A
-ratio is a library's time over ringcomm's in one round, then the median over the rounds.
+Libraries run by turns, a job each, in rounds whose order rotates (comparison/rounds.py). A
+broadcast is timed by itself, from the first rank's start to the last rank's end; all-reduces back
+to back, as usual. A ratio is a library's time over ringcomm's in one round, then the median over
+the rounds.
 
 On the loopback "tcp" has every library on sockets; in "shared memory" each uses its own.
 """
@@ -15,11 +16,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from _columns import size_name
-from _contenders import ENVS
-from _rounds import Plan, find, run_rounds
-from _site import Site
-from _standings import SUBJECTS, Standing, merge
+from comparison.rounds import Plan, find, run_rounds
+from comparison.standings import SUBJECTS, Standing, merge
+from lab.site import Site
+from libraries.contenders import ENVS
+from report.columns import size_name
 
 from .source import Claim, Found, Point
 

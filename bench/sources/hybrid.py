@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 
 from .source import Claim, Found, Point
 from .steps import ENVIRONMENT, GOODPUT

@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 
 from ringcomm.tools import costs
 

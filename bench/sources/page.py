@@ -1,6 +1,6 @@
 """docs/RESULTS.md and its pictures, made of the sources' rows.
 
-Invariant: the same rows make the same page; what is written by hand stays (_columns.filled).
+Invariant: the same rows make the same page; what is written by hand stays (columns.filled).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import _columns
+from report import columns
 
 from .source import Claim, Found, Source, brief_of, due_of, notes_of
 
@@ -28,7 +28,7 @@ def summary(everything: Everything) -> str:
     """All claims in one table."""
     lines = [(f"[{name}](#{name})", *line_of(one))
              for name, (source, rows) in everything.items() for one in source.claims(rows)]
-    return "\n".join(_columns.markdown([HEADS, *lines]))
+    return "\n".join(columns.markdown([HEADS, *lines]))
 
 
 def line_of(one: Claim) -> tuple[str, ...]:
@@ -40,9 +40,9 @@ def section(name: str, source: Source, rows: Found) -> str:
     """A source's part of the page."""
     parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
              f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip()]
-    table, whole = _columns.with_units(brief_of(source, rows)), len(source.table(rows))
+    table, whole = columns.with_units(brief_of(source, rows)), len(source.table(rows))
     if len(table) > 1:
-        parts.append("\n".join(_columns.markdown(table)))
+        parts.append("\n".join(columns.markdown(table)))
     if len(table) < whole:
         parts.append(f"{len(table) - 1} of {whole - 1} lines; with `--table` all.")
     parts += notes_of(source, rows)
@@ -70,10 +70,10 @@ def _due(source: Source, rows: Found) -> str:
 def write(everything: Everything, chosen: Sequence[str]) -> None:
     """The summary, and the sections and pictures of the chosen sources."""
     text = PAGE.read_text(encoding="utf-8")
-    text = _columns.filled(text, "summary", summary(everything), PROGRAM)
+    text = columns.filled(text, "summary", summary(everything), PROGRAM)
     for name in chosen:
         source, rows = everything[name]
-        text = _columns.filled(text, name, section(name, source, rows), PROGRAM)
+        text = columns.filled(text, name, section(name, source, rows), PROGRAM)
         if rows:
             draw(source, rows, DOCS / "plots" / f"{name}.png")
     PAGE.write_text(text, encoding="utf-8")

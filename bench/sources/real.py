@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Site, finish
+from lab.site import Site, finish
 
 from .slow import ROWS, TARGET, steps_to
 from .source import Claim, Found, Point
@@ -85,7 +85,7 @@ def measure(point: Point) -> Mapping[str, Any]:
 
 def rate_of(method: str) -> float:
     """At which a method is trained, by convergence.py's rows. RuntimeError before it is tuned."""
-    from _rows import Rows
+    from report.rows import Rows
     from training.methods import METHODS as TRAINED
     from training.plan import Plan
 

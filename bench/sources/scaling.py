@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 
 from . import steps
 from .source import Claim, Found, Point

@@ -37,8 +37,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import _columns
-from _site import Site
+from lab.site import Site
+from report import columns
 
 from . import steps, trace
 from .source import Claim, Found, Point
@@ -211,7 +211,7 @@ def _counted(run: Mapping[str, Any]) -> dict[str, int]:
 
 def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
     import convergence
-    from _rows import Row, Rows
+    from report.rows import Row, Rows
     from training import pool
     from training.methods import METHODS as TRAINED
     from training.plan import Plan, Run
@@ -503,7 +503,7 @@ def _images(found: Found) -> list[str]:
             "-" if took is None else f"{_hours(took):.3f}",
             "-" if took is None or base is None else _times_text(base / took),
         ))  # fmt: skip
-    return ["\n".join(_columns.markdown(lines))]
+    return ["\n".join(columns.markdown(lines))]
 
 
 def _notes_of_the_best(found: Found) -> list[str]:

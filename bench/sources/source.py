@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from _rows import Row, Rows, is_dirty
-from _wiring import CABLES
+from lab.wiring import CABLES
+from report.rows import Row, Rows, is_dirty
 
 Found = Mapping[str, Row]
 """The rows of a source's points, by the point's name."""

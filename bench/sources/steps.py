@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _job import Job as Started
-from _site import Ended, Site, finish
+from lab.job import Job as Started
+from lab.site import Ended, Site, finish
 
 from ringcomm.codecs import parse
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _site import Site
+from lab.site import Site
 
 from .source import Claim, Found, Point
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from _rows import Row, Rows
+from report.rows import Row, Rows
 
 from training.methods import METHODS, Method
 from training.stats import loss_of

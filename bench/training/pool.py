@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from _rows import Row
+from report.rows import Row
 
 from training.plan import RANKS, Run
 from training.worker import request

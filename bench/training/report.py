@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import _columns
-from _rows import Row
+from report import columns
+from report.rows import Row
 
 from training import stats
 from training.claims import CLAIMS, HALF, Claim
@@ -162,11 +162,11 @@ def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
         rows += [(one.what, f"{one.good:.2g}", f"{one.bound:g}", f"{one.bad:.3g}",
                   f"{one.failed:g}", "as it must" if one.holds else "WRONG")
                  for one in exact]  # fmt: skip
-        lines += ["### Counter-examples", "", *_columns.markdown(rows), ""]
+        lines += ["### Counter-examples", "", *columns.markdown(rows), ""]
     for group, judged in claims(plan):
-        table = _columns.markdown([HEADS, *judged])
+        table = columns.markdown([HEADS, *judged])
         lines += [f"### {group[0].upper()}{group[1:]}", "", *table, ""]
-    lines += ["### Methods", "", *_columns.markdown([METHOD_HEADS, *methods(plan)])]
+    lines += ["### Methods", "", *columns.markdown([METHOD_HEADS, *methods(plan)])]
     return "\n".join(lines) + "\n"
 
 
@@ -193,7 +193,7 @@ def document(plan: Plan, advised: bool = False) -> str:
                                          *map(_short, row[1:])])  # fmt: skip
         group = claim.row
     notes = "" if advised else f" {NOTES}"
-    return "\n".join([f"{_progress(plan)}{notes}", "", *_columns.markdown(rows)])
+    return "\n".join([f"{_progress(plan)}{notes}", "", *columns.markdown(rows)])
 
 
 def _short(text: str) -> str:

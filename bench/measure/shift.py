@@ -40,7 +40,7 @@ def loop(size: int, seconds: float) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The rank program; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="_shift.py", description="All-reduces back to back.")
+    parser = argparse.ArgumentParser(prog="shift.py", description="All-reduces back to back.")
     parser.add_argument("--size", type=int, default=4_000_000, help="bytes")
     parser.add_argument("--seconds", type=float, default=9.0)
     parser.add_argument("--json", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""`peers.py --all`: runs the scenes of _scenes.py one after the other and has their rows judged.
+"""`peers.py --all`: runs the scenes of scenes.py one after the other and has their rows judged.
 
 Invariants: what a scene lacks (root, a library, time) is a note and rows "not measured"; the other
 scenes run all the same. Past the deadline no scene and no round is begun, so a run is bounded by it
@@ -16,20 +16,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import _burners
-import _verdicts
-from _contenders import CONTENDERS
-from _physical import Physical
-from _rounds import Plan, Say, find, run_rounds
-from _scenes import Scene
-from _site import Site, finish
-from _standings import Measurement, describe_floor
-from _standings import best_floor as best
-from _verdicts import Finding
-from netlab import NetLabError
+from lab import burners
+from lab.site import Site, finish
+from lab.wiring import NetLabError
+from libraries.contenders import CONTENDERS
+from measure.physical import Physical
 
-IDLE = Path(__file__).with_name("_idle.py")
-SHIFT = Path(__file__).with_name("_shift.py")
+from comparison import verdicts
+from comparison.rounds import Plan, Say, find, run_rounds
+from comparison.scenes import Scene
+from comparison.standings import Measurement, describe_floor
+from comparison.standings import best_floor as best
+from comparison.verdicts import Finding
+
+IDLE = Path(__file__).resolve().parents[1] / "measure/idle.py"
+SHIFT = Path(__file__).resolve().parents[1] / "measure/shift.py"
 LEAD_S, AFTER_S = 2.0, 3.5  # before the first change of a rate, and after each
 
 
@@ -79,14 +80,14 @@ def run(scenes: Sequence[Scene], settings: Settings, say: Say) -> Outcome:
         here = {name: found[name] for name in scene.libraries if name in found}
         if time.monotonic() > settings.deadline:
             say(f"{scene.name}: not measured: the run's time is up")
-            outcome.findings += [_verdicts.missing(scene, goal) for goal in scene.goals]
+            outcome.findings += [verdicts.missing(scene, goal) for goal in scene.goals]
             continue
         began = time.monotonic()
         try:
             outcome.findings += _RUNNERS[scene.kind](scene, here, settings, outcome, say)
         except NetLabError as error:
             say(f"{scene.name}: not measured: {error}")
-            outcome.findings += [_verdicts.missing(scene, goal) for goal in scene.goals]
+            outcome.findings += [verdicts.missing(scene, goal) for goal in scene.goals]
         say(f"{scene.name}: {time.monotonic() - began:.0f} s")
     return outcome
 
@@ -109,7 +110,7 @@ def _sweep(
     with _enter(scene) as site, contextlib.ExitStack() as stack:
         outcome.titles[scene.name] = f"{scene.name}; {site.congestion}"
         if scene.busy:
-            stack.enter_context(_burners.burning(_burners.all_cores()))
+            stack.enter_context(burners.burning(burners.all_cores()))
         record = run_rounds(site, found, plan, say)
     outcome.measurements += record.measurements
     outcome.floors[scene.name] = record.floors
@@ -122,7 +123,7 @@ def _sweep(
                 f"{one.turn + 1}")
     for remark in record.remarks:
         say(f"{scene.name}: {remark}")
-    return _verdicts.judge(scene, record.measurements, record.floors)
+    return verdicts.judge(scene, record.measurements, record.floors)
 
 
 def _idle(
@@ -141,7 +142,7 @@ def _idle(
             else:
                 reason = ended if isinstance(ended, str) else ended.reason()
                 say(f"{name}: idle: not measured: {reason}")
-    return _verdicts.judge_idle(scene, cores)
+    return verdicts.judge_idle(scene, cores)
 
 
 def _shift(
@@ -173,7 +174,7 @@ def _shift(
     if not stamps:
         say(f"{scene.name}: not measured: {ended.reason()}")
     outcome.stamps[scene.name], outcome.changes[scene.name] = stamps, changes
-    return _verdicts.judge_shift(scene, size, stamps, changes)
+    return verdicts.judge_shift(scene, size, stamps, changes)
 
 
 _RUNNERS = {"sweep": _sweep, "idle": _idle, "shift": _shift}

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _columns import size_name
-from _floor import Floor
-from _measure import Row
+from measure.floor import Floor
+from measure.timing import Row
+
+from report.columns import size_name
 
 WIDTH = 80  # of the table of ringcomm alone
 LARGE_BYTES = 4_000_000  # from here on a link's burst no longer counts

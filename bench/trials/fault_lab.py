@@ -1,6 +1,6 @@
 """One fault on an emulated cluster at a time, and what every rank made of it.
 
-A Cluster is a netlab whose hosts have a worker each (_fault_rank.py). A trial forks the ranks,
+A Cluster is a netlab whose hosts have a worker each (fault_rank.py). A trial forks the ranks,
 waits until all are in the phase in which the fault shall come, breaks one port, and takes down when
 each rank's exception came and what it said. Then the port is mended for the next trial.
 
@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from _job import Job
-from _lab import MASTER_PORT, NetLab
+from lab.cluster import MASTER_PORT, NetLab
+from lab.job import Job
 
 FAULTS = {
     "cut": "the port is set down on its host",
@@ -136,7 +136,7 @@ class Cluster:
             listener.bind(path)
             listener.listen(self.world)
             listener.settimeout(_START_S)
-            program = Path(__file__).with_name("_fault_rank.py")
+            program = Path(__file__).with_name("fault_rank.py")
             self._job = self._lab.start([sys.executable, str(program), path], quiet=True)
             self._workers = self._accept(listener, stack)
             self._stack = stack.pop_all()

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _fault_lab import FAULTS, PHASES, Trial
-from _lab import FIRST_NET
+from lab.cluster import FIRST_NET
+
+from trials.fault_lab import FAULTS, PHASES, Trial
 
 GRACE_S = 2.0  # added to peer_timeout: what noticing, telling all ranks and waking them may take
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _steal import stolen
+from lab.steal import stolen
 
 Row = dict[str, Any]
 DIRTY = "-dirty"
@@ -73,7 +73,7 @@ def _read(line: str) -> Row | None:
 def about() -> dict[str, Any]:
     """What a row says of the machine and the software."""
     return {
-        "git": commit_of(Path(__file__).resolve().parent.parent), "torch": _version("torch"),
+        "git": commit_of(Path(__file__).resolve().parents[2]), "torch": _version("torch"),
         "python": platform.python_version(), "cpu": _cpu(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
     }  # fmt: skip

@@ -15,7 +15,17 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from _peers import Call, Peer, Place, What, fill_buffer, flat_result, make_array, make_tensor
+
+from libraries.peer import (
+    Call,
+    Peer,
+    Place,
+    What,
+    fill_buffer,
+    flat_result,
+    make_array,
+    make_tensor,
+)
 
 START_S = 180  # a peer that has not found its ranks by then, on a busy machine, never will
 

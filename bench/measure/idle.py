@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from _libraries import PEERS
-from _peers import Peer, What
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from libraries.adapters import PEERS
+from libraries.peer import Peer, What
 
 SETTLE_S = 0.5  # what a library does after the last call is not idleness
 
@@ -36,7 +39,7 @@ def idle_cores(peer: Peer, seconds: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The rank program; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="_idle.py", description="CPU of an idle communicator.")
+    parser = argparse.ArgumentParser(prog="idle.py", description="CPU of an idle communicator.")
     parser.add_argument("--subject", choices=tuple(PEERS), default="ringcomm")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path, required=True)

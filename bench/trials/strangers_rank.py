@@ -1,6 +1,6 @@
 """One rank of strangers.py: joins the others when told, and says what that took, as JSON.
 
-    python bench/_strangers_rank.py RANK WORLD PORT SECRET HOLD
+    python bench/trials/strangers_rank.py RANK WORLD PORT SECRET HOLD
 
 HOLD is for how many seconds this rank waits before it dials the others' lanes, whose listeners are
 open meanwhile. It reads one line before it begins, and leaves when its input ends.

@@ -4,7 +4,7 @@ Per size, every variant (a library with a compression) is verified, then timed i
 of each variant after the other, so that a disturbance of the machine meets all of them. A round is
 a barrier, one untimed call that uses up what the links' token buckets saved during the barrier,
 and then back-to-back calls, each timed (What.apart: each after a barrier of its own). A round
-during which a machine's host took processor time away (_steal.py) is made again, all variants of
+during which a machine's host took processor time away (lab/steal.py) is made again, all variants of
 it, until the size has taken PATIENCE times its budget; of each round the take that lost least
 counts.
 
@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from _closed_form import count_wrong, expected, pattern, tile
-from _peers import ITEM_BYTES, Call, Peer, What
-from _steal import stolen
+from lab.steal import stolen
+from libraries.peer import ITEM_BYTES, Call, Peer, What
+
+from measure.closed_form import count_wrong, expected, pattern, tile
 
 MIN_ROUNDS = 3
 PATIENCE = 6  # budgets of a size, until disturbed rounds are made again no more

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import _columns
-import _standings
-from _all import Outcome
-from _scenes import Scene
-from _standings import short
-from _verdicts import Finding
+from report import columns
+
+from comparison.all_scenes import Outcome
+from comparison.scenes import Scene
+from comparison.standings import merge, plot, short
+from comparison.verdicts import Finding
 
 HEADS = ("row", "goal", "measured", "spread", "stolen", "x floor",
          "peers' figure over ringcomm's", "verdict")
@@ -35,7 +35,7 @@ def cells(finding: Finding) -> tuple[str, ...]:
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """Aligned lines, with a blank line between groups."""
-    head, *rows = _columns.aligned([HEADS, *map(cells, findings)], left=(0, 6, 7))
+    head, *rows = columns.aligned([HEADS, *map(cells, findings)], left=(0, 6, 7))
     lines, last = [head], ""
     for row, finding in zip(rows, findings, strict=True):
         if finding.group != last:
@@ -56,7 +56,7 @@ def markdown(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
     lines = [f"{about['started']}; {about['cpus']} CPUs, {about['cpu']}; Linux {about['kernel']}; "
              f"Python {about['python']}; load before and after {about['load']}; up to "
              f"{about['rounds']} rounds. {summary(findings)}.", "",
-             *_columns.markdown([HEADS, *map(cells, findings)])]
+             *columns.markdown([HEADS, *map(cells, findings)])]
     return "\n".join(lines) + "\n"
 
 
@@ -75,7 +75,7 @@ def document(outcome: Outcome, about: Mapping[str, Any]) -> str:
 
 def plots(path: Path, scenes: Sequence[Scene], outcome: Outcome) -> list[Path]:
     """A file for each group that has curves: FILE-GROUP.png; the files written."""
-    standings = _standings.merge(
+    standings = merge(
         outcome.measurements, outcome.floors, {scene.name: scene.ranks for scene in scenes},
         [scene.name for scene in scenes if scene.group == "shared"])
     written = []
@@ -87,7 +87,7 @@ def plots(path: Path, scenes: Sequence[Scene], outcome: Outcome) -> list[Path]:
         }
         target = path.with_name(f"{path.stem}-{group}{path.suffix}")
         if titles:
-            _standings.plot(target, standings, titles)
+            plot(target, standings, titles)
             written.append(target)
         for scene in scenes:
             if scene.group == group and outcome.stamps.get(scene.name):
@@ -109,7 +109,7 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
     axes.step([stamp - begin for stamp in stamps[1:]],
               [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
-              where="pre", label=f"busbw, each call of {_columns.size_name(size)}")
+              where="pre", label=f"busbw, each call of {columns.size_name(size)}")
     for goal, change in zip(scene.goals, changes, strict=False):
         line = dataclasses.replace(scene, nics=(*scene.nics[:-1], goal.mbit)).line()
         axes.axvline(change - begin, color="gray", linestyle=":")

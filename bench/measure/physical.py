@@ -12,7 +12,7 @@ so a library in C may pass that. Where links are the limit the stream bounds eve
 uses TCP; where the CPU is, it is what one thread per rank moves in pieces of 1 MiB, and a library
 that keeps a message in its cache may pass it.
 
-Invariants: the streams are made as the floor of sweep.py makes them (_floor.py), with the
+Invariants: the streams are made as the floor of sweep.py makes them (floor.py), with the
 congestion control that the site pins. Rank 0 writes the figures, as JSON.
 """
 
@@ -33,9 +33,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from _control import Star
-from _floor import BUFFER_BYTES, WARM_S, FloorError, _connect
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from sweep import _address_of
+
+from measure.control import Star
+from measure.floor import BUFFER_BYTES, WARM_S, FloorError, _connect
 
 PING_BYTES = (4, 4096, 65536)
 COPY_BYTES = 64 << 20
@@ -242,7 +246,7 @@ def _shared(control: Star) -> np.ndarray:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The rank program; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="_physical.py", description="The physical floor.")
+    parser = argparse.ArgumentParser(prog="physical.py", description="The physical floor.")
     parser.add_argument("--seconds", type=float, default=1.0, help="of the stream")
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--json", type=Path, required=True)

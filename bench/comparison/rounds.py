@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _contenders import CONTENDERS, WHEELS, Contender, install
-from _physical import Physical
-from _site import Site
-from _standings import Measurement
+from lab.site import Site
+from libraries.contenders import CONTENDERS, WHEELS, Contender, install
+from measure.physical import Physical
 
-FLOOR = Path(__file__).with_name("_physical.py")
+from comparison.standings import Measurement
+
+FLOOR = Path(__file__).resolve().parents[1] / "measure/physical.py"
 
 Say = Callable[[str], None]
 

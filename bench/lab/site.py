@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _job import Job, exit_name
-from netlab import NetLab, why_unavailable
+from lab.cluster import NetLab
+from lab.job import Job, exit_name
+from lab.wiring import why_unavailable
 
 _DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?\S*Error: .*", re.MULTILINE)

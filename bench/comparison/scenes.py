@@ -2,7 +2,7 @@
 
 A Scene is a site, the libraries on it and the sizes; its goals are the rows of the table. Goals are
 ratios within the run, or times that were chosen with the peers' and the floor's in view; whether
-one was met is decided in _verdicts.py.
+one was met is decided in verdicts.py.
 
 Invariants: names are unique. The groups are what --rows names, in order of the table. No measured
 figure is kept here.
@@ -60,7 +60,7 @@ class Scene:
         group: as in --rows.
         name: of the site, in words, without the size.
         ranks: in all, spread evenly over the hosts.
-        libraries: by their names in _contenders.py; the first of the subjects is judged.
+        libraries: by their names in libraries/contenders.py; the first of the subjects is judged.
         goals: the rows.
         sizes: bytes; those of the goals unless given.
         hosts: of the netlab; 0: the loopback.

@@ -1,4 +1,4 @@
-"""One face for the libraries that sweep.py measures; _libraries.py holds the libraries.
+"""One face for the libraries that sweep.py measures; adapters.py holds the libraries.
 
 Problem: the libraries differ in buffers, names and start-up, and the measuring loop must not know.
 A Peer therefore prepares a Call: input filled in, function bound, nothing left to do but run it.

@@ -14,10 +14,11 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from _columns import size_name
-from _physical import Physical
-from _scenes import Goal, Scene
-from _standings import SUBJECTS, Measurement, best_floor, floor_us, ratios_to, short
+from measure.physical import Physical
+from report.columns import size_name
+
+from comparison.scenes import Goal, Scene
+from comparison.standings import SUBJECTS, Measurement, best_floor, floor_us, ratios_to, short
 
 STEADY_S = 0.5  # over which a changed rate must hold
 NEAR = 0.9  # of the new sum
@@ -28,7 +29,7 @@ class Finding:
     """One row.
 
     Attributes:
-        group, scene: as in _scenes.py.
+        group, scene: as in scenes.py.
         what: the row in words.
         goal, measured: in words, with units.
         value: measured, in the unit of the goal's limit; None where it was not measured.

@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from _job import Job
-from _wiring import (
+from lab.job import Job
+from lab.wiring import (
     Cable,
     NetLabError,
     add_bridge,

