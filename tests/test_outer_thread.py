@@ -21,7 +21,7 @@ from torch import nn
 
 from ringcomm import Communicator, Config, PeerLostError
 from ringcomm.torch import OuterStep
-from ringcomm.torch.outer import Carry, Lerp, Mean
+from ringcomm.torch.outer import Carry, Lerp, Nesterov
 from ringcomm.torch.outer.flight import Flight
 from ringcomm.torch.outer.merges import Merge
 from ringcomm.torch.tiles import tiles
@@ -33,10 +33,11 @@ DELAYED: dict[str, Any] = {"every": 4, "delay": 2}
 THREAD = "ringcomm outer step"
 
 
-class Held(Mean):
+class Held(Nesterov):
     """The mean, once it may go on."""
 
     def __init__(self) -> None:
+        super().__init__(1.0, 0.0)
         self.may_go_on, self.threads = threading.Event(), set[int]()
         self.may_go_on.set()
         self.has_begun = threading.Event()
@@ -123,7 +124,7 @@ def test_the_callers_own_collectives_may_come_in_between() -> None:
     assert torch.equal(first, third)
 
 
-class Broken(Mean):
+class Broken(Nesterov):
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, memory: Any) -> None:
         raise MemoryError("as if there was none left")
 
