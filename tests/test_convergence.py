@@ -203,7 +203,7 @@ BUILDERS = {
     "hooked": "a5aa59a715e4",
     "lion": "2029abe32ebe",
     "muon": "3ecec45fe94c",
-    "outer": "306daaac71e1",
+    "outer": "5e2277aa2093",
     "powersgd": "6e74ad83f781",
     "published": "71d8ee4ac075",
     "sgd": "430291cd1fc4",

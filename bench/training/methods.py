@@ -295,9 +295,10 @@ def sparse_sgd(place: Place, *, density: float, staleness: int) -> Recipe:
 
 def outer(
     place: Place, *, rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5), inner: str = "adamw",
-    every: int | None = 10, alone: bool = False, codec: str = "int4", **settings: Any,
+    every: int | str = 10, alone: bool = False, codec: str = "int4", **settings: Any,
 ) -> Recipe:  # fmt: skip
-    """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments.
+    """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments; as
+    rows were made under it, "Mean" is Nesterov without momentum, and "end" a round at the end.
 
     Args:
         alone: gradients are averaged in each step, and each rank has an OuterStep of its own.
@@ -313,7 +314,8 @@ def outer(
         comm = own
         hook = (HookState("none", place.comm, model=place.model), allreduce_hook)
     step = OuterStep(
-        place.model, optimizers, every=every, outer=getattr(parts, rule[0])(*rule[1:]), comm=comm,
+        place.model, optimizers, every=None if every == "end" else every,
+        outer="mean" if rule == ("Mean",) else getattr(parts, rule[0])(*rule[1:]), comm=comm,
         compression=codec, **settings,
     )  # fmt: skip
 
@@ -416,8 +418,7 @@ _OUTER = (
         settings=("T1", "T4"),
     ),
     dataclasses.replace(
-        _outer("outer-mean", "OuterStep, H = 10, mean", codec="none",
-               rule=("Nesterov", 1.0, 0.0)),
+        _outer("outer-mean", "OuterStep, H = 10, mean", codec="none", rule=("Mean",)),
         settings=("T1", "T4"),
     ),
     _outer("outer-often", "OuterStep, H = 4, gamma .7, mu .5, float32", every=4, codec="none"),
@@ -453,8 +454,8 @@ _OUTER = (
     _outer("outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none",
            alone=True),
     dataclasses.replace(
-        _outer("outer-end", "apart, and averaged once at the end", codec="none",
-               rule=("Nesterov", 1.0, 0.0), every=None),
+        _outer("outer-end", "apart, and averaged once at the end", codec="none", rule=("Mean",),
+               every="end"),
         settings=("T4",),
     ),
     *(

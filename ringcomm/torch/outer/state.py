@@ -54,7 +54,7 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
     if own:
         state["exact"] = {
             "rank": comm.rank, "world_size": comm.world_size,
-            "since": [one.iterations for one in core.fragments],
+            "iterations": [one.iterations for one in core.fragments],
             "flight": _flight_told(core.flight),
         }  # fmt: skip
     return state
@@ -121,8 +121,10 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
     """What is a rank's own, and the round on its way. Of another rank's that round's result alone
     counts, which is the same on all."""
     if own:
-        for fragment, since in zip(core.fragments, exact["since"], strict=True):
-            fragment.iterations = int(since[0] if isinstance(since, list) else since)
+        before = [since[0] for since in exact.get("since", ())]  # as weights by tokens had it
+        counts = exact.get("iterations", before)
+        for fragment, iterations in zip(core.fragments, counts, strict=True):
+            fragment.iterations = int(iterations)
     flight = exact["flight"]
     if flight is not None:
         fragment = core.fragments[core.number % len(core.fragments)]
