@@ -313,7 +313,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
             yield f"sparse {name} {words}", by_optimizer("sparse", name, **rate, **more)
 
     for codec in ("none", "bf16", "int8", "int4", "onebit"):
-        for rule in ("mean", "sgd", "nesterov"):
+        for rule in ("mean", "nesterov"):
             yield f"outer {rule} {codec}", by_outer(outer=rule, codec=codec)
     yield "outer int8 with feedback", by_outer(codec="int8", feedback=True)
     yield "outer at the end", by_outer(every=None)
