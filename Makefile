@@ -105,11 +105,13 @@ compare: $(VENV)/.test
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q .
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 format: $(VENV)/.test
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(C_FILES)
 
 compile_commands: $(BIN)/python

@@ -43,9 +43,18 @@ def compile_args() -> list[str]:
     """Flags for every file. No fast math and no contraction: results are equal bit for bit. What
     comes from the network is checked before it is used; where that should fail, the C library and
     the stack's guards end the process; they add 2 % to the instructions of a small call."""
-    args = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fno-math-errno",
-            "-Wall", "-Wextra", "-fstack-protector-strong", "-U_FORTIFY_SOURCE",
-            "-D_FORTIFY_SOURCE=2"]
+    args = [
+        "-std=gnu11",
+        "-O3",
+        "-ffp-contract=off",
+        "-fvisibility=hidden",
+        "-fno-math-errno",
+        "-Wall",
+        "-Wextra",
+        "-fstack-protector-strong",
+        "-U_FORTIFY_SOURCE",
+        "-D_FORTIFY_SOURCE=2",
+    ]
     if os.environ.get("RINGCOMM_WERROR") == "1":
         args += ["-Wconversion", "-Werror"]
     return args

@@ -29,12 +29,16 @@ def _missing(compiler: list[str]) -> str | None:
         include = sysconfig.get_paths()["include"]
         version = sysconfig.get_python_version()
         for code, sentence in (
-            ("#include <stdlib.h>\nint main(void) { return 0; }\n",
-             f"ringcomm needs a C compiler, and '{compiler[0]}' cannot compile. Install one, on "
-             "Debian or Ubuntu with: apt install gcc libc6-dev"),
-            ("#include <Python.h>\nint main(void) { return 0; }\n",
-             f"ringcomm needs the headers of this Python, and {include}/Python.h cannot be used. "
-             f"Install them, on Debian or Ubuntu with: apt install python{version}-dev"),
+            (
+                "#include <stdlib.h>\nint main(void) { return 0; }\n",
+                f"ringcomm needs a C compiler, and '{compiler[0]}' cannot compile. Install one, on "
+                "Debian or Ubuntu with: apt install gcc libc6-dev",
+            ),
+            (
+                "#include <Python.h>\nint main(void) { return 0; }\n",
+                f"ringcomm needs the headers of this Python, and {include}/Python.h cannot be used."
+                f" Install them, on Debian or Ubuntu with: apt install python{version}-dev",
+            ),
         ):
             probe.write_text(code)
             command = [*compiler, "-I", include, "-c", str(probe), "-o", f"{folder}/probe.o"]
@@ -75,8 +79,9 @@ def assemble(ptx: Path, folder: Path) -> str:
     if nvcc is None or target.exists():
         return ""
     try:
-        known = sorted(int(name.removeprefix("sm_")) for name in _run(
-            nvcc, "--list-gpu-code").split())
+        known = sorted(
+            int(name.removeprefix("sm_")) for name in _run(nvcc, "--list-gpu-code").split()
+        )
         first = {number // 10: number for number in reversed(known)}.values()
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in first]
         _run(nvcc, "--fatbin", str(ptx), "-o", str(part), *codes)

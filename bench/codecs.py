@@ -36,8 +36,21 @@ PLAIN = "none"
 HEADERS = 52 + 66  # bytes of a frame, and of the packet that it begins: Ethernet, IP, TCP
 ERRORS = {"none": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02, "fp8": 0.06, "int4": 0.25}
 """Relative errors that a sum of normally distributed values may have; others: 1.2."""
-HEADS = ("hosts", "Mbit/s", "size", "codec", "time", "x fp32", "(range)", "goal", "algbw",
-         "on the wire / formula", "CPU s/GB", "error", "verdict")
+HEADS = (
+    "hosts",
+    "Mbit/s",
+    "size",
+    "codec",
+    "time",
+    "x fp32",
+    "(range)",
+    "goal",
+    "algbw",
+    "on the wire / formula",
+    "CPU s/GB",
+    "error",
+    "verdict",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +69,15 @@ class Scene:
 
 
 GOALS = (
-    Scene(4, 1000, [100_000_000], ["none", "bf16", "int8", "int4", "onebit"],
-          {"bf16": 0.52, "int8": 0.28, "int4": 0.15, "onebit": 0.05}),
+    Scene(
+        4,
+        1000,
+        [100_000_000],
+        ["none", "bf16", "int8", "int4", "onebit"],
+        {"bf16": 0.52, "int8": 0.28, "int4": 0.15, "onebit": 0.05},
+    ),
     Scene(2, 115, [100_000_000], ["none", "onebit"], {"onebit": 1 / 25}),
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +159,20 @@ def row(one: Taken, plain: Taken | None, goal: float | None) -> tuple[str, ...]:
     ratio = statistics.median(over) if over else math.nan
     verdict = "wrong" if one.wrong else "" if goal is None else "met" if ratio <= goal else "short"
     return (
-        str(one.hosts), f"{one.mbit:g}", size_name(one.size), one.codec, f"{time * 1e3:.2f} ms",
+        str(one.hosts),
+        f"{one.mbit:g}",
+        size_name(one.size),
+        one.codec,
+        f"{time * 1e3:.2f} ms",
         f"{ratio:.3f}" if over else "-",
-        f"{min(over):.3f}-{max(over):.3f}" if over else "-", f"{goal:.3g}" if goal else "-",
+        f"{min(over):.3f}-{max(over):.3f}" if over else "-",
+        f"{goal:.3g}" if goal else "-",
         f"{one.size / time / 1e9:.3f} GB/s",
         f"{one.sent / on_the_wire(one):.3f}",
-        f"{one.cpu_s / one.size * 1e9:.2f}", f"{one.error:.2g}", verdict,
-    )  # fmt: skip
+        f"{one.cpu_s / one.size * 1e9:.2f}",
+        f"{one.error:.2g}",
+        verdict,
+    )
 
 
 def wins(taken: Sequence[Taken]) -> list[str]:
@@ -175,11 +200,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--goals", action="store_true", help="measure what compression has to reach, with verdicts")
     add("--hosts", type=int, default=4)
-    add("--rates", type=lambda text: [float(part) for part in text.split(",")],
-        default="100,1000,2500,10000", metavar="MBIT,...")
+    add(
+        "--rates",
+        type=lambda text: [float(part) for part in text.split(",")],
+        default="100,1000,2500,10000",
+        metavar="MBIT,...",
+    )
     add("--sizes", type=parse_sizes, default="1MB,25MB", help="bytes of the float32 tensor")
-    add("--codecs", type=_list_of(None), default="none,bf16,int8,int4,onebit",
-        metavar="LIST", help="gentle ones first; none is plain float32")
+    add(
+        "--codecs",
+        type=_list_of(None),
+        default="none,bf16,int8,int4,onebit",
+        metavar="LIST",
+        help="gentle ones first; none is plain float32",
+    )
     add("--rounds", type=int, default=3)
     add("--budget", type=float, default=1.0, help="seconds of a codec at a size in a round")
     add("--markdown", type=Path, metavar="FILE")
@@ -192,9 +226,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = _parse(argv)
-    scenes = list(GOALS) if options.goals else [
-        Scene(options.hosts, mbit, options.sizes, options.codecs) for mbit in options.rates
-    ]  # fmt: skip
+    scenes = (
+        list(GOALS)
+        if options.goals
+        else [Scene(options.hosts, mbit, options.sizes, options.codecs) for mbit in options.rates]
+    )
     taken: list[Taken] = []
     table = [HEADS]
     try:

@@ -40,8 +40,17 @@ from training.tasks import task_of
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "convergence.jsonl"
 DOCS = HERE.parent / "docs"
-QUICK = ("adamw", "int8", "int4", "onebit-adamw", "onebit-adam", "lion", "lion-momentum",
-         "outer", "outer-int4")  # fmt: skip
+QUICK = (
+    "adamw",
+    "int8",
+    "int4",
+    "onebit-adamw",
+    "onebit-adam",
+    "lion",
+    "lion-momentum",
+    "outer",
+    "outer-int4",
+)
 QUICK_MINUTES = 11.0
 
 
@@ -50,19 +59,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="METHODS", default="",
-                        help="these methods alone, in this order")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
-                        help="runs side by side, one core each (default: all cores)")  # fmt: skip
+    parser.add_argument(
+        "--only", metavar="METHODS", default="", help="these methods alone, in this order"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="runs side by side, one core each (default: all cores)",
+    )
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--nice", type=int, default=0, help="niceness of the runs")
-    parser.add_argument("--quick", action="store_true",
-                        help="T0, and T1 at half the steps: few methods, 3 seeds")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="T0, and T1 at half the steps: few methods, 3 seeds"
+    )
     parser.add_argument("--rows", type=Path, default=None, help=f"file of rows (default: {ROWS})")
     parser.add_argument("--table", action="store_true", help="print the table of the rows and end")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows and end")
-    parser.add_argument("--write", action="store_true",
-                        help="fill docs/METHODS.md and RESULTS.md, draw the plot, end")  # fmt: skip
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="fill docs/METHODS.md and RESULTS.md, draw the plot, end",
+    )
     parser.add_argument("--list", action="store_true", help="what is there and what is due; end")
     options = parser.parse_args(arguments)
     options.rows = options.rows or (ROWS.with_name("quick.jsonl") if options.quick else ROWS)
@@ -74,8 +92,9 @@ def chosen(only: str) -> list[Method]:
     names = only.split(",") if only else list(METHODS)
     for name in names:
         if name not in METHODS:
-            print(f"convergence: no method {name!r}; there are {', '.join(METHODS)}",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"convergence: no method {name!r}; there are {', '.join(METHODS)}", file=sys.stderr
+            )
             raise SystemExit(2)
     return [METHODS[name] for name in names]
 
@@ -113,12 +132,22 @@ def row_of(run: Run, result: Row, about: dict[str, object]) -> Row:
     digest = task_of(SETTINGS[run.setting]).digest
     method = METHODS[run.method]
     return {
-        "key": run.key, "setting": run.setting, "method": run.method, "role": run.role,
-        "lr": run.lr, "seed": run.seed, "steps": run.steps, "options": dict(method.options),
-        **{name: result[name] for name in
-           ("loss", "curve", "train", "weights", "sent", "seconds", "cpu_s")},
-        "alike": result.get("alike"), "text": digest, **about,
-    }  # fmt: skip
+        "key": run.key,
+        "setting": run.setting,
+        "method": run.method,
+        "role": run.role,
+        "lr": run.lr,
+        "seed": run.seed,
+        "steps": run.steps,
+        "options": dict(method.options),
+        **{
+            name: result[name]
+            for name in ("loss", "curve", "train", "weights", "sent", "seconds", "cpu_s")
+        },
+        "alike": result.get("alike"),
+        "text": digest,
+        **about,
+    }
 
 
 def checkpoint_of(folder: Path) -> Path:
@@ -132,15 +161,21 @@ def exact() -> list[Exact]:
     for example in EXAMPLES.values():
         one = example()
         found.append(one)
-        print(f"T0 {one.what}: {one.good:.2g} with, {one.bad:.3g} without: "
-              f"{'as it must' if one.holds else 'WRONG'}", flush=True)  # fmt: skip
+        print(
+            f"T0 {one.what}: {one.good:.2g} with, {one.bad:.3g} without: "
+            f"{'as it must' if one.holds else 'WRONG'}",
+            flush=True,
+        )
     return found
 
 
 def quick(options: argparse.Namespace, rows: Rows) -> int:
     """Few methods at the rates of the full set, where they are known."""
-    methods = [one for one in (chosen(options.only) if options.only else
-               [METHODS[name] for name in QUICK]) if not one.missing()]  # fmt: skip
+    methods = [
+        one
+        for one in (chosen(options.only) if options.only else [METHODS[name] for name in QUICK])
+        if not one.missing()
+    ]
     tuned = Plan(Rows(ROWS), methods)
     rates = {one.name: tuned.tuned(one) or sorted(one.lrs)[len(one.lrs) // 2] for one in methods}
     runs = quick_runs([one.name for one in methods], rates)
@@ -148,12 +183,20 @@ def quick(options: argparse.Namespace, rows: Rows) -> int:
     until = time.monotonic() + 60 * (options.minutes or QUICK_MINUTES)
     examples = exact()
     pool.run_all(
-        lambda: [run for run in runs if rows.find(run.key) is None], progress.done, progress.failed,
-        lambda _: Path("none"), jobs=options.jobs, until=until, niceness=options.nice,
-    )  # fmt: skip
+        lambda: [run for run in runs if rows.find(run.key) is None],
+        progress.done,
+        progress.failed,
+        lambda _: Path("none"),
+        jobs=options.jobs,
+        until=until,
+        niceness=options.nice,
+    )
     for name in rates:
-        found = [row["loss"] for run in runs if run.method == name
-                 and (row := rows.find(run.key)) is not None]  # fmt: skip
+        found = [
+            row["loss"]
+            for run in runs
+            if run.method == name and (row := rows.find(run.key)) is not None
+        ]
         shown = " ".join("diverged" if one is None else f"{one:.3f}" for one in found)
         print(f"{name:20} rate {rates[name]:g}: {shown}")
     return int(progress.failures > 0 or not all(one.holds for one in examples))
@@ -175,9 +218,14 @@ def full(options: argparse.Namespace, rows: Rows) -> int:
 
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     pool.run_all(
-        due, progress.done, progress.failed, lambda _: checkpoint_of(folder),
-        jobs=options.jobs, until=until, niceness=options.nice,
-    )  # fmt: skip
+        due,
+        progress.done,
+        progress.failed,
+        lambda _: checkpoint_of(folder),
+        jobs=options.jobs,
+        until=until,
+        niceness=options.nice,
+    )
     print(progress.left())
     return int(progress.failures > 0 or not all(one.holds for one in examples))
 
@@ -199,10 +247,11 @@ def pages(plan: Plan) -> dict[Path, str]:
         DOCS / "RESULTS.md": report.document(plan),
     }
     return {
-        page: columns.filled(page.read_text(encoding="utf-8"), "convergence", body,
-                             "bench/convergence.py")
+        page: columns.filled(
+            page.read_text(encoding="utf-8"), "convergence", body, "bench/convergence.py"
+        )
         for page, body in bodies.items()
-    }  # fmt: skip
+    }
 
 
 def write(plan: Plan) -> None:

@@ -40,21 +40,46 @@ QUICK = 12  # trials
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="faults.py", description="Break ports of an emulated cluster in every phase of a job.",
+        prog="faults.py",
+        description="Break ports of an emulated cluster in every phase of a job.",
         epilog="Exit code: 0, 1 if a trial fell short, 2 if it cannot run.",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="append a JSON line per trial")
-    parser.add_argument("--table", type=Path, metavar="FILE",
-                        help="print the table of these rows as Markdown, and run nothing")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="print the table of these rows as Markdown, and run nothing",
+    )
     parser.add_argument("--jobs", type=int, default=3, help="clusters at once; 3 unless given")
-    parser.add_argument("--ports", type=_numbers, default=[2, 1], metavar="N,N",
-                        help="ports per host; 2,1 unless given: with 1 a few trials for comparison")
-    parser.add_argument("--worlds", type=_numbers, default=[2, 3, 4], metavar="N,N",
-                        help="hosts with a rank each; 2,3,4 unless given")
-    parser.add_argument("--faults", type=_words(FAULTS), default=list(FAULTS), metavar="NAME,NAME",
-                        help="; ".join(f"{name}: {what}" for name, what in FAULTS.items()))
-    parser.add_argument("--phases", type=_words(PHASES), default=list(PHASES), metavar="NAME,NAME",
-                        help=f"of {', '.join(PHASES)}; all unless given")
+    parser.add_argument(
+        "--ports",
+        type=_numbers,
+        default=[2, 1],
+        metavar="N,N",
+        help="ports per host; 2,1 unless given: with 1 a few trials for comparison",
+    )
+    parser.add_argument(
+        "--worlds",
+        type=_numbers,
+        default=[2, 3, 4],
+        metavar="N,N",
+        help="hosts with a rank each; 2,3,4 unless given",
+    )
+    parser.add_argument(
+        "--faults",
+        type=_words(FAULTS),
+        default=list(FAULTS),
+        metavar="NAME,NAME",
+        help="; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
+    )
+    parser.add_argument(
+        "--phases",
+        type=_words(PHASES),
+        default=list(PHASES),
+        metavar="NAME,NAME",
+        help=f"of {', '.join(PHASES)}; all unless given",
+    )
     parser.add_argument("--repeat", type=int, default=1, help="times; 1 unless given")
     parser.add_argument("--limit", type=int, metavar="N", help="take N of all trials, by chance")
     parser.add_argument("--quick", action="store_true", help=f"--limit {QUICK}")
@@ -62,8 +87,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mbit", type=float, default=200.0, help="rate of a port; 200")
     parser.add_argument("--peer-timeout", type=float, default=3.0, metavar="S")
     parser.add_argument("--heartbeat", type=float, default=0.3, metavar="S")
-    parser.add_argument("--connect-timeout", type=float, metavar="S",
-                        help="three times --peer-timeout unless given, as ringcomm's defaults are")
+    parser.add_argument(
+        "--connect-timeout",
+        type=float,
+        metavar="S",
+        help="three times --peer-timeout unless given, as ringcomm's defaults are",
+    )
     return parser.parse_args(argv)
 
 
@@ -106,8 +135,12 @@ def _places(
     """Every port of every host; with "mute", of every host towards every other. Of hosts with a
     single port, whose faults are those of a host, one place by chance."""
     hosts = range(world)
-    every = [(host, nic, to) for host, nic in itertools.product(hosts, range(ports))
-             for to in (hosts if fault == "mute" else (-1,)) if to != host]
+    every = [
+        (host, nic, to)
+        for host, nic in itertools.product(hosts, range(ports))
+        for to in (hosts if fault == "mute" else (-1,))
+        if to != host
+    ]
     if ports == 1:
         chance = random.Random(f"{options.seed} {world} {phase} {fault} {number}")
         every = [chance.choice(every)]
@@ -172,8 +205,12 @@ class Runner:
 
     def _make(self, cluster: Cluster, trial: Trial) -> None:
         try:
-            row = cluster.run(trial, settings_of(self._options), str(self._options.seed),
-                              TIMEOUT_S + 2 * self._options.peer_timeout)
+            row = cluster.run(
+                trial,
+                settings_of(self._options),
+                str(self._options.seed),
+                TIMEOUT_S + 2 * self._options.peer_timeout,
+            )
         except VoidError as void:
             self._say(f"faults: no trial: {void}")
             with self._lock:
@@ -194,8 +231,12 @@ class Runner:
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """ringcomm's settings of every rank."""
     connect = options.connect_timeout or 3 * options.peer_timeout
-    return {"timeout": TIMEOUT_S, "peer_timeout": options.peer_timeout,
-            "heartbeat": options.heartbeat, "connect_timeout": connect}
+    return {
+        "timeout": TIMEOUT_S,
+        "peer_timeout": options.peer_timeout,
+        "heartbeat": options.heartbeat,
+        "connect_timeout": connect,
+    }
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -242,8 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     reason = why_unavailable()
     if reason:
-        print(f"faults: {reason} Without, `--table FILE` shows rows that were taken before.",
-              file=sys.stderr)
+        print(
+            f"faults: {reason} Without, `--table FILE` shows rows that were taken before.",
+            file=sys.stderr,
+        )
         return 2
     rows = read_rows(options.out)
     made = {Trial(**row["trial"]).key for row in rows}

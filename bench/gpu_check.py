@@ -102,10 +102,17 @@ def run_all(options: argparse.Namespace) -> int:
             if any(check.name == "driver" and check.verdict == "wrong" for check in checks):
                 break  # there is nothing to check
     took = time.monotonic() - began
-    print(f"\n{table(checks)}\n# {took:.0f} s; {platform.node()}, {os.cpu_count()} cores, "
-          f"Linux {platform.release()}, Python {platform.python_version()}")  # fmt: skip
-    about = {"seconds": took, "date": time.strftime("%Y-%m-%d"), "fake": options.fake,
-             "cores": os.cpu_count(), "kernel": platform.release()}  # fmt: skip
+    print(
+        f"\n{table(checks)}\n# {took:.0f} s; {platform.node()}, {os.cpu_count()} cores, "
+        f"Linux {platform.release()}, Python {platform.python_version()}"
+    )
+    about = {
+        "seconds": took,
+        "date": time.strftime("%Y-%m-%d"),
+        "fake": options.fake,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+    }
     write_json(checks, about)
     return int(any(check.verdict == "wrong" for check in checks))
 

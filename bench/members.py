@@ -122,9 +122,15 @@ def out_of_step(hosts: int, rounds: int, timeout: float) -> tuple[str, ...]:
     joined, left = (sum(one[name] for one in told) for name in ("joined", "left"))
     met = not joined and not left and taken <= WITHIN * fixed
     return (
-        str(hosts), str(rounds), str(joined), str(left), f"{fixed:.2f}", f"{taken:.2f}",
-        f"{taken / fixed:.3f}", "met" if met else "short",
-    )  # fmt: skip
+        str(hosts),
+        str(rounds),
+        str(joined),
+        str(left),
+        f"{fixed:.2f}",
+        f"{taken:.2f}",
+        f"{taken / fixed:.3f}",
+        "met" if met else "short",
+    )
 
 
 def trial(hosts: int, victim: int, fault: str, grace_s: float, timeout: float) -> float:
@@ -156,9 +162,10 @@ def _until(job: Job, is_there: Callable[[], bool], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while not is_there():
         if time.monotonic() > deadline:
-            raise RuntimeError("no round without the lost rank: " + " | ".join(
-                job.output(host)[-200:].strip() for host in range(len(job.ranks))
-            ))  # fmt: skip
+            raise RuntimeError(
+                "no round without the lost rank: "
+                + " | ".join(job.output(host)[-200:].strip() for host in range(len(job.ranks)))
+            )
         time.sleep(0.02)
 
 
@@ -168,9 +175,15 @@ def row(
     """A line of the table."""
     goal = grace_s + GOAL_S
     return (
-        fault, str(hosts), str(victim), str(len(taken)), f"{min(taken):.2f}", f"{max(taken):.2f}",
-        f"{goal:.2f}", "met" if max(taken) <= goal else "short",
-    )  # fmt: skip
+        fault,
+        str(hosts),
+        str(victim),
+        str(len(taken)),
+        f"{min(taken):.2f}",
+        f"{max(taken):.2f}",
+        f"{goal:.2f}",
+        "met" if max(taken) <= goal else "short",
+    )
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -42,24 +42,50 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         epilog="COMMAND runs once per rank; `python` stands for the Python that runs netlab.",
     )
     parser.add_argument("--hosts", type=int, default=2, help=f"2 unless given, up to {MAX_HOSTS}")
-    parser.add_argument("--nics", default="1000", metavar="MBIT[,MBIT...]",
-                        help="rate of each NIC of a host in Mbit/s; 0: unshaped; 1000 unless given")
+    parser.add_argument(
+        "--nics",
+        default="1000",
+        metavar="MBIT[,MBIT...]",
+        help="rate of each NIC of a host in Mbit/s; 0: unshaped; 1000 unless given",
+    )
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="N")
-    parser.add_argument("--one-subnet", action="store_true",
-                        help="all NICs on one switch and in one subnet")
+    parser.add_argument(
+        "--one-subnet", action="store_true", help="all NICs on one switch and in one subnet"
+    )
     parser.add_argument("--mtu", type=int, default=1500)
-    parser.add_argument("--cc", default="", metavar="NAME",
-                        help="congestion control: cubic or reno; cubic, if allowed, unless given")
-    parser.add_argument("--sysctl", action="append", default=[], metavar="KEY=VALUE",
-                        help="kernel setting for every host; may be given several times")
-    parser.add_argument("--fault", action="append", default=[], metavar="SECONDS:KIND:HOST:NIC",
-                        help=f"break a cable that long after the start: {', '.join(FAULTS)} "
-                        "(mute takes :TO at the end, slow :MBIT); may be given several times")
+    parser.add_argument(
+        "--cc",
+        default="",
+        metavar="NAME",
+        help="congestion control: cubic or reno; cubic, if allowed, unless given",
+    )
+    parser.add_argument(
+        "--sysctl",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="kernel setting for every host; may be given several times",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="SECONDS:KIND:HOST:NIC",
+        help=f"break a cable that long after the start: {', '.join(FAULTS)} "
+        "(mute takes :TO at the end, slow :MBIT); may be given several times",
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
-    parser.add_argument("--shell", type=int, metavar="HOST",
-                        help="open a shell on this host instead of running a command")
-    parser.add_argument("--clean", action="store_true",
-                        help="remove what labs that were killed left behind, and exit")
+    parser.add_argument(
+        "--shell",
+        type=int,
+        metavar="HOST",
+        help="open a shell on this host instead of running a command",
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove what labs that were killed left behind, and exit",
+    )
     argv = list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     options, command = parser.parse_args(argv[:at]), argv[at + 1 :]
@@ -115,10 +141,13 @@ def _play_faults(lab: NetLab, job: Job, faults: list[tuple[float, str, list[floa
 
 
 def _describe(lab: NetLab, ranks_per_host: int) -> str:
-    nics = ", ".join(f"eth{k} {mbit:g} Mbit/s" if mbit else f"eth{k} unshaped"
-                     for k, mbit in enumerate(lab.nics))
-    return (f"netlab: {lab.hosts} hosts x {ranks_per_host} ranks; {nics}"
-            f"{' in one subnet' if lab.one_subnet else ''}; {lab.congestion}; MTU {lab.mtu}")
+    nics = ", ".join(
+        f"eth{k} {mbit:g} Mbit/s" if mbit else f"eth{k} unshaped" for k, mbit in enumerate(lab.nics)
+    )
+    return (
+        f"netlab: {lab.hosts} hosts x {ranks_per_host} ranks; {nics}"
+        f"{' in one subnet' if lab.one_subnet else ''}; {lab.congestion}; MTU {lab.mtu}"
+    )
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:

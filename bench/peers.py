@@ -55,30 +55,74 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers.py", description="ringcomm beside its peers.")
     add = parser.add_argument
     add("--all", action="store_true", help="every scene, with goals and verdicts")
-    add("--rows", type=_list_of(GROUPS), default=",".join(GROUPS), metavar="LIST",
-        help=f"with --all, of {','.join(GROUPS)}; all unless given")
+    add(
+        "--rows",
+        type=_list_of(GROUPS),
+        default=",".join(GROUPS),
+        metavar="LIST",
+        help=f"with --all, of {','.join(GROUPS)}; all unless given",
+    )
     add("--quick", action="store_true", help="with --all, one round and little time for each size")
-    add("--minutes", type=float, metavar="M",
-        help="with --all, begin nothing after; 25 unless given, 5 with --quick")
+    add(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="with --all, begin nothing after; 25 unless given, 5 with --quick",
+    )
     add("--markdown", type=Path, metavar="FILE", help="with --all, the table to paste")
     add("--where", type=_list_of(SITES), default="loopback", metavar=",".join(SITES))
     add("--ranks", type=int, default=2, help="on the loopback; 2 unless given")
     add("--hosts", type=int, default=2, help="of the netlab, one rank each; 2 unless given")
-    add("--nics", type=_rates, default="1000", metavar="MBIT[,MBIT...]",
-        help="rate of each NIC of a netlab host in Mbit/s, 0: unshaped; 1000 unless given")
-    add("--sizes", type=parse_sizes, default="4K,64K,1M,16M", metavar="LIST or FIRST:LAST[:FACTOR]",
-        help="bytes; K M G are binary, KB MB GB decimal; 4K,64K,1M,16M unless given")
+    add(
+        "--nics",
+        type=_rates,
+        default="1000",
+        metavar="MBIT[,MBIT...]",
+        help="rate of each NIC of a netlab host in Mbit/s, 0: unshaped; 1000 unless given",
+    )
+    add(
+        "--sizes",
+        type=parse_sizes,
+        default="4K,64K,1M,16M",
+        metavar="LIST or FIRST:LAST[:FACTOR]",
+        help="bytes; K M G are binary, KB MB GB decimal; 4K,64K,1M,16M unless given",
+    )
     add("--rounds", type=int, default=3, help="3 unless given")
-    add("--budget", type=float, default=0.3, metavar="S",
-        help="seconds for each size of each job; 0.3 unless given")
-    add("--floor", type=float, default=1.0, metavar="S",
-        help="seconds of bare streams in each round; 0: no floor; 1 unless given")
-    add("--libraries", type=_list_of(tuple(CONTENDERS)), default=",".join(CONTENDERS),
-        metavar="LIST", help=f"of {','.join(CONTENDERS)}; all unless given")
-    add("--compression", type=_list_of(None), default="none", metavar="LIST",
-        help="wire formats, a row each, of the libraries that have any; none unless given")
-    add("--envs", type=Path, default=ENVS, metavar="FOLDER",
-        help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {ENVS} unless given")
+    add(
+        "--budget",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="seconds for each size of each job; 0.3 unless given",
+    )
+    add(
+        "--floor",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds of bare streams in each round; 0: no floor; 1 unless given",
+    )
+    add(
+        "--libraries",
+        type=_list_of(tuple(CONTENDERS)),
+        default=",".join(CONTENDERS),
+        metavar="LIST",
+        help=f"of {','.join(CONTENDERS)}; all unless given",
+    )
+    add(
+        "--compression",
+        type=_list_of(None),
+        default="none",
+        metavar="LIST",
+        help="wire formats, a row each, of the libraries that have any; none unless given",
+    )
+    add(
+        "--envs",
+        type=Path,
+        default=ENVS,
+        metavar="FOLDER",
+        help=f"holds a virtual environment for each of {', '.join(WHEELS)}; {ENVS} unless given",
+    )
     add("--install", action="store_true", help="make the missing ones with pip")
     add("--timeout", type=float, default=300, metavar="S", help="of each job; 300 unless given")
     for name in ("csv", "json", "plot"):
@@ -118,15 +162,24 @@ def compare(options: argparse.Namespace) -> int:
     began = os.getloadavg()
     say, notes = _notes()
     found = find(options.libraries, options.envs, options.install, say)
-    plan = Plan(options.sizes, options.compression, options.rounds, options.budget, options.floor,
-                options.timeout)
+    plan = Plan(
+        options.sizes,
+        options.compression,
+        options.rounds,
+        options.budget,
+        options.floor,
+        options.timeout,
+    )
     records: dict[str, Record] = {}
     worlds: dict[str, int] = {}
     titles: dict[str, str] = {}
     for where in options.where:
         try:
-            with (Site(0, options.ranks) if where == "loopback"
-                  else Site(options.hosts, options.hosts, options.nics)) as site:
+            with (
+                Site(0, options.ranks)
+                if where == "loopback"
+                else Site(options.hosts, options.hosts, options.nics)
+            ) as site:
                 worlds[where], titles[where] = site.world, f"{where}: {site.describe()}"
                 records[where] = run_rounds(site, found, plan, say)
         except NetLabError as error:
@@ -134,9 +187,13 @@ def compare(options: argparse.Namespace) -> int:
     measurements = [one for record in records.values() for one in record.measurements]
     floors = {where: record.floors for where, record in records.items()}
     standings = merge(measurements, floors, worlds)
-    about = {**describe(options, began, notes), "sites": titles,
-             "floors": {where: [dataclasses.asdict(floor) for floor in taken]
-                        for where, taken in floors.items()}}
+    about = {
+        **describe(options, began, notes),
+        "sites": titles,
+        "floors": {
+            where: [dataclasses.asdict(floor) for floor in taken] for where, taken in floors.items()
+        },
+    }
     print(head(about))
     for where, record in records.items():
         report(where, titles[where], record, standings)
@@ -149,7 +206,8 @@ def compare(options: argparse.Namespace) -> int:
     wrong = sum(standing.wrong for standing in standings)
     asked = [name for name in SUBJECTS if name in options.libraries]
     lost = asked and not all(
-        any(one.library in asked for one in record.measurements) for record in records.values())
+        any(one.library in asked for one in record.measurements) for record in records.values()
+    )
     return 1 if wrong or lost or not records else 0
 
 
@@ -179,8 +237,10 @@ def report(where: str, title: str, record: Record, standings: Sequence[Standing]
 
 def head(about: dict[str, Any]) -> str:
     """The machine and the run in one line."""
-    return (f"# {about['cpus']} CPUs, {about['cpu']}; kernel {about['kernel']}; load before and "
-            f"after {about['load']}; rounds: {about['rounds']}")
+    return (
+        f"# {about['cpus']} CPUs, {about['cpu']}; kernel {about['kernel']}; load before and "
+        f"after {about['load']}; rounds: {about['rounds']}"
+    )
 
 
 def describe(
@@ -218,14 +278,34 @@ def run_all(options: argparse.Namespace, scenes: Sequence[Scene] = SCENES) -> in
         options.rounds, options.budget, options.floor = 1, 0.1, 0.3
     minutes = options.minutes or (5.0 if options.quick else 25.0)
     scenes = [scene for scene in scenes if scene.group in options.rows]
-    outcome = all_scenes.run(scenes, all_scenes.Settings(
-        options.libraries, options.envs, options.install, options.rounds, options.budget,
-        options.floor, min(options.timeout, 120.0), 3.0 if options.quick else 5.0,
-        time.monotonic() + 60 * minutes,
-    ), say)
+    outcome = all_scenes.run(
+        scenes,
+        all_scenes.Settings(
+            options.libraries,
+            options.envs,
+            options.install,
+            options.rounds,
+            options.budget,
+            options.floor,
+            min(options.timeout, 120.0),
+            3.0 if options.quick else 5.0,
+            time.monotonic() + 60 * minutes,
+        ),
+        say,
+    )
     about = describe(options, began, notes)
-    print("\n".join([head(about), "", *output.table(outcome.findings), "",
-                     f"# {output.summary(outcome.findings)}"]), flush=True)
+    print(
+        "\n".join(
+            [
+                head(about),
+                "",
+                *output.table(outcome.findings),
+                "",
+                f"# {output.summary(outcome.findings)}",
+            ]
+        ),
+        flush=True,
+    )
     if options.markdown:
         options.markdown.write_text(output.markdown(outcome.findings, about))
     if options.json:

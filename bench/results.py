@@ -50,10 +50,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="TEXT", default="", help="points with TEXT in their name")
     parser.add_argument("--table", action="store_true", help="print table and claims, and end")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows, and end")
-    parser.add_argument("--write", action="store_true",
-                        help="put tables, claims and pictures into docs, and end")  # fmt: skip
-    parser.add_argument("--with-due", action="store_true",
-                        help="with --write: also rows that are due again")  # fmt: skip
+    parser.add_argument(
+        "--write", action="store_true", help="put tables, claims and pictures into docs, and end"
+    )
+    parser.add_argument(
+        "--with-due", action="store_true", help="with --write: also rows that are due again"
+    )
     options = parser.parse_args(arguments)
     if options.name is None and (options.quick or options.again or options.only or options.table):
         parser.error(f"give a source as well: {', '.join(names())}")
@@ -93,13 +95,17 @@ def unable(name: str, source: Source, points: list[Point], options: argparse.Nam
         there = ", ".join(repr(point.name) for point in source.points(options.quick))
         return f"no point has {options.only!r} in its name; there are {there}"
     if published(options) and is_dirty(about()):
-        return ("files differ from the last commit, or there is none, so that rows would not tell "
-                "what was measured; commit first, or give --rows another file")  # fmt: skip
+        return (
+            "files differ from the last commit, or there is none, so that rows would not tell "
+            "what was measured; commit first, or give --rows another file"
+        )
     why = why_unavailable() if any(point.mbit is not None for point in points) else None
     if why is None:
         return ""
-    return (f"{why} Without: {source.WITHOUT_ROOT}; and --table, --plot and --write show the rows "
-            "that are there.")  # fmt: skip
+    return (
+        f"{why} Without: {source.WITHOUT_ROOT}; and --table, --plot and --write show the rows "
+        "that are there."
+    )
 
 
 def measure(
@@ -132,8 +138,16 @@ def measure(
 def measured(name: str, key: str, point: Point, source: Source) -> Row:
     """The row of a point. Raises what its source does."""
     load_of = Load()
-    return {"key": key, "source": name, "name": point.name, "settings": dict(point.settings),
-            **source.measure(point), **about(), **load_of.about(), "cables": CABLES}  # fmt: skip
+    return {
+        "key": key,
+        "source": name,
+        "name": point.name,
+        "settings": dict(point.settings),
+        **source.measure(point),
+        **about(),
+        **load_of.about(),
+        "cables": CABLES,
+    }
 
 
 def one(name: str, options: argparse.Namespace) -> int:
@@ -164,8 +178,10 @@ def overview(options: argparse.Namespace) -> None:
         there, points = found(rows_of(name, options), name, False), source.points(False)
         again = due_of(source, there)
         rooted = sum(point.mbit is not None for point in points)
-        print(f"{name:12} {len(there)} of {len(points)} measured, {len(again)} due again; "
-              f"{rooted} need root\n             {source.DOCUMENT}")  # fmt: skip
+        print(
+            f"{name:12} {len(there)} of {len(points)} measured, {len(again)} due again; "
+            f"{rooted} need root\n             {source.DOCUMENT}"
+        )
         for point, why in again.items():
             print(f"             due: {point} ({why})")
 
@@ -174,8 +190,11 @@ def write(everything: page.Everything, chosen: list[str], with_due: bool) -> int
     """The page; returns the exit code."""
     again = sum(len(due_of(*everything[name])) for name in chosen)
     if again and not with_due:
-        print(f"results: {again} rows are due again (`results.py` names them); measure them, or "
-              "give --with-due, and the page says so", file=sys.stderr)  # fmt: skip
+        print(
+            f"results: {again} rows are due again (`results.py` names them); measure them, or "
+            "give --with-due, and the page says so",
+            file=sys.stderr,
+        )
         return 2
     page.write(everything, chosen)
     return 0
@@ -187,8 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.write or (options.plot and options.name is None):
             chosen = names() if options.name is None else [options.name]
-            everything = {name: (load(name), found(rows_of(name, options), name, False))
-                          for name in names()}  # fmt: skip
+            everything = {
+                name: (load(name), found(rows_of(name, options), name, False)) for name in names()
+            }
             if options.plot:
                 page.draw_summary(everything, options.plot)
             if options.write:
@@ -199,8 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return one(options.name, options)
     except KeyboardInterrupt:
-        print("results: interrupted; what was finished is kept, and the same command goes on",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "results: interrupted; what was finished is kept, and the same command goes on",
+            file=sys.stderr,
+        )
         return 130
 
 

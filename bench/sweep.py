@@ -43,8 +43,18 @@ from report.table import (
     write_json,
 )
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30,
-          "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {
+    "": 1,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -111,25 +121,58 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; exits with a sentence on wrong ones."""
     parser = _Parser(prog="sweep.py", description="Sweep a collective over sizes.")
     add = parser.add_argument
-    add("--sizes", type=parse_sizes, default="4:64M", metavar="FIRST:LAST[:FACTOR] or LIST",
-        help="bytes; K M G are binary, KB MB GB decimal; 4:64M unless given")
+    add(
+        "--sizes",
+        type=parse_sizes,
+        default="4:64M",
+        metavar="FIRST:LAST[:FACTOR] or LIST",
+        help="bytes; K M G are binary, KB MB GB decimal; 4:64M unless given",
+    )
     add("--collective", choices=COLLECTIVES, default="allreduce")
     add("--dtype", choices=DTYPES, default="f32")
     add("--op", choices=OPS, default="sum")
-    add("--compression", type=_list_of(None), default="none,bf16", metavar="LIST",
-        help="wire formats of ringcomm, a row each; none,bf16 unless given, where they apply")
-    add("--against", type=_list_of(("gloo", "mpi")), default="", metavar="gloo,mpi",
-        help="other libraries to measure in the same job")
-    add("--subject", choices=tuple(PEERS), default="ringcomm",
-        help="the library that the others are compared with")
-    add("--apart", action="store_true", help="each call after a barrier, from the first rank's "
-        "start to the last rank's end: for ranks that share a machine and its clock")
+    add(
+        "--compression",
+        type=_list_of(None),
+        default="none,bf16",
+        metavar="LIST",
+        help="wire formats of ringcomm, a row each; none,bf16 unless given, where they apply",
+    )
+    add(
+        "--against",
+        type=_list_of(("gloo", "mpi")),
+        default="",
+        metavar="gloo,mpi",
+        help="other libraries to measure in the same job",
+    )
+    add(
+        "--subject",
+        choices=tuple(PEERS),
+        default="ringcomm",
+        help="the library that the others are compared with",
+    )
+    add(
+        "--apart",
+        action="store_true",
+        help="each call after a barrier, from the first rank's "
+        "start to the last rank's end: for ranks that share a machine and its clock",
+    )
     add("--warmup", type=int, metavar="N", help="untimed calls; by time unless given")
     add("--iters", type=int, metavar="N", help="timed calls; by --budget unless given")
-    add("--budget", type=float, default=1.0, metavar="S",
-        help="seconds for each size and library; at least 6 calls are timed; 1 unless given")
-    add("--floor", type=float, default=2.0, metavar="S",
-        help="seconds for each of the two measurements of the floor; 0: none; 2 unless given")
+    add(
+        "--budget",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds for each size and library; at least 6 calls are timed; 1 unless given",
+    )
+    add(
+        "--floor",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds for each of the two measurements of the floor; 0: none; 2 unless given",
+    )
     for name in ("csv", "json", "plot"):
         add(f"--{name}", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
@@ -228,8 +271,10 @@ def sweep(options: argparse.Namespace) -> int:
     variants += [Variant(other, what_of(options)) for other in others]
     names = [other.name for other in others]
     about = describe(options, subject)
-    for text in [f"{about['title']}; load {about['load']}; default congestion control "
-                 f"{about['congestion']}", *notes]:
+    for text in [
+        f"{about['title']}; load {about['load']}; default congestion control {about['congestion']}",
+        *notes,
+    ]:
         say(comment(text))
     rails = rails_of(subject)
     floors = _take_floor(subject, rails, options.floor, say)
@@ -237,16 +282,20 @@ def sweep(options: argparse.Namespace) -> int:
     say(table.header(), flush=True)
     rows: list[Row] = []
     for size in options.sizes:
-        measured = measure_size(variants, size, warmup=options.warmup, calls=options.iters,
-                                budget=options.budget)
+        measured = measure_size(
+            variants, size, warmup=options.warmup, calls=options.iters, budget=options.budget
+        )
         add_ratios(measured, subject.name)
         for row in measured:
             say(table.line(row), flush=True)
         rows += measured
     floors += _take_floor(subject, rails, options.floor if floors else 0, _silent)
-    for text in [*describe_floor(floors),
-                 *verdicts(rows, best_floor(floors)),
-                 *subject.notes(), *(note for other in others for note in other.notes())]:
+    for text in [
+        *describe_floor(floors),
+        *verdicts(rows, best_floor(floors)),
+        *subject.notes(),
+        *(note for other in others for note in other.notes()),
+    ]:
         say(comment(text))
     if subject.rank == 0:
         write_files(options, rows, floors, about)

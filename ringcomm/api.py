@@ -66,9 +66,14 @@ def init(
                 "Communicator.split for another group"
             )
         _default = Communicator.create(
-            rank, world_size, init_method=init_method, config=config, timeout=timeout, mpi=mpi,
+            rank,
+            world_size,
+            init_method=init_method,
+            config=config,
+            timeout=timeout,
+            mpi=mpi,
             store=store,
-        )  # fmt: skip
+        )
         return _default
 
 
@@ -141,24 +146,42 @@ def world_size() -> int:
 
 @overload
 def allreduce(
-    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: T | None = ..., async_op: Literal[False] = ..., timeout: float | None = ...,
+    tensor: T,
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: T | None = ...,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T: ...
 
 
 @overload
 def allreduce(
-    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: T | None = ..., async_op: Literal[True], timeout: float | None = ...,
+    tensor: T,
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: T | None = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def allreduce(
-    tensor: T, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: T | None = ..., async_op: bool, timeout: float | None = ...,
+    tensor: T,
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: T | None = ...,
+    async_op: bool,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T | Work: ...
 
@@ -176,32 +199,52 @@ def allreduce(
 ) -> Any:
     """Communicator.allreduce."""
     return _use(comm).allreduce(
-        tensor, op, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        tensor,
+        op,
+        compression=compression,
+        feedback=feedback,
+        out=out,
+        async_op=async_op,
         timeout=timeout,
-    )  # fmt: skip
+    )
 
 
 @overload
 def allreduce_many(
-    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
-    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[False] = ...,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensors: Iterable[T],
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ...,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> list[T]: ...
 
 
 @overload
 def allreduce_many(
-    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
-    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[True],
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensors: Iterable[T],
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Works: ...
 
 
 @overload
 def allreduce_many(
-    tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
-    feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: bool,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensors: Iterable[T],
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Sequence[Residuals] | Literal[False] | None = ...,
+    async_op: bool,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> list[T] | Works: ...
 
 
@@ -223,21 +266,33 @@ def allreduce_many(
 
 @overload
 def broadcast(
-    tensor: T, root: int = ..., *, async_op: Literal[False] = ..., timeout: float | None = ...,
+    tensor: T,
+    root: int = ...,
+    *,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T: ...
 
 
 @overload
 def broadcast(
-    tensor: T, root: int = ..., *, async_op: Literal[True], timeout: float | None = ...,
+    tensor: T,
+    root: int = ...,
+    *,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def broadcast(
-    tensor: T, root: int = ..., *, async_op: bool, timeout: float | None = ...,
+    tensor: T,
+    root: int = ...,
+    *,
+    async_op: bool,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T | Work: ...
 
@@ -256,22 +311,40 @@ def broadcast(
 
 @overload
 def reduce(
-    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
-    async_op: Literal[False] = ..., timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    root: int = ...,
+    op: Op = ...,
+    *,
+    out: T | None = ...,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> T: ...
 
 
 @overload
 def reduce(
-    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: Literal[True],
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    root: int = ...,
+    op: Op = ...,
+    *,
+    out: T | None = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def reduce(
-    tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: bool,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    root: int = ...,
+    op: Op = ...,
+    *,
+    out: T | None = ...,
+    async_op: bool,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> T | Work: ...
 
 
@@ -291,16 +364,26 @@ def reduce(
 
 @overload
 def allgather(
-    tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    tensor: Any,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: Any = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def allgather(
-    tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    tensor: Any,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: Any = ...,
+    async_op: bool = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Any: ...
 
@@ -317,22 +400,36 @@ def allgather(
 ) -> Any:
     """Communicator.allgather."""
     return _use(comm).allgather(
-        tensor, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        tensor,
+        compression=compression,
+        feedback=feedback,
+        out=out,
+        async_op=async_op,
         timeout=timeout,
-    )  # fmt: skip
+    )
 
 
 @overload
 def gather(
-    tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: Any,
+    root: int = ...,
+    *,
+    out: Any = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def gather(
-    tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: Any,
+    root: int = ...,
+    *,
+    out: Any = ...,
+    async_op: bool = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Any: ...
 
 
@@ -351,15 +448,25 @@ def gather(
 
 @overload
 def scatter(
-    tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: Any,
+    root: int = ...,
+    *,
+    out: Any = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def scatter(
-    tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: Any,
+    root: int = ...,
+    *,
+    out: Any = ...,
+    async_op: bool = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Any: ...
 
 
@@ -378,16 +485,28 @@ def scatter(
 
 @overload
 def reduce_scatter(
-    tensor: Any, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    tensor: Any,
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: Any = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def reduce_scatter(
-    tensor: Any, op: Op = ..., *, compression: Compression | None = ..., feedback: Feedback = ...,
-    out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    tensor: Any,
+    op: Op = ...,
+    *,
+    compression: Compression | None = ...,
+    feedback: Feedback = ...,
+    out: Any = ...,
+    async_op: bool = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Any: ...
 
@@ -405,21 +524,34 @@ def reduce_scatter(
 ) -> Any:
     """Communicator.reduce_scatter."""
     return _use(comm).reduce_scatter(
-        tensor, op, compression=compression, feedback=feedback, out=out, async_op=async_op,
+        tensor,
+        op,
+        compression=compression,
+        feedback=feedback,
+        out=out,
+        async_op=async_op,
         timeout=timeout,
-    )  # fmt: skip
+    )
 
 
 @overload
 def alltoall(
-    tensor: Any, *, out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+    tensor: Any,
+    *,
+    out: Any = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def alltoall(
-    tensor: Any, *, out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+    tensor: Any,
+    *,
+    out: Any = ...,
+    async_op: bool = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Any: ...
 
@@ -438,20 +570,28 @@ def alltoall(
 
 @overload
 def barrier(
-    *, async_op: Literal[False] = ..., timeout: float | None = ...,
+    *,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> None: ...
 
 
 @overload
 def barrier(
-    *, async_op: Literal[True], timeout: float | None = ..., comm: Communicator | None = ...,
+    *,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def barrier(
-    *, async_op: bool, timeout: float | None = ..., comm: Communicator | None = ...,
+    *,
+    async_op: bool,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work | None: ...
 
 
@@ -464,21 +604,36 @@ def barrier(
 
 @overload
 def send(
-    tensor: T, dst: int, *, tag: int = ..., async_op: Literal[False] = ...,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    dst: int,
+    *,
+    tag: int = ...,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> T: ...
 
 
 @overload
 def send(
-    tensor: T, dst: int, *, tag: int = ..., async_op: Literal[True], timeout: float | None = ...,
+    tensor: T,
+    dst: int,
+    *,
+    tag: int = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def send(
-    tensor: T, dst: int, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+    tensor: T,
+    dst: int,
+    *,
+    tag: int = ...,
+    async_op: bool,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T | Work: ...
 
@@ -498,21 +653,36 @@ def send(
 
 @overload
 def recv(
-    tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[False] = ...,
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    src: int | None,
+    *,
+    tag: int = ...,
+    async_op: Literal[False] = ...,
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> T: ...
 
 
 @overload
 def recv(
-    tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[True],
-    timeout: float | None = ..., comm: Communicator | None = ...,
+    tensor: T,
+    src: int | None,
+    *,
+    tag: int = ...,
+    async_op: Literal[True],
+    timeout: float | None = ...,
+    comm: Communicator | None = ...,
 ) -> Work: ...
 
 
 @overload
 def recv(
-    tensor: T, src: int | None, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+    tensor: T,
+    src: int | None,
+    *,
+    tag: int = ...,
+    async_op: bool,
+    timeout: float | None = ...,
     comm: Communicator | None = ...,
 ) -> T | Work: ...
 
@@ -531,8 +701,18 @@ def recv(
 
 
 for _name in (
-    "allreduce", "allreduce_many", "broadcast", "reduce", "allgather", "gather", "scatter",
-    "reduce_scatter", "alltoall", "barrier", "send", "recv",
-):  # fmt: skip
+    "allreduce",
+    "allreduce_many",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "alltoall",
+    "barrier",
+    "send",
+    "recv",
+):
     _about = inspect.getdoc(getattr(Communicator, _name))
     globals()[_name].__doc__ = f"{_about}\n\nOn the default communicator, or on ``comm``."

@@ -27,9 +27,15 @@ DTYPES = {"f16": 0, "bf16": 1, "f32": 2, "f64": 3, "i8": 4, "u8": 5, "i32": 6, "
 ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
 #: name in numpy and torch -> dtype name
 NUMPY_NAMES = {
-    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64",
-}  # fmt: skip
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+}
 SUPPORTED = "float16, bfloat16, float32, float64, int8, uint8, int32 and int64"
 
 
@@ -53,8 +59,16 @@ class View:
     """
 
     __slots__ = (
-        "_keep", "_make", "address", "count", "dtype", "finish", "is_copy", "owner", "shape",
-    )  # fmt: skip
+        "_keep",
+        "_make",
+        "address",
+        "count",
+        "dtype",
+        "finish",
+        "is_copy",
+        "owner",
+        "shape",
+    )
 
     def __init__(
         self,
@@ -185,9 +199,16 @@ def _torch_view(torch: Any, tensor: Any, writable: bool) -> View:
         return torch.empty(shape, dtype=tensor.dtype)
 
     return View(
-        tensor, (dense, target), address, dtype, tensor.shape, tensor.numel(), make, finish,
+        tensor,
+        (dense, target),
+        address,
+        dtype,
+        tensor.shape,
+        tensor.numel(),
+        make,
+        finish,
         is_copy=writable and dense is not target,
-    )  # fmt: skip
+    )
 
 
 # ---- numpy and what numpy can wrap ----
@@ -288,9 +309,16 @@ def _numpy_view(obj: Any, array: np.ndarray[Any, Any], writable: bool) -> View:
         return np.empty(shape, dtype=array.dtype)
 
     return View(
-        obj, (array, dense), _address(dense), dtype, array.shape, array.size, make, finish,
+        obj,
+        (array, dense),
+        _address(dense),
+        dtype,
+        array.shape,
+        array.size,
+        make,
+        finish,
         is_copy=finish is not None,
-    )  # fmt: skip
+    )
 
 
 def _address(dense: np.ndarray[Any, Any]) -> int:

@@ -29,10 +29,18 @@ ANY_SOURCE = int(lib.RC_ANY_SOURCE)
 
 #: What other libraries call them.
 _OTHER_NAMES = {
-    "add": "sum", "plus": "sum", "mean": "avg", "average": "avg", "minimum": "min",
-    "maximum": "max", "amin": "min", "amax": "max", "product": "prod", "mul": "prod",
+    "add": "sum",
+    "plus": "sum",
+    "mean": "avg",
+    "average": "avg",
+    "minimum": "min",
+    "maximum": "max",
+    "amin": "min",
+    "amax": "max",
+    "product": "prod",
+    "mul": "prod",
     "multiply": "prod",
-}  # fmt: skip
+}
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -137,17 +145,28 @@ def _require_sum(collective: int, op: str, codec: Codec, feedback: object) -> No
     if collective == lib.RC_ALLGATHER or op in ("sum", "avg"):
         return
     if codec.quantises:
-        raise ConfigError(f"op={op!r} does not go with compression={codec.name!r}, which takes sum "
-                          "and avg; use bf16, fp16 or none")  # fmt: skip
+        raise ConfigError(
+            f"op={op!r} does not go with compression={codec.name!r}, which takes sum "
+            "and avg; use bf16, fp16 or none"
+        )
     if isinstance(feedback, Residuals):
         raise ConfigError(f"op={op!r} does not go with feedback, which takes sum and avg")
 
 
 def make_call(
-    collective: int, src: View | None, dst: View | None, count: int, op: str,
-    compression: str | None, root: int | None, world_size: int, seconds: float, async_op: bool,
-    notify: bool, feedback: Feedback = None,
-) -> tuple[Any, str]:  # fmt: skip
+    collective: int,
+    src: View | None,
+    dst: View | None,
+    count: int,
+    op: str,
+    compression: str | None,
+    root: int | None,
+    world_size: int,
+    seconds: float,
+    async_op: bool,
+    notify: bool,
+    feedback: Feedback = None,
+) -> tuple[Any, str]:
     """The rc_call, and its name for messages; root None: a receive from any source. Raises
     ConfigError, TensorError."""
     if not is_number(seconds) or not 0 < seconds <= 4_000_000:

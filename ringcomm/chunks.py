@@ -105,9 +105,12 @@ class Entries:
         """As the core has it; lives no longer than this object's arrays."""
         return ffi.new(
             "rc_sparse_entries *",
-            (_pointer(self.counts, "uint32_t *"), _pointer(self.index, "uint16_t *"),
-             _pointer(self.values, "float *")),
-        )  # fmt: skip
+            (
+                _pointer(self.counts, "uint32_t *"),
+                _pointer(self.index, "uint16_t *"),
+                _pointer(self.values, "float *"),
+            ),
+        )
 
     def elements(self) -> int:
         """How many elements came."""
@@ -122,8 +125,11 @@ class Entries:
         if self.poisoned:
             floats(dense)[:] = np.nan
         else:
-            _check(lib.rc_sparse_scatter(self.format.native(), ffi.NULL, self.native(),
-                                         _address(dense), self.count))  # fmt: skip
+            _check(
+                lib.rc_sparse_scatter(
+                    self.format.native(), ffi.NULL, self.native(), _address(dense), self.count
+                )
+            )
         return _finished(dense)
 
     def add_to(self, dense: Any, factor: float = 1.0) -> Any:
@@ -132,8 +138,11 @@ class Entries:
         if self.poisoned:
             floats(seen)[:] = np.nan
         else:
-            _check(lib.rc_sparse_add(self.format.native(), self.native(), factor,
-                                     _address(seen), self.count))  # fmt: skip
+            _check(
+                lib.rc_sparse_add(
+                    self.format.native(), self.native(), factor, _address(seen), self.count
+                )
+            )
         return _finished(seen)
 
 
@@ -150,10 +159,19 @@ def select(
     Returns whether all that was sent is finite; left is void if not."""
     poisoned = ffi.new("int *")
     before = ffi.NULL if residual is None else _pointer(residual, "float *")
-    _check(lib.rc_sparse_select(
-        format.native(), kernel_set.encode(), _pointer(wire, "uint8_t *"),
-        _pointer(left, "float *"), before, _address(delta), decay, delta.count, poisoned,
-    ))  # fmt: skip
+    _check(
+        lib.rc_sparse_select(
+            format.native(),
+            kernel_set.encode(),
+            _pointer(wire, "uint8_t *"),
+            _pointer(left, "float *"),
+            before,
+            _address(delta),
+            decay,
+            delta.count,
+            poisoned,
+        )
+    )
     return not poisoned[0]
 
 
@@ -169,8 +187,18 @@ def join(
     out = Entries(format, count, int(lib.rc_sparse_most(native, count, len(payloads))))
     wires = ffi.new("uint8_t *[]", [_pointer(one, "uint8_t *") for one in payloads])
     total, flags = ffi.new("uint64_t *"), ffi.new("int[2]")
-    result = lib.rc_sparse_join(native, kernel_set.encode(), wires, len(payloads), factor, count,
-                                out.native(), total, flags, flags + 1)  # fmt: skip
+    result = lib.rc_sparse_join(
+        native,
+        kernel_set.encode(),
+        wires,
+        len(payloads),
+        factor,
+        count,
+        out.native(),
+        total,
+        flags,
+        flags + 1,
+    )
     if result == lib.RC_PROTOCOL:
         raise ProtocolError(
             f"rank {flags[1]} sent no sparse payload of this format: have all ranks the same k, "
@@ -213,44 +241,76 @@ class AdamStep:
 
 
 def sgd(
-    entries: Entries, kernel_set: str, step: SgdStep, weights: Floats, buffer: Floats | None,
+    entries: Entries,
+    kernel_set: str,
+    step: SgdStep,
+    weights: Floats,
+    buffer: Floats | None,
     last: np.ndarray[Any, np.dtype[np.uint32]] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Steps the weights of these blocks. Without momentum buffer and last are None."""
     told = ffi.new("rc_sparse_sgd_step *", dataclasses.astuple(step))
-    _check(lib.rc_sparse_sgd(
-        entries.format.native(), kernel_set.encode(), entries.native(), told,
-        _pointer(weights, "float *"), entries.count,
-        ffi.NULL if buffer is None else _pointer(buffer, "float *"),
-        ffi.NULL if last is None else _pointer(last, "uint32_t *"),
-    ))  # fmt: skip
+    _check(
+        lib.rc_sparse_sgd(
+            entries.format.native(),
+            kernel_set.encode(),
+            entries.native(),
+            told,
+            _pointer(weights, "float *"),
+            entries.count,
+            ffi.NULL if buffer is None else _pointer(buffer, "float *"),
+            ffi.NULL if last is None else _pointer(last, "uint32_t *"),
+        )
+    )
 
 
 def adam(
-    entries: Entries, kernel_set: str, step: AdamStep, weights: Floats, first: Floats,
+    entries: Entries,
+    kernel_set: str,
+    step: AdamStep,
+    weights: Floats,
+    first: Floats,
     second: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Steps the weights of these blocks, and the moments of no others."""
     told = ffi.new("rc_sparse_adam_step *", dataclasses.astuple(step))
-    _check(lib.rc_sparse_adam(
-        entries.format.native(), kernel_set.encode(), entries.native(), told,
-        _pointer(weights, "float *"), entries.count, _pointer(first, "float *"),
-        _pointer(second, "float *"),
-    ))  # fmt: skip
+    _check(
+        lib.rc_sparse_adam(
+            entries.format.native(),
+            kernel_set.encode(),
+            entries.native(),
+            told,
+            _pointer(weights, "float *"),
+            entries.count,
+            _pointer(first, "float *"),
+            _pointer(second, "float *"),
+        )
+    )
 
 
 def take(entries: Entries, dense: Floats) -> None:
     """The blocks' values become what dense has there."""
-    _check(lib.rc_sparse_take(entries.format.native(), entries.native(),
-                              _pointer(dense, "float *"), entries.count))  # fmt: skip
+    _check(
+        lib.rc_sparse_take(
+            entries.format.native(), entries.native(), _pointer(dense, "float *"), entries.count
+        )
+    )
 
 
 def put(entries: Entries, kernel_set: str, dense: Any) -> None:
     """Writes the blocks' values into a float32 or bfloat16 tensor of the host."""
     seen = view(dense, writable=True)
     dtype = {"f32": lib.RC_F32, "bf16": lib.RC_BF16}[seen.dtype]
-    _check(lib.rc_sparse_put(entries.format.native(), kernel_set.encode(), entries.native(),
-                             ffi.cast("void *", seen.address), dtype, entries.count))  # fmt: skip
+    _check(
+        lib.rc_sparse_put(
+            entries.format.native(),
+            kernel_set.encode(),
+            entries.native(),
+            ffi.cast("void *", seen.address),
+            dtype,
+            entries.count,
+        )
+    )
     _finished(seen)
 
 

@@ -56,8 +56,8 @@ CODECS = {
 _REMOVED = {
     "onebit-deepspeed": "has been removed; use 'onebit', which has a scale for each block",
     "topk": "has been removed: under AdamW it ended far behind; ringcomm.torch.sparse and "
-            "OuterStep(outer='sparse') send the largest elements and make up for the rest",
-}  # fmt: skip
+    "OuterStep(outer='sparse') send the largest elements and make up for the rest",
+}
 
 
 def parse(compression: object, what: str = "compression=") -> Codec:

@@ -35,23 +35,44 @@ class Collectives:
 
     @overload
     def allreduce(
-        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Feedback = ..., out: T | None = ..., async_op: Literal[False] = ...,
-        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+        self,
+        tensor: T,
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: T | None = ...,
+        async_op: Literal[False] = ...,
+        timeout: float | None = ...,
+        on_done: Callable[[Work], None] | None = ...,
     ) -> T: ...
 
     @overload
     def allreduce(
-        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Feedback = ..., out: T | None = ..., async_op: Literal[True],
-        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+        self,
+        tensor: T,
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: T | None = ...,
+        async_op: Literal[True],
+        timeout: float | None = ...,
+        on_done: Callable[[Work], None] | None = ...,
     ) -> Work: ...
 
     @overload
     def allreduce(
-        self, tensor: T, op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Feedback = ..., out: T | None = ..., async_op: bool,
-        timeout: float | None = ..., on_done: Callable[[Work], None] | None = ...,
+        self,
+        tensor: T,
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: T | None = ...,
+        async_op: bool,
+        timeout: float | None = ...,
+        on_done: Callable[[Work], None] | None = ...,
     ) -> T | Work: ...
 
     def allreduce(
@@ -108,28 +129,51 @@ class Collectives:
         src = _written(tensor) if out is None else view(tensor, writable=False)
         dst = src if out is None else self._out(out, src, src.count)
         return self._run(
-            lib.RC_ALLREDUCE, src, dst, src.count, op=op, compression=compression,
-            feedback=feedback, async_op=async_op, timeout=timeout, on_done=on_done,
-        )  # fmt: skip
+            lib.RC_ALLREDUCE,
+            src,
+            dst,
+            src.count,
+            op=op,
+            compression=compression,
+            feedback=feedback,
+            async_op=async_op,
+            timeout=timeout,
+            on_done=on_done,
+        )
 
     @overload
     def allreduce_many(
-        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
+        self,
+        tensors: Iterable[T],
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
         feedback: Sequence[Residuals] | Literal[False] | None = ...,
-        async_op: Literal[False] = ..., timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+        timeout: float | None = ...,
     ) -> list[T]: ...
 
     @overload
     def allreduce_many(
-        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: Literal[True],
+        self,
+        tensors: Iterable[T],
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Sequence[Residuals] | Literal[False] | None = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Works: ...
 
     @overload
     def allreduce_many(
-        self, tensors: Iterable[T], op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Sequence[Residuals] | Literal[False] | None = ..., async_op: bool,
+        self,
+        tensors: Iterable[T],
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Sequence[Residuals] | Literal[False] | None = ...,
+        async_op: bool,
         timeout: float | None = ...,
     ) -> list[T] | Works: ...
 
@@ -165,18 +209,32 @@ class Collectives:
 
     @overload
     def broadcast(
-        self, tensor: T, root: int = ..., *, async_op: Literal[False] = ...,
+        self,
+        tensor: T,
+        root: int = ...,
+        *,
+        async_op: Literal[False] = ...,
         timeout: float | None = ...,
     ) -> T: ...
 
     @overload
     def broadcast(
-        self, tensor: T, root: int = ..., *, async_op: Literal[True], timeout: float | None = ...,
+        self,
+        tensor: T,
+        root: int = ...,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def broadcast(
-        self, tensor: T, root: int = ..., *, async_op: bool, timeout: float | None = ...,
+        self,
+        tensor: T,
+        root: int = ...,
+        *,
+        async_op: bool,
+        timeout: float | None = ...,
     ) -> T | Work: ...
 
     def broadcast(
@@ -188,24 +246,43 @@ class Collectives:
             return tensor
         check_autograd(tensor)  # on root, too, or the others alone would refuse
         dst = view(tensor, writable=self.rank != root)
-        return self._run(lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op,
-                         timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_BROADCAST, dst, dst, dst.count, root=root, async_op=async_op, timeout=timeout
+        )
 
     @overload
     def reduce(
-        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
-        async_op: Literal[False] = ..., timeout: float | None = ...,
+        self,
+        tensor: T,
+        root: int = ...,
+        op: Op = ...,
+        *,
+        out: T | None = ...,
+        async_op: Literal[False] = ...,
+        timeout: float | None = ...,
     ) -> T: ...
 
     @overload
     def reduce(
-        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ...,
-        async_op: Literal[True], timeout: float | None = ...,
+        self,
+        tensor: T,
+        root: int = ...,
+        op: Op = ...,
+        *,
+        out: T | None = ...,
+        async_op: Literal[True],
+        timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def reduce(
-        self, tensor: T, root: int = ..., op: Op = ..., *, out: T | None = ..., async_op: bool,
+        self,
+        tensor: T,
+        root: int = ...,
+        op: Op = ...,
+        *,
+        out: T | None = ...,
+        async_op: bool,
         timeout: float | None = ...,
     ) -> T | Work: ...
 
@@ -226,19 +303,40 @@ class Collectives:
         dst = None
         if here:
             dst = src if out is None else self._out(out, src, src.count)
-        return self._run(lib.RC_REDUCE, src, dst, src.count, op=op, root=root, async_op=async_op,
-                         timeout=timeout, result=None if here else tensor)  # fmt: skip
+        return self._run(
+            lib.RC_REDUCE,
+            src,
+            dst,
+            src.count,
+            op=op,
+            root=root,
+            async_op=async_op,
+            timeout=timeout,
+            result=None if here else tensor,
+        )
 
     @overload
     def allgather(
-        self, tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
-        out: Any = ..., async_op: Literal[True], timeout: float | None = ...,
+        self,
+        tensor: Any,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: Any = ...,
+        async_op: Literal[True],
+        timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def allgather(
-        self, tensor: Any, *, compression: Compression | None = ..., feedback: Feedback = ...,
-        out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+        self,
+        tensor: Any,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: Any = ...,
+        async_op: bool = ...,
+        timeout: float | None = ...,
     ) -> Any: ...
 
     def allgather(
@@ -257,19 +355,35 @@ class Collectives:
         src = view(tensor, writable=False)
         dst = self._result(out, src, (self.world_size, *src.shape))
         return self._run(
-            lib.RC_ALLGATHER, src, dst, src.count, compression=compression, feedback=feedback,
-            async_op=async_op, timeout=timeout,
-        )  # fmt: skip
+            lib.RC_ALLGATHER,
+            src,
+            dst,
+            src.count,
+            compression=compression,
+            feedback=feedback,
+            async_op=async_op,
+            timeout=timeout,
+        )
 
     @overload
     def gather(
-        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+        self,
+        tensor: Any,
+        root: int = ...,
+        *,
+        out: Any = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def gather(
-        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+        self,
+        tensor: Any,
+        root: int = ...,
+        *,
+        out: Any = ...,
+        async_op: bool = ...,
         timeout: float | None = ...,
     ) -> Any: ...
 
@@ -286,18 +400,29 @@ class Collectives:
         src = view(tensor, writable=False)
         here = self.rank == root
         dst = self._result(out, src, (self.world_size, *src.shape)) if here else None
-        return self._run(lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op,
-                         timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_GATHER, src, dst, src.count, root=root, async_op=async_op, timeout=timeout
+        )
 
     @overload
     def scatter(
-        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: Literal[True],
+        self,
+        tensor: Any,
+        root: int = ...,
+        *,
+        out: Any = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def scatter(
-        self, tensor: Any, root: int = ..., *, out: Any = ..., async_op: bool = ...,
+        self,
+        tensor: Any,
+        root: int = ...,
+        *,
+        out: Any = ...,
+        async_op: bool = ...,
         timeout: float | None = ...,
     ) -> Any: ...
 
@@ -324,25 +449,45 @@ class Collectives:
             if self.rank == root or out is None:
                 raise TensorError("scatter: give root's tensor, and on the other ranks out=")
             dst = _written(out)
-            return self._run(lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op,
-                             timeout=timeout)  # fmt: skip
+            return self._run(
+                lib.RC_SCATTER, None, dst, dst.count, root=root, async_op=async_op, timeout=timeout
+            )
         src = view(tensor, writable=False)
         rows = self._rows("scatter", src, exactly_one=True)
         dst = self._result(out, src, rows[1:])
-        return self._run(lib.RC_SCATTER, src if self.rank == root else None, dst, dst.count,
-                         root=root, async_op=async_op, timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_SCATTER,
+            src if self.rank == root else None,
+            dst,
+            dst.count,
+            root=root,
+            async_op=async_op,
+            timeout=timeout,
+        )
 
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Feedback = ..., out: Any = ..., async_op: Literal[True],
+        self,
+        tensor: Any,
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: Any = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def reduce_scatter(
-        self, tensor: Any, op: Op = ..., *, compression: Compression | None = ...,
-        feedback: Feedback = ..., out: Any = ..., async_op: bool = ...,
+        self,
+        tensor: Any,
+        op: Op = ...,
+        *,
+        compression: Compression | None = ...,
+        feedback: Feedback = ...,
+        out: Any = ...,
+        async_op: bool = ...,
         timeout: float | None = ...,
     ) -> Any: ...
 
@@ -372,19 +517,35 @@ class Collectives:
         rows = self._rows("reduce_scatter", src)
         dst = self._result(out, src, rows)
         return self._run(
-            lib.RC_REDUCE_SCATTER, src, dst, dst.count, op=op, compression=compression,
-            feedback=feedback, async_op=async_op, timeout=timeout,
-        )  # fmt: skip
+            lib.RC_REDUCE_SCATTER,
+            src,
+            dst,
+            dst.count,
+            op=op,
+            compression=compression,
+            feedback=feedback,
+            async_op=async_op,
+            timeout=timeout,
+        )
 
     @overload
     def alltoall(
-        self, tensor: Any, *, out: Any = ..., async_op: Literal[True],
+        self,
+        tensor: Any,
+        *,
+        out: Any = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def alltoall(
-        self, tensor: Any, *, out: Any = ..., async_op: bool = ..., timeout: float | None = ...,
+        self,
+        tensor: Any,
+        *,
+        out: Any = ...,
+        async_op: bool = ...,
+        timeout: float | None = ...,
     ) -> Any: ...
 
     def alltoall(
@@ -395,22 +556,37 @@ class Collectives:
         src = view(tensor, writable=False)
         self._rows("alltoall", src)
         dst = self._result(out, src, src.shape)
-        return self._run(lib.RC_ALLTOALL, src, dst, src.count // self.world_size,
-                         async_op=async_op, timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_ALLTOALL,
+            src,
+            dst,
+            src.count // self.world_size,
+            async_op=async_op,
+            timeout=timeout,
+        )
 
     @overload
     def barrier(
-        self, *, async_op: Literal[False] = ..., timeout: float | None = ...,
+        self,
+        *,
+        async_op: Literal[False] = ...,
+        timeout: float | None = ...,
     ) -> None: ...
 
     @overload
     def barrier(
-        self, *, async_op: Literal[True], timeout: float | None = ...,
+        self,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def barrier(
-        self, *, async_op: bool, timeout: float | None = ...,
+        self,
+        *,
+        async_op: bool,
+        timeout: float | None = ...,
     ) -> Work | None: ...
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
@@ -421,60 +597,118 @@ class Collectives:
 
     @overload
     def send(
-        self, tensor: T, dst: int, *, tag: int = ..., async_op: Literal[False] = ...,
+        self,
+        tensor: T,
+        dst: int,
+        *,
+        tag: int = ...,
+        async_op: Literal[False] = ...,
         timeout: float | None = ...,
     ) -> T: ...
 
     @overload
     def send(
-        self, tensor: T, dst: int, *, tag: int = ..., async_op: Literal[True],
+        self,
+        tensor: T,
+        dst: int,
+        *,
+        tag: int = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def send(
-        self, tensor: T, dst: int, *, tag: int = ..., async_op: bool, timeout: float | None = ...,
+        self,
+        tensor: T,
+        dst: int,
+        *,
+        tag: int = ...,
+        async_op: bool,
+        timeout: float | None = ...,
     ) -> T | Work: ...
 
     def send(
-        self, tensor: Any, dst: int, *, tag: int = 0, async_op: bool = False,
+        self,
+        tensor: Any,
+        dst: int,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Sends a tensor to another rank, dst, where a ``recv`` of the same tag (0 to 2^31 - 1)
         takes it; sends of a tag to one rank keep their order. Returns the tensor (or the Work)
         when it may be changed, which can be before it is received."""
         src = view(tensor, writable=False)
-        return self._run(lib.RC_SEND, src, None, src.count, root=dst, tag=check_tag(tag),
-                         async_op=async_op, timeout=timeout, result=tensor)  # fmt: skip
+        return self._run(
+            lib.RC_SEND,
+            src,
+            None,
+            src.count,
+            root=dst,
+            tag=check_tag(tag),
+            async_op=async_op,
+            timeout=timeout,
+            result=tensor,
+        )
 
     @overload
     def recv(
-        self, tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[False] = ...,
+        self,
+        tensor: T,
+        src: int | None,
+        *,
+        tag: int = ...,
+        async_op: Literal[False] = ...,
         timeout: float | None = ...,
     ) -> T: ...
 
     @overload
     def recv(
-        self, tensor: T, src: int | None, *, tag: int = ..., async_op: Literal[True],
+        self,
+        tensor: T,
+        src: int | None,
+        *,
+        tag: int = ...,
+        async_op: Literal[True],
         timeout: float | None = ...,
     ) -> Work: ...
 
     @overload
     def recv(
-        self, tensor: T, src: int | None, *, tag: int = ..., async_op: bool,
+        self,
+        tensor: T,
+        src: int | None,
+        *,
+        tag: int = ...,
+        async_op: bool,
         timeout: float | None = ...,
     ) -> T | Work: ...
 
     def recv(
-        self, tensor: Any, src: int | None, *, tag: int = 0, async_op: bool = False,
+        self,
+        tensor: Any,
+        src: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
         timeout: float | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Receives into ``tensor``, of the count and dtype that another rank, src, sends with this
         tag; returns it (or the Work). With src None it is the next send of the tag by any rank,
         which the Work's ``root`` tells."""
         dst = _written(tensor)
-        return self._run(lib.RC_RECV, None, dst, dst.count, root=src, tag=check_tag(tag),
-                         async_op=async_op, timeout=timeout)  # fmt: skip
+        return self._run(
+            lib.RC_RECV,
+            None,
+            dst,
+            dst.count,
+            root=src,
+            tag=check_tag(tag),
+            async_op=async_op,
+            timeout=timeout,
+        )
 
     # ---- helpers ----
 
@@ -483,15 +717,19 @@ class Collectives:
         n = self.world_size
         if not src.shape or src.shape[0] % n or (exactly_one and src.shape[0] != n):
             wanted = f"be {n}" if exactly_one else f"divide by {n}"
-            raise TensorError(f"{name}: the first dimension must {wanted} (the world size), and "
-                              f"the tensor's shape is {src.shape}")  # fmt: skip
+            raise TensorError(
+                f"{name}: the first dimension must {wanted} (the world size), and "
+                f"the tensor's shape is {src.shape}"
+            )
         return (src.shape[0] // n, *src.shape[1:])
 
     def _out(self, out: Any, src: View, count: int) -> View:
         dst = _written(out)
         if dst.count != count or dst.dtype != src.dtype:
-            raise TensorError(f"out is {dst.dtype}[{dst.count}], the result is "
-                              f"{src.dtype}[{count}]: give one of its size and dtype, or none")
+            raise TensorError(
+                f"out is {dst.dtype}[{dst.count}], the result is "
+                f"{src.dtype}[{count}]: give one of its size and dtype, or none"
+            )
         return dst
 
     def _result(self, out: Any, src: View, shape: tuple[int, ...]) -> View:

@@ -170,9 +170,7 @@ class Communicator(Collectives):
                 raise ConfigError(f"{name}={value!r}: give an integer of 64 bits")
         self._splits += 1
         members = _members(self, color, key)
-        joined = regroup(
-            self._joined, members, self._gather_bytes, self._splits, self._has_failed
-        )
+        joined = regroup(self._joined, members, self._gather_bytes, self._splits, self._has_failed)
         return None if joined is None else Communicator(joined)
 
     def stats(self) -> Stats:
@@ -318,10 +316,12 @@ class Communicator(Collectives):
         if not self.config.timeline:
             return None
         return Timeline(
-            self.config.timeline, self.rank, self.hosts[self.rank],
+            self.config.timeline,
+            self.rank,
+            self.hosts[self.rank],
             f"communicator of {self.world_size}, epoch {self._joined.epoch}",
             [rail.interface for rail in self.rails],
-        )  # fmt: skip
+        )
 
     def _follow(self, rows: Sequence[Row]) -> None:
         """For tools.tune: other rows from now on, the same on all ranks between the same two
@@ -357,9 +357,19 @@ class Communicator(Collectives):
         views = tuple({id(v): v for v in (src, dst) if v is not None}.values())
         where = common_device(views)
         call, name = make_call(
-            collective, src, dst, count, op, compression, root, self.world_size, seconds, async_op,
-            on_done is not None, feedback,
-        )  # fmt: skip
+            collective,
+            src,
+            dst,
+            count,
+            op,
+            compression,
+            root,
+            self.world_size,
+            seconds,
+            async_op,
+            on_done is not None,
+            feedback,
+        )
         call.tag = tag
         result = dst.owner if dst is not None else result
         if where is not None and where.count:
@@ -407,9 +417,16 @@ class Communicator(Collectives):
             return self._pipe
 
     def _fly(
-        self, call: Any, name: str, views: tuple[View, ...], result: Any, where: DeviceView,
-        feedback: Feedback, async_op: bool, on_done: Callable[[Work], None] | None,
-    ) -> Any:  # fmt: skip
+        self,
+        call: Any,
+        name: str,
+        views: tuple[View, ...],
+        result: Any,
+        where: DeviceView,
+        feedback: Feedback,
+        async_op: bool,
+        on_done: Callable[[Work], None] | None,
+    ) -> Any:
         pipe = self._pipe_to(where)
         work = DeviceWork(self, name, views, result, where, on_done, feedback)
         work.is_message = is_message(call.collective, call.tag)
@@ -472,11 +489,16 @@ class Communicator(Collectives):
         if _log.isEnabledFor(level):
             counted = read_counters(handle, self.rails)
             _log.log(
-                level, "rank %d of %d closes after %.1f s: %d works, %d bytes sent over links, %d "
-                "put into shared memory", self.rank, self.world_size,
-                time.monotonic() - self._began, counted["works"], counted["wire_bytes"],
+                level,
+                "rank %d of %d closes after %.1f s: %d works, %d bytes sent over links, %d "
+                "put into shared memory",
+                self.rank,
+                self.world_size,
+                time.monotonic() - self._began,
+                counted["works"],
+                counted["wire_bytes"],
                 counted["shared_bytes"],
-            )  # fmt: skip
+            )
 
 
 _alive: set[Communicator] = set()

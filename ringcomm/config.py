@@ -90,9 +90,11 @@ def _settings(cls: type[_T]) -> type[_T]:
 
 
 def names_arguments(
-    function: _F, more: Iterable[str] = (), renamed: Mapping[str, str] = MappingProxyType({}),
+    function: _F,
+    more: Iterable[str] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
     removed: Mapping[str, str] = MappingProxyType({}),
-) -> _F:  # fmt: skip
+) -> _F:
     """Has the function refuse an argument that it does not have by the name that was meant.
 
     Args:
@@ -103,9 +105,10 @@ def names_arguments(
             sentence that begins with the argument.
     """
     known = [
-        name for name, one in inspect.signature(function).parameters.items()
+        name
+        for name, one in inspect.signature(function).parameters.items()
         if name not in ("self", "cls") and one.kind is not one.VAR_KEYWORD
-    ] + list(more)  # fmt: skip
+    ] + list(more)
     is_made = function.__name__ == "__init__"
 
     @functools.wraps(function)
@@ -395,8 +398,15 @@ def _check_names(config: Config, name: str) -> None:
 def _parse(name: str, default: Any, text: str) -> Any:
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False,
-                    "": False}[text.strip().lower()]
+            return {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "": False,
+            }[text.strip().lower()]
         if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())
         return type(default)(text)

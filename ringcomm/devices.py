@@ -86,9 +86,15 @@ class PackedView(DeviceView):
             total += -(-part.count // align) * align
         some = next((part for part in parts if part.count), parts[0])
         super().__init__(
-            [part.owner for part in parts], parts, 0, some.dtype, (total,), some.device,
-            some._current, some.new,
-        )  # fmt: skip
+            [part.owner for part in parts],
+            parts,
+            0,
+            some.dtype,
+            (total,),
+            some.device,
+            some._current,
+            some.new,
+        )
 
     @property
     def streams(self) -> list[int]:
@@ -245,9 +251,15 @@ def _array_view(obj: Any, writable: bool) -> DeviceView:
         device = cuda.ordinal_of(address)
     _stream_of(about, obj)  # says now what is wrong with it
     return DeviceView(
-        obj, obj, address, dtype, shape, device,
-        lambda: _stream_of(obj.__cuda_array_interface__, obj), _maker(obj, device),
-    )  # fmt: skip
+        obj,
+        obj,
+        address,
+        dtype,
+        shape,
+        device,
+        lambda: _stream_of(obj.__cuda_array_interface__, obj),
+        _maker(obj, device),
+    )
 
 
 def _dtype_of(obj: Any, about: dict[str, Any]) -> str:
@@ -304,9 +316,15 @@ def _dlpack_view(obj: Any) -> DeviceView:
         cuda.require()
         device = cuda.ordinal_of(found.address)
     return DeviceView(
-        obj, (obj, capsule), found.address, dtype, found.shape, device,
-        lambda: _LEGACY_STREAM, _maker(obj, device),
-    )  # fmt: skip
+        obj,
+        (obj, capsule),
+        found.address,
+        dtype,
+        found.shape,
+        device,
+        lambda: _LEGACY_STREAM,
+        _maker(obj, device),
+    )
 
 
 # ---- results ----

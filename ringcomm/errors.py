@@ -103,7 +103,7 @@ class ProtocolError(RingcommError):
 
 
 def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
-    """": did you mean X?" with the known name, after ``prefix``, that is nearest to what was given;
+    """ ": did you mean X?" with the known name, after ``prefix``, that is nearest to the one given;
     empty where none is near."""
     near = difflib.get_close_matches(str(given), list(known), 1)
     return f": did you mean {prefix}{near[0]}?" if near else ""

@@ -51,10 +51,13 @@ class ExactState:
     def told(self, place: Place) -> dict[str, Any]:
         """As it is kept."""
         return {
-            "exact": dict(place), "op": self.op, "loss_scale": self.loss_scale,
-            "worker": as_callers(self.worker), "owner": as_callers(self.owner),
+            "exact": dict(place),
+            "op": self.op,
+            "loss_scale": self.loss_scale,
+            "worker": as_callers(self.worker),
+            "owner": as_callers(self.owner),
             "owner_start": self.owner_start,
-        }  # fmt: skip
+        }
 
 
 def is_exact(state: object) -> bool:

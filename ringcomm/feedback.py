@@ -190,8 +190,10 @@ class FeedbackStore:
         """ErrorFeedback.state_dict of all: ``tensors`` by name, ``loss_scale``, ``format``, and in
         ``exact`` whose it is. Nothing is sent."""
         comm = _use(comm)
-        return {**self._told({name: self._items[name].state_dict(comm) for name in self._names()}),
-                "exact": dict(_place(comm))}  # fmt: skip
+        return {
+            **self._told({name: self._items[name].state_dict(comm) for name in self._names()}),
+            "exact": dict(_place(comm)),
+        }
 
     @naming("gather_state_dict() of FeedbackStore")
     def gather_state_dict(self, comm: Communicator | None = None) -> dict[str, Any]:
@@ -273,9 +275,7 @@ class FeedbackStore:
 class _State:
     """A checked state of one tensor."""
 
-    def __init__(
-        self, worker: Floats, owner: Floats, op: str | None, loss_scale: float
-    ) -> None:
+    def __init__(self, worker: Floats, owner: Floats, op: str | None, loss_scale: float) -> None:
         self.worker, self.owner, self.op, self.loss_scale = worker, owner, op, loss_scale
 
 
@@ -294,8 +294,9 @@ def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
         _require_format(state, name)
         return read(state, _place(comm), name)
     if not isinstance(state, Mapping) or not {"worker", "owner", "op"} <= set(state):
-        raise ConfigError(f"{name}: this is no state of an ErrorFeedback: it must have 'worker', "
-                          "'owner' and 'op'")  # fmt: skip
+        raise ConfigError(
+            f"{name}: this is no state of an ErrorFeedback: it must have 'worker', 'owner' and 'op'"
+        )
     _require_format(state, name)
     require_scale(f"{name}: loss_scale", state.get("loss_scale"))
     try:
@@ -303,11 +304,14 @@ def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
     except (TypeError, ValueError, RuntimeError):  # a tensor that numpy cannot see
         parts = []
     if not parts or any(part.dtype != np.float32 or part.ndim != 1 for part in parts):
-        raise ConfigError(f"{name}: the residuals of a state are float32 of one dimension, in host "
-                          "memory")  # fmt: skip
+        raise ConfigError(
+            f"{name}: the residuals of a state are float32 of one dimension, in host memory"
+        )
     if len(parts[0]) != len(parts[1]):
-        raise ConfigError(f"{name}: the state has {len(parts[0])} residuals of the workers and "
-                          f"{len(parts[1])} of the owners; it must be as many")  # fmt: skip
+        raise ConfigError(
+            f"{name}: the state has {len(parts[0])} residuals of the workers and "
+            f"{len(parts[1])} of the owners; it must be as many"
+        )
     if state["op"] not in (None, "sum", "avg"):
         raise ConfigError(f"{name}: the state's op is {state['op']!r}; it must be sum or avg")
     return _State(parts[0], parts[1], state["op"], float(state["loss_scale"]))
@@ -315,8 +319,9 @@ def _read(state: object, name: str, comm: Communicator) -> _State | ExactState:
 
 def _require_format(state: Mapping[str, Any], name: str) -> None:
     if state.get("format") != _FORMAT:
-        raise ConfigError(f"{name}: the state has format {state.get('format')!r}; this version "
-                          f"reads {_FORMAT}")  # fmt: skip
+        raise ConfigError(
+            f"{name}: the state has format {state.get('format')!r}; this version reads {_FORMAT}"
+        )
 
 
 def _save(
@@ -334,10 +339,15 @@ def _save(
     saved: list[dict[str, Any]] = []
     for group in _groups(items):
         for one, worker, owner in zip(group, *_gathered(group, comm), strict=True):
-            saved.append({
-                "format": _FORMAT, "op": one._op, "loss_scale": one.loss_scale,
-                "worker": as_callers(worker), "owner": as_callers(owner),
-            })  # fmt: skip
+            saved.append(
+                {
+                    "format": _FORMAT,
+                    "op": one._op,
+                    "loss_scale": one.loss_scale,
+                    "worker": as_callers(worker),
+                    "owner": as_callers(owner),
+                }
+            )
     return saved
 
 

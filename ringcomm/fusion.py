@@ -97,11 +97,18 @@ def allreduce_many(
         packed, each = views, _require_one_each(codec, feedback, views)
     works = [
         comm._run(
-            lib.RC_ALLREDUCE, one, one, one.count, op=op, compression=compression,
-            feedback=its, async_op=True, timeout=timeout,
+            lib.RC_ALLREDUCE,
+            one,
+            one,
+            one.count,
+            op=op,
+            compression=compression,
+            feedback=its,
+            async_op=True,
+            timeout=timeout,
         )
         for one, its in zip(packed, each, strict=True)
-    ]  # fmt: skip
+    ]
     together = Works(works, given)
     return together if async_op else together.wait()
 
@@ -134,8 +141,10 @@ def _require_one_each(
         hint = ""
         if type(feedback).__name__ == "FeedbackStore":
             hint = ": of a FeedbackStore [store[name] for name in names]"
-        raise ConfigError(f"feedback={feedback!r}: give a list of as many ErrorFeedbacks as there "
-                          f"are tensors, {len(views)}, or False{hint}")  # fmt: skip
+        raise ConfigError(
+            f"feedback={feedback!r}: give a list of as many ErrorFeedbacks as there "
+            f"are tensors, {len(views)}, or False{hint}"
+        )
     for one in feedback:
         require_feedback(codec, one)
     if len({id(one) for one in feedback}) < len(views):
@@ -143,8 +152,9 @@ def _require_one_each(
     for number, (one, tensor) in enumerate(zip(feedback, views, strict=True)):
         one.require_idle()
         if one.count not in (None, tensor.count):
-            raise ConfigError(f"feedback[{number}] is of {one.count} elements, and its tensor has "
-                              f"{tensor.count}")  # fmt: skip
+            raise ConfigError(
+                f"feedback[{number}] is of {one.count} elements, and its tensor has {tensor.count}"
+            )
     return feedback
 
 
@@ -198,6 +208,12 @@ def _pack(batch: list[View], align: int) -> View:
                 one.finish()
 
     return View(
-        batch, (buffer, batch), buffer.__array_interface__["data"][0], batch[0].dtype,
-        (total // item,), total // item, batch[0].new, unpack,
-    )  # fmt: skip
+        batch,
+        (buffer, batch),
+        buffer.__array_interface__["data"][0],
+        batch[0].dtype,
+        (total // item,),
+        total // item,
+        batch[0].new,
+        unpack,
+    )

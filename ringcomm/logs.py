@@ -26,8 +26,10 @@ def set_up(env: Mapping[str, str]) -> None:
     if not asked:
         return
     if asked not in _LEVELS:
-        raise ConfigError(f"{VARIABLE}={env[VARIABLE]!r}: give one of {', '.join(_LEVELS)}"
-                          f"{did_you_mean(asked, _LEVELS)}")  # fmt: skip
+        raise ConfigError(
+            f"{VARIABLE}={env[VARIABLE]!r}: give one of {', '.join(_LEVELS)}"
+            f"{did_you_mean(asked, _LEVELS)}"
+        )
     logger = logging.getLogger("ringcomm")
     logger.setLevel(asked.upper())
     if not logger.hasHandlers():

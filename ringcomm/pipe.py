@@ -46,9 +46,15 @@ class DeviceWork(Work):
     """
 
     def __init__(
-        self, comm: Communicator, name: str, views: tuple[View, ...], result: Any,
-        where: DeviceView, on_landing: Callable[[Work], None] | None, feedback: object,
-    ) -> None:  # fmt: skip
+        self,
+        comm: Communicator,
+        name: str,
+        views: tuple[View, ...],
+        result: Any,
+        where: DeviceView,
+        on_landing: Callable[[Work], None] | None,
+        feedback: object,
+    ) -> None:
         super().__init__(comm, name, views, result, ffi.new("rc_flight **"), feedback)
         self._held: Sequence[View] = views
         self._where = where

@@ -139,8 +139,10 @@ class Residuals:
         held = work is not None and work.holds_feedback
         if held or (self._handle and lib.rc_feedback_busy(self._handle)):
             which = "a collective" if work is None else f"{work.name} #{work.seq}"
-            raise ConfigError(f"{self.name} is in use by {which}, which is still in flight; wait "
-                              "for it first, or give each tensor its own")  # fmt: skip
+            raise ConfigError(
+                f"{self.name} is in use by {which}, which is still in flight; wait "
+                "for it first, or give each tensor its own"
+            )
 
     def require_size(self, count: int) -> None:
         """Makes it of that many elements where it has no size yet. Raises ConfigError where it has
@@ -148,8 +150,10 @@ class Residuals:
         if self._count is None:
             self._allocate(count)
         if self._count != count:
-            raise ConfigError(f"{self.name} is of {self._count} elements, and the tensor has "
-                              f"{count}; each tensor needs its own")  # fmt: skip
+            raise ConfigError(
+                f"{self.name} is of {self._count} elements, and the tensor has "
+                f"{count}; each tensor needs its own"
+            )
 
     def require_fit(self, call: str, dtype: str, count: int, op: str) -> Any:
         """The core's handle for a call of that many elements.
@@ -170,8 +174,10 @@ class Residuals:
         self.require_idle()
         self.require_size(count)
         if self._op not in (None, op) and not self._is_zero():
-            raise ConfigError(f"{call}: what is left in {self.name} was made by {self._op}, and "
-                              f"has other units than that of {op}")  # fmt: skip
+            raise ConfigError(
+                f"{call}: what is left in {self.name} was made by {self._op}, and "
+                f"has other units than that of {op}"
+            )
         self._op = op
         return self._handle
 
@@ -186,9 +192,12 @@ class Residuals:
             self._allocate(len(worker))
         worker, owner = (np.ascontiguousarray(part, np.float32) for part in (worker, owner))
         result = lib.rc_feedback_load(
-            self._handle, ffi.from_buffer("float[]", worker), ffi.from_buffer("float[]", owner),
-            start, len(owner),
-        )  # fmt: skip
+            self._handle,
+            ffi.from_buffer("float[]", worker),
+            ffi.from_buffer("float[]", owner),
+            start,
+            len(owner),
+        )
         if result != OK:
             raise RingcommError(f"{self.name}: the core does not take the residuals")
 

@@ -208,8 +208,19 @@ class Shortcut:
         collective, op, compression, root = kind
         comm, src = self._comm, None if tensor is None else view(tensor, writable=True)
         count = src.count if src else 0
-        call, name = make_call(collective, src, src, count, op, compression, root,
-                               comm.world_size, comm.config.timeout, False, False)  # fmt: skip
+        call, name = make_call(
+            collective,
+            src,
+            src,
+            count,
+            op,
+            compression,
+            root,
+            comm.world_size,
+            comm.config.timeout,
+            False,
+            False,
+        )
         call.caller = 0  # later ones are part of other calls, or of none
         made = self._templates[dtype, kind] = call, name.replace(f"[{count}]", "[{}]")
         return made

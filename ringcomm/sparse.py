@@ -201,9 +201,14 @@ class SparseExchange:
         """
         self._require_idle()
         start, owner = self._way.left()
-        return {"format": _STATE, "count": self.count, "owner_start": start, "exact": self._place(),
-                "worker": as_callers(self._residual.copy()), "owner": as_callers(owner.copy()),
-                }  # fmt: skip
+        return {
+            "format": _STATE,
+            "count": self.count,
+            "owner_start": start,
+            "exact": self._place(),
+            "worker": as_callers(self._residual.copy()),
+            "owner": as_callers(owner.copy()),
+        }
 
     @naming("gather_state_dict() of SparseExchange")
     def gather_state_dict(self) -> dict[str, Any]:
@@ -225,8 +230,13 @@ class SparseExchange:
             raise MismatchError(f"the ranks' tensors have {sizes.ravel().tolist()} elements")
         worker = self.comm.allreduce(self._residual.copy(), "avg")
         self.comm.allreduce(whole)
-        return {"format": _STATE, "count": self.count, "owner_start": 0,
-                "worker": as_callers(worker), "owner": as_callers(whole)}  # fmt: skip
+        return {
+            "format": _STATE,
+            "count": self.count,
+            "owner_start": 0,
+            "worker": as_callers(worker),
+            "owner": as_callers(whole),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state_dict`` or ``gather_state_dict`` returned. Nothing is sent; each
@@ -399,8 +409,15 @@ class _Owner:
     def end(self, timeout: float | None) -> Entries:
         one = self._exchange
         mean = one._join(one.format, list(self._parts), self._own, one._factor()).scatter()
-        select(self._format, one.comm.kernel_set, self._sums, self._next, self._residual,
-               as_view(mean, self._own, writable=False), one.decay)  # fmt: skip
+        select(
+            self._format,
+            one.comm.kernel_set,
+            self._sums,
+            self._next,
+            self._residual,
+            as_view(mean, self._own, writable=False),
+            one.decay,
+        )
         one.comm.allgather(self._sums, out=self._results, timeout=timeout)
         return self._joined()
 

@@ -13,9 +13,7 @@ from .config import DEFAULT, Config, compression_from_env
 _TCP_CONGESTION = 13  # of linux/tcp.h
 
 
-def summary_of(
-    joined: Joined, algorithms: str, kernel_set: str, group_codec: str | None
-) -> str:  # fmt: skip
+def summary_of(joined: Joined, algorithms: str, kernel_set: str, group_codec: str | None) -> str:
     """Several lines. The mesh must still have its lanes.
 
     Args:
@@ -26,24 +24,26 @@ def summary_of(
     where = "a" if group_codec is None else "this"
     ranks = "1 rank" if mesh.world_size == 1 else f"{mesh.world_size} ranks"
     torch = "" if codec == "none" else f" ({codec} where {where} torch process group reduces)"
-    return "\n  ".join([
-        f"{ranks}: {_hosts(mesh)}",
-        *(f"rail {rail.index}: {rail.interface} {rail.address}{_rate(mesh, rail.index)}"
-          for rail in mesh.rails),
-        f"shared memory: {'yes' if mesh.in_memory else 'no'}; algorithms: {algorithms}; "
-        f"congestion control: {_congestion(mesh.lanes)}; kernels: {kernel_set}",
-        f"compression: none but where a call names one{torch}",
-        f"settings: {_chosen(config)}",
-    ])  # fmt: skip
+    return "\n  ".join(
+        [
+            f"{ranks}: {_hosts(mesh)}",
+            *(
+                f"rail {rail.index}: {rail.interface} {rail.address}{_rate(mesh, rail.index)}"
+                for rail in mesh.rails
+            ),
+            f"shared memory: {'yes' if mesh.in_memory else 'no'}; algorithms: {algorithms}; "
+            f"congestion control: {_congestion(mesh.lanes)}; kernels: {kernel_set}",
+            f"compression: none but where a call names one{torch}",
+            f"settings: {_chosen(config)}",
+        ]
+    )
 
 
 def _hosts(mesh: Mesh) -> str:
     ranks_of: dict[int, list[int]] = {}
     for rank, number in enumerate(mesh.host_numbers):
         ranks_of.setdefault(number, []).append(rank)
-    return ", ".join(
-        f"{_listed(ranks)} on {mesh.hosts[ranks[0]]}" for ranks in ranks_of.values()
-    )
+    return ", ".join(f"{_listed(ranks)} on {mesh.hosts[ranks[0]]}" for ranks in ranks_of.values())
 
 
 def _listed(ranks: Sequence[int]) -> str:

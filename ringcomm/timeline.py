@@ -185,10 +185,13 @@ class Timeline:
         self._category = about
         self._lock = threading.Lock()
         self._file.write(
-            {"ph": "M", "name": "process_name",
-             "args": {"name": f"rank {self._file.rank} on {host}, process {os.getpid()}"}},
+            {
+                "ph": "M",
+                "name": "process_name",
+                "args": {"name": f"rank {self._file.rank} on {host}, process {os.getpid()}"},
+            },
             {"ph": "M", "name": "process_sort_index", "args": {"sort_index": self._file.rank}},
-        )  # fmt: skip
+        )
 
     @property
     def path(self) -> str:
@@ -208,9 +211,11 @@ class Timeline:
         """It is over, well or not."""
         stats, error, common = work.stats(), work.exception(), self._common(work)
         args: dict[str, Any] = {
-            "seq": work.seq, "sent_bytes": stats.sent_bytes, "shared_bytes": stats.shared_bytes,
+            "seq": work.seq,
+            "sent_bytes": stats.sent_bytes,
+            "shared_bytes": stats.shared_bytes,
             "rails": dict(zip(self._rails, stats.rail_bytes, strict=False)),
-        }  # fmt: skip
+        }
         if error is not None:
             args["error"] = f"{type(error).__name__}: {error}"
         where = "in shared memory" if stats.shared_bytes > stats.sent_bytes else "on the wire"

@@ -214,9 +214,13 @@ class Work:
             self._fetch_stats(told)
         rails = len(self._comm.rails)
         return WorkStats(
-            told.submitted_ns, told.started_ns, told.finished_ns, told.sent_bytes,
-            told.shared_bytes, tuple(told.rail_bytes)[:rails],
-        )  # fmt: skip
+            told.submitted_ns,
+            told.started_ns,
+            told.finished_ns,
+            told.sent_bytes,
+            told.shared_bytes,
+            tuple(told.rail_bytes)[:rails],
+        )
 
     def _poll(self, timeout_ms: int) -> int:
         handle = self._slot[0]
@@ -250,8 +254,11 @@ class Work:
                 if held.finish is not None:
                     held.finish()
         except Exception as error:  # the tensor was changed in flight
-            return TensorError(f"{self.name} #{self.seq}: the result is complete, and cannot be "
-                               f"written to the tensor: {error}", seq=self.seq)  # fmt: skip
+            return TensorError(
+                f"{self.name} #{self.seq}: the result is complete, and cannot be "
+                f"written to the tensor: {error}",
+                seq=self.seq,
+            )
         return None
 
     def _make_error(self, result: int) -> RingcommError:

@@ -38,8 +38,11 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 NICE = 10
 APART = (
-    "test_convergence.py", "test_results_hybrid.py", "test_results_slow.py", "test_frameworks.py",
-)  # fmt: skip
+    "test_convergence.py",
+    "test_results_hybrid.py",
+    "test_results_slow.py",
+    "test_frameworks.py",
+)
 """Files of tests that are bound by the processor: a run of the whole suite leaves them to
 test_apart.py, which runs them beside the others."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,9 +68,11 @@ class Beside:
     """
 
     def __init__(
-        self, lanes: Iterable[Iterable[Sequence[str]]], folder: Path,
+        self,
+        lanes: Iterable[Iterable[Sequence[str]]],
+        folder: Path,
         environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folders: dict[tuple[str, ...], Path] = {}
         jobs: list[list[tuple[str, list[str]]]] = []
         for lane in lanes:
@@ -78,9 +83,12 @@ class Beside:
                 words = [word.replace("{folder}", f"{own}/folder") for word in command]
                 jobs[-1].append((str(own), words))
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, cwd=ROOT, env=dict(environment),
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            cwd=ROOT,
+            env=dict(environment),
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(jobs).encode() + b"\n")
         self._process.stdin.flush()
@@ -100,9 +108,11 @@ class Beside:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -106,8 +106,10 @@ def interruptible() -> None:
 def torch_nursery() -> Iterator[Nursery]:
     """Of ranks with PyTorch, which takes seconds to import: once for all files that need it."""
     data = ["sklearn.datasets"] if importlib.util.find_spec("sklearn") else []
-    ranks = [f"faults.{name}" for name in ("groups", "outer", "parallel", "recipes", "resuming",
-                                        "silence", "training")]  # fmt: skip
+    ranks = [
+        f"faults.{name}"
+        for name in ("groups", "outer", "parallel", "recipes", "resuming", "silence", "training")
+    ]
     with nursery_of(*ranks, *data) as made:
         yield made
 
@@ -160,9 +162,7 @@ def gpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpu(
-    gpu_library: Path, gpu_kernels: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
+def gpu(gpu_library: Path, gpu_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two GPUs (tests/cuda/gpu.py). What the library makes on them must be gone after the test."""
     from gpu import Gpu
 

@@ -23,10 +23,16 @@ class Net(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         shapes = {
-            "embed": (100, 48), "norm": (48,), "long": (5000,), "filter": (16, 8, 3, 3),
-            "small": (4, 4), "temperature": (), "empty": (0, 7), "frozen": (64, 64),
+            "embed": (100, 48),
+            "norm": (48,),
+            "long": (5000,),
+            "filter": (16, 8, 3, 3),
+            "small": (4, 4),
+            "temperature": (),
+            "empty": (0, 7),
+            "frozen": (64, 64),
             "head": (48, 31),
-        }  # fmt: skip
+        }
         for name, shape in shapes.items():
             weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
             self.register_parameter(name, weight)

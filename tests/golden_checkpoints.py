@@ -83,12 +83,13 @@ JOBS: dict[str, Callable[[Communicator], Job]] = {
     "outer": apart(every=2),
     "outer-delayed": apart(every=5, delay=2),
     "outer-sparse": apart(every=2, outer=Sparse(density=0.1)),
-}  # fmt: skip
+}
 #: Files of what has been removed, with the job that a user makes instead.
 REMOVED: dict[str, Callable[[Communicator], Job]] = {
     "onebit-adam-published": wired(optim.OneBitAdam, freeze=2),
-    "lion-vote": wired(optim.Lion), "lion-average": wired(optim.Lion),
-}  # fmt: skip
+    "lion-vote": wired(optim.Lion),
+    "lion-average": wired(optim.Lion),
+}
 PICKLED = ("hook-int4", "hook-stale1", "hook-auto")
 MEASURED = {"hook-auto"}  # its steps follow from measured times
 #: Of the steps that follow only the first is compared: no backward had made the gradients, which
@@ -169,9 +170,12 @@ def write(folder: Path) -> None:
         )
         alone = functools.partial(_alone, name=name, beside=beside[0], state=gathered[0])
         record = Record(
-            own=list(own), gathered=gathered[0], beside=list(beside), results=list(results),
+            own=list(own),
+            gathered=gathered[0],
+            beside=list(beside),
+            results=list(results),
             alone=run_ranks(1, alone)[0],
-        )  # fmt: skip
+        )
         file = io.BytesIO()
         torch.save(record, file)
         packed = lzma.compress(file.getvalue(), preset=9 | lzma.PRESET_EXTREME)

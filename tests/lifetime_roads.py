@@ -90,9 +90,11 @@ class _Capsules:
 
 
 FACES: dict[str, Callable[[Side, int], Any]] = {
-    "numpy": Side.numpy, "torch": Side.torch, "strided torch": Side.strided,
+    "numpy": Side.numpy,
+    "torch": Side.torch,
+    "strided torch": Side.strided,
     "buffer": Side.buffer,
-}  # fmt: skip
+}
 ROADS: dict[str, Callable[[Side], Started]] = {}
 
 
@@ -142,10 +144,13 @@ def _native_roads() -> None:
         return of
 
     kinds = {
-        "allreduce": allreduce, "allreduce to out": with_out, "broadcast": broadcast,
-        "allgather": parts("allgather", 1, 2), "reduce_scatter": parts("reduce_scatter", 2, 1),
+        "allreduce": allreduce,
+        "allreduce to out": with_out,
+        "broadcast": broadcast,
+        "allgather": parts("allgather", 1, 2),
+        "reduce_scatter": parts("reduce_scatter", 2, 1),
         "alltoall": parts("alltoall", 2, 2),
-    }  # fmt: skip
+    }
     for (kind, of), (face, make) in itertools.product(kinds.items(), FACES.items()):
         ROADS[f"{kind} of {face}"] = of(make)
 
@@ -219,16 +224,17 @@ def _(side: Side) -> Started:
 def _all_reduces() -> None:
     kind = dist.ReduceOp
     cases: list[tuple[str, Any, Any, dict[str, Any]]] = [
-        ("sum", kind.SUM, torch.float32, {}), ("maximum", kind.MAX, torch.int64, {}),
+        ("sum", kind.SUM, torch.float32, {}),
+        ("maximum", kind.MAX, torch.int64, {}),
         ("average at int8", kind.AVG, torch.float32, {"compression": "int8"}),
-        ("complex sum", kind.SUM, torch.complex64, {}), ("bitwise or", kind.BOR, torch.int32, {}),
-        ("truth values", kind.MAX, torch.bool, {}), ("half sum", kind.SUM, torch.float16, {}),
-    ]  # fmt: skip
+        ("complex sum", kind.SUM, torch.complex64, {}),
+        ("bitwise or", kind.BOR, torch.int32, {}),
+        ("truth values", kind.MAX, torch.bool, {}),
+        ("half sum", kind.SUM, torch.float16, {}),
+    ]
     for name, op, dtype, options in cases:
 
-        def start(
-            side: Side, op: Any = op, dtype: Any = dtype, options: Any = options
-        ) -> Started:
+        def start(side: Side, op: Any = op, dtype: Any = dtype, options: Any = options) -> Started:
             x = side.torch(dtype=dtype)
             how = dist.AllreduceOptions()
             how.reduceOp = op

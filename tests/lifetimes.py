@@ -151,11 +151,16 @@ def _resized(started: Started) -> None:
 
 
 LETS_GO = {
-    "works and tensors dropped": _drop, "tensors dropped": _drop_tensors,
-    "works dropped": _drop_works, "other data": _other_data, "set to nothing": _set,
-    "after a timeout": _expired, "after an exception": _raised, "after a fork": _forked,
+    "works and tensors dropped": _drop,
+    "tensors dropped": _drop_tensors,
+    "works dropped": _drop_works,
+    "other data": _other_data,
+    "set to nothing": _set,
+    "after a timeout": _expired,
+    "after an exception": _raised,
+    "after a fork": _forked,
     "resized": _resized,
-}  # fmt: skip
+}
 ENDS = {"aborted": lambda comm: comm.abort("enough"), "closed": Communicator.close}
 
 
@@ -323,9 +328,12 @@ def supervise(folder: Path) -> int:
     failed = first = 0
     while failed < MOST_FAILED:
         child = subprocess.run(
-            [sys.executable, __file__, "from", str(first)], stdout=subprocess.PIPE, text=True,
-            env=guarded, check=False,
-        )  # fmt: skip
+            [sys.executable, __file__, "from", str(first)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=guarded,
+            check=False,
+        )
         lines = child.stdout.splitlines()
         if child.returncode == 0:
             print(f"{first + len(lines)} cases, {failed} failed")

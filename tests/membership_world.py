@@ -198,9 +198,16 @@ class Process:
     def _say_ready(self) -> None:
         self.state, self._forming_until = "waits", math.inf
         self.agreement.say_ready(
-            Ready(self.rank, self.history, self.number, self.is_well, tuple(sorted(self.blames)),
-                  b"", self.world.now)
-        )  # fmt: skip
+            Ready(
+                self.rank,
+                self.history,
+                self.number,
+                self.is_well,
+                tuple(sorted(self.blames)),
+                b"",
+                self.world.now,
+            )
+        )
         self.advance()
 
     def advance(self) -> None:

@@ -103,17 +103,22 @@ class Tree:
     def __init__(self, folder: Path, limit: float = LIMIT_S) -> None:
         self._folder, self._limit = folder, limit
         self._env = {
-            "TESTS_PATIENCE": PATIENCE_S, **os.environ, "PYTHONPATH": str(folder),
-            "PYTEST_ADDOPTS": "", "GIT_CEILING_DIRECTORIES": str(folder.parent),
-        }  # fmt: skip
+            "TESTS_PATIENCE": PATIENCE_S,
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "PYTEST_ADDOPTS": "",
+            "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        }
 
     def update(self, root: Path) -> None:
         """Makes its sources those of ``root``. Files that are as before keep their times, so that
         only the others are compiled."""
         listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"],
-            cwd=root, check=True, capture_output=True,
-        )  # fmt: skip
+            cwd=root,
+            check=True,
+            capture_output=True,
+        )
         found = os.fsdecode(listed.stdout).split("\0")
         names = {name for name in found if (root / name).is_file()}
         for path in self._sources():
@@ -129,9 +134,10 @@ class Tree:
         """Its code, without what was built."""
         built = self._folder / "build"
         return sorted(
-            path for path in self._folder.rglob("*.*")
+            path
+            for path in self._folder.rglob("*.*")
             if path.suffix in (".c", ".h", ".py") and built not in path.parents
-        )  # fmt: skip
+        )
 
     @contextlib.contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
@@ -145,8 +151,11 @@ class Tree:
     def _apply(self, mutant: Mutant, *options: str) -> None:
         done = subprocess.run(
             ["git", "apply", *options, str(mutant.path)],
-            cwd=self._folder, env=self._env, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=self._folder,
+            env=self._env,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise MutantError(f"does not apply: {done.stderr.strip()}")
 
@@ -185,9 +194,11 @@ class Tree:
         compiler = f"sh {self._folder}/tests/mutants/cc.sh"
         done = subprocess.run(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"],
-            cwd=self._folder, env={**self._env, "CC": compiler, "NVCC": ""},
-            capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=self._folder,
+            env={**self._env, "CC": compiler, "NVCC": ""},
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise MutantError(f"does not compile:\n{done.stdout}{done.stderr}")
         built.write_text(digest)
@@ -196,9 +207,14 @@ class Tree:
         """Its exit status; None if it had to be ended. What it says goes to log.txt."""
         with (self._folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self._folder, env=self._env, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
             try:
                 return process.wait(None if ends is None else max(1.0, ends - time.monotonic()))
             except subprocess.TimeoutExpired:

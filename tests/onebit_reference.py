@@ -136,9 +136,15 @@ class FrozenAdam:
     """
 
     def __init__(
-        self, p: Array, settings: Settings, freeze: int, average: Average, ranks: int,
-        renewals: Collection[int] = (), masked: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        p: Array,
+        settings: Settings,
+        freeze: int,
+        average: Average,
+        ranks: int,
+        renewals: Collection[int] = (),
+        masked: bool = True,
+    ) -> None:
         self.p, self.m, self.v = p.copy(), np.zeros_like(p), np.zeros_like(p)
         self.own = [np.zeros_like(p) for _ in range(ranks)]
         self.settings, self.freeze, self.average = settings, freeze, average
@@ -261,9 +267,12 @@ class ZeroOne:
     """
 
     def __init__(
-        self, params: Sequence[Array], settings: ZeroOneSettings, ranks: int,
+        self,
+        params: Sequence[Array],
+        settings: ZeroOneSettings,
+        ranks: int,
         average: Callable[[int], Average],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.var_uses = 0
         self.local = [[p.copy() for p in params] for _ in range(ranks)]
         self.m = [[np.zeros_like(p) for p in params] for _ in range(ranks)]

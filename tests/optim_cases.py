@@ -66,9 +66,14 @@ Track = Sequence[Sequence[Array]]
 
 
 def train(
-    make: Callable[[Any, Communicator], torch.optim.Optimizer], shapes: Shapes, ranks: int,
-    steps: int, dead: int = 0, after: Callable[[Any], Any] = lambda optimizer: None, seed: int = 0,
-) -> list[tuple[Track, Any]]:  # fmt: skip
+    make: Callable[[Any, Communicator], torch.optim.Optimizer],
+    shapes: Shapes,
+    ranks: int,
+    steps: int,
+    dead: int = 0,
+    after: Callable[[Any], Any] = lambda optimizer: None,
+    seed: int = 0,
+) -> list[tuple[Track, Any]]:
     """Of each rank: the parameters after every step, and what ``after`` says of the optimizer."""
 
     def body(comm: Communicator) -> tuple[Track, Any]:
@@ -117,9 +122,11 @@ class Expected:
 
 
 def follow(
-    reference: Callable[[Given], Iterator[Sequence[Array]]], shapes: Shapes, ranks: int,
+    reference: Callable[[Given], Iterator[Sequence[Array]]],
+    shapes: Shapes,
+    ranks: int,
     dead: int = 0,
-) -> Expected:  # fmt: skip
+) -> Expected:
     """What a reference makes of the first seed with which no code hangs on a rounding: who rounds
     otherwise sends the same codes, and is off by roundings alone."""
     for seed in range(30):

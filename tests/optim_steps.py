@@ -22,9 +22,15 @@ class Net(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         shapes = {
-            "embed": (100, 48), "norm": (48,), "filter": (16, 8, 3, 3), "small": (4, 4),
-            "temperature": (), "empty": (0, 7), "frozen": (64, 64), "head": (48, 31),
-        }  # fmt: skip
+            "embed": (100, 48),
+            "norm": (48,),
+            "filter": (16, 8, 3, 3),
+            "small": (4, 4),
+            "temperature": (),
+            "empty": (0, 7),
+            "frozen": (64, 64),
+            "head": (48, 31),
+        }
         for name, shape in shapes.items():
             weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
             self.register_parameter(name, weight)

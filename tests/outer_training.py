@@ -62,9 +62,13 @@ def pupil(seed: int) -> nn.Module:
 
 
 def learn(
-    outer: OuterStep, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, rank: int,
+    outer: OuterStep,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    seed: int,
+    rank: int,
     before_step: Callable[[int], None] = lambda step: None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """The loss of the anchor, over samples that nobody trains on, after each round."""
     x, y = lesson(999, 0, 0, count=512)
     curve: list[float] = []

@@ -294,7 +294,10 @@ def _direct(
 
 
 def among_hosts(
-    inputs: Sequence[Array], op: str, codec: str, local: int,
+    inputs: Sequence[Array],
+    op: str,
+    codec: str,
+    local: int,
     before: Sequence[Residuals] | None = None,
 ) -> tuple[Array, list[Residuals]]:
     """allreduce where so many ranks in succession are a host: summed there as they are; then the

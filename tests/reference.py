@@ -27,9 +27,15 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY: dict[str, Any] = {
-    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64,
-    "i8": np.int8, "u8": np.uint8, "i32": np.int32, "i64": np.int64,
-}  # fmt: skip
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i32": np.int32,
+    "i64": np.int64,
+}
 OPS = ("sum", "avg", "min", "max", "prod")
 ALIGN = 256
 
@@ -310,8 +316,13 @@ def chosen(payload: int, n: int, algorithm: str, memory: int = 0, table: Table =
 
 
 def allreduce(
-    inputs: Sequence[Array], dtype: str, op: str, codec: str = "none", algorithm: str = "auto",
-    memory: int = 0, table: Table = (),
+    inputs: Sequence[Array],
+    dtype: str,
+    op: str,
+    codec: str = "none",
+    algorithm: str = "auto",
+    memory: int = 0,
+    table: Table = (),
 ) -> Array:
     """What every rank gets; memory: so many ranks in succession share that of their host."""
     n, payload = len(inputs), len(inputs[0]) * wire_bytes(dtype, codec)

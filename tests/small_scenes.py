@@ -20,12 +20,14 @@ def small(goals: tuple[Goal, ...], name: str, **settings: object) -> Scene:
 
 SCENES = (
     small(
-        (Goal("time_us", 1e9, 4096), Goal("gloo", 1e9, 1024), Goal("cpu", 0.0, 4096)), "a",
-        busy=True, rounds=1,
+        (Goal("time_us", 1e9, 4096), Goal("gloo", 1e9, 1024), Goal("cpu", 0.0, 4096)),
+        "a",
+        busy=True,
+        rounds=1,
     ),
     small((Goal("time_us", 1e9, 4096, "bf16"),), "b", rounds=1),
     small((Goal("idle", 1e9),), "c", kind="idle"),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     sys.exit(peers.run_all(peers.parse(sys.argv[1:]), SCENES))

@@ -15,7 +15,6 @@ def words(x: Array) -> Array:
     return np.ascontiguousarray(x).view(np.uint32)
 
 
-
 def bf16(x: Array) -> Array:
     """Rounded to nearest, ties to even; infinity and NaN as they are."""
     whole = words(x).astype(np.uint64)
@@ -64,9 +63,7 @@ def senders(sent: Array, chunk: int, block: int) -> Array:
     return there
 
 
-def joined(
-    sent: list[Array], chunk: int, block: int, aggregate: str, ranks: int
-) -> Array:
+def joined(sent: list[Array], chunk: int, block: int, aggregate: str, ranks: int) -> Array:
     """The sum in order of rank, over all ranks or over those that sent a block."""
     total = np.zeros_like(sent[0])
     count = np.zeros(len(total), np.int64)
@@ -82,9 +79,17 @@ class World:
     """All ranks' residuals, and the owners'; a round of all."""
 
     def __init__(
-        self, ranks: int, count: int, chunk: int, block: int, kept: int, decay: float, values: str,
-        aggregate: str, owner_kept: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        ranks: int,
+        count: int,
+        chunk: int,
+        block: int,
+        kept: int,
+        decay: float,
+        values: str,
+        aggregate: str,
+        owner_kept: int = 0,
+    ) -> None:
         self.ranks, self.chunk, self.block, self.kept = ranks, chunk, block, kept
         self.decay, self.values, self.aggregate = decay, values, aggregate
         self.owner_kept = owner_kept
@@ -96,13 +101,19 @@ class World:
         sent = []
         for rank, delta in enumerate(deltas):
             out, self.residuals[rank], _ = chosen(
-                self.residuals[rank], delta, self.decay, self.chunk, self.block, self.kept,
+                self.residuals[rank],
+                delta,
+                self.decay,
+                self.chunk,
+                self.block,
+                self.kept,
                 self.values,
-            )  # fmt: skip
+            )
             sent.append(out)
         mean = joined(sent, self.chunk, self.block, self.aggregate, self.ranks)
         if not self.owner_kept:
             return mean
-        out, self.owner, _ = chosen(self.owner, mean, self.decay, self.chunk, self.block,
-                                    self.owner_kept, self.values)  # fmt: skip
+        out, self.owner, _ = chosen(
+            self.owner, mean, self.decay, self.chunk, self.block, self.owner_kept, self.values
+        )
         return out

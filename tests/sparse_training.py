@@ -19,8 +19,13 @@ def import_late() -> None:
 
 def model_of(seed: int, dtype: Any = torch.float32) -> Any:
     made = torch.Generator().manual_seed(seed)  # threads share the other one
-    layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30), torch.nn.Tanh(),
-              torch.nn.Linear(30, 3)]  # fmt: skip
+    layers = [
+        torch.nn.Linear(40, 60),
+        torch.nn.Tanh(),
+        torch.nn.Linear(60, 30),
+        torch.nn.Tanh(),
+        torch.nn.Linear(30, 3),
+    ]
     model = torch.nn.Sequential(*layers)
     with torch.no_grad():
         for one in model.parameters():

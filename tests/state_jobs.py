@@ -116,9 +116,13 @@ class Hooked(Job):
     """A HookState, given buckets of a model; None: one of the SHAPES."""
 
     def __init__(
-        self, comm: Communicator, codec: Any, model: nn.Module | None = None,
-        threshold: int = THRESHOLD, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        comm: Communicator,
+        codec: Any,
+        model: nn.Module | None = None,
+        threshold: int = THRESHOLD,
+        **settings: Any,
+    ) -> None:
         self.comm, self._model = comm, Shaped() if model is None else model
         self.obj = HookState(codec, comm, model=self._model, threshold=threshold, **settings)
 
@@ -135,9 +139,12 @@ class Trained(Job):
     """An optimizer that exchanges, with the parameters that it trains."""
 
     def __init__(
-        self, comm: Communicator, kind: Any, shapes: Sequence[tuple[int, ...]] = SHAPES,
+        self,
+        comm: Communicator,
+        kind: Any,
+        shapes: Sequence[tuple[int, ...]] = SHAPES,
         **settings: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
         self._rank = comm.rank
         self.parameters = [
@@ -171,9 +178,7 @@ class Trained(Job):
 class Apart(Job):
     """An OuterStep, over AdamW."""
 
-    def __init__(
-        self, comm: Communicator, sizes: tuple[int, ...] = SIZES, **settings: Any
-    ) -> None:
+    def __init__(self, comm: Communicator, sizes: tuple[int, ...] = SIZES, **settings: Any) -> None:
         self.comm, self._model = comm, net(sizes=sizes)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), 0.01)
         self.obj = OuterStep(self._model, self._optimizer, comm=comm, **settings)

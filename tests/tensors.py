@@ -59,11 +59,35 @@ def special(dtype: str, count: int, rank: int) -> Array:
     else:
         info = np.finfo(NUMPY[dtype])
         edges = np.array(
-            [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, info.max, info.min, info.tiny,
-             info.smallest_subnormal, -info.smallest_subnormal, 65504, 65519.996, 65520, 2.0**-24,
-             2.0**-25, 1.5 * 2.0**-25, 6e-8, 3.3895314e38, 1.17549435e-38, 1e-40, 1 + 2.0**-8,
-             1 + 2.0**-11, 1 + 3 * 2.0**-8], NUMPY[dtype],
-        )  # fmt: skip
+            [
+                0.0,
+                -0.0,
+                1.0,
+                -1.0,
+                np.inf,
+                -np.inf,
+                np.nan,
+                info.max,
+                info.min,
+                info.tiny,
+                info.smallest_subnormal,
+                -info.smallest_subnormal,
+                65504,
+                65519.996,
+                65520,
+                2.0**-24,
+                2.0**-25,
+                1.5 * 2.0**-25,
+                6e-8,
+                3.3895314e38,
+                1.17549435e-38,
+                1e-40,
+                1 + 2.0**-8,
+                1 + 2.0**-11,
+                1 + 3 * 2.0**-8,
+            ],
+            NUMPY[dtype],
+        )
     step = (1, 3, 7, 9)[rank % 4]
     return edges[(np.arange(count) * step + rank * rank) % len(edges)]
 

@@ -126,14 +126,18 @@ def by_turns(todo: Sequence[Case], turn: int, large: int = LARGE) -> list[Case]:
 
 @functools.lru_cache(maxsize=2)  # of the world at hand: its three lane counts follow
 def cases(
-    world: int, counts: tuple[int, ...], dtypes: tuple[str, ...], algorithm: str = "ring",
+    world: int,
+    counts: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    algorithm: str = "ring",
     memory: int = 0,
 ) -> list[Case]:
     """Every combination at every count, in an order that mixes dtypes and sizes."""
     made = [
         Case(world, n, *rest, algorithm=algorithm, memory=memory)
-        for rest in combinations(dtypes) for n in counts
-    ]  # fmt: skip
+        for rest in combinations(dtypes)
+        for n in counts
+    ]
     np.random.default_rng(world).shuffle(made)  # type: ignore[arg-type]
     return made
 
@@ -153,11 +157,14 @@ def run_window(comm: Communicator, number: int, window: Sequence[Case]) -> list[
     outs = arrays if number % 3 == 1 else [np.empty_like(array) for array in arrays]
     works = [
         comm.allreduce(
-            tensor(array, case.dtype), case.op, compression=case.compression, async_op=True,
+            tensor(array, case.dtype),
+            case.op,
+            compression=case.compression,
+            async_op=True,
             out=None if out is array else tensor(out, case.dtype),
         )
         for case, array, out in zip(window, arrays, outs, strict=True)
-    ]  # fmt: skip
+    ]
     for work in reversed(works):
         work.wait()
     return outs
@@ -204,9 +211,7 @@ def open_world(
     turn = LANES.index(lanes)
     config = Config(segment_bytes=SEGMENTS[turn], timeout=30.0, algorithm=algorithm)
     engines = ("shared", "own")[(WORLDS.index(world) + turn) // 2 % 2]
-    return World(
-        world, lanes=lanes, rails=rails, config=config, engines=engines, memory=memory
-    )
+    return World(world, lanes=lanes, rails=rails, config=config, engines=engines, memory=memory)
 
 
 def need(dtypes: Sequence[str]) -> None:
@@ -335,9 +340,7 @@ def test_special_values(world: int, algorithm: str, memory: bool, dtypes: tuple[
         for dtype, op, codec in combinations(dtypes):
             array = special(dtype, count, comm.rank)
             results.append(array)
-            comm.allreduce(
-                tensor(array, dtype), op, compression=None if codec == "none" else codec
-            )
+            comm.allreduce(tensor(array, dtype), op, compression=None if codec == "none" else codec)
         return results
 
     config = Config(segment_bytes=4096, timeout=30.0, algorithm=algorithm)

@@ -464,8 +464,13 @@ def test_the_family_is_complete() -> None:
 @pytest.mark.parametrize("kind", FAMILY)
 def test_errors_pickle_with_their_fields(kind: type[RingcommError]) -> None:
     fields: dict[str, Any] = {
-        "rank": 3, "host": "node7", "rail": 1, "lane": 2, "seq": 41, "elapsed": 1.5,
-    }  # fmt: skip
+        "rank": 3,
+        "host": "node7",
+        "rail": 1,
+        "lane": 2,
+        "seq": 41,
+        "elapsed": 1.5,
+    }
     error = kind("rank 3 is gone", **fields)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         copy = pickle.loads(pickle.dumps(error, protocol))

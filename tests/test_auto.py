@@ -222,8 +222,14 @@ def test_codecs_that_need_feedback_are_taken_only_where_allowed() -> None:
 def test_accumulation_comes_before_a_harsher_codec() -> None:
     rungs = ladder(["int4"], max_accumulate=4)
     assert [str(rung) for rung in rungs] == [
-        "none", "bf16", "int8", "int8 over 2", "int8 over 3", "int8 over 4", "int4"
-    ]  # fmt: skip
+        "none",
+        "bf16",
+        "int8",
+        "int8 over 2",
+        "int8 over 3",
+        "int8 over 4",
+        "int4",
+    ]
 
 
 def test_adapters_travel_at_bf16_at_most() -> None:
@@ -418,8 +424,13 @@ def test_only_one_rank_decides_and_a_window_has_steps_of_one_codec(
     first, following = law.FIRST_WINDOW, law.WINDOW
     assert [change.step for change in ranks.changes] == [first + 1 + following + law.DELAY]
     assert [steps for _, steps in asked] == [
-        first + 1, following, first, following, following, following
-    ]  # fmt: skip
+        first + 1,
+        following,
+        first,
+        following,
+        following,
+        following,
+    ]
 
 
 # ---- the first steps ----

@@ -38,9 +38,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[Seen],
     told: list[tuple[str, Sequence[Seen], Load]] = []
 
     def decide(
-        self: Law, step: int, ranks: Sequence[Seen], load: Load, ready_s: Sequence[float],
+        self: Law,
+        step: int,
+        ranks: Sequence[Seen],
+        load: Load,
+        ready_s: Sequence[float],
         latency_s: float = 0.0,
-    ) -> Change:  # fmt: skip
+    ) -> Change:
         codec = ("int8", "int4", "none", "bf16")[len(told) % 4]
         told.append((codec, ranks, load))
         self.rung = Rung(parse(codec))
@@ -90,8 +94,12 @@ def test_all_ranks_change_before_the_same_step(
         report = state.report()
         assert [stretch["first"] for stretch in report.codecs] == [0, *changes]
         assert [stretch["codec"] for stretch in report.codecs] == [
-            "bf16", "int8", "int4", "none", "bf16"
-        ]  # fmt: skip
+            "bf16",
+            "int8",
+            "int4",
+            "none",
+            "bf16",
+        ]
         assert report.codecs[-1]["last"] == 35
         for stretch in report.codecs:
             for number in (stretch["first"], stretch["last"]):
@@ -238,10 +246,14 @@ def test_onebit_is_for_linear_optimizers(
         assert ("onebit" in [str(rung) for rung in law.rungs]) is taken
 
     run_ranks(2, body)
-    assert said_in(caplog) == ([] if taken else [
-        f"auto: onebit is left out, as {kind} is not known to be linear in the gradients; "
-        "Auto(linear=True) declares that it is"
-    ])  # fmt: skip
+    assert said_in(caplog) == (
+        []
+        if taken
+        else [
+            f"auto: onebit is left out, as {kind} is not known to be linear in the gradients; "
+            "Auto(linear=True) declares that it is"
+        ]
+    )
 
 
 # ---- checkpoints and refusals ----

@@ -50,10 +50,18 @@ def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     "role",
-    [groups.shapes, groups.messages, asynchrony.asynchronous,
-     pytest.param(asynchrony.promises, marks=pytest.mark.skipif(
-         before(2, 5), reason="2.4 tells no group of ours that it is destroyed"))],
-)  # fmt: skip
+    [
+        groups.shapes,
+        groups.messages,
+        asynchrony.asynchronous,
+        pytest.param(
+            asynchrony.promises,
+            marks=pytest.mark.skipif(
+                before(2, 5), reason="2.4 tells no group of ours that it is destroyed"
+            ),
+        ),
+    ],
+)
 def test_results_are_right(nursery: Nursery, role: Role, world: int) -> None:
     with Job(nursery, world, LOOPBACK) as job:
         job.start(role)
@@ -89,10 +97,18 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
 
 @pytest.mark.parametrize(
     "role",
-    [asynchrony.nested, groups.by_functions,
-     pytest.param(groups.compiled, marks=pytest.mark.skipif(
-         before(2, 5), reason="torch.compile of 2.4 asks for a group in all_gather_into_tensor"))],
-)  # fmt: skip
+    [
+        asynchrony.nested,
+        groups.by_functions,
+        pytest.param(
+            groups.compiled,
+            marks=pytest.mark.skipif(
+                before(2, 5),
+                reason="torch.compile of 2.4 asks for a group in all_gather_into_tensor",
+            ),
+        ),
+    ],
+)
 def test_results_are_right_on_two_ranks(nursery: Nursery, role: Role) -> None:
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(role)
@@ -154,9 +170,12 @@ def test_compression_from_the_environment(nursery: Nursery) -> None:
 def test_options_are_checked() -> None:
     kind = pytest.importorskip("ringcomm.torch").Options
     wrong: list[dict[str, Any]] = [
-        {"compression": 3}, {"compression": "onebit"}, {"lanes": 99}, {"timeout": 3.0},
+        {"compression": 3},
+        {"compression": "onebit"},
+        {"lanes": 99},
+        {"timeout": 3.0},
         {"colour": "red"},
-    ]  # fmt: skip
+    ]
     for arguments in wrong:
         with pytest.raises(ConfigError):
             kind(**arguments)
@@ -213,10 +232,14 @@ def test_under_another_launcher() -> None:
     ranks = []
     for rank in range(2):
         environment = {
-            **clean_environment(), **LOOPBACK, "PMIX_NAMESPACE": f"test{os.getpid()}",
-            "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        }  # fmt: skip
+            **clean_environment(),
+            **LOOPBACK,
+            "PMIX_NAMESPACE": f"test{os.getpid()}",
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        }
         command = [sys.executable, "-c", textwrap.dedent(code)]
         ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     for process in ranks:
@@ -226,10 +249,17 @@ def test_under_another_launcher() -> None:
 
 def test_bad_input_is_refused(nursery: Nursery) -> None:
     kinds = {
-        "sparse": "TypeError", "op": "TypeError", "dtype": "TypeError", "list": "ValueError",
-        "size": "ValueError", "part": "ValueError", "splits": "ValueError", "rows": "ValueError",
-        "tag": "ValueError", "expanded": "TypeError",
-    }  # fmt: skip
+        "sparse": "TypeError",
+        "op": "TypeError",
+        "dtype": "TypeError",
+        "list": "ValueError",
+        "size": "ValueError",
+        "part": "ValueError",
+        "splits": "ValueError",
+        "rows": "ValueError",
+        "tag": "ValueError",
+        "expanded": "TypeError",
+    }
     with Job(nursery, 2, LOOPBACK) as job:
         job.start(groups.refused)
         for name, kind in kinds.items():
@@ -313,6 +343,8 @@ def test_ranges_of_the_profiler(nursery: Nursery) -> None:
         job.start(groups.profiled)
         for event in job.expect_all("ranges"):
             assert event["names"] == [
-                "ringcomm:all_gather", "ringcomm:all_reduce", "ringcomm:barrier"
-            ]  # fmt: skip
+                "ringcomm:all_gather",
+                "ringcomm:all_reduce",
+                "ringcomm:barrier",
+            ]
         job.finish(quietly=False)

@@ -12,16 +12,24 @@ import pytest
 from beside import Done
 
 if not (importlib.util.find_spec("torch") and importlib.util.find_spec("expecttest")):
-    pytest.skip("torch, or expecttest, which its tests need, is not installed",
-                allow_module_level=True)  # fmt: skip
+    pytest.skip(
+        "torch, or expecttest, which its tests need, is not installed", allow_module_level=True
+    )
 
 pytestmark = pytest.mark.torch
 
 SAMPLE = (
-    "all_reduce_sum", "all_gather_coalesced", "all_to_all_single_unequal", "send_recv_with_tag",
-    "send_recv_any_source", "gather_object", "new_subgroups_by_enumeration_neg", "reduce_max",
-    "ddp_join_model_equivalence", "barrier_full_group",
-)  # fmt: skip
+    "all_reduce_sum",
+    "all_gather_coalesced",
+    "all_to_all_single_unequal",
+    "send_recv_with_tag",
+    "send_recv_any_source",
+    "gather_object",
+    "new_subgroups_by_enumeration_neg",
+    "reduce_max",
+    "ddp_join_model_equivalence",
+    "barrier_full_group",
+)
 
 
 LIFTED = ("reduce_scatter_v_cuda", "all_reduce_sum_cuda_async", "broadcast_cuda")
@@ -29,9 +37,15 @@ LIFTED = ("reduce_scatter_v_cuda", "all_reduce_sum_cuda_async", "broadcast_cuda"
 
 
 @pytest.mark.beside(
-    sys.executable, "tests/torch_suite.py", "run", "ringcomm", "--as-gloo", "--lifted",
-    "--match", ",".join(LIFTED),
-)  # fmt: skip
+    sys.executable,
+    "tests/torch_suite.py",
+    "run",
+    "ringcomm",
+    "--as-gloo",
+    "--lifted",
+    "--match",
+    ",".join(LIFTED),
+)
 def test_a_sample_without_gates(beside: Done) -> None:
     assert beside.code == 0, beside.output
     (passed,) = re.findall(r"^(\d+) ok, 0 failed", beside.output, re.MULTILINE)

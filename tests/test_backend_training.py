@@ -56,9 +56,16 @@ def check(kept: dict[str, list[torch.Tensor]], exact: bool) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    ["plain", "no_sync", "find_unused_parameters", "static_graph", "gradient_as_bucket_view",
-     "join", "zero"],
-)  # fmt: skip
+    [
+        "plain",
+        "no_sync",
+        "find_unused_parameters",
+        "static_graph",
+        "gradient_as_bucket_view",
+        "join",
+        "zero",
+    ],
+)
 def test_ddp_on_two_ranks_is_gloos_to_the_bit(nursery: Nursery, tmp_path: Path, mode: str) -> None:
     check(run(nursery, 2, parallel.ddp, tmp_path, mode=mode), exact=True)
 
@@ -93,8 +100,9 @@ def test_ddp_on_two_hosts_of_two_ranks(nursery: Nursery, tmp_path: Path) -> None
     """By HierarchicalState, gloo inside the hosts, beside plain DDP on gloo."""
     kept = run(nursery, 4, parallel.ddp, tmp_path, mode="hosts")
     check(kept, exact=False)
-    assert all(torch.equal(a[:-WEIGHTLESS], kept["ringcomm"][0][:-WEIGHTLESS])
-               for a in kept["ringcomm"])  # fmt: skip
+    assert all(
+        torch.equal(a[:-WEIGHTLESS], kept["ringcomm"][0][:-WEIGHTLESS]) for a in kept["ringcomm"]
+    )
 
 
 @pytest.mark.skipif(before(2, 6), reason="fully_shard asks for a GPU before PyTorch 2.6")

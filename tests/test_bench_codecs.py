@@ -35,10 +35,14 @@ INT8 = dataclasses.replace(PLAIN, codec="int8", seconds=[0.003, 0.003], sent=0.3
 @pytest.mark.parametrize(
     ("codec", "hosts", "per_elem"),
     [
-        ("none", 4, 6.0), ("bf16", 4, 3.0), ("int8", 4, 1.512), ("int4", 4, 0.797),
-        ("onebit", 4, 0.199), ("onebit", 2, 0.133),
+        ("none", 4, 6.0),
+        ("bf16", 4, 3.0),
+        ("int8", 4, 1.512),
+        ("int4", 4, 0.797),
+        ("onebit", 4, 0.199),
+        ("onebit", 2, 0.133),
     ],
-)  # fmt: skip
+)
 def test_the_formula_is_the_table_of_the_literature(
     codec: str, hosts: int, per_elem: float
 ) -> None:
@@ -72,10 +76,24 @@ def test_a_short_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     if reason:
         pytest.skip(reason)
     table = tmp_path / "table.md"
-    code = codecs.main([
-        "--hosts", "2", "--rates", "1000", "--sizes", "100KB", "--codecs", "none,int8,onebit",
-        "--rounds", "1", "--budget", "0.05", "--markdown", str(table),
-    ])  # fmt: skip
+    code = codecs.main(
+        [
+            "--hosts",
+            "2",
+            "--rates",
+            "1000",
+            "--sizes",
+            "100KB",
+            "--codecs",
+            "none,int8,onebit",
+            "--rounds",
+            "1",
+            "--budget",
+            "0.05",
+            "--markdown",
+            str(table),
+        ]
+    )
     shown = capsys.readouterr().out
     assert code == 0, shown
     assert len(table.read_text().splitlines()) > 5

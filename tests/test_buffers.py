@@ -156,9 +156,22 @@ def test_read_only_memory_is_never_written() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [">f4", ">i8", "bool", "uint16", "uint32", "uint64", "int16", "complex64", "object", "U3",
-     "datetime64[s]", "longdouble", "f4,i4"],
-)  # fmt: skip
+    [
+        ">f4",
+        ">i8",
+        "bool",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int16",
+        "complex64",
+        "object",
+        "U3",
+        "datetime64[s]",
+        "longdouble",
+        "f4,i4",
+    ],
+)
 def test_other_dtypes_are_refused(dtype: str) -> None:
     refused(np.zeros(3, np.dtype(dtype)), "dtype .* is not supported; .* or use float16, bfloat16")
 

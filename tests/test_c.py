@@ -23,9 +23,15 @@ PROBE = "#include <pthread.h>\nint main(void) { return 0; }\n"
 
 def run(command: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=C_TESTS, env={**os.environ, **settings}, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
-    )  # fmt: skip
+        command,
+        cwd=C_TESTS,
+        env={**os.environ, **settings},
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=900,
+    )
 
 
 def require_sanitizer(sanitizer: str, folder: Path) -> None:
@@ -54,9 +60,10 @@ def write_program(folder: Path, name: str, line: str) -> Path:
 def what_failed(output: str) -> str:
     """The sections of the programs that failed, or the end if none has been run."""
     sections = [
-        part for part in output.split("== ")[1:]
+        part
+        for part in output.split("== ")[1:]
         if ", 0 failed" not in part or "ended with status" in part
-    ]  # fmt: skip
+    ]
     return "== ".join(sections)[-8000:] or output[-8000:]
 
 

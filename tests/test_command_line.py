@@ -61,8 +61,11 @@ def test_values_are_shown_and_read_as_the_page_has_them(
         monkeypatch.setenv("RINGCOMM_" + name.upper(), told[name])
     chosen = config.Config()
     assert (chosen.algorithm, chosen.spin_us, chosen.threads, chosen.kernel_set) == (
-        "auto", -1, 0, ""
-    )  # fmt: skip
+        "auto",
+        -1,
+        0,
+        "",
+    )
 
 
 def test_settings_that_cannot_work(

@@ -18,8 +18,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
-    "README.md", "CONTRIBUTING.md", "docs/SETTINGS.md", "docs/FRAMEWORKS.md", "bench/README.md",
-)  # fmt: skip
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/SETTINGS.md",
+    "docs/FRAMEWORKS.md",
+    "bench/README.md",
+)
 STARTERS = ("python", "torchrun", "mpirun", "srun", "sudo", "pytest", "pip", "make", "export")
 
 
@@ -76,8 +80,9 @@ def help_of(name: str) -> str:
 def test_there_are_commands() -> None:
     assert len(COMMANDS) > 35
     assert list(programs("python a/netlab.py --nics 1 -- .venv/bin/python b.py --x=1")) == [
-        ("a/netlab.py", ["--nics"]), ("b.py", ["--x"])
-    ]  # fmt: skip
+        ("a/netlab.py", ["--nics"]),
+        ("b.py", ["--x"]),
+    ]
     assert list(programs("mpirun -n 2 python -m ringcomm tune --show  # --not")) == [
         ("-m ringcomm tune", ["--show"])
     ]

@@ -40,7 +40,7 @@ def raised(text: str) -> np.ndarray:
         ([raised("a")], [raised("b")], "OLD: a; NEW: b"),
         ([raised("a")], [raised("a")], ""),
     ],
-)  # fmt: skip
+)
 def test_a_difference_is_told(old: list[np.ndarray], new: list[np.ndarray], said: str) -> None:
     assert compare.difference(old, new) == said
 
@@ -143,9 +143,15 @@ fn=(2)
 
 @pytest.mark.parametrize(
     ("olds", "news", "more"),
-    [([10, 10], [11], True), ([10, 10], [10.4], False), ([10, 12], [13], False),
-     ([10, 10], [11, 10.2], False), ([1000, 1000], [1009], False), ([10, 10], [2], False)],
-)  # fmt: skip
+    [
+        ([10, 10], [11], True),
+        ([10, 10], [10.4], False),
+        ([10, 12], [13], False),
+        ([10, 10], [11, 10.2], False),
+        ([1000, 1000], [1009], False),
+        ([10, 10], [2], False),
+    ],
+)
 def test_more_is_what_exceeds_the_noise(olds: list[float], news: list[float], more: bool) -> None:
     assert compare.has_more("transfers", olds, news) is more
 

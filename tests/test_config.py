@@ -138,12 +138,21 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("LANES", "two"), ("LANES", ""), ("LANES", "99"), ("SEGMENT_BYTES", "64K"),
-        ("SEGMENT_BYTES", "5000"), ("TIMEOUT", "soon"), ("TIMEOUT", "-1"), ("TIMEOUT", "nan"),
-        ("CONNECT_TIMEOUT", "0"), ("INSECURE", "maybe"), ("PEER_TIMEOUT", "1"),
-        ("SECRET_FD", "stdin"), ("HEARTBEAT", "1e9"),
+        ("LANES", "two"),
+        ("LANES", ""),
+        ("LANES", "99"),
+        ("SEGMENT_BYTES", "64K"),
+        ("SEGMENT_BYTES", "5000"),
+        ("TIMEOUT", "soon"),
+        ("TIMEOUT", "-1"),
+        ("TIMEOUT", "nan"),
+        ("CONNECT_TIMEOUT", "0"),
+        ("INSECURE", "maybe"),
+        ("PEER_TIMEOUT", "1"),
+        ("SECRET_FD", "stdin"),
+        ("HEARTBEAT", "1e9"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_variable_is_named(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"\bRINGCOMM_{name}\b") as caught:
         Config.from_env({f"RINGCOMM_{name}": text, "RINGCOMM_KERNEL_SET": "scalar"})
@@ -161,8 +170,11 @@ def test_the_variable_is_not_blamed_for_an_argument() -> None:
 
 def test_shared_fields_are_what_the_wire_depends_on() -> None:
     assert Config(lanes=2).shared_fields() == {
-        "lanes": 2, "probe": True, "segment_bytes": 0, "algorithm": "auto"
-    }  # fmt: skip
+        "lanes": 2,
+        "probe": True,
+        "segment_bytes": 0,
+        "algorithm": "auto",
+    }
 
 
 # ---- where a value is from ----
@@ -175,8 +187,10 @@ def test_fields_that_are_not_given_follow_the_environment(monkeypatch: pytest.Mo
         assert (comm.config.timeout, comm.config.lanes) == (12, 1)
     made = Config(lanes=1)  # what equals the default is an argument all the same
     assert [made.sources()[name] for name in ("lanes", "timeout", "probe")] == [
-        "argument", "RINGCOMM_TIMEOUT", "default"
-    ]  # fmt: skip
+        "argument",
+        "RINGCOMM_TIMEOUT",
+        "default",
+    ]
     assert set(made.sources()) == set(ENVIRONMENT)
 
 
@@ -201,8 +215,12 @@ def test_what_is_replaced_and_what_is_not_say_where_they_are_from(
     changed = Config(probe=False).replaced("torch", timeout=7.0, peer_timeout=10.0)
     sources = changed.sources()
     known = {name: sources[name] for name in ("lanes", "probe", "timeout", "peer_timeout")}
-    assert known == {"lanes": "RINGCOMM_LANES", "probe": "argument", "timeout": "torch",
-                     "peer_timeout": "default"}  # fmt: skip
+    assert known == {
+        "lanes": "RINGCOMM_LANES",
+        "probe": "argument",
+        "timeout": "torch",
+        "peer_timeout": "default",
+    }
     assert (changed.timeout, changed.probe, changed.lanes) == (7.0, False, 2)
     with pytest.raises(ConfigError, match=r"lanes=99: .* \(given as an argument\)"):
         changed.replaced(lanes=99)
@@ -216,8 +234,10 @@ def test_the_signature_shows_the_defaults() -> None:
 
 def test_of_two_values_each_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGCOMM_PEER_TIMEOUT", "5")
-    with pytest.raises(ConfigError, match="heartbeat: given as an argument, peer_timeout: set by "
-                                          "RINGCOMM_PEER_TIMEOUT"):  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match="heartbeat: given as an argument, peer_timeout: set by RINGCOMM_PEER_TIMEOUT",
+    ):
         Config(heartbeat=4)
 
 
@@ -257,19 +277,24 @@ def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("RINGCOMM_LANE", "RINGCOMM_LANE is set, and ringcomm has no such setting: did you mean "
-                          "RINGCOMM_LANES?"),
+        (
+            "RINGCOMM_LANE",
+            "RINGCOMM_LANE is set, and ringcomm has no such setting: did you mean RINGCOMM_LANES?",
+        ),
         ("RINGCOMM_INTERFACE", "did you mean RINGCOMM_INTERFACES?"),
         ("RINGCOMM_SECRET_FIEL", "did you mean RINGCOMM_SECRET_FILE?"),
         ("RINGCOMM_COMPRESION", "did you mean RINGCOMM_COMPRESSION?"),
         ("ringcomm_timeout", "did you mean RINGCOMM_TIMEOUT?"),
         ("RINGCOMM_XYZZY", "RINGCOMM_XYZZY is set, and ringcomm has no such setting"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_variable_is_warned_of_once(
-    name: str, says: str, unwarned: None, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    says: str,
+    unwarned: None,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv(name, "2")
     with caplog.at_level(logging.WARNING, "ringcomm"):
         Config()

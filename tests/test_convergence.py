@@ -134,11 +134,22 @@ def test_a_method_whose_api_is_missing_is_no_failure(tmp_path: Path) -> None:
 
 def _answer(run: plans.Run, loss: float | None) -> dict[str, Any]:
     return {
-        "key": run.key, "setting": run.setting, "method": run.method, "role": run.role,
-        "lr": run.lr, "seed": run.seed, "steps": run.steps, "loss": loss, "weights": "same",
-        "curve": [[run.steps // 2, 2.0], [run.steps, loss]], "sent": 471936 * run.steps * 6,
-        "cpu_s": 0.1 * run.steps, "torch": "2", "python": "3", "cpu": "none",
-    }  # fmt: skip
+        "key": run.key,
+        "setting": run.setting,
+        "method": run.method,
+        "role": run.role,
+        "lr": run.lr,
+        "seed": run.seed,
+        "steps": run.steps,
+        "loss": loss,
+        "weights": "same",
+        "curve": [[run.steps // 2, 2.0], [run.steps, loss]],
+        "sent": 471936 * run.steps * 6,
+        "cpu_s": 0.1 * run.steps,
+        "torch": "2",
+        "python": "3",
+        "cpu": "none",
+    }
 
 
 def _fill(rows: Rows, names: tuple[str, ...], loss: Any) -> plans.Plan:
@@ -202,15 +213,15 @@ BUILDERS = {
     "adamw": "d70fc2ae9901",
     "hooked": "a5aa59a715e4",
     "lion": "2029abe32ebe",
-    "muon": "3ecec45fe94c",
-    "outer": "5e2277aa2093",
+    "muon": "b3220054979e",
+    "outer": "7866d84d567b",
     "powersgd": "6e74ad83f781",
-    "published": "71d8ee4ac075",
+    "published": "a2e67e89dbbc",
     "sgd": "430291cd1fc4",
-    "sparse_sgd": "bc816e94bbe6",
-    "stale": "50df63ab38d3",
-    "stellatrain": "d859382c0d2e",
-    "stellatrain_sgd": "924cac3711cb",
+    "sparse_sgd": "59665e63ba9f",
+    "stale": "e27e99336364",
+    "stellatrain": "e5f571da0cc5",
+    "stellatrain_sgd": "cd29fa42c0d0",
     "torch_fp16": "e0bb8b8bf995",
     "torch_fp32": "dcc674dde091",
     "wire": "5a2db9663209",
@@ -289,8 +300,11 @@ def test_the_table_is_made_of_rows_alone(tmp_path: Path) -> None:
     names = ("adamw", "bf16", "int8", "int4", "onebit-adamw", "adamw-other-seeds")
     _fill(rows, names, loss)
     told = report.markdown(plans.Plan(rows, METHODS.values()), [])
-    line = {cells[0]: cells for row in told.splitlines()
-            if len(cells := [cell.strip() for cell in row.strip("|").split("|")]) == 8}  # fmt: skip
+    line = {
+        cells[0]: cells
+        for row in told.splitlines()
+        if len(cells := [cell.strip() for cell in row.strip("|").split("|")]) == 8
+    }
     assert line["int8"][-1] == "no worse"
     assert line["int8, both at 0.01"][-1] == "no worse"
     assert line["int8, T4, both at 0.001"][-1] == "not run yet"
@@ -301,9 +315,7 @@ def test_the_table_is_made_of_rows_alone(tmp_path: Path) -> None:
     assert "| T1 | int8 | 0.01 | 1.601 | 0.000 | 6.00 | same bits |" in told
 
 
-def test_the_document_has_what_was_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_document_has_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In words, and what has fewer pairs than it shall have says so."""
     rows = Rows(tmp_path / "rows")
     plan = _fill(
@@ -393,8 +405,11 @@ def test_what_is_judged_on_other_data_leaves_the_rows_of_text_as_they_were() -> 
     plan = plans.Plan(Rows(convergence.ROWS), [METHODS["adamw"]])
     assert sorted(plan.finals("T1", "adamw")) == list(range(1, 9))
     assert sorted(plan.finals("T4", "adamw")) == list(range(1, 9))
-    (run,) = [one for one in plans.Plan(Rows(NONE), [METHODS["images-none"]]).due()
-              if one.lr == METHODS["images-none"].lrs[0]]  # fmt: skip
+    (run,) = [
+        one
+        for one in plans.Plan(Rows(NONE), [METHODS["images-none"]]).due()
+        if one.lr == METHODS["images-none"].lrs[0]
+    ]
     assert (run.setting, run.seed) == ("T5", plans.TUNE_SEEDS[0])
 
 

@@ -101,8 +101,12 @@ def test_under_signs_a_gradient_is_as_long_as_the_last_mean() -> None:
     optimizer = Lion(model.parameters(), lr=1.0)
     inf = float("inf")
     for sent, mean, tried in (
-        (3.0, 0.0, 0.0), (3.0, 4.0, 4.0), (-6.0, 2.0, -2.0), (inf, 2.0, 0.0), (0.0, 2.0, 0.0)
-    ):  # fmt: skip
+        (3.0, 0.0, 0.0),
+        (3.0, 4.0, 4.0),
+        (-6.0, 2.0, -2.0),
+        (inf, 2.0, 0.0),
+        (0.0, 2.0, 0.0),
+    ):
         note(correction, model, sent, mean)
         optimizer.step()
         own = float(model.weight.detach()[0, 0])
@@ -220,8 +224,9 @@ def test_a_step_that_changes_the_gradients(foreach: bool) -> None:
     """torch's SGD with Nesterov's momentum does, by foreach: a unit is of what it was given."""
     model = Watched()
     correction = corrected(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True,
-                                foreach=foreach)  # fmt: skip
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.01, momentum=0.9, nesterov=True, foreach=foreach
+    )
     for _ in range(8):
         note(correction, model, 3.0, 1.0)
         optimizer.step()
@@ -463,9 +468,7 @@ def descend(state: HookState, model: Watched, optimizer: torch.optim.Optimizer, 
 
 
 @pytest.mark.parametrize(("correction", "ends"), [(True, (0.0, 1e-3)), (False, (1e9, 1e99))])
-def test_a_rate_that_delay_alone_does_not_bear(
-    correction: bool, ends: tuple[float, float]
-) -> None:
+def test_a_rate_that_delay_alone_does_not_bear(correction: bool, ends: tuple[float, float]) -> None:
     """SGD with momentum .9 bears 3.8 over the curvature; a step late .1, by Jury's criterion."""
 
     def body(comm: Communicator) -> None:
@@ -489,9 +492,9 @@ def test_the_correction_goes_on_from_a_checkpoint_to_the_bit() -> None:
 
         state, model, optimizer = start()
         descend(state, model, optimizer, 5)
-        saved = pickle.loads(pickle.dumps(
-            (model.state_dict(), optimizer.state_dict(), state.state_dict())
-        ))  # fmt: skip
+        saved = pickle.loads(
+            pickle.dumps((model.state_dict(), optimizer.state_dict(), state.state_dict()))
+        )
         again, copied, stepper = start()
         copied.load_state_dict(saved[0])
         stepper.load_state_dict(saved[1])

@@ -35,12 +35,18 @@ class Managed(ctypes.Structure):
     """DLManagedTensor, as dlpack.h has it."""
 
     _fields_ = (
-        ("data", ctypes.c_uint64), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p),
+        ("data", ctypes.c_uint64),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
-    )  # fmt: skip
+    )
 
 
 class Lent:
@@ -83,10 +89,16 @@ class Lent:
             gpu.call("cuEventDestroy_v2", event)
         shape = (ctypes.c_int64 * len(array.shape))(*array.shape)
         made = Managed(
-            array.address, (self.kind, array.ordinal), len(array.shape),
-            CODES[array.numpy_dtype.kind], array.numpy_dtype.itemsize * 8, 1,
-            ctypes.addressof(shape), None, 0,
-        )  # fmt: skip
+            array.address,
+            (self.kind, array.ordinal),
+            len(array.shape),
+            CODES[array.numpy_dtype.kind],
+            array.numpy_dtype.itemsize * 8,
+            1,
+            ctypes.addressof(shape),
+            None,
+            0,
+        )
         strides = self.fields.get("strides")
         numbers = (ctypes.c_int64 * len(array.shape))(*(strides or ()))
         if strides is not None:
@@ -318,12 +330,15 @@ def test_objects_that_are_refused(gpu: Gpu) -> None:
 
     array = gpu.array(np.ones(3, np.float32), LEGACY)
     for kind, says in (
-        (ReadOnly, r"ReadOnly lies on a GPU, and does not give its memory by DLPack; give a copy"
-                   r".*\(it is read-only\)"),
+        (
+            ReadOnly,
+            r"ReadOnly lies on a GPU, and does not give its memory by DLPack; give a copy"
+            r".*\(it is read-only\)",
+        ),
         (NoStream, "by DLPack.*unexpected keyword argument 'stream'"),
         (NoCapsule, "by DLPack.*PyCapsule"),
         (Consumed, "by DLPack.*PyCapsule"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(TensorError, match=says):
             view(kind(array), writable=True)
 

@@ -88,8 +88,10 @@ def test_the_prototypes_and_numbers_are_those_of_cuda(tmp_path: Path) -> None:
     compiler = os.environ.get("CC", "gcc")
     done = subprocess.run(
         [compiler, "-std=gnu11", "-fsyntax-only", "-I", str(headers), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -119,9 +121,13 @@ def ask(library: Path, program: str, *arguments: str, **settings: str) -> str:
     """What a program of its own prints, that has the fake as `cuda`."""
     head = f"import ctypes\ncuda = ctypes.CDLL({str(library)!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", head + program, *arguments], env={**os.environ, **settings},
-        capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, "-c", head + program, *arguments],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -200,9 +200,13 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/nowhere/libcuda.so.1" in (ringcomm.cuda.why_not() or "")
     array = types.SimpleNamespace(
         __cuda_array_interface__={
-            "shape": (3,), "typestr": "<f4", "data": (4096, False), "version": 3, "stream": 1,
+            "shape": (3,),
+            "typestr": "<f4",
+            "data": (4096, False),
+            "version": 3,
+            "stream": 1,
         }
-    )  # fmt: skip
+    )
 
     def body(comm: Communicator) -> None:
         with pytest.raises(DeviceError, match="a GPU tensor cannot be used here"):

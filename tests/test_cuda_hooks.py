@@ -239,10 +239,14 @@ def grid(torch_gpu: TorchGpu, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two hosts of two ranks: makes this rank's state."""
     here = threading.local()
     meetings = [Meeting(2), Meeting(2)]
-    monkeypatch.setattr("ringcomm.torch.grid.dist", types.SimpleNamespace(
-        ProcessGroup=LocalGroup, get_rank=lambda: here.rank,
-        get_process_group_ranks=lambda group: group.ranks,
-    ))  # fmt: skip
+    monkeypatch.setattr(
+        "ringcomm.torch.grid.dist",
+        types.SimpleNamespace(
+            ProcessGroup=LocalGroup,
+            get_rank=lambda: here.rank,
+            get_process_group_ranks=lambda group: group.ranks,
+        ),
+    )
     monkeypatch.setattr(
         "ringcomm.torch.trips._reduce_scatter",
         lambda out, table, group, async_op: group.reduce_scatter(out, table),

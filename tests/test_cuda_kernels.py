@@ -32,7 +32,7 @@ from sides import (  # noqa: E402
     placed,
     pointer,
     same,
-)  # fmt: skip
+)
 
 HALVES = {"bf16": 1, "fp16": 2}
 BLOCKS = {"int8": 3, "int4": 4, "onebit": 5, "fp8": 6}
@@ -136,9 +136,11 @@ def expected(sides: Sides, case: Case) -> Array:
     wire = np.full(wire_bytes(case) + 16, 0xA5, U8)
     for part, at in segments(case):
         sides.core.core_pack(
-            BLOCKS[case.codec], pointer(wire[at:]), pointer(case.src[part]),
+            BLOCKS[case.codec],
+            pointer(wire[at:]),
+            pointer(case.src[part]),
             ctypes.c_size_t(case.src[part].size),
-        )  # fmt: skip
+        )
     return wire
 
 
@@ -158,12 +160,21 @@ def check_unpack(sides: Sides, case: Case, wire: Array) -> None:
     want = np.zeros(n, F32)
     for part, at in segments(case):
         sides.core.core_unpack(
-            BLOCKS[case.codec], pointer(want[part]), pointer(wire[at:]),
+            BLOCKS[case.codec],
+            pointer(want[part]),
+            pointer(wire[at:]),
             ctypes.c_size_t(want[part].size),
-        )  # fmt: skip
+        )
     got = placed(np.full(n + 4, 7, F32), case.offset)[4 if case.offset is None else 0 :]
-    sides.run(f"unpack_{case.codec}", case.launch, got, placed(wire[: wire_bytes(case)], 0), n,
-              case.segment, case.stride)  # fmt: skip
+    sides.run(
+        f"unpack_{case.codec}",
+        case.launch,
+        got,
+        placed(wire[: wire_bytes(case)], 0),
+        n,
+        case.segment,
+        case.stride,
+    )
     same(got[:n], want)
     assert (got[n:] == 7).all()
 
@@ -183,12 +194,17 @@ def check_add(sides: Sides, case: Case, first: Array, second: Array, gap: int = 
         want = np.zeros(n, F32)
         for part, at in segments(case):
             sides.core.core_add(
-                BLOCKS[case.codec], pointer(want[part]), pointer(first[at:]), pointer(second[at:]),
-                OPS[op], ctypes.c_size_t(want[part].size),
-            )  # fmt: skip
+                BLOCKS[case.codec],
+                pointer(want[part]),
+                pointer(first[at:]),
+                pointer(second[at:]),
+                OPS[op],
+                ctypes.c_size_t(want[part].size),
+            )
         got = placed(np.full(n + 4, 7, F32), case.offset)[4 if case.offset is None else 0 :]
-        sides.run(f"add_{case.codec}", case.launch, got, both, apart, post, n, case.segment,
-                  case.stride)  # fmt: skip
+        sides.run(
+            f"add_{case.codec}", case.launch, got, both, apart, post, n, case.segment, case.stride
+        )
         same(got[:n], one_nan(want))
         assert (got[n:] == 7).all()
 
@@ -201,8 +217,10 @@ def test_sums_of_every_class(
     random = np.random.default_rng(8)
     for n in [0, 1, 33, 64, 65, 255, 257, 1025, 8000]:
         for k, offset in enumerate((0, 4, None)):
-            one, two = (Case(codec, values(random, n, LIMITS[codec]), launch=LAUNCHES[k],
-                             offset=offset) for _ in range(2))  # fmt: skip
+            one, two = (
+                Case(codec, values(random, n, LIMITS[codec]), launch=LAUNCHES[k], offset=offset)
+                for _ in range(2)
+            )
             check_add(sides, one, expected(sides, one), expected(sides, two), 14 * k)
 
 
@@ -210,23 +228,26 @@ def test_sums_of_every_class(
 def test_sums_of_any_bytes(sides: Sides, codec: str) -> None:
     """Scales that nobody makes too, in the one or the other, and such whose sums are too large."""
     random = np.random.default_rng(9)
-    some = np.array([0, 1, 0x7F, 0x80, 0x3F80, 0x7B00, 0x7D80, 0x7E80, 0x7F00, 0x7F7F, 0x7F80,
-                     0x7FC0], U16)  # fmt: skip
+    some = np.array(
+        [0, 1, 0x7F, 0x80, 0x3F80, 0x7B00, 0x7D80, 0x7E80, 0x7F00, 0x7F7F, 0x7F80, 0x7FC0], U16
+    )
     scales = np.concatenate([some, some | U16(0x8000)])
     one, two = (each.reshape(-1) for each in np.meshgrid(scales, scales))
     block = 64 if codec == "int4" else 256
     case = Case(codec, np.zeros(one.size * block, F32), launch=(5, 256), segment=1 << 20)
     codes = wire_bytes(case) - 2 * one.size
-    first, second = (np.concatenate([each.view(U8), random.integers(0, 256, codes, U8)])
-                     for each in (one, two))  # fmt: skip
+    first, second = (
+        np.concatenate([each.view(U8), random.integers(0, 256, codes, U8)]) for each in (one, two)
+    )
     check_add(sides, case, first, second)
     for i in range(0, one.size, 7):  # each by itself
         for n in (1, block - 1, block):
             few = Case(codec, np.zeros(n, F32), launch=(1, 32))
             codes = payload_bytes(codec, n) - 2
-            first, second = (np.concatenate([each[i : i + 1].view(U8),
-                                             random.integers(0, 256, codes, U8)])
-                             for each in (one, two))  # fmt: skip
+            first, second = (
+                np.concatenate([each[i : i + 1].view(U8), random.integers(0, 256, codes, U8)])
+                for each in (one, two)
+            )
             check_add(sides, few, first, second)
 
 
@@ -236,8 +257,17 @@ def test_sums_in_segments(sides: Sides, codec: str) -> None:
     for segment, padding, offset in [(256, 0, 0), (768, 2, 4), (1024, 14, None)]:
         stride = payload_bytes(codec, segment) + padding
         for n in (1, segment - 1, segment, segment + 1, 5 * segment + 333):
-            one, two = (Case(codec, ordinary(random, n, 1), segment=segment, stride=stride,
-                             launch=(2, 96), offset=offset) for _ in range(2))  # fmt: skip
+            one, two = (
+                Case(
+                    codec,
+                    ordinary(random, n, 1),
+                    segment=segment,
+                    stride=stride,
+                    launch=(2, 96),
+                    offset=offset,
+                )
+                for _ in range(2)
+            )
             check_add(sides, one, expected(sides, one), expected(sides, two))
 
 
@@ -312,9 +342,12 @@ def test_segments_are_payloads(
             count = src[part].size
             payload = np.zeros(payload_bytes(codec, count), U8)
             made = sides.core.core_payload(
-                number, pointer(payload), pointer(src[part]), ctypes.c_size_t(count),
+                number,
+                pointer(payload),
+                pointer(src[part]),
+                ctypes.c_size_t(count),
                 ctypes.byref(flag),
-            )  # fmt: skip
+            )
             assert made == payload.size
             same(wire[at : at + made], payload)
             sides.core.core_store(
@@ -373,8 +406,12 @@ def test_addresses_of_a_device(sides: Sides) -> None:
     """They may be others than the host's."""
     x, moved = np.ones(8, F32), 1 << 20
     to_host = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda device: device - moved)
-    arguments = [ctypes.c_void_p(x.ctypes.data + moved), ctypes.c_void_p(x.ctypes.data + moved),
-                 ctypes.c_float(3), ctypes.c_uint64(8)]  # fmt: skip
+    arguments = [
+        ctypes.c_void_p(x.ctypes.data + moved),
+        ctypes.c_void_p(x.ctypes.data + moved),
+        ctypes.c_float(3),
+        ctypes.c_uint64(8),
+    ]
     places = (ctypes.c_void_p * 4)(*map(ctypes.addressof, arguments))
     sides.gpu.emulated_map(to_host)
     try:

@@ -50,9 +50,13 @@ def test_it_is_of_this_source() -> None:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Python, by itself: the compiler changes the locale of its process."""
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT / "tools", capture_output=True, text=True,
-        check=False, timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        cwd=ROOT / "tools",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
 
 
 def skip_without_compiler(done: subprocess.CompletedProcess[str]) -> None:
@@ -126,10 +130,18 @@ def assemblers() -> list[Path]:
 def test_assembled_without_spills(gpu: int, tmp_path: Path) -> None:
     for ptxas in assemblers():
         done = subprocess.run(
-            [str(ptxas), f"--gpu-name=sm_{gpu}", "-v", str(make_ptx.PTX), "-o",
-             str(tmp_path / "cubin")],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                str(ptxas),
+                f"--gpu-name=sm_{gpu}",
+                "-v",
+                str(make_ptx.PTX),
+                "-o",
+                str(tmp_path / "cubin"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         told = done.stdout + done.stderr
         if "is not defined for option 'gpu-name'" in told:
             continue

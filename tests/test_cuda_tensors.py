@@ -87,8 +87,11 @@ def test_compressed_allreduce_has_the_bits_of_host_tensors(
                 values = tensors.elements(dtype, 3001, comm.rank, step)
                 array, host = on_gpu(gpu, values, dtype), values.copy()
                 for tensor, feedback in ((array, here), (host, there)):
-                    comm.allreduce(tensor, compression=compression,
-                                   feedback=feedback if with_feedback else None)  # fmt: skip
+                    comm.allreduce(
+                        tensor,
+                        compression=compression,
+                        feedback=feedback if with_feedback else None,
+                    )
                 assert bits(array.read()) == bits(host)
             if with_feedback:
                 assert bits(here.worker) == bits(there.worker)
@@ -97,9 +100,7 @@ def test_compressed_allreduce_has_the_bits_of_host_tensors(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize(
-    "dtype", ["f32", pytest.param("bf16", marks=pytest.mark.torch), "i64"]
-)
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.torch), "i64"])
 def test_every_collective(gpu: Gpu, world: int, dtype: str) -> None:
     def body(comm: Communicator) -> None:
         n, rank = comm.world_size, comm.rank
@@ -121,8 +122,10 @@ def test_every_collective(gpu: Gpu, world: int, dtype: str) -> None:
         compare(comm.alltoall(array, out=out(n, 6)), comm.alltoall(host))
         for root in range(n):
             here = rank == root
-            compare(comm.gather(array, root, out=out(n, n, 6) if here else None),
-                    comm.gather(host, root))  # fmt: skip
+            compare(
+                comm.gather(array, root, out=out(n, n, 6) if here else None),
+                comm.gather(host, root),
+            )
             compare(comm.scatter(array, root, out=out(6)), comm.scatter(host, root))
             ours, theirs = on_gpu(gpu, values, dtype), tensors.tensor(values.copy(), dtype)
             compare(comm.reduce(ours, root), comm.reduce(theirs, root))
@@ -402,8 +405,10 @@ def test_packed_and_unpacked_ranks_go_together(gpu: Gpu) -> None:
         comm.allreduce_many(many, "avg", compression="fp16")
         stream = gpu.stream()
         array, out = gpu.array(values[comm.rank], stream), gpu.empty((5000,), "f4", stream)
-        parts = [gpu.array(values[comm.rank][:77], stream),
-                 gpu.array(values[comm.rank][77:1000], stream)]  # fmt: skip
+        parts = [
+            gpu.array(values[comm.rank][:77], stream),
+            gpu.array(values[comm.rank][77:1000], stream),
+        ]
         comm.barrier()
         if comm.rank == 2:
             gpu.fail("cuMemAlloc_v2", room["fails"], 2)

@@ -148,8 +148,9 @@ def test_tensors_of_a_call_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert submit.alike(same) is same
     host: Any = "host"
     assert submit.alike(submit.Call(0, host, dst, 3)).dst == (
-        "dst", {"writable": True, "reads": False},
-    )  # fmt: skip
+        "dst",
+        {"writable": True, "reads": False},
+    )
     assert submit.alike(submit.Call(0, src, host, 3)).src == ("src", {"writable": False})
     alone = submit.Call(0, None, dst, 3)
     assert submit.alike(alone) is alone

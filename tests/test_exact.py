@@ -22,9 +22,7 @@ CODECS = ("int8", "fp8", "int4", "onebit")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
-def steps(
-    comm: Communicator, store: FeedbackStore, codec: str, first: int, last: int
-) -> list[Any]:
+def steps(comm: Communicator, store: FeedbackStore, codec: str, first: int, last: int) -> list[Any]:
     """Results of some steps, whose inputs follow from rank and step."""
     out = []
     for step in range(first, last):
@@ -59,8 +57,9 @@ def test_an_exact_state_goes_on_to_the_bit(codec: str, world: int) -> None:
         store = FeedbackStore()
         steps(comm, store, codec, 0, 5)
         saved[comm.rank] = {
-            True: stored(store.state_dict(comm)), False: stored(store.gather_state_dict(comm)),
-        }  # fmt: skip
+            True: stored(store.state_dict(comm)),
+            False: stored(store.gather_state_dict(comm)),
+        }
         whole[comm.rank] = steps(comm, store, codec, 5, 9)
 
     def resumed(comm: Communicator, exact: bool) -> bool:

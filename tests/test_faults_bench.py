@@ -38,17 +38,38 @@ faults = _load(BENCH / "faults.py")
 SETTINGS = {"peer_timeout": 3.0, "connect_timeout": 9.0, "heartbeat": 0.3, "timeout": 20.0}
 
 
-def row(*errors: dict[str, Any], phase: str = "idle", fault: str = "cut", host: int = 1,
-        nic: int = 1, to: int = -1, ports: int = 2, **ranks: Any) -> dict[str, Any]:  # fmt: skip
+def row(
+    *errors: dict[str, Any],
+    phase: str = "idle",
+    fault: str = "cut",
+    host: int = 1,
+    nic: int = 1,
+    to: int = -1,
+    ports: int = 2,
+    **ranks: Any,
+) -> dict[str, Any]:
     """A row of as many ranks as there are errors; an empty one is that of a rank without any."""
     trial = Trial(ports, len(errors), phase, fault, host, nic, to, 0)
     told = [
-        {"after": {"opened": -1.0, **({"failed": error.pop("at", 0.5)} if error else {})},
-         "error": error and {"kind": "PeerLostError", "typed": True, "text": "", "rank": None,
-                             "rail": None, **error},
-         "lanes": [], "logged": [], "wrong": 0, "code": 0, **ranks}
+        {
+            "after": {"opened": -1.0, **({"failed": error.pop("at", 0.5)} if error else {})},
+            "error": error
+            and {
+                "kind": "PeerLostError",
+                "typed": True,
+                "text": "",
+                "rank": None,
+                "rail": None,
+                **error,
+            },
+            "lanes": [],
+            "logged": [],
+            "wrong": 0,
+            "code": 0,
+            **ranks,
+        }
         for error in errors
-    ]  # fmt: skip
+    ]
     return {"trial": vars(trial), "settings": SETTINGS, "delay": 0.1, "ranks": told}
 
 
@@ -63,11 +84,17 @@ def test_every_port_of_every_host_in_every_phase() -> None:
     trials = planned()
     assert len(trials) >= 500
     assert len({trial.key for trial in trials}) == len(trials)
-    cuts = {(t.host, t.nic) for t in trials
-            if (t.ports, t.world, t.phase, t.fault) == (2, 3, "split", "cut")}
+    cuts = {
+        (t.host, t.nic)
+        for t in trials
+        if (t.ports, t.world, t.phase, t.fault) == (2, 3, "split", "cut")
+    }
     assert cuts == {(host, nic) for host in range(3) for nic in range(2)}
-    mutes = {(t.host, t.to) for t in trials
-             if (t.ports, t.world, t.phase, t.fault, t.nic) == (2, 3, "small", "mute", 0)}
+    mutes = {
+        (t.host, t.to)
+        for t in trials
+        if (t.ports, t.world, t.phase, t.fault, t.nic) == (2, 3, "small", "mute", 0)
+    }
     assert mutes == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)}
 
 
@@ -122,8 +149,11 @@ def test_a_job_may_start_without_the_port_if_it_says_so() -> None:
 
 
 def test_the_table_has_a_line_for_each_fault_world_and_phase() -> None:
-    rows = [row(dict(LOST), dict(LOST)), row(dict(LOST), dict(LOST), phase="split"),
-            row(dict(LOST), {}, fault="mute", to=0)]  # fmt: skip
+    rows = [
+        row(dict(LOST), dict(LOST)),
+        row(dict(LOST), dict(LOST), phase="split"),
+        row(dict(LOST), {}, fault="mute", to=0),
+    ]
     text = table(rows)
     assert text.startswith("3 trials; 1 fall short, of which in 1 a rank never noticed")
     assert "| cut | 2 | idle | 1 | 0.50 s | 0.50 s | rail 2 | host 2 |  |" in text
@@ -156,8 +186,22 @@ def test_without_root_it_says_what_it_needs(monkeypatch: Any, capsys: Any) -> No
 @pytest.mark.netns
 def test_an_interrupted_run_goes_on_and_leaves_nothing(possible: None, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    argv = faults_command("--out", str(out), "--jobs", "1", "--worlds", "2", "--ports", "1",
-                          "--faults", "cut,mute", "--phases", "idle,split", "--peer-timeout", "1")
+    argv = faults_command(
+        "--out",
+        str(out),
+        "--jobs",
+        "1",
+        "--worlds",
+        "2",
+        "--ports",
+        "1",
+        "--faults",
+        "cut,mute",
+        "--phases",
+        "idle,split",
+        "--peer-timeout",
+        "1",
+    )
     with _started(argv) as command:
         assert until(lambda: out.exists() and out.read_text().count("\n") == 1)
         command.send_signal(signal.SIGINT)
@@ -176,8 +220,9 @@ def test_an_interrupted_run_goes_on_and_leaves_nothing(possible: None, tmp_path:
 
 @contextlib.contextmanager
 def _started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as command:  # fmt: skip
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as command:
         try:
             yield command
         finally:

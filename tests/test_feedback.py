@@ -276,9 +276,15 @@ def test_a_plain_codec_delivers_what_is_left(n: int, dtype: type, codec: str | N
         error = rng.standard_normal(count).astype(np.float32)
         everyones = comm.allgather(error).astype(np.float64).sum(axis=0)
         feedback.load_state_dict(
-            {"format": 1, "op": "sum", "loss_scale": 1.0, "worker": error * np.float32(n),
-             "owner": np.zeros(count, np.float32)}, comm,
-        )  # fmt: skip
+            {
+                "format": 1,
+                "op": "sum",
+                "loss_scale": 1.0,
+                "worker": error * np.float32(n),
+                "owner": np.zeros(count, np.float32),
+            },
+            comm,
+        )
         x = np.zeros(count, dtype)
         comm.allreduce(x, compression=codec, feedback=feedback)
         assert np.abs(x - everyones).max() <= 4 * n * PLAIN[codec or "none"]

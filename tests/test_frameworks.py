@@ -22,8 +22,13 @@ from ringcomm import ConfigError
 
 pytestmark = pytest.mark.torch
 
-TORCHRUN = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "TORCHELASTIC_RUN_ID": "test",
-            "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}  # fmt: skip
+TORCHRUN = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "RINGCOMM_INTERFACES": "lo",
+    "TORCHELASTIC_RUN_ID": "test",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +96,10 @@ def test_the_trainer_of_transformers(nursery: Nursery, tmp_path: Path) -> None:
 def test_callbacks_refuse_settings_when_they_are_made(
     framework: str, setting: dict[str, Any], says: str
 ) -> None:
-    pytest.importorskip("transformers" if framework == "transformers" else "pytorch_lightning",
-                        reason="not installed: pip install '.[frameworks]'")  # fmt: skip
+    pytest.importorskip(
+        "transformers" if framework == "transformers" else "pytorch_lightning",
+        reason="not installed: pip install '.[frameworks]'",
+    )
     module = importlib.import_module(f"ringcomm.torch.{framework}")
     with pytest.raises(ConfigError) as caught:
         module.OuterStepCallback(**setting)
@@ -105,14 +112,15 @@ def test_callbacks_refuse_settings_when_they_are_made(
         (frameworks.outer_by_lightning, "outer-lightning"),
         (frameworks.attached_by_accelerate, "attached"),
         pytest.param(
-            frameworks.outer_by_transformers, "outer-transformers",
+            frameworks.outer_by_transformers,
+            "outer-transformers",
             marks=pytest.mark.skipif(
                 importlib.util.find_spec("transformers") is None,
                 reason="not installed: pip install '.[frameworks]'",
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_methods_behind_a_frameworks_back(
     nursery: Nursery, tmp_path: Path, trains: Callable[..., None], way: str
 ) -> None:

@@ -32,8 +32,10 @@ def mixed(rank: int) -> list[Array]:
 
 
 def sums(arrays: Sequence[Sequence[Array]]) -> list[Array]:
-    return [np.sum([np.asarray(x, np.float64) for x in same], axis=0)
-            for same in zip(*arrays, strict=True)]  # fmt: skip
+    return [
+        np.sum([np.asarray(x, np.float64) for x in same], axis=0)
+        for same in zip(*arrays, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

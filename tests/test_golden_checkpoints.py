@@ -31,9 +31,16 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 #: Of "auto": critical phases and patience. Of OuterStep: weights by tokens.
 REMOVED_KEYS = {
-    "padding", "parts", "units", "was_gentler", "dwell", "norm", "guard_until", "guard_reason",
+    "padding",
+    "parts",
+    "units",
+    "was_gentler",
+    "dwell",
+    "norm",
+    "guard_until",
+    "guard_reason",
     "reference",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,5 +146,6 @@ def test_what_was_removed_is_refused_by_name(name: str) -> None:
 def test_every_file_is_read() -> None:
     names = [*golden.JOBS, *golden.REMOVED]
     assert {path.name for path in golden.FOLDER.iterdir()} == {
-        *(f"{name}.pt.xz" for name in names), *(f"{name}.pickle" for name in golden.PICKLED)
-    }  # fmt: skip
+        *(f"{name}.pt.xz" for name in names),
+        *(f"{name}.pickle" for name in golden.PICKLED),
+    }

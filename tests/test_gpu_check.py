@@ -27,12 +27,21 @@ def run(
     library: Path, kernels: Path, out: Path, steps: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """The command, and the verdicts that it wrote by step and check."""
-    env = {**os.environ, "PYTHON": sys.executable, "OUT": str(out),
-           "RINGCOMM_LIBCUDA": str(library), "FAKE_CUDA_KERNELS": str(kernels)}  # fmt: skip
+    env = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "OUT": str(out),
+        "RINGCOMM_LIBCUDA": str(library),
+        "FAKE_CUDA_KERNELS": str(kernels),
+    }
     done = subprocess.run(
-        [str(BENCH / "gpu_check.sh"), "--fake", "--steps", steps], env=env, capture_output=True,
-        text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+        [str(BENCH / "gpu_check.sh"), "--fake", "--steps", steps],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
     checks = json.loads((out / "gpu_check.json").read_text())["checks"]
     assert all(f"{check['step']}, {check['name']}" in done.stdout for check in checks)
     return done, {f"{check['step']}, {check['name']}": check["verdict"] for check in checks}
@@ -43,8 +52,12 @@ def test_a_run_without_a_gpu(gpu_library: Path, gpu_kernels: Path, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(verdicts.values()) == {"ok", "skipped"}
     assert verdicts["order, torch"] == verdicts["probe, copies"] == "skipped"
-    for name in ("probe, driver", "probe, PTX", "order, plain arrays, side stream",
-                 "order, plain arrays, graph capture refused"):  # fmt: skip
+    for name in (
+        "probe, driver",
+        "probe, PTX",
+        "order, plain arrays, side stream",
+        "order, plain arrays, graph capture refused",
+    ):
         assert verdicts[name] == "ok"
 
 
@@ -96,9 +109,12 @@ def test_a_step_that_breaks(
     began = time.monotonic()
     shown: list[Check] = []
     checks = run_step(
-        Step("s", "", limit), [sys.executable, "-uc", f"print('{told}')\n{program}"],
-        dict(os.environ), 60.0, shown.append,
-    )  # fmt: skip
+        Step("s", "", limit),
+        [sys.executable, "-uc", f"print('{told}')\n{program}"],
+        dict(os.environ),
+        60.0,
+        shown.append,
+    )
     assert time.monotonic() - began < 2 + PROMPT
     rest = Check("s", "the rest", "wrong", why=why)
     assert checks == shown == [Check("s", "first", "ok", "1 s"), rest]
@@ -114,8 +130,11 @@ def test_no_time_is_left() -> None:
 
 def test_verdicts_and_lines() -> None:
     assert [at_least(1.0, 1.0), at_least(0.9, 1.0), at_most(1.0, 1.0), at_most(1.1, 1.0)] == [
-        "ok", "short", "ok", "short",
-    ]  # fmt: skip
+        "ok",
+        "short",
+        "ok",
+        "short",
+    ]
     check = Check("kernels", "pack int8", "short", "60 % of a copy", "70 %", "at 90 us")
     line = "short   kernels, pack int8: 60 % of a copy (goal 70 %); at 90 us"
     assert check.line() == line
@@ -136,20 +155,37 @@ def test_floors() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "verdict"),
-    [({}, "ok"), ({"step_s": 0.12}, "short"), ({"error": 0.5}, "wrong"), ({"same": False}, "wrong"),
-     ({"error": float("nan")}, "wrong")],
-)  # fmt: skip
+    [
+        ({}, "ok"),
+        ({"step_s": 0.12}, "short"),
+        ({"error": 0.5}, "wrong"),
+        ({"same": False}, "wrong"),
+        ({"error": float("nan")}, "wrong"),
+    ],
+)
 def test_steps_of_training(changes: dict[str, float], verdict: str) -> None:
-    one = {"compute_s": 0.1, "forward_s": 0.03, "step_s": 0.105, "error": 0.001, "same": True,
-           "batch": 9, **changes}  # fmt: skip
+    one = {
+        "compute_s": 0.1,
+        "forward_s": 0.03,
+        "step_s": 0.105,
+        "error": 0.001,
+        "same": True,
+        "batch": 9,
+        **changes,
+    }
     assert train.verdict(one, 0.04)[0] == verdict
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict"),
-    [({}, "ok"), ({"codec": "bf16", "error": 0.009}, "ok"), ({"error": 0.009}, "wrong"),
-     ({"same": False}, "wrong"), ({"error": float("nan")}, "wrong")],
-)  # fmt: skip
+    [
+        ({}, "ok"),
+        ({"codec": "bf16", "error": 0.009}, "ok"),
+        ({"error": 0.009}, "wrong"),
+        ({"same": False}, "wrong"),
+        ({"error": float("nan")}, "wrong"),
+    ],
+)
 def test_gradients_of_a_hierarchy(changes: dict[str, float], verdict: str) -> None:
     one = {"codec": "none", "step_s": 0.1, "error": 1e-7, "same": True, **changes}
     assert hierarchy.verdict(one)[0] == verdict

@@ -71,8 +71,10 @@ def test_the_threshold_is_32_kib_by_default() -> None:
     assert list(state.feedback) == ["1.weight", "2.weight"]
     assert [state.feedback[name].count for name in state.feedback] == [8192, 4096]
     assert list(HookState("onebit", model=model, threshold=0).feedback) == [
-        "0.weight", "1.weight", "2.weight",
-    ]  # fmt: skip
+        "0.weight",
+        "1.weight",
+        "2.weight",
+    ]
     for bad in (-1, 1.5, None, True):
         with pytest.raises(ConfigError, match="threshold: "):
             HookState("int4", model=model, threshold=bad)  # type: ignore[arg-type]
@@ -122,8 +124,9 @@ def test_residuals_follow_the_parameter_when_buckets_change(codec: str, n: int) 
             if step == half:
                 file = io.BytesIO()
                 torch.save(state.gather_state_dict(), file)
-                state = HookState("int4", comm, model=nn.DataParallel(model), threshold=THRESHOLD,
-                                  feedback=True)  # fmt: skip
+                state = HookState(
+                    "int4", comm, model=nn.DataParallel(model), threshold=THRESHOLD, feedback=True
+                )
                 file.seek(0)
                 state.load_state_dict(torch.load(file, weights_only=True))
             every = [gradients_of(model, rank, step) for rank in range(n)]

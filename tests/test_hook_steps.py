@@ -63,8 +63,9 @@ def test_first_steps_travel_at_bf16(codec: str) -> None:
         model = Net()
         sizes = {name: p.numel() for name, p in trained(model)}
         dense = 2 * sum(sizes.values())
-        packed = sum(payload_bytes(codec, n) if name in LARGE else 2 * n
-                     for name, n in sizes.items())  # fmt: skip
+        packed = sum(
+            payload_bytes(codec, n) if name in LARGE else 2 * n for name, n in sizes.items()
+        )
         state = state_of(comm, model, codec, warmup_steps=3)
         sent = [wire_bytes(state, model, step) for step in range(2)]
         saved = state.gather_state_dict()
@@ -374,6 +375,7 @@ def test_an_account_does_not_grow_for_ever() -> None:
 def test_memory_that_ranks_share_is_no_wire() -> None:
     """Two hosts of two ranks: what goes over ports is one host's part, not one rank's."""
     with World(4, memory=2, rails=2) as world:
+
         def body(comm: Communicator) -> None:
             model = Net()
             state = HookState("bf16", comm)
@@ -416,9 +418,7 @@ def test_a_report_is_printed_as_a_table() -> None:
     assert "0 buckets, 0 steps" in str(account.report())
     for _ in range(2):
         over = account.submit(4_000_000, last=True)
-        sent = WorkStats(
-            sent_bytes=1_500_000, shared_bytes=20_000, rail_bytes=(1_000_000, 500_100)
-        )
+        sent = WorkStats(sent_bytes=1_500_000, shared_bytes=20_000, rail_bytes=(1_000_000, 500_100))
         over([sent])
     lines = [line.split("  ") for line in str(account.report()).splitlines()]
     told = {parts[0]: parts[1:] for line in lines if (parts := [p.strip() for p in line if p])}

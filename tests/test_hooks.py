@@ -113,10 +113,16 @@ def test_report(nursery: Nursery, compression: str | None, item_bytes: int) -> N
             assert event["in_order"]
             check_steps(report)
             assert event["rest"] == {
-                "buckets": 0, "payload_bytes": 0, "wire_bytes": 0, "shared_bytes": 0,
-                "rail_bytes": [], "comm_s": 0, "works": [], "steps": [],
+                "buckets": 0,
+                "payload_bytes": 0,
+                "wire_bytes": 0,
+                "shared_bytes": 0,
+                "rail_bytes": [],
+                "comm_s": 0,
+                "works": [],
+                "steps": [],
                 "codecs": [{"codec": compression or "none", "first": 0, "last": 2}],
-            }  # fmt: skip
+            }
             assert not event["error"]
             assert event["pickled"] == (compression or "none")
         job.finish()

@@ -38,17 +38,39 @@ def check_joined(job: Job, *, quietly: bool = True) -> None:
 
 HERE = {"MASTER_ADDR": "127.0.0.1"}
 LAUNCHERS: dict[str, dict[str, str]] = {
-    "torchrun": {"RANK": "{rank}", "WORLD_SIZE": "{size}", "LOCAL_RANK": "{rank}",
-                 "LOCAL_WORLD_SIZE": "{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "PORT",
-                 "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"},
-    "Open MPI": {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "{size}",
-                 "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}", "OMPI_COMM_WORLD_LOCAL_SIZE": "{size}",
-                 "PMIX_NAMESPACE": "prterun-PORT"},
-    "MPICH": {"PMI_RANK": "{rank}", "PMI_SIZE": "{size}", "MPI_LOCALRANKID": "{rank}",
-              "MPI_LOCALNRANKS": "{size}", "PMI_JOBID": "job-PORT"},
-    "Slurm": {"SLURM_PROCID": "{rank}", "SLURM_NTASKS": "{size}", "SLURM_STEP_ID": "0",
-              "SLURM_JOB_ID": "PORT", "SLURM_NNODES": "1", "SLURM_NODELIST": "gpu1"},
-}  # fmt: skip
+    "torchrun": {
+        "RANK": "{rank}",
+        "WORLD_SIZE": "{size}",
+        "LOCAL_RANK": "{rank}",
+        "LOCAL_WORLD_SIZE": "{size}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "PORT",
+        "TORCHELASTIC_RUN_ID": "7",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    },
+    "Open MPI": {
+        "OMPI_COMM_WORLD_RANK": "{rank}",
+        "OMPI_COMM_WORLD_SIZE": "{size}",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "{size}",
+        "PMIX_NAMESPACE": "prterun-PORT",
+    },
+    "MPICH": {
+        "PMI_RANK": "{rank}",
+        "PMI_SIZE": "{size}",
+        "MPI_LOCALRANKID": "{rank}",
+        "MPI_LOCALNRANKS": "{size}",
+        "PMI_JOBID": "job-PORT",
+    },
+    "Slurm": {
+        "SLURM_PROCID": "{rank}",
+        "SLURM_NTASKS": "{size}",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": "PORT",
+        "SLURM_NNODES": "1",
+        "SLURM_NODELIST": "gpu1",
+    },
+}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

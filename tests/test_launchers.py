@@ -30,8 +30,15 @@ def torchrun(world: int = WORLD) -> list[str]:
     users of this machine do not matter."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world),
-            "--master-port", str(free_port())]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(world),
+        "--master-port",
+        str(free_port()),
+    ]
 
 
 def mpirun() -> list[str]:
@@ -52,11 +59,14 @@ def started(*commands: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
     """These commands, running; they are ended on the way out if they have not by then."""
     jobs = [
         subprocess.Popen(
-            command, env=clean_environment(), text=True, stdout=subprocess.PIPE,
+            command,
+            env=clean_environment(),
+            text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         for command in commands
-    ]  # fmt: skip
+    ]
     try:
         yield jobs
     finally:

@@ -1,5 +1,5 @@
 """The layering rule: a file includes or imports only what lies below it. And two rules of the
-house that every file keeps: at most 600 lines, and a word on what it is at its head.
+house that every file keeps: at most 800 lines, and a word on what it is at its head.
 
     C       include < base < kernels, plan < codec, sparse < net, shm, cuda < coll < comm < api
             < pipe
@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_LINES = 600
+MOST_LINES = 800
 
 C_LAYERS = [
     {"include"},
@@ -62,9 +62,20 @@ PYTHON_LAYERS = [
 #: Headers that ask nothing of an operating system: C's own (stdio.h for snprintf), and those of
 #: instruction sets.
 PURE_HEADERS = {
-    "arm_neon.h", "cpuid.h", "float.h", "immintrin.h", "limits.h", "math.h", "stdalign.h",
-    "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "string.h",
-}  # fmt: skip
+    "arm_neon.h",
+    "cpuid.h",
+    "float.h",
+    "immintrin.h",
+    "limits.h",
+    "math.h",
+    "stdalign.h",
+    "stdatomic.h",
+    "stdbool.h",
+    "stddef.h",
+    "stdint.h",
+    "stdio.h",
+    "string.h",
+}
 #: Libraries that the caller may bring, and that only these folders may import.
 CALLERS_LIBRARIES = {"torch", "mpi4py", "cupy"}
 MAY_IMPORT_THEM = {"torch", "train", "tools"}
@@ -143,9 +154,7 @@ def test_only_api_implements_the_public_functions_of_communicators_and_works() -
     defined = re.compile(
         r"^(?:\w+[ *]+)+\*?(rc_(?:comm_|work_|feedback_|submit)\w*)\([^;]*?\)\s*\{", re.MULTILINE
     )
-    places = {
-        name: path.name for path in C_FILES for name in defined.findall(path.read_text())
-    }
+    places = {name: path.name for path in C_FILES for name in defined.findall(path.read_text())}
     assert "rc_submit" in places
     assert set(places.values()) == {"api.c", "api_lanes.c"}, places
 
@@ -243,8 +252,10 @@ def source_files() -> list[Path]:
     folders = ("csrc", "ringcomm", "tests", "bench")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders, "*.py"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if listed.returncode == 0:
         found = [ROOT / line for line in listed.stdout.splitlines()]
     else:

@@ -154,8 +154,18 @@ def test_a_forked_child_cannot_use_it(nursery: Nursery) -> None:
         assert not event["initialized"]
         assert event["world_size"] == 2
         assert event["maps"] == 0  # nothing of the memory that the ranks share
-        for name in ("allreduce", "async", "barrier", "recv", "split", "stats", "abort", "wait",
-                     "done", "exception"):  # fmt: skip
+        for name in (
+            "allreduce",
+            "async",
+            "barrier",
+            "recv",
+            "split",
+            "stats",
+            "abort",
+            "wait",
+            "done",
+            "exception",
+        ):
             event = job.expect(0, name)
             assert event["kind"] == "NotInitializedError", event
             assert "forked child" in event["text"]
@@ -302,9 +312,10 @@ def _listeners(pids: list[int]) -> set[int]:
     with open("/proc/net/tcp") as file:
         rows = [line.split() for line in file.readlines()[1:]]
     loopback = [
-        row[1] for row in rows
+        row[1]
+        for row in rows
         if row[3] == "0A" and row[1].startswith("0100007F") and f"socket:[{row[9]}]" in theirs
-    ]  # fmt: skip
+    ]
     return {int(address.split(":")[1], 16) for address in loopback}
 
 

@@ -7,17 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench/README.md",
-         ROOT / "tests/golden/README.md"]  # fmt: skip
-SOURCES = [path for folder in ("ringcomm", "csrc", "tests", "bench", "tools")
-           for path in (ROOT / folder).rglob("*")
-           if path.suffix in {".py", ".c", ".h", ".cu", ".cuh"}]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    ROOT / "bench/README.md",
+    ROOT / "tests/golden/README.md",
+]
+SOURCES = [
+    path
+    for folder in ("ringcomm", "csrc", "tests", "bench", "tools")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".c", ".h", ".cu", ".cuh"}
+]
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
-_NAMED = re.compile(
-    r'\b(docs/(?:[A-Z_]{3,}|decisions/[\w-]+)\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?'
-)
+_NAMED = re.compile(r'\b(docs/(?:[A-Z_]{3,}|decisions/[\w-]+)\.md)(#[\w-]+)?(?:,? \(?"([^"]+)")?')
 """In code: a document, perhaps its anchor, perhaps a heading in quotation marks."""
 
 
@@ -27,8 +32,9 @@ def _headings(page: Path) -> list[str]:
 
 def _anchors(page: Path) -> set[str]:
     """As GitHub makes them: lower case, punctuation gone, blanks as hyphens."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in _headings(page)}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _headings(page)
+    }
 
 
 def _broken(target: Path, anchor: str) -> str | None:
@@ -69,8 +75,11 @@ def test_every_decision_can_be_come_upon() -> None:
     """From a document that says what holds, or from the code that it is about."""
     pages = {page.name for page in (ROOT / "docs/decisions").glob("*.md")}
     read = [page for page in PAGES if page.parent.name != "decisions"] + SOURCES
-    named = {name for path in read
-             for name in re.findall(r"decisions/([\w-]+\.md)", path.read_text(encoding="utf-8"))}
+    named = {
+        name
+        for path in read
+        for name in re.findall(r"decisions/([\w-]+\.md)", path.read_text(encoding="utf-8"))
+    }
     assert not pages - named
 
 
@@ -82,11 +91,18 @@ def test_documents_that_code_names_are_there() -> None:
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# Über `x`, y\n\n[a](#über-x-y) [b](#z) [c](gone.md) [d](https://x.org/#y)\n"
-                    "```\n# no heading, [e](no/link.md)\n```\n", encoding="utf-8")
+    page.write_text(
+        "# Über `x`, y\n\n[a](#über-x-y) [b](#z) [c](gone.md) [d](https://x.org/#y)\n"
+        "```\n# no heading, [e](no/link.md)\n```\n",
+        encoding="utf-8",
+    )
     assert [link for link in _links(page) if link[1]] == [
-        ("#z", "no heading for #z"), ("gone.md", "no such file")]
+        ("#z", "no heading for #z"),
+        ("gone.md", "no such file"),
+    ]
     source = tmp_path / "source.py"
     source.write_text("# docs/" + "GONE.md, and docs/WIRE" + '.md ("No\n# such heading").\n')
     assert [wrong for _, wrong in _names(source)] == [
-        "no such file", "no heading 'No such heading'"]
+        "no such file",
+        "no heading 'No such heading'",
+    ]

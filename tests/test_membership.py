@@ -195,8 +195,13 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
         method = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
         probe.close()
         back: dict[str, Any] = {"rank": 1, "rejoin": True, "hosts": ["127.0.0.1"]}
-        job: dict[str, Any] = {"world_size": 2, "init_method": method, "min_peers": 1,
-                               "grace_s": 0.5, "config": config}  # fmt: skip
+        job: dict[str, Any] = {
+            "world_size": 2,
+            "init_method": method,
+            "min_peers": 1,
+            "grace_s": 0.5,
+            "config": config,
+        }
         with Membership(**job, **back) as first:
             ports = places.ports_of(first._job, 0)
         for port in ports:

@@ -42,20 +42,32 @@ GRACE = 30.0
 
 def ready(rank: int, at: float = 0.0, **fields: Any) -> Ready:
     values: dict[str, Any] = {
-        "history": (0, 7), "number": 8, "healthy": True, "blames": (), "token": b"", "serial": 1,
-        "epoch": 0, "seen": 0, **fields,
-    }  # fmt: skip
+        "history": (0, 7),
+        "number": 8,
+        "healthy": True,
+        "blames": (),
+        "token": b"",
+        "serial": 1,
+        "epoch": 0,
+        "seen": 0,
+        **fields,
+    }
     return Ready(rank, at=at, **values)
 
 
-def seen_by(rank: int, world: int, *those: Ready, gone: dict[int, float] | None = None,
-            **fields: Any) -> View:  # fmt: skip
+def seen_by(
+    rank: int, world: int, *those: Ready, gone: dict[int, float] | None = None, **fields: Any
+) -> View:
     gone = gone or {}
     others = set(range(world)) - {rank}
     values: dict[str, Any] = {
-        "min_peers": world // 2 + 1, "grace_s": GRACE, "timeout": 300.0,
-        "members": tuple(range(world)), "connected": frozenset(others - set(gone)), **fields,
-    }  # fmt: skip
+        "min_peers": world // 2 + 1,
+        "grace_s": GRACE,
+        "timeout": 300.0,
+        "members": tuple(range(world)),
+        "connected": frozenset(others - set(gone)),
+        **fields,
+    }
     return View(rank, world, ready={one.rank: one for one in those}, gone=gone, **values)
 
 
@@ -247,12 +259,16 @@ def any_state(draw: st.DrawFn) -> tuple[View, float]:
     gone = {one: draw(moments) for one in draw(st.sets(st.sampled_from(sorted(others)))) - those}
     states = [
         ready(
-            one, draw(moments), epoch=draw(st.integers(0, 2)), behind=draw(st.booleans()),
-            blames=tuple(draw(st.sets(st.integers(0, world - 1)))), healthy=draw(st.booleans()),
+            one,
+            draw(moments),
+            epoch=draw(st.integers(0, 2)),
+            behind=draw(st.booleans()),
+            blames=tuple(draw(st.sets(st.integers(0, world - 1)))),
+            healthy=draw(st.booleans()),
             history=draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
         )
         for one in those
-    ]  # fmt: skip
+    ]
     view = seen_by(rank, world, *states, gone=gone)
     return view, draw(st.floats(0.0, 1000.0))
 
@@ -317,9 +333,10 @@ def agreement(terms: Terms, job: bytes, secret: Secret | None = None) -> Agreeme
     """One over real connections, which listens on loopback."""
     listener, key = listen("127.0.0.1"), Key.derive(secret, job)
     return Agreement(
-        terms, [listener.getsockname()[:2]],
+        terms,
+        [listener.getsockname()[:2]],
         partial(Control, terms.rank, terms.world_size, key, job, [listener], terms.grace_s),
-    )  # fmt: skip
+    )
 
 
 class Ranks:
@@ -510,11 +527,17 @@ def test_nobody_takes_the_place_of_who_lives(ranks: Ranks) -> None:
     places = messages.read_book("rank 0", ranks.all[0].own_places, 3)
     second.look_for(places)
     try:
-        assert until(lambda: (ranks.all[0].catch_up(), second.catch_up(),
-                              "already rank 1" in second._control.troubles()[0])[2])  # fmt: skip
+        assert until(
+            lambda: (
+                ranks.all[0].catch_up(),
+                second.catch_up(),
+                "already rank 1" in second._control.troubles()[0],
+            )[2]
+        )
         ranks.all[1].close()
-        assert until(lambda: (ranks.all[0].catch_up(), second.catch_up(),
-                              second._control.is_linked(0))[2])  # fmt: skip
+        assert until(
+            lambda: (ranks.all[0].catch_up(), second.catch_up(), second._control.is_linked(0))[2]
+        )
     finally:
         second.close()
 
@@ -527,8 +550,13 @@ def test_strangers_are_kept_out(ranks: Ranks, secret: Secret | None) -> None:
     stranger.look_for(messages.read_book("rank 0", ranks.all[0].own_places, 3))
     try:
         silent = (NO_ANSWER, MUTE)
-        assert until(lambda: (ranks.all[0].catch_up(), stranger.catch_up(),
-                              stranger._control.troubles()[0] not in silent)[2])  # fmt: skip
+        assert until(
+            lambda: (
+                ranks.all[0].catch_up(),
+                stranger.catch_up(),
+                stranger._control.troubles()[0] not in silent,
+            )[2]
+        )
         assert not stranger._control.is_linked(0)
         made = ranks.run({rank: comes(rank) for rank in range(3)})
         assert made[0] == made[1] == made[2]

@@ -128,9 +128,15 @@ class Hurt(_Machine):
 
 
 BUDGET = settings(
-    max_examples=60, stateful_step_count=20, deadline=None, derandomize=True, database=None,
-    phases=[Phase.generate], report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+    max_examples=60,
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 """Nothing is shrunk: where members do not come together, every try takes hours of their clock."""
 TestPunctual = Punctual.TestCase
 TestPunctual.settings = BUDGET

@@ -28,10 +28,14 @@ def test_whatever_the_order_of_the_tags(seed: int, lanes: int) -> None:
     def body(comm: Communicator) -> None:
         plan = random.Random(seed)  # the same on all ranks
         sizes = {
-            (a, b): [(plan.choice((0, 1, 7, 2**31 - 1)), plan.choice((0, 5, 1000, 40_000)))
-                     for _ in range(each)]
-            for a in range(n) for b in range(n) if a != b
-        }  # fmt: skip
+            (a, b): [
+                (plan.choice((0, 1, 7, 2**31 - 1)), plan.choice((0, 5, 1000, 40_000)))
+                for _ in range(each)
+            ]
+            for a in range(n)
+            for b in range(n)
+            if a != b
+        }
         works: list[Work] = []
         order = random.Random(seed * 10 + comm.rank)
         expected: list[tuple[Any, int, int]] = []
@@ -42,9 +46,10 @@ def test_whatever_the_order_of_the_tags(seed: int, lanes: int) -> None:
                     works.append(comm.send(data, b, tag=tag, async_op=True))
         queues = [
             [(a, tag, count, at) for at, (tag, count) in enumerate(messages) if tag == which]
-            for (a, b), messages in sizes.items() if b == comm.rank
+            for (a, b), messages in sizes.items()
+            if b == comm.rank
             for which in {tag for tag, _ in messages}
-        ]  # fmt: skip
+        ]
         while queues:
             queue = order.choice(queues)
             a, tag, count, number = queue.pop(0)

@@ -15,7 +15,7 @@ from beside import Done
 @pytest.mark.slow
 @pytest.mark.beside(
     sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-p", "no:cacheprovider"
-)  # fmt: skip
+)
 def test_every_micro_benchmark_runs(beside: Done) -> None:
     pytest.importorskip("pytest_benchmark")
     if shutil.which("gcc") is None:

@@ -69,8 +69,10 @@ STORE = FeedbackStore()
 
 CONFIG_MISTAKES: list[tuple[Call, str]] = [
     # another library's communicator, or none
-    (lambda c: ringcomm.allreduce(x(), comm=MPIsCommunicator()),
-     r"give a ringcomm.Communicator; Communicator.create\(mpi=\.\.\.\) makes one"),
+    (
+        lambda c: ringcomm.allreduce(x(), comm=MPIsCommunicator()),
+        r"give a ringcomm.Communicator; Communicator.create\(mpi=\.\.\.\) makes one",
+    ),
     (lambda c: ringcomm.barrier(comm=0), "comm=0: give a ringcomm.Communicator"),
     (lambda c: ringcomm.barrier(comm=Communicator), "comm=<class .*give a ringcomm.Communicator"),
     (lambda c: Communicator(c.config), r"is made by ringcomm.init\(\), Communicator.create\(\) or"),
@@ -92,12 +94,18 @@ CONFIG_MISTAKES: list[tuple[Call, str]] = [
     (lambda c: c.allreduce(x(), compression="1bit"), "give one of none, bf16.*onebit"),
     (lambda c: c.allreduce(x(), compression=["bf16"]), r"\['bf16'\] is unknown; give one of none"),
     # feedback
-    (lambda c: c.allreduce(x(), compression="int4", feedback=STORE),
-     r'which the store has by the name of the tensor, as store\["layer1.weight"\]'),
-    (lambda c: c.allreduce(x(), compression="int4", feedback=ErrorFeedback),
-     r"ErrorFeedback\(\), made once and kept"),
-    (lambda c: c.allreduce_many([x()], compression="int4", feedback=STORE),
-     r"of a FeedbackStore \[store\[name\] for name in names\]"),
+    (
+        lambda c: c.allreduce(x(), compression="int4", feedback=STORE),
+        r'which the store has by the name of the tensor, as store\["layer1.weight"\]',
+    ),
+    (
+        lambda c: c.allreduce(x(), compression="int4", feedback=ErrorFeedback),
+        r"ErrorFeedback\(\), made once and kept",
+    ),
+    (
+        lambda c: c.allreduce_many([x()], compression="int4", feedback=STORE),
+        r"of a FeedbackStore \[store\[name\] for name in names\]",
+    ),
     (lambda c: STORE[x()], "give a name, as a string"),
     # ranks
     (lambda c: c.broadcast(x(), 2), "rank 2 is not in a world of 2: give root= a rank from 0 to 1"),
@@ -109,7 +117,7 @@ CONFIG_MISTAKES: list[tuple[Call, str]] = [
     # the rest
     (lambda c: c.allreduce(x(), timeout=True), "timeout=True: give seconds above 0"),
     (lambda c: c.allreduce(x(), async_op=True, on_done=3), "on_done=3: give a function that takes"),
-]  # fmt: skip
+]
 
 TENSOR_MISTAKES: list[tuple[Call, str]] = [
     # one for several, and several for one
@@ -144,7 +152,7 @@ TENSOR_MISTAKES: list[tuple[Call, str]] = [
     (lambda c: c.allreduce(np.ones(2, np.int32), compression="bf16"), "not int32; leave it out"),
     # results
     (lambda c: c.allreduce(x(), out=np.ones(5, np.float32)), "give one of its size and dtype, or"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

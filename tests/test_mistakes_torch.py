@@ -76,26 +76,48 @@ def by_torch(row: Row) -> Row:
 
 EXCHANGE = r".* in the exchange of gradients"
 AGREEMENT = r".* in the agreement of HookState"
+
+
 def spreads(comm: Communicator) -> None:
     with naming("the agreement of HookState('auto')"):
         assert CommExchange(comm).spread("int8" if comm.rank == 0 else "")() == "int8"
 
 
 HOOKS = [
-    differ("what auto agrees on, on one rank", spreads, allreduce,
-           ".* in the agreement of HookState", r"allreduce\(f32\[4\]"),
-    by_torch(both("codecs of hooks", hooked(("bf16", "fp16")), MismatchError,
-                  "compression is bf16 on rank 0 and fp16 on rank 1")),
-    by_torch(differ("a hook on one rank", hooked("none"), allreduce, AGREEMENT,
-                    r"allreduce\(f32\[4\]")),
-    by_torch(differ("a step that a rank leaves out", hooked("none", 2), hooked("none"), EXCHANGE,
-                    "barrier")),
-    differ("a gathered state of one hook", lambda c: hooked("int4")(c).gather_state_dict(),
-           hooked("int4"), r".* in gather_state_dict\(\)", "barrier"),
+    differ(
+        "what auto agrees on, on one rank",
+        spreads,
+        allreduce,
+        ".* in the agreement of HookState",
+        r"allreduce\(f32\[4\]",
+    ),
+    by_torch(
+        both(
+            "codecs of hooks",
+            hooked(("bf16", "fp16")),
+            MismatchError,
+            "compression is bf16 on rank 0 and fp16 on rank 1",
+        )
+    ),
+    by_torch(
+        differ("a hook on one rank", hooked("none"), allreduce, AGREEMENT, r"allreduce\(f32\[4\]")
+    ),
+    by_torch(
+        differ(
+            "a step that a rank leaves out", hooked("none", 2), hooked("none"), EXCHANGE, "barrier"
+        )
+    ),
+    differ(
+        "a gathered state of one hook",
+        lambda c: hooked("int4")(c).gather_state_dict(),
+        hooked("int4"),
+        r".* in gather_state_dict\(\)",
+        "barrier",
+    ),
     alone("a codec that there is not", hooked("int3"), ConfigError, "is unknown; give one of"),
     alone("a pace that there is not", hooked("int4", pace="fast"), ConfigError, "pace"),
     alone("no communicator", lambda _: HookState("int4", 3), ConfigError, "Communicator"),
-]  # fmt: skip
+]
 
 # ---- optimizers ----
 
@@ -140,27 +162,57 @@ def made_only(comm: Communicator) -> Any:
 
 
 OPTIMIZERS = [
-    both("settings of optimizers", stepped(compression=("int4", "int8")), MismatchError,
-         "compression is int4 on rank 0 and int8 on rank 1"),
+    both(
+        "settings of optimizers",
+        stepped(compression=("int4", "int8")),
+        MismatchError,
+        "compression is int4 on rank 0 and int8 on rank 1",
+    ),
     both("hyperparameters", other_rates, MismatchError, r"\['lr'\] is 0.1 on rank 0 and 1.1"),
     both("what is frozen", frozen_on_one, MismatchError, "different parameters"),
     both("how many parameters", one_more, MismatchError, "different parameters"),
-    both("methods", lambda c: made((optim.SGD, optim.Lion)[c.rank], c), MismatchError,
-         "optimizer is .* on rank 0 and .* on rank 1"),
-    differ("an optimizer on one rank", made_only, allreduce,
-           ".* in an optimizer's constructor", r"allreduce\(f32\[4\]"),
+    both(
+        "methods",
+        lambda c: made((optim.SGD, optim.Lion)[c.rank], c),
+        MismatchError,
+        "optimizer is .* on rank 0 and .* on rank 1",
+    ),
+    differ(
+        "an optimizer on one rank",
+        made_only,
+        allreduce,
+        ".* in an optimizer's constructor",
+        r"allreduce\(f32\[4\]",
+    ),
     differ("a step of one optimizer", stepped(), made_only, r".* in step\(\)", "barrier"),
-    differ("a gathered state of one optimizer", lambda c: stepped()(c).gather_state_dict(),
-           stepped(), r".* in gather_state_dict\(\)", "barrier"),
-    differ("a group more on one rank",
-           lambda c: made_only(c)[1].add_param_group({"params": [nn.Parameter(torch.zeros(3))]}),
-           made_only, r".* in add_param_group\(\)", "barrier"),
-    both("densities of sparse optimizers", stepped(sparse.SGD, density=(0.1, 0.2)), MismatchError,
-         "density is 0.1 on rank 0 and 0.2 on rank 1"),
-    alone("a state of another method",
-          lambda c: made_only(c)[1].load_state_dict(made(optim.Lion, c)[1].state_dict()),
-          ConfigError, "Lion", lambda c: (made_only(c), made(optim.Lion, c), allreduce(c))),
-]  # fmt: skip
+    differ(
+        "a gathered state of one optimizer",
+        lambda c: stepped()(c).gather_state_dict(),
+        stepped(),
+        r".* in gather_state_dict\(\)",
+        "barrier",
+    ),
+    differ(
+        "a group more on one rank",
+        lambda c: made_only(c)[1].add_param_group({"params": [nn.Parameter(torch.zeros(3))]}),
+        made_only,
+        r".* in add_param_group\(\)",
+        "barrier",
+    ),
+    both(
+        "densities of sparse optimizers",
+        stepped(sparse.SGD, density=(0.1, 0.2)),
+        MismatchError,
+        "density is 0.1 on rank 0 and 0.2 on rank 1",
+    ),
+    alone(
+        "a state of another method",
+        lambda c: made_only(c)[1].load_state_dict(made(optim.Lion, c)[1].state_dict()),
+        ConfigError,
+        "Lion",
+        lambda c: (made_only(c), made(optim.Lion, c), allreduce(c)),
+    ),
+]
 
 # ---- outer steps ----
 
@@ -192,18 +244,40 @@ def attaches(comm: Communicator) -> None:
 
 OUTER = [
     both("settings of outer steps", trains(2, every=(2, 3)), MismatchError, "every|settings"),
-    both("codecs of outer steps", trains(2, compression=("int8", "int4")), MismatchError,
-         "compression|settings"),
-    differ("an outer step on one rank", attaches, allreduce,
-           ".* in attach\\(\\) of OuterStep", r"allreduce\(f32\[4\]"),
-    differ("a gathered state of one outer step", gathers, attaches,
-           r".* in gather_state_dict\(\)", "barrier"),
+    both(
+        "codecs of outer steps",
+        trains(2, compression=("int8", "int4")),
+        MismatchError,
+        "compression|settings",
+    ),
+    differ(
+        "an outer step on one rank",
+        attaches,
+        allreduce,
+        ".* in attach\\(\\) of OuterStep",
+        r"allreduce\(f32\[4\]",
+    ),
+    differ(
+        "a gathered state of one outer step",
+        gathers,
+        attaches,
+        r".* in gather_state_dict\(\)",
+        "barrier",
+    ),
     differ("steps of outer steps", trains(2), attaches, ".* in a round of OuterStep", "barrier"),
-    alone("an outer step that is not attached", lambda c: outer(c, net())[1].flush(), ConfigError,
-          "not attached"),
-    alone("a flush in between, of no model", lambda c: outer(c, net(), every=0), ConfigError,
-          "Invalid every"),
-]  # fmt: skip
+    alone(
+        "an outer step that is not attached",
+        lambda c: outer(c, net())[1].flush(),
+        ConfigError,
+        "not attached",
+    ),
+    alone(
+        "a flush in between, of no model",
+        lambda c: outer(c, net(), every=0),
+        ConfigError,
+        "Invalid every",
+    ),
+]
 
 # ---- torch's collectives ----
 
@@ -252,21 +326,42 @@ def barrier(comm: Communicator) -> None:
 
 
 COLLECTIVES = [
-    differ("sizes in torch", all_reduce(4), all_reduce(5), r"allreduce\(f32\[4\]",
-           r"allreduce\(f32\[5\]"),
-    differ("dtypes in torch", all_reduce(4), all_reduce(4, dtype=torch.int64), r"allreduce\(f32",
-           r"allreduce\(i64"),
-    differ("ops in torch", all_reduce(4), all_reduce(4, op=dist.ReduceOp.MAX), ".*op=sum",
-           ".*op=max"),
+    differ(
+        "sizes in torch",
+        all_reduce(4),
+        all_reduce(5),
+        r"allreduce\(f32\[4\]",
+        r"allreduce\(f32\[5\]",
+    ),
+    differ(
+        "dtypes in torch",
+        all_reduce(4),
+        all_reduce(4, dtype=torch.int64),
+        r"allreduce\(f32",
+        r"allreduce\(i64",
+    ),
+    differ(
+        "ops in torch", all_reduce(4), all_reduce(4, op=dist.ReduceOp.MAX), ".*op=sum", ".*op=max"
+    ),
     differ("roots in torch", broadcast(0), broadcast(1), "broadcast.*root=0", "broadcast.*root=1"),
     differ("the order in torch", all_reduce(4), broadcast(0), "allreduce", "broadcast"),
     differ("a barrier in torch", all_reduce(4), barrier, "allreduce", "barrier"),
     differ("all-gathers in torch", all_gather(4), all_gather(5), r".*f32\[4\]", r".*f32\[5\]"),
-    differ("a sparse tensor on one rank", sparse_tensor, all_reduce(4),
-           r".* in all_reduce\(\) of a sparse tensor", r"allreduce\(f32\[4\]"),
-    alone("a tensor without memory", lambda c: HookState("bf16", c).comm.allreduce(META),
-          TensorError, "has no memory; make it on the CPU or a GPU", allreduce),
-]  # fmt: skip
+    differ(
+        "a sparse tensor on one rank",
+        sparse_tensor,
+        all_reduce(4),
+        r".* in all_reduce\(\) of a sparse tensor",
+        r"allreduce\(f32\[4\]",
+    ),
+    alone(
+        "a tensor without memory",
+        lambda c: HookState("bf16", c).comm.allreduce(META),
+        TensorError,
+        "has no memory; make it on the CPU or a GPU",
+        allreduce,
+    ),
+]
 
 ROWS = [*HOOKS, *OPTIMIZERS, *OUTER, *COLLECTIVES]
 

@@ -29,9 +29,10 @@ def test_there_are_enough() -> None:
 @needs_git
 def test_each_applies() -> None:
     wrong = [
-        one.name for one in mutants.mutants()
+        one.name
+        for one in mutants.mutants()
         if subprocess.run(["git", "apply", "--check", str(one.path)], cwd=ROOT).returncode
-    ]  # fmt: skip
+    ]
     assert not wrong, f"make these again for the tree as it is: {wrong}"
 
 
@@ -62,13 +63,21 @@ PATCH = """--- a/thing.py
 @needs_git
 @pytest.mark.parametrize(
     ("before", "after", "test", "outcome"),
-    [("2 * x", "3 * x", "one", "found"), ("2 * x", "x + 1", "one", "LIVES"),
-     ("3 * x", "2 * x", "one", "ERROR"), ("2 * x", "3 * x", "two", "ERROR")],
-)  # fmt: skip
+    [
+        ("2 * x", "3 * x", "one", "found"),
+        ("2 * x", "x + 1", "one", "LIVES"),
+        ("3 * x", "2 * x", "one", "ERROR"),
+        ("2 * x", "3 * x", "two", "ERROR"),
+    ],
+)
 def test_what_becomes_of_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, test: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    after: str,
+    test: str,
     outcome: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take time to import
     folder = tmp_path / "tree"
     folder.mkdir()

@@ -48,8 +48,12 @@ def two_hosts(possible: None) -> Iterator[NetLab]:
 
 
 def python(lab: NetLab, host: int, code: str, *args: str) -> subprocess.Popen[str]:
-    return lab.run(host, [sys.executable, "-u", "-c", textwrap.dedent(code), *args],
-                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    return lab.run(
+        host,
+        [sys.executable, "-u", "-c", textwrap.dedent(code), *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
 
 
 def output(lab: NetLab, host: int, *argv: str) -> str:
@@ -233,8 +237,12 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
         receiver = python(lab, 1, receive, lab.address(1, 0))
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
-        sender = lab.run(0, [sys.executable, "-u", "-c", textwrap.dedent(send), lab.address(1, 0)],
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        sender = lab.run(
+            0,
+            [sys.executable, "-u", "-c", textwrap.dedent(send), lab.address(1, 0)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert sender.stdin is not None
         assert sender.stdout is not None
         for mbit in (10, 8):
@@ -249,12 +257,15 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
 @pytest.mark.netns
 @pytest.mark.parametrize(
     ("fault", "carrier"),
-    [("cut", "Invalid argument"), ("unplug", "0"), ("blackhole", "1"), ("flush", "1"),
-     ("mute", "1")],
+    [
+        ("cut", "Invalid argument"),
+        ("unplug", "0"),
+        ("blackhole", "1"),
+        ("flush", "1"),
+        ("mute", "1"),
+    ],
 )
-def test_broken_cable_is_silent_and_comes_back(
-    two_hosts: NetLab, fault: str, carrier: str
-) -> None:
+def test_broken_cable_is_silent_and_comes_back(two_hosts: NetLab, fault: str, carrier: str) -> None:
     stream = Stream(two_hosts, 0)
     getattr(two_hosts, fault)(0, 0, *([1] if fault == "mute" else []))
     time.sleep(0.3)
@@ -282,9 +293,11 @@ def test_unshaped_is_faster_and_can_be_slowed(two_hosts: NetLab) -> None:
 
 @pytest.mark.netns
 def test_ranks_find_torchruns_environment_and_one_secret(two_hosts: NetLab) -> None:
-    show = ("echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR "
-            "$RINGCOMM_INTERFACES $EXTRA; stat -c %a $RINGCOMM_SECRET_FILE; "
-            "cat $RINGCOMM_SECRET_FILE")
+    show = (
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR "
+        "$RINGCOMM_INTERFACES $EXTRA; stat -c %a $RINGCOMM_SECRET_FILE; "
+        "cat $RINGCOMM_SECRET_FILE"
+    )
     job = two_hosts.start(["sh", "-c", show], 2, {"EXTRA": "more"}, quiet=True)
     assert job.wait(PATIENCE) == 0
     told = [job.output(rank).splitlines() for rank in range(4)]
@@ -343,9 +356,21 @@ def _end_at_hangup() -> None:
 def _start_command() -> tuple[subprocess.Popen[str], str]:
     """The command with a job that sleeps; returns it and the prefix of its namespaces."""
     command = subprocess.Popen(
-        [sys.executable, str(BENCH / "netlab.py"), "--hosts", "2", "--nics", "0", "--",
-         "sh", "-c", "echo up; exec sleep 60"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [
+            sys.executable,
+            str(BENCH / "netlab.py"),
+            "--hosts",
+            "2",
+            "--nics",
+            "0",
+            "--",
+            "sh",
+            "-c",
+            "echo up; exec sleep 60",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
         preexec_fn=_end_at_hangup,
     )
     assert command.stdout is not None

@@ -56,8 +56,11 @@ def test_elements_without_a_variance_stay_where_they_are() -> None:
             lambda params, comm, refresh=refresh: OneBitAdam(
                 params, eps=0.0, weight_decay=0.0, freeze=3, refresh=refresh, comm=comm, threshold=0
             ),
-            shapes, n, steps, dead,
-        )  # fmt: skip
+            shapes,
+            n,
+            steps,
+            dead,
+        )
         ours = outcomes[0][0][-1][0]
         assert np.isfinite(ours).all()
         assert ours[:dead].tobytes() == start[0][:dead].tobytes()
@@ -85,11 +88,21 @@ def test_the_update_is_that_of_its_formula(n: int, refresh: Any) -> None:
     expected = follow(reference, SHAPES, n, dead)
     outcomes = train(
         lambda params, comm: OneBitAdam(
-            params, **TORCH, freeze=freeze, refresh=refresh,
-            dense="none", comm=comm, threshold=0,
+            params,
+            **TORCH,
+            freeze=freeze,
+            refresh=refresh,
+            dense="none",
+            comm=comm,
+            threshold=0,
         ),
-        SHAPES, n, steps, dead, after=lambda optimizer: optimizer.renewals, seed=expected.seed,
-    )  # fmt: skip
+        SHAPES,
+        n,
+        steps,
+        dead,
+        after=lambda optimizer: optimizer.renewals,
+        seed=expected.seed,
+    )
     assert_alike(outcomes)
     assert outcomes[0][1] == len(due)
     assert_follows(outcomes[0][0], expected)
@@ -103,8 +116,10 @@ def test_the_dense_stage_is_adamw(n: int) -> None:
         lambda params, comm: OneBitAdam(
             params, **TORCH, freeze=99, dense="none", comm=comm, threshold=0
         ),
-        SHAPES, n, steps,
-    )  # fmt: skip
+        SHAPES,
+        n,
+        steps,
+    )
 
     def reference(given: Given) -> Iterator[list[Array]]:
         params = [torch.nn.Parameter(torch.from_numpy(one)) for one in given.start()]
@@ -165,8 +180,9 @@ def test_a_renewed_variance_is_between_its_bounds(n: int) -> None:
 
     def body(comm: Communicator) -> Any:
         parameter = torch.nn.Parameter(torch.zeros(16, 32))
-        optimizer = OneBitAdam([parameter], betas=(0.9, b2), freeze=4, dense="none", comm=comm,
-                               threshold=1024)  # fmt: skip
+        optimizer = OneBitAdam(
+            [parameter], betas=(0.9, b2), freeze=4, dense="none", comm=comm, threshold=1024
+        )
         for one in grads:
             give([parameter], [one[comm.rank].astype(np.float32)])
             optimizer.step()
@@ -285,8 +301,9 @@ def test_parameters_behind_the_freeze() -> None:
 
 
 FORMS: list[dict[str, Any]] = [
-    {}, {"refresh": None},
-]  # fmt: skip
+    {},
+    {"refresh": None},
+]
 
 
 def _go(params: Any, optimizer: Any, comm: Communicator, first: int, last: int) -> None:

@@ -108,8 +108,11 @@ def test_the_first_renewals_do_not_lengthen_steps() -> None:
         go_on(other, optimizer, comm, range(30, 32))
         assert optimizer.frozen_at == 1
         assert optimizer.renewals == 1
-        return {name: optimizer.state[p]["exp_avg_sq"].clone()
-                for name, p in other.named_parameters() if p in optimizer.state}  # fmt: skip
+        return {
+            name: optimizer.state[p]["exp_avg_sq"].clone()
+            for name, p in other.named_parameters()
+            if p in optimizer.state
+        }
 
     for name, found in run_ranks(RANKS, body)[0].items():
         parameter = model.get_parameter(name)

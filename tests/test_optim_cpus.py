@@ -27,8 +27,14 @@ ON_RANK_1 = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_
 SHAPES = ((64, 257), (50,), ())
 STEPS = 8
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "threshold": 4096, "freeze": 2}
-ZERO: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "threshold": 4096, "var_freeze_step": 3,
-                        "local_step_scaler": 1, "local_step_clipper": 2}  # fmt: skip
+ZERO: dict[str, Any] = {
+    "lr": 0.01,
+    "weight_decay": 0.1,
+    "threshold": 4096,
+    "var_freeze_step": 3,
+    "local_step_scaler": 1,
+    "local_step_clipper": 2,
+}
 METHODS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda ps: optim.SGD(ps, 0.1, weight_decay=0.1, threshold=4096),
     "SGD, Nesterov": lambda ps: optim.SGD(ps, 0.1, weight_decay=0.1, nesterov=True, threshold=4096),
@@ -43,7 +49,7 @@ def parameters() -> nn.ParameterList:
     rng = np.random.default_rng(1)
     return nn.ParameterList(
         torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for shape in SHAPES
-    )  # fmt: skip
+    )
 
 
 def step(params: nn.ParameterList, optimizer: Any, rank: int, number: int) -> None:
@@ -89,5 +95,6 @@ def test_parameters_are_alike_to_the_bit_on_unlike_cpus() -> None:
         2,
         f"import os\nif os.environ['RANK'] == '1': os.environ.update({ON_RANK_1})\n"
         "import test_optim_cpus\ntest_optim_cpus.train()",
-        env={"RINGCOMM_INTERFACES": "lo", "OMP_NUM_THREADS": "1"}, timeout=240,
+        env={"RINGCOMM_INTERFACES": "lo", "OMP_NUM_THREADS": "1"},
+        timeout=240,
     )

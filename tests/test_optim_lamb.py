@@ -49,8 +49,12 @@ def test_our_own_update_is_that_of_its_formula(n: int) -> None:
         lambda params, comm: OneBitLamb(
             params, **HYPER, freeze=freeze, dense="none", comm=comm, threshold=0
         ),
-        shapes, n, steps, dead, seed=expected.seed,
-    )  # fmt: skip
+        shapes,
+        n,
+        steps,
+        dead,
+        seed=expected.seed,
+    )
     assert_alike(outcomes)
     assert_follows(outcomes[0][0], expected)
 
@@ -83,11 +87,12 @@ def test_a_tensor_without_any_gradient() -> None:
     """Its momentum has no size, which others are divided by; all stay finite."""
     shapes = [(16, 16), (4, 4)]
     outcomes = train(
-        lambda params, comm: OneBitLamb(
-            params, freeze=3, comm=comm, eps=1e-6, threshold=0
-        ),
-        shapes, 2, 8, dead=16,
-    )  # fmt: skip
+        lambda params, comm: OneBitLamb(params, freeze=3, comm=comm, eps=1e-6, threshold=0),
+        shapes,
+        2,
+        8,
+        dead=16,
+    )
     assert all(np.isfinite(one).all() for one in outcomes[0][0][-1])
     assert outcomes[0][0][-1][1].tobytes() == start_values(shapes)[1].tobytes()
 

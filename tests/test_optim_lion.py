@@ -62,9 +62,7 @@ def test_a_momentum_at_one_bit_arrives_in_time() -> None:
 
     def body(comm: Communicator) -> torch.Tensor:
         model = Net()
-        optimizer = Lion(
-            model.parameters(), 1e-3, betas, comm=comm, threshold=THRESHOLD
-        )
+        optimizer = Lion(model.parameters(), 1e-3, betas, comm=comm, threshold=THRESHOLD)
         for _ in range(steps):
             set_gradients(model, comm.rank, 0)
             optimizer.step()

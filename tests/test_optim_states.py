@@ -26,8 +26,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 def sgd(codec: str) -> Callable[..., WireOptimizer]:
     return lambda params, comm: SGD(
-        params, 0.1, compression=codec, comm=comm, threshold=THRESHOLD  # type: ignore[arg-type]
-    )  # fmt: skip
+        params,
+        0.1,
+        compression=codec,
+        comm=comm,
+        threshold=THRESHOLD,  # type: ignore[arg-type]
+    )
 
 
 def lion(**settings: Any) -> Callable[..., WireOptimizer]:
@@ -40,9 +44,13 @@ def apart() -> Callable[..., WireOptimizer]:
 
 
 MAKES = {
-    "none": sgd("none"), "int8": sgd("int8"), "int4": sgd("int4"), "onebit": sgd("onebit"),
-    "lion": lion(), "apart": apart(),
-}  # fmt: skip
+    "none": sgd("none"),
+    "int8": sgd("int8"),
+    "int4": sgd("int4"),
+    "onebit": sgd("onebit"),
+    "lion": lion(),
+    "apart": apart(),
+}
 
 
 def saved(state: Any) -> Any:
@@ -87,8 +95,9 @@ def test_torchs_form_is_kept() -> None:
         plain = torch.optim.SGD(model.parameters(), 0.1, 0.9)
         theirs = plain.state_dict()
         assert set(theirs) < set(state)
-        trained = [n for n, (_, p) in enumerate(model.named_parameters())
-                   if p.requires_grad and p.numel()]  # fmt: skip
+        trained = [
+            n for n, (_, p) in enumerate(model.named_parameters()) if p.requires_grad and p.numel()
+        ]
         assert sorted(state["state"]) == trained
         for number, parameter in enumerate(model.parameters()):
             if number in trained:

@@ -370,8 +370,10 @@ def test_one_span_for_what_is_small_and_blocks_for_the_rest() -> None:
         assert [names[id(place.parameter)] for place in large.places] == ["head", "filter", "embed"]
         assert all(place.start % 256 == 0 for place in large.places)
         assert {names[id(place.parameter)] for place in small.places} == {
-            "norm", "small", "temperature",
-        }  # fmt: skip
+            "norm",
+            "small",
+            "temperature",
+        }
         assert small.count == 48 + 16 + 1
 
     run_ranks(1, body)

@@ -32,12 +32,22 @@ ODD = [(13, 7), (50,), (29, 3, 2)]
 BLOCKS = [(32, 40)]
 HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.05}
 PACE: dict[str, Any] = {
-    "var_freeze_step": 14, "var_update_scaler": 4, "local_step_scaler": 6, "local_step_clipper": 4,
-}  # fmt: skip
+    "var_freeze_step": 14,
+    "var_update_scaler": 4,
+    "local_step_scaler": 6,
+    "local_step_clipper": 4,
+}
 SETTINGS = ZeroOneSettings(
-    lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05, var_freeze=14, var_updates=4,
-    local_doubling=6, local_most=4,
-)  # fmt: skip
+    lr=0.01,
+    b1=0.9,
+    b2=0.95,
+    eps=1e-8,
+    decay=0.05,
+    var_freeze=14,
+    var_updates=4,
+    local_doubling=6,
+    local_most=4,
+)
 STEPS = 36  # to intervals of 4
 
 
@@ -57,8 +67,12 @@ def test_each_step_is_that_of_its_formula(n: int) -> None:
         lambda params, comm: ZeroOneAdam(
             params, **HYPER, **PACE, dense="none", comm=comm, threshold=0
         ),
-        shapes, n, STEPS, dead, seed=expected.seed,
-    )  # fmt: skip
+        shapes,
+        n,
+        STEPS,
+        dead,
+        seed=expected.seed,
+    )
     steps = zip(*(seen for seen, _ in outcomes), strict=True)
     assert_follows([[values for local in step for values in local] for step in steps], expected)
 
@@ -85,15 +99,29 @@ def test_ranks_are_together_behind_each_exchange_and_say_so() -> None:
         assert here[0] == (here[1] > 0)
         assert here[0] or step > 14
     assert [step for step, one in enumerate(first, 1) if one[0] and step > 14] == [
-        15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 32, 36,
-    ]  # fmt: skip
+        15,
+        16,
+        17,
+        18,
+        19,
+        20,
+        22,
+        24,
+        26,
+        28,
+        32,
+        36,
+    ]
 
 
 def test_elements_without_a_variance_stay_where_they_are() -> None:
     outcomes = train(
         lambda params, comm: ZeroOneAdam(params, **PACE, eps=0.0, comm=comm, threshold=0),
-        BLOCKS, 3, STEPS, dead=40,
-    )  # fmt: skip
+        BLOCKS,
+        3,
+        STEPS,
+        dead=40,
+    )
     ours, start = outcomes[0][0][-1][0], start_values(BLOCKS)[0]
     assert np.isfinite(ours).all()
     assert np.abs(ours[:40] - start[:40]).max() == 0

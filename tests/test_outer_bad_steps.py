@@ -47,9 +47,10 @@ if hasattr(torch.optim, "Muon"):
 def all_finite(optimizer: torch.optim.Optimizer) -> bool:
     return all(
         bool(value.isfinite().all())
-        for state in optimizer.state.values() for value in state.values()
+        for state in optimizer.state.values()
+        for value in state.values()
         if isinstance(value, torch.Tensor)
-    )  # fmt: skip
+    )
 
 
 def spoil(model: nn.Module, value: float) -> None:

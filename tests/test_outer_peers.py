@@ -145,16 +145,24 @@ def test_a_lost_peer_leaves_the_loss_in_the_band_of_the_seeds(
     half, grace_s = LESSONS // 2 + 1, 1.0 if fault == signal.SIGSTOP else 30.0
     with Job(torch_nursery, 3, LOOPBACK) as job:
         for rank in range(3):
-            job.start(ranks.lessons, ranks=[rank], seed=seed, hold=half if rank == 2 else -1,
-                      grace_s=grace_s, settings=LEARNING)  # fmt: skip
+            job.start(
+                ranks.lessons,
+                ranks=[rank],
+                seed=seed,
+                hold=half if rank == 2 else -1,
+                grace_s=grace_s,
+                settings=LEARNING,
+            )
         job.expect(2, "holds")
         job.signal(2, fault)
         ends = [job.expect(rank, "learnt") for rank in (0, 1)]
     assert ends[0]["curve"] == ends[1]["curve"]
     assert ends[0]["left"] == [2]
     band = [(min(at), max(at)) for at in zip(*curves, strict=True)]
-    print(f"{fault.name}: {ends[0]['curve'][-1]:.4f} in {band[-1][0]:.4f} to {band[-1][1]:.4f}; "
-          f"undisturbed {curves[seed][-1]:.4f}")  # fmt: skip
+    print(
+        f"{fault.name}: {ends[0]['curve'][-1]:.4f} in {band[-1][0]:.4f} to {band[-1][1]:.4f}; "
+        f"undisturbed {curves[seed][-1]:.4f}"
+    )
     before = half * LEARNING["fragments"] // LEARNING["every"]  # rounds; who starts late joins late
     for loss, (least, most) in list(zip(ends[0]["curve"], band, strict=True))[before:]:
         assert least <= loss <= most

@@ -172,8 +172,9 @@ def unended(model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer
     train(model, optimizer, 0, range(3))
 
 
-def raised(kind: type[BaseException], model: nn.Module, outer: OuterStep,
-           optimizer: torch.optim.Optimizer) -> None:  # fmt: skip
+def raised(
+    kind: type[BaseException], model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer
+) -> None:
     with contextlib.suppress(kind), outer:
         train(model, optimizer, 0, range(3))
         raise kind
@@ -186,14 +187,20 @@ def ended(model: nn.Module, outer: OuterStep, optimizer: torch.optim.Optimizer) 
 
 @pytest.mark.parametrize(
     ("leave", "text"),
-    [(forgotten, "never attached"), (unended, "3 iterations of this rank are in no round"),
-     (partial(raised, SystemExit), "3 iterations of this rank are in no round"),
-     (partial(raised, ZeroDivisionError), ""), (ended, "")],
-)  # fmt: skip
+    [
+        (forgotten, "never attached"),
+        (unended, "3 iterations of this rank are in no round"),
+        (partial(raised, SystemExit), "3 iterations of this rank are in no round"),
+        (partial(raised, ZeroDivisionError), ""),
+        (ended, ""),
+    ],
+)
 def test_the_last_word(
-    comm: Communicator, caplog: pytest.LogCaptureFixture, text: str,
+    comm: Communicator,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
     leave: Callable[[nn.Module, OuterStep, torch.optim.Optimizer], None],
-) -> None:  # fmt: skip
+) -> None:
     model = net()
     optimizer = sgd(model)
     leave(model, OuterStep(model, optimizer, every=None, comm=comm), optimizer)

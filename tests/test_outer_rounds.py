@@ -36,18 +36,21 @@ class Bag(nn.Module):
 
 
 @given(
-    sizes=st.lists(st.sampled_from([0, 1, 3, 63, 64, 65, 255, 257, 1000, 5001]), min_size=1,
-                   max_size=9),
-    fragments=st.integers(1, 4), codec=st.sampled_from([None, "bf16", "int8", "int4"]),
-)  # fmt: skip
+    sizes=st.lists(
+        st.sampled_from([0, 1, 3, 63, 64, 65, 255, 257, 1000, 5001]), min_size=1, max_size=9
+    ),
+    fragments=st.integers(1, 4),
+    codec=st.sampled_from([None, "bf16", "int8", "int4"]),
+)
 @settings(deadline=None, max_examples=12)
 def test_every_element_is_averaged(sizes: list[int], fragments: int, codec: str | None) -> None:
     fragments = min(fragments, len(sizes))
 
     def rank(comm: Communicator) -> list[torch.Tensor]:
         model = Bag(sizes)
-        outer = OuterStep(model, None, every=4, fragments=fragments, outer="mean",
-                          compression=codec, comm=comm)  # fmt: skip
+        outer = OuterStep(
+            model, None, every=4, fragments=fragments, outer="mean", compression=codec, comm=comm
+        )
         with outer:
             with torch.no_grad():
                 for part in model.parts:
@@ -87,9 +90,15 @@ def test_a_delayed_round_by_formula(merge: Any) -> None:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), rate)
         with OuterStep(
-            model, optimizer, every=every, delay=delay, merge=merge, outer="mean", compression=None,
+            model,
+            optimizer,
+            every=every,
+            delay=delay,
+            merge=merge,
+            outer="mean",
+            compression=None,
             comm=comm,
-        ) as outer:  # fmt: skip
+        ) as outer:
             train(model, optimizer, comm.rank, range(every + delay))
             local = weights(model)
             with outer.anchor():
@@ -303,9 +312,13 @@ def test_a_scaler_that_skips_on_one_rank_hangs_nobody(is_given: bool) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         outer = OuterStep(
-            model, optimizer, every=3, compression=None, comm=comm,
+            model,
+            optimizer,
+            every=3,
+            compression=None,
+            comm=comm,
             scaler=scaler if is_given else None,
-        )  # fmt: skip
+        )
         with outer:
             for step in range(9):
                 optimizer.zero_grad()

@@ -56,9 +56,13 @@ def test_restart_in_mid_run_to_the_bit(way: dict[str, Any], stop: int) -> None:
         model, optimizer, outer = made(comm, **way)
         with outer:
             train(model, optimizer, comm.rank, range(stop))
-            saved = reread([
-                model.state_dict(), optimizer.state_dict(), outer.state_dict(),
-            ])  # fmt: skip
+            saved = reread(
+                [
+                    model.state_dict(),
+                    optimizer.state_dict(),
+                    outer.state_dict(),
+                ]
+            )
             train(model, optimizer, comm.rank, range(stop, 21))
         unbroken = weights(model)
         model, optimizer, outer = made(comm, **way)

@@ -100,9 +100,14 @@ def test_int4_with_feedback_stays_near_the_exact_mean() -> None:
             model = net(sizes=(5, 64, 64, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.001)
             with OuterStep(
-                model, optimizer, every=2, outer="mean", compression=codec, feedback=feedback,
+                model,
+                optimizer,
+                every=2,
+                outer="mean",
+                compression=codec,
+                feedback=feedback,
                 comm=comm,
-            ):  # fmt: skip
+            ):
                 train(model, optimizer, comm.rank, range(40))
             return weights(model)
 

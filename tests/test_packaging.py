@@ -158,10 +158,18 @@ def test_missing_headers_are_a_sentence(tmp_path: Path, missing: str, sentence: 
 
 def import_from(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import ringcomm",
-         str(folder), *(p for p in sys.path if "site-packages" in p)],
-        cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import sys; sys.path[:0] = sys.argv[1:]; import ringcomm",
+            str(folder),
+            *(p for p in sys.path if "site-packages" in p),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_what_an_unbuilt_checkout_says(tmp_path: Path) -> None:

@@ -35,12 +35,20 @@ def one(
     library: str, turn: int, time_us: float, size: int = 4096, wire: str = "none", wrong: int = 0
 ) -> Measurement:
     """A measurement on the loopback whose busbw follows from its time."""
-    return Measurement("loopback", library, wire, size, turn, time_us, size / time_us / 1e3, 0.5,
-                       wrong)
+    return Measurement(
+        "loopback", library, wire, size, turn, time_us, size / time_us / 1e3, 0.5, wrong
+    )
 
 
-FLOOR = Physical({4: 5.0, 4096: 6.0}, stream=2.0, stream_cpu=0.3, copy=9.0, copy_near=20.0,
-                 copy_handed=10.0, congestion="reno")
+FLOOR = Physical(
+    {4: 5.0, 4096: 6.0},
+    stream=2.0,
+    stream_cpu=0.3,
+    copy=9.0,
+    copy_near=20.0,
+    copy_handed=10.0,
+    congestion="reno",
+)
 
 
 def merge(rows: list[Measurement], floors: list[Physical] | None = None) -> list:
@@ -62,8 +70,11 @@ def test_medians_over_rounds_and_ratios_within_them() -> None:
 
 
 def test_wrong_elements_add_up_and_wires_stay_apart() -> None:
-    rows = [one("ringcomm", 0, 10.0, wrong=2), one("ringcomm", 1, 10.0, wrong=3),
-            one("ringcomm", 0, 5.0, wire="bf16")]
+    rows = [
+        one("ringcomm", 0, 10.0, wrong=2),
+        one("ringcomm", 1, 10.0, wrong=3),
+        one("ringcomm", 0, 5.0, wire="bf16"),
+    ]
     found = merge(rows)
     assert [(row.label, row.wrong) for row in found] == [("ringcomm", 5), ("ringcomm bf16", 0)]
     assert found[1].ratio == 0.5
@@ -142,8 +153,11 @@ def test_no_title_of_a_plot_is_cut_or_covered(
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in figure.findobj(Text)
-             if text.get_text() in titles.values()]
+    boxes = [
+        text.get_window_extent(renderer)
+        for text in figure.findobj(Text)
+        if text.get_text() in titles.values()
+    ]
     assert len(boxes) == 2
     assert all(figure.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)
     assert not boxes[0].overlaps(boxes[1])
@@ -204,7 +218,8 @@ def test_who_takes_several_ports_is_told_their_rates() -> None:
     assert "btl_tcp_bandwidth_eth1 2500 --mca btl_tcp_bandwidth_eth0 1000" in line
     for bare in (Site(0, 2), Site(2, 2, [0, 0])):
         assert "bandwidth" not in " ".join(
-            contenders._openmpi(mpi, bare, Path("bin/python"), [], ""))
+            contenders._openmpi(mpi, bare, Path("bin/python"), [], "")
+        )
 
 
 def test_parts_are_as_large_as_the_rates_of_their_ports() -> None:
@@ -215,8 +230,10 @@ def test_parts_are_as_large_as_the_rates_of_their_ports() -> None:
 
 
 def test_a_failed_job_tells_why() -> None:
-    assert Ended(2, "warning\nsweep: gloo is not there\nbye\n").reason() == \
-        "gloo is not there (exit code 2)"
+    assert (
+        Ended(2, "warning\nsweep: gloo is not there\nbye\n").reason()
+        == "gloo is not there (exit code 2)"
+    )
     assert Ended(1, "one\n\ntwo\n").reason() == "two (exit code 1)"
     assert Ended(137, "").reason() == "SIGKILL"
 
@@ -231,11 +248,20 @@ def test_records_of_a_job() -> None:
         Ended(2, '{"at": 1}\nbye\n').records()
 
 
-@pytest.mark.parametrize("wrong", [
-    ["--libraries", "nccl"], ["--where", "moon"], ["--rounds", "0"], ["--hosts", "1"],
-    ["--nics", "fast"], ["--sizes", "x"], ["--rows", "roof", "--all"], ["--quick"],
-    ["--minutes", "0", "--all"],
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--libraries", "nccl"],
+        ["--where", "moon"],
+        ["--rounds", "0"],
+        ["--hosts", "1"],
+        ["--nics", "fast"],
+        ["--sizes", "x"],
+        ["--rows", "roof", "--all"],
+        ["--quick"],
+        ["--minutes", "0", "--all"],
+    ],
+)
 def test_wrong_options(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(wrong)
@@ -271,10 +297,23 @@ def test_the_star_takes_those_with_the_token_only(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.beside(
-    sys.executable, str(BENCH / "peers.py"), "--libraries", "ringcomm,gloo,mpich", "--sizes", "4K",
-    "--rounds", "1", "--budget", "0.05", "--floor", "0.2", "--envs", "{folder}/none", "--json",
+    sys.executable,
+    str(BENCH / "peers.py"),
+    "--libraries",
+    "ringcomm,gloo,mpich",
+    "--sizes",
+    "4K",
+    "--rounds",
+    "1",
+    "--budget",
+    "0.05",
+    "--floor",
+    "0.2",
+    "--envs",
+    "{folder}/none",
+    "--json",
     "{folder}/out.json",
-)  # fmt: skip
+)
 def test_two_libraries_on_the_loopback(beside: Done) -> None:
     pytest.importorskip("ringcomm")
     pytest.importorskip("torch")

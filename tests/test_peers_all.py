@@ -27,14 +27,22 @@ from libraries.contenders import CONTENDERS  # noqa: E402
 from measure.physical import Physical  # noqa: E402
 from report import columns  # noqa: E402
 
-FLOOR = Physical({4: 5.0}, stream=2.0, stream_cpu=0.2, copy=9.0, copy_near=20.0,
-                 copy_handed=10.0, congestion="reno")
+FLOOR = Physical(
+    {4: 5.0},
+    stream=2.0,
+    stream_cpu=0.2,
+    copy=9.0,
+    copy_near=20.0,
+    copy_handed=10.0,
+    congestion="reno",
+)
 SIZE = 1_000_000
 
 
 def one(library: str, turn: int, time_us: float, wire: str = "none", wrong: int = 0) -> Measurement:
-    return Measurement("here", library, wire, SIZE, turn, time_us, SIZE / time_us / 1e3, 0.25,
-                       wrong)
+    return Measurement(
+        "here", library, wire, SIZE, turn, time_us, SIZE / time_us / 1e3, 0.25, wrong
+    )
 
 
 def scene(goal: Goal, **settings: object) -> Scene:
@@ -57,8 +65,9 @@ def test_the_rows_can_be_measured() -> None:
         assert scene.libraries[0] in SUBJECTS
         assert scene.goals
         assert scene.kind in all_scenes._RUNNERS
-        assert (scene.line() > 0) == any(goal.figure in ("share", "follow_s")
-                                         for goal in scene.goals) or scene.hosts
+        assert (scene.line() > 0) == any(
+            goal.figure in ("share", "follow_s") for goal in scene.goals
+        ) or scene.hosts
         assert not any(CONTENDERS[name].local for name in scene.libraries) or scene.hosts == 0
 
 
@@ -71,7 +80,8 @@ def test_tcp_rows_switch_shared_memory_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "verdict"), [(1000, "met"), (999, "short"), (499, "short: the floor is 500 us")])
+    ("limit", "verdict"), [(1000, "met"), (999, "short"), (499, "short: the floor is 500 us")]
+)
 def test_a_time(limit: float, verdict: str) -> None:
     rows = [one("ringcomm", turn, us) for turn, us in enumerate([900.0, 1000.0, 1100.0])]
     rows += [one("gloo", turn, us) for turn, us in enumerate([1800.0, 3000.0, 4400.0])]
@@ -143,8 +153,7 @@ def test_a_change_of_rate_is_judged_by_its_own_sum() -> None:
     while stamps[-1] < 4:
         rate = line[0] if stamps[-1] < 2 or stamps[-1] > 3 else line[1]
         stamps.append(stamps[-1] + SIZE / rate)
-    both = Scene("shift", "here", 2, ("ringcomm",), goals, hosts=2, nics=(1000, 1000),
-                 kind="shift")
+    both = Scene("shift", "here", 2, ("ringcomm",), goals, hosts=2, nics=(1000, 1000), kind="shift")
     first, second = verdicts.judge_shift(both, SIZE, stamps, [0.5, 2.0])
     assert (first.verdict, first.value) == ("met", pytest.approx(0.0, abs=0.02))
     assert second.verdict == "met"
@@ -162,10 +171,18 @@ def test_an_idle_rank() -> None:
 # --- what is shown ---
 
 
-@pytest.mark.parametrize(("size", "name"), [
-    (4096, "4 KiB"), (64 << 20, "64 MiB"), (4_000_000, "4 MB"), (16_000_000, "16 MB"),
-    (256_000, "256 KB"), (1500, "1500 B"), (100, "100 B"),
-])
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        (4096, "4 KiB"),
+        (64 << 20, "64 MiB"),
+        (4_000_000, "4 MB"),
+        (16_000_000, "16 MB"),
+        (256_000, "256 KB"),
+        (1500, "1500 B"),
+        (100, "100 B"),
+    ],
+)
 def test_sizes_are_named_as_they_were_meant(size: int, name: str) -> None:
     assert columns.size_name(size) == name
 
@@ -175,8 +192,15 @@ def test_table_and_markdown_show_every_row() -> None:
     lines = output.table(found)
     assert len([line for line in lines if line]) == len(found) + 1
     assert lines.count("") == len(GROUPS)
-    about = {"started": "now", "cpus": 2, "cpu": "a CPU", "kernel": "6", "python": "3", "rounds": 3,
-             "load": "0, 1"}
+    about = {
+        "started": "now",
+        "cpus": 2,
+        "cpu": "a CPU",
+        "kernel": "6",
+        "python": "3",
+        "rounds": 3,
+        "load": "0, 1",
+    }
     text = output.markdown(found, about)
     assert text.count("\n| ") == len(found) + 1
     assert f"{len(found)} not measured" in text
@@ -203,18 +227,34 @@ PLOT = ("--plot", "{folder}/out.png") if importlib.util.find_spec("matplotlib") 
 
 @pytest.mark.slow
 @pytest.mark.beside(
-    sys.executable, small_scenes.__file__, "--all", "--quick", "--minutes", "12",
-    "--libraries", "ringcomm,gloo", "--json", "{folder}/out.json",
-    "--markdown", "{folder}/out.markdown", *PLOT,
-)  # fmt: skip
+    sys.executable,
+    small_scenes.__file__,
+    "--all",
+    "--quick",
+    "--minutes",
+    "12",
+    "--libraries",
+    "ringcomm,gloo",
+    "--json",
+    "{folder}/out.json",
+    "--markdown",
+    "{folder}/out.markdown",
+    *PLOT,
+)
 def test_small_scenes(beside: Done) -> None:
     """A sweep beside a burner and an idle communicator, through every output."""
     pytest.importorskip("ringcomm")
     pytest.importorskip("torch")
     assert beside.code == 0, beside.output
     told = json.loads((beside.folder / "out.json").read_text())
-    assert [row["verdict"].partition(":")[0] for row in told["findings"]] == \
-        ["met", "met", "short", "met", "met", "not measured"], beside.output
+    assert [row["verdict"].partition(":")[0] for row in told["findings"]] == [
+        "met",
+        "met",
+        "short",
+        "met",
+        "met",
+        "not measured",
+    ], beside.output
     assert all(row["peers"]["gloo"] > 0 for row in told["findings"][:3])
     assert told["findings"][3]["peers"]["gloo bf16"] > 0
     assert (beside.folder / "out.markdown").read_text().count("| met |") == 4
@@ -234,8 +274,9 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     goals = (Goal("follow_s", 9.0, 100_000, mbit=50),)
     outcome = all_scenes.run(
         [Scene("shift", "s", 2, ("ringcomm",), goals, hosts=2, nics=(100, 100), kind="shift")],
-        all_scenes.Settings(("ringcomm",), Path(), timeout=30), notes.append,
-    )  # fmt: skip
+        all_scenes.Settings(("ringcomm",), Path(), timeout=30),
+        notes.append,
+    )
     assert outcome.stamps["s"], notes
     assert len(outcome.findings) == 1
     assert outcome.changes["s"][0] < outcome.stamps["s"][-1]
@@ -245,7 +286,8 @@ def test_past_its_time_nothing_is_begun(tmp_path: Path) -> None:
     notes: list[str] = []
     outcome = all_scenes.run(
         [small_scenes.small((Goal("time_us", 1, 4096),), "late")],
-        all_scenes.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1), notes.append,
-    )  # fmt: skip
+        all_scenes.Settings(("ringcomm",), tmp_path, deadline=time.monotonic() - 1),
+        notes.append,
+    )
     assert [row.verdict for row in outcome.findings] == ["not measured"]
     assert notes == ["late: not measured: the run's time is up"]

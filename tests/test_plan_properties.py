@@ -26,8 +26,19 @@ from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 ALIGN = 256
-COLLECTIVES = ("ALLREDUCE", "REDUCE_SCATTER", "ALLGATHER", "BROADCAST", "REDUCE", "GATHER",
-               "SCATTER", "ALLTOALL", "BARRIER", "SEND", "RECV")  # fmt: skip
+COLLECTIVES = (
+    "ALLREDUCE",
+    "REDUCE_SCATTER",
+    "ALLGATHER",
+    "BROADCAST",
+    "REDUCE",
+    "GATHER",
+    "SCATTER",
+    "ALLTOALL",
+    "BARRIER",
+    "SEND",
+    "RECV",
+)
 POINT_TO_POINT = ("SEND", "RECV")
 REDUCING = ("ALLREDUCE", "REDUCE_SCATTER", "REDUCE")
 MOST_COUNT = 2**36 - 1
@@ -60,10 +71,22 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
     target = tmp_path_factory.mktemp("plan") / "plan.so"
     sources = [ROOT / "csrc" / "plan" / name for name in ("plan.c", "merges.c", "rounds.c")]
     subprocess.run(
-        [compiler, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-         "-o", str(target), *map(str, sources)],
-        check=True, timeout=PATIENCE,
-    )  # fmt: skip
+        [
+            compiler,
+            "-std=gnu11",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(target),
+            *map(str, sources),
+        ],
+        check=True,
+        timeout=PATIENCE,
+    )
     return ffi.dlopen(str(target))
 
 
@@ -71,9 +94,16 @@ class Plan:
     """One rank's plan, with the functions of plan.h as methods."""
 
     def __init__(
-        self, lib: Any, collective: str, rank: int, n: int, root: int, count: int, segment: int,
+        self,
+        lib: Any,
+        collective: str,
+        rank: int,
+        n: int,
+        root: int,
+        count: int,
+        segment: int,
         algorithm: str = "RING",
-    ) -> None:  # fmt: skip
+    ) -> None:
         call = ffi.new("rc_call *")
         call.collective = getattr(lib, "RC_" + collective)
         call.root = root
@@ -227,10 +257,11 @@ def test_what_one_rank_sends_another_receives(
         for peer, other in by_rank.items():
             assert plan.sends(peer) == other.receives(rank)
             starts = any(
-                plan.hops(chunk) > 0 and plan.segments(chunk) > 0
+                plan.hops(chunk) > 0
+                and plan.segments(chunk) > 0
                 and plan.path(chunk)[:2] == [rank, peer]
                 for chunk in range(plan.chunks)
-            )  # fmt: skip
+            )
             assert bool(plan.starts_towards(peer)) == starts
 
 
@@ -366,11 +397,17 @@ def test_any_order_of_arrival_gives_the_stated_result(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    kind=st.sampled_from([
-        ("ALLREDUCE", "DIRECT"), ("ALLREDUCE", "ONE_SHOT"), ("REDUCE_SCATTER", "DIRECT"),
-    ]),
-    n=st.integers(2, 6), count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
-)  # fmt: skip
+    kind=st.sampled_from(
+        [
+            ("ALLREDUCE", "DIRECT"),
+            ("ALLREDUCE", "ONE_SHOT"),
+            ("REDUCE_SCATTER", "DIRECT"),
+        ]
+    ),
+    n=st.integers(2, 6),
+    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)),
+    data=st.data(),
+)
 def test_joins_add_in_order_of_rank(
     lib: Any, kind: tuple[str, str], n: int, count: int, data: st.DataObject
 ) -> None:
@@ -381,9 +418,7 @@ def test_joins_add_in_order_of_rank(
     for rank in ranks:
         assert rank.received == rank.plan.receives(-1)
         first = rank.plan.rank * count if collective == "REDUCE_SCATTER" else 0
-        assert rank.dst.tolist() == [
-            tuple((r, first + i) for r in range(n)) for i in range(count)
-        ]
+        assert rank.dst.tolist() == [tuple((r, first + i) for r in range(n)) for i in range(count)]
     assert sent == sum(plan.sends(-1) for plan in plans)
 
 
@@ -456,9 +491,11 @@ class Symbols:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    algorithm=st.sampled_from(["DOUBLING", "HALVING"]), n=st.integers(2, 16),
-    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data(),
-)  # fmt: skip
+    algorithm=st.sampled_from(["DOUBLING", "HALVING"]),
+    n=st.integers(2, 16),
+    count=st.one_of(st.integers(0, 12), st.integers(0, 1600)),
+    data=st.data(),
+)
 def test_merges_add_in_the_references_order(
     lib: Any, algorithm: str, n: int, count: int, data: st.DataObject
 ) -> None:
@@ -471,9 +508,10 @@ def test_merges_add_in_the_references_order(
     for owner, (start, stop) in enumerate(bounds):
         part = [rank.src[start:stop] for rank in ranks]
         wanted += (
-            reference.doubling(part, symbols) if algorithm == "DOUBLING"
+            reference.doubling(part, symbols)
+            if algorithm == "DOUBLING"
             else reference.halving(owner, part, symbols)
-        ).tolist()  # fmt: skip
+        ).tolist()
     for rank in ranks:
         assert rank.received == rank.plan.receives(-1)
         assert rank.dst.tolist() == wanted

@@ -21,15 +21,23 @@ EXCEPTIONS = {
     "feedback.py": {"_owner"},
     "fusion.py": {"_run"},
     "pipe.py": {"_slot"},
-    "shortcut.py": {"_collect", "_engine", "_handle", "_in_flight", "_inside", "_lock",
-                    "_pipe", "_slot"},
+    "shortcut.py": {
+        "_collect",
+        "_engine",
+        "_handle",
+        "_in_flight",
+        "_inside",
+        "_lock",
+        "_pipe",
+        "_slot",
+    },
     "tools/tune.py": {"_joined"},
     "tools/tuning.py": {"_follow"},
     "torch/buckets.py": {"_run"},
     "torch/reducing.py": {"_shortcut"},
     "torch/submit.py": {"_run"},
     "work.py": {"_engine"},
-}  # fmt: skip
+}
 
 
 #: torch's, though a module of ours has one of that name as well.
@@ -99,5 +107,8 @@ def test_what_is_told_apart() -> None:
     ]:
         assert used(ast.parse(text)) == expected, text
     assert defined(ast.parse("class _A:\n def _b(self): self._c = other._d = _e = 1")) == {
-        "_A", "_b", "_c", "_e",
-    }  # fmt: skip
+        "_A",
+        "_b",
+        "_c",
+        "_e",
+    }

@@ -26,8 +26,19 @@ from ringcomm import Communicator, Config
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-KINDS = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter",
-         "alltoall", "barrier", "message", "message")  # fmt: skip
+KINDS = (
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "alltoall",
+    "barrier",
+    "message",
+    "message",
+)
 COUNTS = (0, 1, 300, 5000, 40_000)
 STEPS = 60
 
@@ -51,10 +62,14 @@ def program(seed: int, n: int) -> list[Step]:
         source, target = rng.sample(range(n), 2)
         steps.append(
             Step(
-                rng.choice(KINDS), rng.choice(["f32", "f16", "i32", "f64"]), rng.choice(OPS),
-                rng.choice(COUNTS), source, target,
+                rng.choice(KINDS),
+                rng.choice(["f32", "f16", "i32", "f64"]),
+                rng.choice(OPS),
+                rng.choice(COUNTS),
+                source,
+                target,
             )
-        )  # fmt: skip
+        )
     return steps
 
 

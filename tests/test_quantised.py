@@ -75,8 +75,10 @@ def differences(what: str, ours: Array, expected: Array) -> list[str]:
         return []
     differ = np.flatnonzero(ours.view(np.uint32) != expected.view(np.uint32))
     first = differ[0]
-    return [f"{what}: {len(differ)} of {len(ours)} differ, first [{first}] {ours[first]} instead "
-            f"of {expected[first]}"]  # fmt: skip
+    return [
+        f"{what}: {len(differ)} of {len(ours)} differ, first [{first}] {ours[first]} instead "
+        f"of {expected[first]}"
+    ]
 
 
 # ---- T1, T2: bits ----
@@ -255,8 +257,9 @@ def test_relative_errors(n: int) -> None:
             (codec, kind): comm.allreduce(
                 data(kind, count, comm.rank), compression=codec, feedback=False
             )
-            for codec in CODECS for kind in kinds
-        }  # fmt: skip
+            for codec in CODECS
+            for kind in kinds
+        }
 
     with World(n) as world:
         results = world.run(body)
@@ -371,9 +374,11 @@ def test_a_value_that_is_not_finite(n: int, bad: float) -> None:
             assert bits(left.worker) == bits(before.worker)
             assert bits(left.owner) == bits(before.owner)
             expected, _ = quantised.allreduce(
-                inputs(count, n, 2), "sum", codec,
+                inputs(count, n, 2),
+                "sum",
+                codec,
                 quantised.allreduce(inputs(count, n), "sum", codec)[1],
-            )  # fmt: skip
+            )
             y = values(count, comm.rank, 2)
             comm.allreduce(y, compression=codec, feedback=feedback)
             assert not differences(codec, y, expected)
@@ -472,8 +477,11 @@ def test_payload_is_what_the_document_says(codec: str) -> None:
             payload = peer.recv(length, socket.MSG_WAITALL) if length else b""
             if kind != 1:  # not data
                 continue
-            sizes = [n for n in (*range(256, len(x) - done, 256), len(x) - done)
-                     if quantised.payload_bytes(codec, n) == length]  # fmt: skip
+            sizes = [
+                n
+                for n in (*range(256, len(x) - done, 256), len(x) - done)
+                if quantised.payload_bytes(codec, n) == length
+            ]
             assert len(sizes) == 1
             (count,) = sizes
             assert segment == segments

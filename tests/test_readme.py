@@ -125,13 +125,19 @@ def test_the_launch_that_losing_a_rank_needs(tmp_path: Path) -> None:
     """It starts the program again when it has failed, three times at most, until one goes well."""
     (command,) = blocks("docs/LOSING_A_RANK.md", "sh")
     for name, body in {
-        "sleep": "", "python": 'echo "$RANK of $WORLD_SIZE: $*"\n[ -e good ] || ! touch good',
-    }.items():  # fmt: skip
+        "sleep": "",
+        "python": 'echo "$RANK of $WORLD_SIZE: $*"\n[ -e good ] || ! touch good',
+    }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path},
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 of 3: train.py", "1 of 3: train.py --again"]
 

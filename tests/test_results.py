@@ -51,8 +51,7 @@ class Fake(SimpleNamespace):
     fails: BaseException | None = KeyboardInterrupt()
 
     def points(self, quick: bool) -> list[Point]:
-        return [Point("first", {"quick": quick}),
-                Point("second", {"quick": quick}, self.mbit)]  # fmt: skip
+        return [Point("first", {"quick": quick}), Point("second", {"quick": quick}, self.mbit)]
 
     def measure(self, point: Point) -> Mapping[str, Any]:
         if point.name == "second" and self.fails is not None:
@@ -61,8 +60,16 @@ class Fake(SimpleNamespace):
 
     def claims(self, found: Found) -> list[Claim]:
         ours = found["second"]["figure"] if "second" in found else None
-        return [Claim("letters", "5", "" if ours is None else str(ours), ">= 6",
-                      None if ours is None else ours >= 6, 1.2 if ours else None)]  # fmt: skip
+        return [
+            Claim(
+                "letters",
+                "5",
+                "" if ours is None else str(ours),
+                ">= 6",
+                None if ours is None else ours >= 6,
+                1.2 if ours else None,
+            )
+        ]
 
     def table(self, found: Found) -> list[tuple[str, ...]]:
         return [("name", "figure"), *((name, str(row["figure"])) for name, row in found.items())]
@@ -148,8 +155,10 @@ def test_a_quick_run_gives_no_verdicts(
 
 
 def test_the_page_is_what_the_rows_make() -> None:
-    everything = {name: (load(name), found(Rows(BENCH / "results" / f"{name}.jsonl"), name, False))
-                  for name in names()}  # fmt: skip
+    everything = {
+        name: (load(name), found(Rows(BENCH / "results" / f"{name}.jsonl"), name, False))
+        for name in names()
+    }
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.summary(everything) in text
     for name, (source, rows) in everything.items():
@@ -165,9 +174,16 @@ def test_the_picture_has_what_is_like_for_like_alone(
     def claim(what: str, *baselines: str) -> Claim:
         return Claim(what, "5", "4", ">= 5", False, 0.8, (baselines[0], baselines[1]))
 
-    monkeypatch.setattr(fake, "claims", lambda _: [
-        claim("like", "fp32", "fp32"), claim("unlike", "16 bits", "fp32"), claim("alone", "", "")
-    ], raising=False)  # fmt: skip
+    monkeypatch.setattr(
+        fake,
+        "claims",
+        lambda _: [
+            claim("like", "fp32", "fp32"),
+            claim("unlike", "16 bits", "fp32"),
+            claim("alone", "", ""),
+        ],
+        raising=False,
+    )
     drawn: list[Any] = []
     figure_of = page._figure
     monkeypatch.setattr(page, "_figure", lambda *size: drawn.append(figure_of(*size)) or drawn[-1])
@@ -196,8 +212,12 @@ def test_files_in_no_commit_add_no_rows(
 
 def test_a_commit_is_dirty_by_sources_and_not_by_rows(tmp_path: Path) -> None:
     def git(*words: str) -> None:
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
-                       cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
+            cwd=tmp_path,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     files = [tmp_path / name for name in ("a.py", "bench/results/a.jsonl", "docs/A.md")]
     for file in files:
@@ -242,11 +262,16 @@ def test_rows_that_are_due_again(
 
 @pytest.mark.parametrize(
     ("mbit", "row", "why"),
-    [(11.5, {"git": "a"}, OLDER_CABLES), (100.0, {"git": "a-dirty"}, OLDER_CABLES),
-     (100.0, {"git": "a", "cables": CABLES}, ""), (200.0, {"git": "a"}, ""),
-     (200.0, {"git": "a-dirty"}, UNCOMMITTED), (None, {"git": "a"}, ""),
-     (11.5, {"git": "a-dirty", "cables": CABLES}, UNCOMMITTED)],
-)  # fmt: skip
+    [
+        (11.5, {"git": "a"}, OLDER_CABLES),
+        (100.0, {"git": "a-dirty"}, OLDER_CABLES),
+        (100.0, {"git": "a", "cables": CABLES}, ""),
+        (200.0, {"git": "a"}, ""),
+        (200.0, {"git": "a-dirty"}, UNCOMMITTED),
+        (None, {"git": "a"}, ""),
+        (11.5, {"git": "a-dirty", "cables": CABLES}, UNCOMMITTED),
+    ],
+)
 def test_why_a_row_is_due(mbit: float | None, row: dict[str, Any], why: str) -> None:
     assert due(Point("a", {}, mbit), row) == why
 
@@ -262,8 +287,12 @@ def test_the_list_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_key_is_of_all_that_defines_a_point() -> None:
     point = Point("a", {"x": 1, "y": [2]})
     assert point.key("s", 1) == Point("a", {"y": [2], "x": 1}).key("s", 1)
-    others = [Point("b", point.settings).key("s", 1), Point("a", {"x": 2, "y": [2]}).key("s", 1),
-              point.key("t", 1), point.key("s", 2)]  # fmt: skip
+    others = [
+        Point("b", point.settings).key("s", 1),
+        Point("a", {"x": 2, "y": [2]}).key("s", 1),
+        point.key("t", 1),
+        point.key("s", 2),
+    ]
     assert point.key("s", 1) not in others
 
 
@@ -290,16 +319,20 @@ def test_the_page_is_filled_between_its_marks() -> None:
 
 
 def test_a_unit_of_all_figures_moves_to_the_head() -> None:
-    rows = [("what", "time", "both", "share"), ("a", "1.5 s", "1 s", "7 %"),
-            ("b", "-", "2 ms", "x")]  # fmt: skip
-    assert with_units(rows) == [["what", "time, s", "both", "share"], ["a", "1.5", "1 s", "7 %"],
-                                ["b", "-", "2 ms", "x"]]  # fmt: skip
+    rows = [
+        ("what", "time", "both", "share"),
+        ("a", "1.5 s", "1 s", "7 %"),
+        ("b", "-", "2 ms", "x"),
+    ]
+    assert with_units(rows) == [
+        ["what", "time, s", "both", "share"],
+        ["a", "1.5", "1 s", "7 %"],
+        ["b", "-", "2 ms", "x"],
+    ]
     assert with_units([("what", "time"), ("a", "-")]) == [["what", "time"], ["a", "-"]]
 
 
-def test_what_write_makes(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_write_makes(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "rows.jsonl"
     fake.fails = None
@@ -323,21 +356,33 @@ def test_a_job_as_the_ranks_take_it() -> None:
     ways = {"a": {"kind": "alone"}, "b": {"kind": "apart", "steps": 1, "untimed": 0, "settle": 2}}
     asked = steps.Job([[2, 3]], 0.1, ways, rounds=2, steps=4, settle=5).asked()
     assert asked["runs"] == [
-        {"way": "a", "steps": 4, "untimed": 5}, {"way": "b", "steps": 1, "untimed": 2},
-        {"way": "a", "steps": 4, "untimed": 1}, {"way": "b", "steps": 1, "untimed": 0},
-    ]  # fmt: skip
+        {"way": "a", "steps": 4, "untimed": 5},
+        {"way": "b", "steps": 1, "untimed": 2},
+        {"way": "a", "steps": 4, "untimed": 1},
+        {"way": "b", "steps": 1, "untimed": 0},
+    ]
 
 
 def taken(*rounds: float, per: int = 1, **more: Any) -> dict[str, Any]:
     """A way of a row."""
     ordered = sorted(rounds)
-    return {"rounds": list(rounds), "per": per, "step_s": ordered[len(ordered) // 2],
-            "port_bytes": 1e6, "cpu_s": 0.1, "waited_s": 0.0, **more}  # fmt: skip
+    return {
+        "rounds": list(rounds),
+        "per": per,
+        "step_s": ordered[len(ordered) // 2],
+        "port_bytes": 1e6,
+        "cpu_s": 0.1,
+        "waited_s": 0.0,
+        **more,
+    }
 
 
 def test_efficiency_is_paired_round_by_round() -> None:
-    ways = {ALONE: taken(1.0, 2.0, 1.0), "fp32": taken(1.25, 2.5, 4.0),
-            "two batches": taken(2.5, 5.0, 2.5, per=2)}  # fmt: skip
+    ways = {
+        ALONE: taken(1.0, 2.0, 1.0),
+        "fp32": taken(1.25, 2.5, 4.0),
+        "two batches": taken(2.5, 5.0, 2.5, per=2),
+    }
     assert steps.efficiency(ways, "fp32") == pytest.approx(0.8)
     assert steps.efficiency(ways, "two batches") == pytest.approx(0.8)
     assert steps.exchange_s(ways, "fp32") == pytest.approx(0.5)
@@ -356,23 +401,41 @@ def test_a_summary_refuses_what_is_not_finite() -> None:
 def row_of(source: str, name: str, **figures: Any) -> dict[str, Any]:
     """A row of a full point, made up."""
     point = next(point for point in load(source).points(False) if point.name == name)
-    return {"name": name, "settings": dict(point.settings), "date": "2026-01-01", "cpu": "a CPU",
-            "torch": "2", **figures}  # fmt: skip
+    return {
+        "name": name,
+        "settings": dict(point.settings),
+        "date": "2026-01-01",
+        "cpu": "a CPU",
+        "torch": "2",
+        **figures,
+    }
 
 
 def scaling_rows(slow: float = 0.106) -> dict[str, Any]:
     """As the article has it; the second way of no concern here takes as long as compute."""
-    steps_of = {"fp32": 0.234 + slow, "bf16": 0.234 + slow / 2,
-                "bf16, 2 batches": 0.468 + slow / 2}  # fmt: skip
+    steps_of = {"fp32": 0.234 + slow, "bf16": 0.234 + slow / 2, "bf16, 2 batches": 0.468 + slow / 2}
     rows = {}
     for ports, ways in scaling.WAYS.items():
         shrunk = {"two ports": 0.5, "unequal ports": 1 / 1.1}.get(ports, 1.0)
-        rows[ports] = row_of("scaling", ports, compute_s=0.234, parameters=2_486_450, ways={
-            way: taken(*[shrunk * (steps_of.get(way, 0.234) - 0.234 * way_["per"]) +
-                         0.234 * way_["per"] if way in steps_of else 0.236 * way_["per"]] * 3,
-                       per=way_["per"])
-            for way, way_ in {name: {"per": 1, **one} for name, one in ways.items()}.items()
-        })  # fmt: skip
+        rows[ports] = row_of(
+            "scaling",
+            ports,
+            compute_s=0.234,
+            parameters=2_486_450,
+            ways={
+                way: taken(
+                    *[
+                        shrunk * (steps_of.get(way, 0.234) - 0.234 * way_["per"])
+                        + 0.234 * way_["per"]
+                        if way in steps_of
+                        else 0.236 * way_["per"]
+                    ]
+                    * 3,
+                    per=way_["per"],
+                )
+                for way, way_ in {name: {"per": 1, **one} for name, one in ways.items()}.items()
+            },
+        )
         rows[ports]["ways"][ALONE] = taken(0.234, 0.234, 0.234)
     return rows
 
@@ -400,10 +463,16 @@ def overlap_rows() -> dict[str, Any]:
         hosts, parameters = point.settings["hosts"], 30_000_000
         compute_s = 2 * overlap.limit_s(parameters, 1000)
         exchange_s = 1.05 * overlap.predicted_s(hosts, parameters, 1000)[0]
-        rows[point.name] = row_of("overlap", point.name, parameters=parameters, ways={
-            ALONE: taken(compute_s), overlap.AFTER: taken(compute_s + exchange_s),
-            overlap.DURING: taken(1.02 * compute_s),
-        })  # fmt: skip
+        rows[point.name] = row_of(
+            "overlap",
+            point.name,
+            parameters=parameters,
+            ways={
+                ALONE: taken(compute_s),
+                overlap.AFTER: taken(compute_s + exchange_s),
+                overlap.DURING: taken(1.02 * compute_s),
+            },
+        )
     return rows
 
 
@@ -414,20 +483,26 @@ def test_overlap_and_the_cost_model() -> None:
     lines = overlap.lines(overlap_rows())
     assert [line.hosts for line in lines] == [*range(1, 9)]
     assert lines[1].model == pytest.approx(0.5, rel=0.01)
-    assert lines[7].hop_s == pytest.approx(0.05 * lines[7].model * overlap.limit_s(
-        30_000_000, 1000) / 14, rel=0.02)  # fmt: skip
+    assert lines[7].hop_s == pytest.approx(
+        0.05 * lines[7].model * overlap.limit_s(30_000_000, 1000) / 14, rel=0.02
+    )
     (note,) = overlap.notes(overlap_rows())
     assert "takes 6.3 to 25.1 ms for each hop" in note
     assert overlap.notes({}) == []
 
 
 def onebit_rows() -> dict[str, Any]:
-    ways = {ALONE: taken(0.344), onebit.FP32: taken(9.4, sent=47e6),
-            onebit.BF16: taken(4.9, sent=23.5e6), onebit.BF16_HIDDEN: taken(4.7, sent=23.5e6),
-            onebit.INT8_HIDDEN: taken(2.6, sent=11.9e6), onebit.DENSE: taken(4.8, sent=23.5e6),
-            onebit.DENSE8: taken(2.6, sent=11.9e6),
-            onebit.ADAM: taken(0.4, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6),
-            onebit.LAMB: taken(0.5, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6)}  # fmt: skip
+    ways = {
+        ALONE: taken(0.344),
+        onebit.FP32: taken(9.4, sent=47e6),
+        onebit.BF16: taken(4.9, sent=23.5e6),
+        onebit.BF16_HIDDEN: taken(4.7, sent=23.5e6),
+        onebit.INT8_HIDDEN: taken(2.6, sent=11.9e6),
+        onebit.DENSE: taken(4.8, sent=23.5e6),
+        onebit.DENSE8: taken(2.6, sent=11.9e6),
+        onebit.ADAM: taken(0.4, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6),
+        onebit.LAMB: taken(0.5, sent=1.6e6, renewing_s=4.9, renewing_sent=25e6),
+    }
     return {point.name: row_of("onebit", point.name, ways=ways) for point in onebit.points(False)}
 
 
@@ -459,8 +534,17 @@ def test_renewals_are_made_ever_more_rarely(total: int, made: int) -> None:
 
 
 def test_steps_that_renew_count_apart() -> None:
-    run = {"way": "x", "per": 1, "finite": True, "step_s": 2.0, "port_bytes": 0, "cpu_s": 0,
-           "waited_s": 0, "steps": [3.0, 1.0, 3.2, 1.2], "sent": [10, 2, 10, 2]}  # fmt: skip
+    run = {
+        "way": "x",
+        "per": 1,
+        "finite": True,
+        "step_s": 2.0,
+        "port_bytes": 0,
+        "cpu_s": 0,
+        "waited_s": 0,
+        "steps": [3.0, 1.0, 3.2, 1.2],
+        "sent": [10, 2, 10, 2],
+    }
     made = onebit.summary([run])
     assert (made["step_s"], made["sent"]) == (1.1, 2)
     assert (made["renewing_s"], made["renewing_sent"]) == (3.1, 10)
@@ -492,9 +576,12 @@ def test_tables_and_pictures_of_any_rows(name: str, count: int, tmp_path: Path) 
 
 
 def tiny(*words: str) -> Any:
-    return pytest.param(words[0], marks=pytest.mark.beside(
-        sys.executable, str(BENCH / "results.py"), *words, "--quick", "--rows", "{folder}/rows"
-    ))  # fmt: skip
+    return pytest.param(
+        words[0],
+        marks=pytest.mark.beside(
+            sys.executable, str(BENCH / "results.py"), *words, "--quick", "--rows", "{folder}/rows"
+        ),
+    )
 
 
 @pytest.mark.slow

@@ -25,8 +25,15 @@ OTHERS = {"gloo": 6.0, "openmpi-tcp": 1.5, "mpich": 1.2}
 
 
 def standing(library: str, size: int, time_us: float, ratio: float) -> dict[str, Any]:
-    return {"library": library, "size": size, "time_us": time_us, "spread": 0.1, "rounds": 5,
-            "ratio": ratio, "ratio_range": [ratio, ratio]}  # fmt: skip
+    return {
+        "library": library,
+        "size": size,
+        "time_us": time_us,
+        "spread": 0.1,
+        "rounds": 5,
+        "ratio": ratio,
+        "ratio_range": [ratio, ratio],
+    }
 
 
 def rows(**others: float) -> dict[str, Any]:
@@ -37,11 +44,18 @@ def rows(**others: float) -> dict[str, Any]:
         mine = 100.0 * (1 + asked["hosts"] / 100)
         standings = [
             standing(name, size, mine * ratio, ratio)
-            for size in asked["sizes"] for name in asked["libraries"]
+            for size in asked["sizes"]
+            for name in asked["libraries"]
             for ratio in [{**OTHERS, **others}.get(name, 1.0)]
-        ]  # fmt: skip
-        made[point.name] = {"name": point.name, "settings": dict(asked), "date": "2026-01-01",
-                            "cpu": "a CPU", "torch": "2", "standings": standings}  # fmt: skip
+        ]
+        made[point.name] = {
+            "name": point.name,
+            "settings": dict(asked),
+            "date": "2026-01-01",
+            "cpu": "a CPU",
+            "torch": "2",
+            "standings": standings,
+        }
     return made
 
 
@@ -147,13 +161,22 @@ def test_what_a_job_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.mark.torch
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-@pytest.mark.beside(sys.executable, str(BENCH / "results.py"), "collectives", "--quick",
-                    "--only", "broadcast", "--rows", "{folder}/rows")  # fmt: skip
+@pytest.mark.beside(
+    sys.executable,
+    str(BENCH / "results.py"),
+    "collectives",
+    "--quick",
+    "--only",
+    "broadcast",
+    "--rows",
+    "{folder}/rows",
+)
 def test_a_tiny_run(beside: Done) -> None:
     """Its rows; its times are for a quiet machine."""
     pytest.importorskip("torch")
     assert beside.code == 0, beside.output
     (row,) = Rows(beside.folder / "rows")
     assert {(one["library"], one["size"]) for one in row["standings"]} == {
-        (library, size) for library in ("ringcomm", "gloo") for size in (4096, 65536)}  # fmt: skip
+        (library, size) for library in ("ringcomm", "gloo") for size in (4096, 65536)
+    }
     assert all(one["time_us"] > 0 for one in row["standings"])

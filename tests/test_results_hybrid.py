@@ -26,16 +26,27 @@ pytestmark = pytest.mark.torch
 def timed(**ways: float) -> dict[str, Any]:
     """A row of times by hand."""
     return {
-        "ways": {name.replace("_", " "): {"step_s": seconds, "rounds": [seconds], "port_bytes": 1e6}
-                 for name, seconds in ways.items()},
-        "parameters": 100, "first_parameters": 40, "first_cost": 0.5, "at": 3, "pieces": 6,
-    }  # fmt: skip
+        "ways": {
+            name.replace("_", " "): {"step_s": seconds, "rounds": [seconds], "port_bytes": 1e6}
+            for name, seconds in ways.items()
+        },
+        "parameters": 100,
+        "first_parameters": 40,
+        "first_cost": 0.5,
+        "at": 3,
+        "pieces": 6,
+    }
 
 
 def weights(**changes: Any) -> dict[str, Any]:
     """A row of weights by hand."""
-    return {"same_bits": True, "replicas_same": True, "apart": 1e-6, "apart_in_order": 0.0,
-            **changes}  # fmt: skip
+    return {
+        "same_bits": True,
+        "replicas_same": True,
+        "apart": 1e-6,
+        "apart_in_order": 0.0,
+        **changes,
+    }
 
 
 def test_the_emulated_models_have_30_million_parameters_at_a_tenth() -> None:
@@ -45,9 +56,7 @@ def test_the_emulated_models_have_30_million_parameters_at_a_tenth() -> None:
         assert parameters == pytest.approx(hybrid.PARAMETERS, rel=0.01)
     resnet = model.shapes("resnet")
     assert len(resnet) == 111
-    assert sum(one.parameters for one in resnet[74:]) > 0.75 * sum(
-        one.parameters for one in resnet
-    )
+    assert sum(one.parameters for one in resnet[74:]) > 0.75 * sum(one.parameters for one in resnet)
 
 
 def test_the_cut_follows_what_is_scarce() -> None:
@@ -66,7 +75,8 @@ def test_a_cut_sums_up_to_the_whole_model() -> None:
     """The pieces in order compute what a model in one piece does, and follow from the seed."""
     for kind, depth in (("gpt", 2), ("resnet", 20)):
         one, same, other = (
-            model.pieces(kind, depth, 8, seed) for seed in (1, 1, 2)  # type: ignore[arg-type]
+            model.pieces(kind, depth, 8, seed)
+            for seed in (1, 1, 2)  # type: ignore[arg-type]
         )
         inputs, target = model.batch(kind, 2, seed=3)  # type: ignore[arg-type]
         loss = model.loss_of(torch.nn.Sequential(*one)(inputs), target)
@@ -78,7 +88,6 @@ def test_a_cut_sums_up_to_the_whole_model() -> None:
 
 def test_claims_of_weights() -> None:
     name = "weights gpt 1f1b"
-
 
     def met(row: dict[str, Any]) -> bool | None:
         claims = {one.what: one for one in hybrid.claims({name: row})}
@@ -117,8 +126,17 @@ def test_a_picture() -> None:
 @pytest.mark.slow
 def test_two_stages_with_replicas_train_as_one_process_does() -> None:
     """By 1F1B; ``results.py hybrid`` does it by GPipe as well."""
-    settings = {"kind": "gpt", "schedule": "1f1b", "micro": 4, "samples": 8, "seed": 1,
-                "steps": 2, "depth": 2, "width": 16, "lr": 0.1}  # fmt: skip
+    settings = {
+        "kind": "gpt",
+        "schedule": "1f1b",
+        "micro": 4,
+        "samples": 8,
+        "seed": 1,
+        "steps": 2,
+        "depth": 2,
+        "width": 16,
+        "lr": 0.1,
+    }
     row = hybrid.measure(Point("weights gpt tiny", settings))
     assert row["same_bits"]
     assert row["replicas_same"]

@@ -31,10 +31,21 @@ pytestmark = pytest.mark.torch
 
 def row_of(step_s: float, steps: int = 400, last: float = 1.6) -> dict[str, Any]:
     """Losses fall by a line; a tenth of a second of compute."""
-    curve = [[at, 3.0 - (3.0 - last) * at / 400, at * step_s, at * 1000]
-             for at in range(10, steps + 1, 10)]  # fmt: skip
-    return {"curve": curve, "compute_s": 0.1, "over": steps < 400, "lr": 0.01, "load": 0.5,
-            "git": "abc", "date": "2026-01-01", "cpu": "one", "torch": "2"}  # fmt: skip
+    curve = [
+        [at, 3.0 - (3.0 - last) * at / 400, at * step_s, at * 1000]
+        for at in range(10, steps + 1, 10)
+    ]
+    return {
+        "curve": curve,
+        "compute_s": 0.1,
+        "over": steps < 400,
+        "lr": 0.01,
+        "load": 0.5,
+        "git": "abc",
+        "date": "2026-01-01",
+        "cpu": "one",
+        "torch": "2",
+    }
 
 
 def rows() -> dict[str, Any]:
@@ -116,9 +127,22 @@ def test_time_that_is_up_is_up_for_all() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-@pytest.mark.parametrize("name", [pytest.param("real", marks=pytest.mark.beside(
-    sys.executable, str(BENCH / "results.py"), "real", "--quick", "--rows", "{folder}/rows"
-))])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            "real",
+            marks=pytest.mark.beside(
+                sys.executable,
+                str(BENCH / "results.py"),
+                "real",
+                "--quick",
+                "--rows",
+                "{folder}/rows",
+            ),
+        )
+    ],
+)
 def test_a_short_run(name: str, beside: Done) -> None:
     """Four hosts train for four steps, and the loss is evaluated after two and after all."""
     assert beside.code == 0, beside.output

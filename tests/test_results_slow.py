@@ -137,9 +137,11 @@ def test_steps_before_a_methods_own_are_paid_for() -> None:
     assert slow.pace_of(found, slow.POWERSGD) == slow.Pace(10, 50.0, 0.2)
     assert slow.pace_of(found, slow.AUTO) == slow.Pace(1, 1.5, 0.5)
     timed = found[f"time {slow.AUTO}"]
-    timed["stretches"] = [{"codec": "int4", "first": 0, "last": 0},
-                          {"codec": "int8", "first": 1, "last": 2},
-                          {"codec": "int4", "first": 3, "last": 9}]  # fmt: skip
+    timed["stretches"] = [
+        {"codec": "int4", "first": 0, "last": 0},
+        {"codec": "int8", "first": 1, "last": 2},
+        {"codec": "int4", "first": 3, "last": 9},
+    ]
     timed["every_s"] = [0.4, 2.0, 3.0, *[0.5] * 7]
     assert slow.pace_of(found, slow.AUTO) == slow.Pace(2, 5.0, 0.5)
     assert slow.Pace(2, 5.0, 0.5).seconds(1) == 2.5
@@ -153,8 +155,10 @@ def test_steps_before_a_methods_own_are_paid_for() -> None:
 def test_a_step_of_another_compute() -> None:
     """DDP's exchange hides behind backward, an outer step's comes after compute."""
     assert slow.FORWARD == FORWARD_SHARE
-    found = {f"time {slow.FP32}": row_of_time(5.0),
-             "time OuterStep int4, H = 30": row_of_time(0.075)}  # fmt: skip
+    found = {
+        f"time {slow.FP32}": row_of_time(5.0),
+        "time OuterStep int4, H = 30": row_of_time(0.075),
+    }
     asked = ((0.5, 5.0, 0.075), (10.0, 5.0 + 0.95 / 3, 1.025), (90.0, 9.0, 9.025))
     for compute_s, ddp, outer in asked:
         for way, each_s in ((slow.FP32, ddp), ("OuterStep int4, H = 30", outer)):
@@ -187,9 +191,7 @@ def test_claims() -> None:
     assert first.met is False
     assert claims["auto beside the best fixed codec: time"].met  # one step of 150 at 1.5 s
     assert claims["auto beside the best fixed codec: time"].ours == "1.01x"
-    assert claims[
-        f"time to {slow.TARGET} nats beside {slow.HALF}"
-    ].verdict == "not measured"  # fmt: skip
+    assert claims[f"time to {slow.TARGET} nats beside {slow.HALF}"].verdict == "not measured"
     assert {one.met for one in slow.claims({})} == {None}
 
 

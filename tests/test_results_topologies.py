@@ -29,8 +29,13 @@ from sources.topologies import WAYS  # noqa: E402
 def test_what_workers_pull_is_the_sum(servers: list[int], window: int) -> None:
     """1,000 elements in pieces of 64, none of which divides into the shards."""
     workers = [each for each in range(5) if each not in servers]
-    asked = {"elements": 1000, "piece": 64, "window": window, "workers": workers,
-             "servers": servers}  # fmt: skip
+    asked = {
+        "elements": 1000,
+        "piece": 64,
+        "window": window,
+        "workers": workers,
+        "servers": servers,
+    }
 
     def body(comm: Communicator) -> np.ndarray:
         gradient = np.arange(1000, dtype=np.float32) * (comm.rank + 1)
@@ -48,17 +53,25 @@ def test_what_workers_pull_is_the_sum(servers: list[int], window: int) -> None:
 
 def test_shards_cover_everything_once() -> None:
     pieces = rank.shards(1000, 3, 64)
-    covered = [element for shard in pieces for part in shard
-               for element in range(part.start, part.stop)]  # fmt: skip
+    covered = [
+        element for shard in pieces for part in shard for element in range(part.start, part.stop)
+    ]
     assert covered == list(range(1000))
     assert {len(shard) for shard in pieces} == {6}
 
 
-@pytest.mark.parametrize(("way", "shares"), [
-    ("one server", (4, 8)), ("two servers", (2, 4)), ("a server on every host", (1.5, 1.75)),
-    ("ring", (1.5, 1.75)), ("ring, 2 ranks per host", (1.75, 1.875)),
-    ("direct, 2 ranks per host", (3, 3.5)), ("hierarchical, 2 ranks per host", (1.5, 1.75)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "shares"),
+    [
+        ("one server", (4, 8)),
+        ("two servers", (2, 4)),
+        ("a server on every host", (1.5, 1.75)),
+        ("ring", (1.5, 1.75)),
+        ("ring, 2 ranks per host", (1.75, 1.875)),
+        ("direct, 2 ranks per host", (3, 3.5)),
+        ("hierarchical, 2 ranks per host", (1.5, 1.75)),
+    ],
+)
 def test_what_the_formulas_say(way: str, shares: tuple[float, float]) -> None:
     assert tuple(WAYS[way].share(hosts) for hosts in (4, 8)) == shares
 
@@ -78,10 +91,15 @@ def rows(slower: Callable[[str], float] = lambda way: 1.0) -> dict[str, Any]:
         ports = [1.01 * min(share, 1.0 if way.servers else share)] * hosts
         ports += [1.01 * share] * way.servers
         made[point.name] = {
-            "name": point.name, "settings": dict(point.settings), "date": "2026-01-01",
-            "cpu": "a CPU", "torch": "", "sent": ports, "received": ports,
+            "name": point.name,
+            "settings": dict(point.settings),
+            "date": "2026-01-01",
+            "cpu": "a CPU",
+            "torch": "",
+            "sent": ports,
+            "received": ports,
             "step_s": share * slower(point.settings["way"]),
-        }  # fmt: skip
+        }
     return made
 
 
@@ -99,8 +117,12 @@ def test_claims_are_met_and_missed() -> None:
 def test_whose_port_is_the_busiest() -> None:
     head, *lines = topologies.table(rows())
     column = head.index("busiest port")
-    assert [line[column] for line in lines[:4]] == ["a server's", "a server's", "all alike",
-                                                    "all alike"]  # fmt: skip
+    assert [line[column] for line in lines[:4]] == [
+        "a server's",
+        "a server's",
+        "all alike",
+        "all alike",
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])
@@ -115,8 +137,16 @@ def test_tables_and_pictures_of_any_rows(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-@pytest.mark.beside(sys.executable, str(BENCH / "results.py"), "topologies", "--quick", "--only",
-                    "server", "--rows", "{folder}/rows")  # fmt: skip
+@pytest.mark.beside(
+    sys.executable,
+    str(BENCH / "results.py"),
+    "topologies",
+    "--quick",
+    "--only",
+    "server",
+    "--rows",
+    "{folder}/rows",
+)
 def test_a_tiny_run(beside: Done) -> None:
     """What the kernel counts at the ports; its times are for a quiet machine."""
     assert beside.code == 0, beside.output

@@ -25,9 +25,17 @@ pytestmark = pytest.mark.torch
 
 TORCHRUN = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "TORCHELASTIC_RUN_ID": "test"}
 RUN = [
-    "--compression", "onebit", "--batch", "32", "--steps", "30", "--checkpoint-every", "15",
-    "--bucket-mb", "0.05",
-]  # fmt: skip
+    "--compression",
+    "onebit",
+    "--batch",
+    "32",
+    "--steps",
+    "30",
+    "--checkpoint-every",
+    "15",
+    "--bucket-mb",
+    "0.05",
+]
 CLOSE = 2e-5
 """Largest distance of two losses about 2, from the checkpoint on. Seen: 6e-6, and 5e-5 where the
 residuals are dropped."""

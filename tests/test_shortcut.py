@@ -64,8 +64,10 @@ def test_dense_tensors_are_plain(expression: str) -> None:
     found = plain_memory(tensor)
     assert found is not None
     dtype, _, count, _ = found
-    assert (dtype, count) == (tensor.dtype, tensor.size if hasattr(tensor, "flags") else
-                              tensor.numel())  # fmt: skip
+    assert (dtype, count) == (
+        tensor.dtype,
+        tensor.size if hasattr(tensor, "flags") else tensor.numel(),
+    )
 
 
 @tensors(

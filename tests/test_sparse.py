@@ -102,8 +102,11 @@ def test_all_ranks_get_the_bits_of_the_reference(
 @pytest.mark.parametrize("kernels", SETS)
 def test_every_kernel_set_chooses_the_same(kernels: str) -> None:
     shape = SHAPES[3]
-    got = run_ranks(2, lambda comm: exchanged(comm, 3, 2, shape),
-                    config=Config(kernel_set=kernels, timeout=30.0))
+    got = run_ranks(
+        2,
+        lambda comm: exchanged(comm, 3, 2, shape),
+        config=Config(kernel_set=kernels, timeout=30.0),
+    )
     want = slow.World(2, shape["count"], 1024, 16, 2, 0.95, "bf16", "mean")
     for step in range(3):
         mean = want.round(deltas(shape["count"], 2, step))
@@ -147,8 +150,9 @@ def test_what_is_not_finite_poisons_all_and_leaves_the_residuals() -> None:
             bad[4500] = np.inf
         entries = one.submit(bad).wait()
         after = one.state_dict()
-        same = all((np.asarray(before[key]) == np.asarray(after[key])).all()
-                   for key in ("worker", "owner"))  # fmt: skip
+        same = all(
+            (np.asarray(before[key]) == np.asarray(after[key])).all() for key in ("worker", "owner")
+        )
         return entries.poisoned, bool(np.isnan(entries.scatter()).all()), same
 
     for exchange in ("gather", "owner"):

@@ -190,8 +190,9 @@ def test_what_does_not_go_with_it() -> None:
     assert again.compression == "int4"
 
 
-@pytest.mark.parametrize(("kind", "force", "times"),
-                         [("AdamW", False, 1), ("AdamW", True, 0), ("SGD", False, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "force", "times"), [("AdamW", False, 1), ("AdamW", True, 0), ("SGD", False, 0)]
+)
 def test_adam_is_warned_of(kind: str, force: bool, times: int) -> None:
     def body(comm: Communicator) -> None:
         model = Net()

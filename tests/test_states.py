@@ -74,7 +74,7 @@ OBJECTS: dict[str, Callable[[Communicator], Job]] = {
     "OuterStep": lambda comm: Apart(comm, every=2),
     "OuterStep, delayed": lambda comm: Apart(comm, every=4, fragments=2, delay=1),
     "OuterStep, sparse": lambda comm: Apart(comm, every=2, outer=Sparse(density=0.1)),
-}  # fmt: skip
+}
 MEASURE = {"HookState, auto"}  # and so do otherwise each time
 STEPS = 5  # made before a state is saved
 MORE = 10
@@ -135,9 +135,7 @@ def test_each_ranks_own_goes_on_to_the_bit(name: str) -> None:
 
     def unbroken(comm: Communicator) -> list[Any]:
         with job_of(name, comm) as job:
-            return [
-                (job.run(*part), job.state_dict(), stored(job.beside())) for part in parts
-            ]  # fmt: skip
+            return [(job.run(*part), job.state_dict(), stored(job.beside())) for part in parts]
 
     found = run_ranks(2, unbroken)
 

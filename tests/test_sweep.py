@@ -126,13 +126,32 @@ def test_bandwidths_as_defined() -> None:
 
 def _row(library: str, compression: str, time_us: float, size: int = 4_194_304) -> timing.Row:
     algbw = size / time_us / 1e3
-    return timing.Row(size, size // 4, "f32", "sum", library, compression, 6, time_us, time_us,
-                      algbw, algbw, None, 0, 0.1, 0.0)
+    return timing.Row(
+        size,
+        size // 4,
+        "f32",
+        "sum",
+        library,
+        compression,
+        6,
+        time_us,
+        time_us,
+        algbw,
+        algbw,
+        None,
+        0,
+        0.1,
+        0.0,
+    )
 
 
 def test_verdicts_follow_from_the_rows() -> None:
-    rows = [_row("ringcomm", "none", 1000.0), _row("ringcomm", "bf16", 500.0),
-            _row("gloo", "none", 1500.0), _row("ringcomm", "none", 1.0, 4096)]
+    rows = [
+        _row("ringcomm", "none", 1000.0),
+        _row("ringcomm", "bf16", 500.0),
+        _row("gloo", "none", 1500.0),
+        _row("ringcomm", "none", 1.0, 4096),
+    ]
     add_ratios(rows[:3], "ringcomm")
     assert rows[0].ratios == {"gloo": 1.5}
     assert rows[2].ratios == {}
@@ -154,11 +173,14 @@ def test_the_table_is_as_wide_as_a_terminal() -> None:
     assert max(map(len, comment("some words " * 40).splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("lost", "counts", "made"), [
-    ([0.0, 9.0], 0, 1),  # nothing was taken away: once
-    ([0.3, 0.0, 9.0], 1, 2),
-    ([0.3, 0.1, 0.2], 1, 3),  # then its time is up
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lost", "counts", "made"),
+    [
+        ([0.0, 9.0], 0, 1),  # nothing was taken away: once
+        ([0.3, 0.0, 9.0], 1, 2),
+        ([0.3, 0.1, 0.2], 1, 3),  # then its time is up
+    ],
+)
 def test_rounds_that_the_host_disturbed_are_made_again(
     monkeypatch: pytest.MonkeyPatch, lost: list[float], counts: int, made: int
 ) -> None:
@@ -248,13 +270,20 @@ def _run_sweep(*options: str, world: int = 2) -> list[tuple[int, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, str(BENCH / "sweep.py"), *options],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(world)
     ]
@@ -266,8 +295,20 @@ def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
     pytest.importorskip("ringcomm")
     table, document = tmp_path / "out.csv", tmp_path / "out.json"
     (code, text), (other_code, other_text) = _run_sweep(
-        "--sizes", "4,40000,4MB", "--compression", "none,bf16,fp16", "--iters", "3",
-        "--floor", "0.2", "--csv", str(table), "--json", str(document), "--against", "mpi",
+        "--sizes",
+        "4,40000,4MB",
+        "--compression",
+        "none,bf16,fp16",
+        "--iters",
+        "3",
+        "--floor",
+        "0.2",
+        "--csv",
+        str(table),
+        "--json",
+        str(document),
+        "--against",
+        "mpi",
     )
     assert (code, other_code, other_text) == (0, 0, ""), text + other_text
     assert "# mpi: skipped: an MPI job must be started by mpirun" in text
@@ -291,8 +332,9 @@ def test_sweep_of_allreduce_writes_table_and_files(tmp_path: Path) -> None:
 
 def test_sweep_keeps_the_feedback_of_codecs_that_need_it() -> None:
     """And verifies that what they deliver, the last call besides, is all that was put in."""
-    (code, text), _ = _run_sweep("--sizes", "4,300000", "--iters", "2", "--floor", "0",
-                                 "--compression", "int8,int4,onebit")
+    (code, text), _ = _run_sweep(
+        "--sizes", "4,300000", "--iters", "2", "--floor", "0", "--compression", "int8,int4,onebit"
+    )
     assert code == 0, text
     assert text.count(" ringcomm onebit ") == 2
     assert "wrong elements: 0 of" in text
@@ -317,7 +359,16 @@ def test_a_lossy_result_that_is_wrong_is_counted() -> None:
 @pytest.mark.parametrize("collective", ["broadcast", "allgather", "reduce_scatter"])
 def test_sweep_of_the_other_collectives(collective: str) -> None:
     pytest.importorskip("ringcomm")
-    ends = _run_sweep("--collective", collective, "--sizes", "1000,300000", "--iters", "2",
-                      "--floor", "0", world=3)
+    ends = _run_sweep(
+        "--collective",
+        collective,
+        "--sizes",
+        "1000,300000",
+        "--iters",
+        "2",
+        "--floor",
+        "0",
+        world=3,
+    )
     assert [code for code, _ in ends] == [0, 0, 0], ends
     assert "wrong elements: 0 of" in ends[0][1]

@@ -73,8 +73,10 @@ def test_the_second_thread_costs_nothing_when_idle_and_goes() -> None:
         def idles() -> bool:
             cpu = [comm.stats()["engine_cpu_s"] for comm in world.comms]
             time.sleep(0.3)
-            used = [comm.stats()["engine_cpu_s"] - was
-                    for comm, was in zip(world.comms, cpu, strict=True)]  # fmt: skip
+            used = [
+                comm.stats()["engine_cpu_s"] - was
+                for comm, was in zip(world.comms, cpu, strict=True)
+            ]
             return max(used) < 0.015
 
         assert until(idles)  # who polls never does

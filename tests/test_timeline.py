@@ -58,8 +58,11 @@ TWO_RANKS = """
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_each_rank_tells_of_all_its_works(tmp_path: Path, shared: bool) -> None:
-    env = {"RINGCOMM_TIMELINE": str(tmp_path / "trace.json"), "RINGCOMM_INTERFACES": "lo,lo",
-           "RINGCOMM_SHARED_MEMORY": str(int(shared))}  # fmt: skip
+    env = {
+        "RINGCOMM_TIMELINE": str(tmp_path / "trace.json"),
+        "RINGCOMM_INTERFACES": "lo,lo",
+        "RINGCOMM_SHARED_MEMORY": str(int(shared)),
+    }
     for rank, process in enumerate(run_processes(2, TWO_RANKS, env=env)):
         payload = int(process.stdout)
         events = events_of(tmp_path / f"trace.{rank}.json")
@@ -95,8 +98,12 @@ def test_a_rank_that_is_killed_leaves_what_was_in_flight(tmp_path: Path) -> None
             hangs.wait()
         time.sleep(60)  # rank 1 does not call it; rank 0 is killed first
     """
-    env = {"RINGCOMM_TIMELINE": f"{tmp_path}/r{{rank}}.trace", "WORLD_SIZE": "2",
-           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+    env = {
+        "RINGCOMM_TIMELINE": f"{tmp_path}/r{{rank}}.trace",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     ranks = [start_process(code, {**env, "RANK": str(rank)}) for rank in range(2)]
     try:
         assert ranks[0].stdout is not None
@@ -156,15 +163,17 @@ def test_it_ends_where_it_is_full(
 ) -> None:
     monkeypatch.setattr(timeline, "MOST_BYTES", 20000)
     path = tmp_path / "trace.0.json"
-    with caplog.at_level(logging.WARNING, "ringcomm"), World(
-        1, config=Config(timeline=str(tmp_path / "trace.json"))
-    ) as world:
+    with (
+        caplog.at_level(logging.WARNING, "ringcomm"),
+        World(1, config=Config(timeline=str(tmp_path / "trace.json"))) as world,
+    ):
         for _ in range(100):
             world.comms[0].barrier()
     assert 15000 < path.stat().st_size <= 20000
     assert 10 < len(named(events_of(path), "e", "barrier")) < 100
-    assert [record.message for record in caplog.records] == [f"the timeline {path} ends here: "
-                                                             "it has 0 MiB"]  # fmt: skip
+    assert [record.message for record in caplog.records] == [
+        f"the timeline {path} ends here: it has 0 MiB"
+    ]
 
 
 def test_a_disk_that_fails_costs_the_timeline_only(
@@ -197,8 +206,9 @@ def test_what_does_not_fit_is_taken_back(tmp_path: Path, caplog: pytest.LogCaptu
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert events_of(path) == before
-    assert [record.message for record in caplog.records] == [f"the timeline {path} ends here: "
-                                                             "File too large"]  # fmt: skip
+    assert [record.message for record in caplog.records] == [
+        f"the timeline {path} ends here: File too large"
+    ]
 
 
 def test_a_link_in_its_place_is_not_followed(

@@ -58,10 +58,20 @@ def train(
 def test_all_ranks_have_the_same_bits(
     make: Made, staleness: int, exchange: str, overlap: bool
 ) -> None:
-    got = run_ranks(3, lambda comm: train(
-        comm, make, 6, lr=0.05, density=0.1, staleness=staleness, exchange=exchange,
-        overlap=overlap, values="bf16",
-    ))  # fmt: skip
+    got = run_ranks(
+        3,
+        lambda comm: train(
+            comm,
+            make,
+            6,
+            lr=0.05,
+            density=0.1,
+            staleness=staleness,
+            exchange=exchange,
+            overlap=overlap,
+            values="bf16",
+        ),
+    )
     for other in got[1:]:
         for mine, theirs in zip(got[0], other, strict=True):
             assert torch.equal(mine, theirs)
@@ -361,11 +371,15 @@ def test_arguments_that_cannot_work(make: Made, arguments: dict[str, Any], told:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("aggregate", ("mean", "senders")), ("density", (0.1, 0.2)), ("staleness", (0, 1)),
-        ("overlap", (False, True)), ("decay", (0.9, 0.5)), ("values", ("bf16", "fp32")),
+        ("aggregate", ("mean", "senders")),
+        ("density", (0.1, 0.2)),
+        ("staleness", (0, 1)),
+        ("overlap", (False, True)),
+        ("decay", (0.9, 0.5)),
+        ("values", ("bf16", "fp32")),
         ("optimizer", ("sparse.SGD", "sparse.Adam")),
     ],
-)  # fmt: skip
+)
 def test_ranks_that_make_other_optimizers_fail_at_once(name: str, values: Any) -> None:
     def run(comm: Communicator) -> None:
         is_kind = name == "optimizer"

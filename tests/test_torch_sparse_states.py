@@ -95,8 +95,10 @@ def test_states_of_others_are_refused() -> None:
         small = torch.nn.Linear(3, 3)
         with SGD(small.parameters(), comm=comm) as three:
             state = three.state_dict()
-        with SGD(model.parameters(), comm=comm) as one, \
-             pytest.raises(ConfigError, match="another model"):  # fmt: skip
+        with (
+            SGD(model.parameters(), comm=comm) as one,
+            pytest.raises(ConfigError, match="another model"),
+        ):
             one.load_state_dict(state)
 
     run_ranks(1, run)

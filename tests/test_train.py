@@ -62,9 +62,7 @@ def text_data() -> TextWindows:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_together_see_what_one_process_sees(world_size: int, accumulate: int) -> None:
     def sampler(rank: int, size: int, parts: int) -> sampling.Sampler:
-        return sampling.Sampler(
-            50, 16, rank=rank, world_size=size, accumulate=parts, seed=3
-        )
+        return sampling.Sampler(50, 16, rank=rank, world_size=size, accumulate=parts, seed=3)
 
     whole = sampler(0, 1, 1)
     ranks = [sampler(rank, world_size, accumulate) for rank in range(world_size)]
@@ -276,8 +274,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     """Over the end of an epoch, with momentum, and with Adam's moments."""
 
     def options(name: str, **changes: Any) -> Options:
-        return small(steps=16, checkpoint_every=5, checkpoint=str(tmp_path / name),
-                     log_file=str(tmp_path / f"{name}.jsonl"), **task, **changes)
+        return small(
+            steps=16,
+            checkpoint_every=5,
+            checkpoint=str(tmp_path / name),
+            log_file=str(tmp_path / f"{name}.jsonl"),
+            **task,
+            **changes,
+        )
 
     whole = train(options("whole"), World())
 
@@ -294,16 +298,22 @@ def test_a_resumed_run_goes_on_bit_for_bit(
             train(options("broken"), World())
     resumed = train(options("broken", resume=True), World())
 
-    curve = {e["step"]: (e["loss"], e["lr"], e["epoch"])
-             for e in events(tmp_path / "broken.jsonl", "step")}
-    expected = {e["step"]: (e["loss"], e["lr"], e["epoch"])
-                for e in events(tmp_path / "whole.jsonl", "step")}
+    curve = {
+        e["step"]: (e["loss"], e["lr"], e["epoch"])
+        for e in events(tmp_path / "broken.jsonl", "step")
+    }
+    expected = {
+        e["step"]: (e["loss"], e["lr"], e["epoch"])
+        for e in events(tmp_path / "whole.jsonl", "step")
+    }
     assert sorted(expected) == list(range(1, 17))
     assert curve == expected
     assert resumed["held_out"] == whole["held_out"]
     assert resumed["measured_steps"] < whole["measured_steps"]
-    states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-              for name in ("whole", "broken")]
+    states = [
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+        for name in ("whole", "broken")
+    ]
     assert states[0]["step"] == 16
     assert all(states[0]["model"][k].equal(states[1]["model"][k]) for k in states[0]["model"])
 
@@ -354,20 +364,35 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path: Path) -> No
 # ---- the report and the log ----
 
 
-@pytest.mark.parametrize(("method", "by"), [
-    ("gradients", "ringcomm's hook"), ("stale", "ringcomm's hook"), ("outer", "OuterStep"),
-    ("momentum", "ringcomm.torch.optim"), ("sparse", "ringcomm.torch.sparse"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "by"),
+    [
+        ("gradients", "ringcomm's hook"),
+        ("stale", "ringcomm's hook"),
+        ("outer", "OuterStep"),
+        ("momentum", "ringcomm.torch.optim"),
+        ("sparse", "ringcomm.torch.sparse"),
+    ],
+)
 def test_the_report_fits_a_terminal_of_80_columns(method: str, by: str) -> None:
     """With long figures: no cell is broken over two lines."""
     parts, sizes = ("input_s", "exposed_s", "hidden_s"), ("gradient", "sent", "wire", "shared")
     measured = {
-        "step_s": 299.9, **dict.fromkeys(parts, 99.9),
+        "step_s": 299.9,
+        **dict.fromkeys(parts, 99.9),
         **{f"{size}_bytes_per_step": 123.45e6 for size in sizes},
-    }  # fmt: skip
-    run = {"model": "resnet8", "data": "digits", "steps": 330, "world_size": 16, "hook": True,
-           "backend": "ringcomm", "compression": "density 0.00012345", "batch": 1234567,
-           "method": method}  # fmt: skip
+    }
+    run = {
+        "model": "resnet8",
+        "data": "digits",
+        "steps": 330,
+        "world_size": 16,
+        "hook": True,
+        "backend": "ringcomm",
+        "compression": "density 0.00012345",
+        "batch": 1234567,
+        "method": method,
+    }
     built = report.build(run, {"loss": 123.4567, "perplexity": 12345.6789}, measured)
     lines = shown(built)
     for label, name, form, how in report._ROWS:
@@ -387,11 +412,25 @@ def shown(built: dict[str, Any]) -> list[str]:
 
 def test_the_report_splits_a_step_and_has_all_that_was_sent() -> None:
     """What goes through shared memory is sent, too."""
-    run = {"model": "resnet8", "data": "digits", "steps": 9, "world_size": 2, "hook": True,
-           "backend": "ringcomm", "compression": "bf16", "batch": 64,
-           "method": "gradients"}  # fmt: skip
-    measured = {"step_s": 0.5, "input_s": 0.1, "exposed_s": 0.1, "sent_bytes_per_step": 2e6,
-                "wire_bytes_per_step": 0.0, "shared_bytes_per_step": 2e6}  # fmt: skip
+    run = {
+        "model": "resnet8",
+        "data": "digits",
+        "steps": 9,
+        "world_size": 2,
+        "hook": True,
+        "backend": "ringcomm",
+        "compression": "bf16",
+        "batch": 64,
+        "method": "gradients",
+    }
+    measured = {
+        "step_s": 0.5,
+        "input_s": 0.1,
+        "exposed_s": 0.1,
+        "sent_bytes_per_step": 2e6,
+        "wire_bytes_per_step": 0.0,
+        "shared_bytes_per_step": 2e6,
+    }
     lines = shown(report.build(run, {"loss": 1.0}, measured))
     assert "throughput 128 samples/s global batch / step" in lines
     assert "compute 300.00 ms step - input - exposed" in lines

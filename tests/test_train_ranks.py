@@ -36,8 +36,16 @@ TORCHRUN = {"GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_INTERFACES": "lo", "TORCHELAST
 
 def torchrun(*arguments: str) -> None:
     """The trainer on two ranks of this host."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               "-m", "ringcomm.train", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "ringcomm.train",
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -89,9 +97,18 @@ def test_two_ranks_match_one_process(
 ) -> None:
     """The same loss curve up to the order of summation and rounding, and so the same accuracy."""
     log = tmp_path / "log.jsonl"
-    arguments = ["--backend", backend, *([] if hook else ["--no-hook"]),
-                 "--compression", compression, *COMPARED,
-                 "--bucket-mb", "0.1", "--log-file", str(log)]
+    arguments = [
+        "--backend",
+        backend,
+        *([] if hook else ["--no-hook"]),
+        "--compression",
+        compression,
+        *COMPARED,
+        "--bucket-mb",
+        "0.1",
+        "--log-file",
+        str(log),
+    ]
     if (backend, hook) == ("ringcomm", True):
         torchrun(*arguments)
     else:
@@ -152,8 +169,19 @@ def test_methods_learn_and_tell_what_they_send(
 def test_few_bits_learn_and_keep_what_is_left(torch_nursery: Nursery, tmp_path: Path) -> None:
     """One bit with error feedback, and a checkpoint of it."""
     log = tmp_path / "log.jsonl"
-    two_ranks(torch_nursery, "--compression", "onebit", "--steps", "30", "--bucket-mb", "0.1",
-              "--checkpoint", str(tmp_path), "--log-file", str(log))  # fmt: skip
+    two_ranks(
+        torch_nursery,
+        "--compression",
+        "onebit",
+        "--steps",
+        "30",
+        "--bucket-mb",
+        "0.1",
+        "--checkpoint",
+        str(tmp_path),
+        "--log-file",
+        str(log),
+    )
     (two,), curve = events(log, "report"), [e["loss"] for e in events(log, "step")]
     assert min(curve[-5:]) < curve[0]
     assert 0 < two["sent_bytes_per_step"] < 0.25 * two["gradient_bytes_per_step"]

@@ -114,7 +114,8 @@ def test_no_option_is_the_beginning_of_one_of_torchruns() -> None:
     theirs = [name for action in get_args_parser()._actions for name in action.option_strings]
     ours = [name for action in _parser()._actions for name in action.option_strings]
     assert [name for name in ours if any(other.startswith(name) for other in theirs)] == [
-        "-h", "--help"
+        "-h",
+        "--help",
     ]
 
 

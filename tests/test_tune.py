@@ -34,8 +34,15 @@ from ringcomm.tools.tuning import Sample
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 #: Unlike the model in any world: it has direct or one-shot for little, and the ring for much.
-ROWS = ((4, "one_shot"), (4000, "ring"), (4001, "auto"), (9000, "direct"), (40_000, "one_shot"),
-        (100_000, "ring"), (1 << 40, "direct"))  # fmt: skip
+ROWS = (
+    (4, "one_shot"),
+    (4000, "ring"),
+    (4001, "auto"),
+    (9000, "direct"),
+    (40_000, "one_shot"),
+    (100_000, "ring"),
+    (1 << 40, "direct"),
+)
 #: In elements; of float32 they lie on both sides of each bound.
 COUNTS = (0, 1, 2, 999, 1000, 1001, 2250, 2251, 10_000, 10_001, 25_000, 25_001, 70_001)
 
@@ -71,8 +78,10 @@ def links_only(**settings: Any) -> Config:
 def test_the_bits_tell_tables_apart() -> None:
     """Or the tests below would show nothing."""
     inputs = [elements("f32", 1000, rank) for rank in range(4)]
-    results = [reference.allreduce(inputs, "f32", "sum", table=((10**6, name),))
-               for name in ("ring", "direct", "auto")]  # fmt: skip
+    results = [
+        reference.allreduce(inputs, "f32", "sum", table=((10**6, name),))
+        for name in ("ring", "direct", "auto")
+    ]
     assert not same(results[0], results[1])
     assert not same(results[0], results[2])
 
@@ -156,10 +165,14 @@ def test_reference_under_a_table(n: int, memory: bool, tmp_path: Path) -> None:
 
     def body(comm: Communicator) -> list[Array]:
         works = [
-            comm.allreduce(elements(dtype, count, comm.rank), op, async_op=True,
-                           compression=None if codec == "none" else codec)
+            comm.allreduce(
+                elements(dtype, count, comm.rank),
+                op,
+                async_op=True,
+                compression=None if codec == "none" else codec,
+            )
             for (dtype, op, codec), count in cases
-        ]  # fmt: skip
+        ]
         return [work.wait() for work in works]
 
     config = Config(tune_table=path, timeout=30.0, segment_bytes=4096, shared_memory=memory)
@@ -202,8 +215,11 @@ def test_rows_reach_as_far_as_was_measured() -> None:
         Row(4096, "direct"),
     ]
     assert tuning.rows([(1024, "auto"), (4096, "direct"), (16384, "auto"), (65536, "ring")]) == [
-        Row(4095, "auto"), Row(4096, "direct"), Row(65535, "auto"), Row(65536, "ring")
-    ]  # fmt: skip
+        Row(4095, "auto"),
+        Row(4096, "direct"),
+        Row(65535, "auto"),
+        Row(65536, "ring"),
+    ]
     most = tuning.rows([(1 << i, ("ring", "direct")[i % 2]) for i in range(62)])
     assert len(most) <= tuned.MAX_ROWS
     assert most == sorted(most, key=lambda row: row.up_to)
@@ -223,8 +239,10 @@ def test_the_change_is_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_model_s_constants_are_those_of_the_core() -> None:
     source = (Path(__file__).parents[1] / "csrc" / "plan" / "choose.c").read_text("utf-8")
-    found = {name: float(value) for name, value in
-             re.findall(r"^#define (\w+) ([\d.e]+)$", source, re.MULTILINE)}  # fmt: skip
+    found = {
+        name: float(value)
+        for name, value in re.findall(r"^#define (\w+) ([\d.e]+)$", source, re.MULTILINE)
+    }
     assert costs.MODEL.hop == pytest.approx(found["HOP_NS"] * 1e-9)
     assert costs.MODEL.message == pytest.approx(found["MESSAGE_NS"] * 1e-9)
     assert 1 / costs.MODEL.byte == pytest.approx(found["BYTES_PER_NS"] * 1e9)
@@ -242,9 +260,15 @@ def test_constants_are_found_again(n: int) -> None:
         return hops * priced.hop + messages * priced.message + count * priced.byte
 
     for noise in (0.0, 0.1):
-        times = [Measured(size, {name: seconds(name, size) * (1 + noise * draw.uniform(-1, 1))
-                                 for name in names} | {"auto": 1.0}, "auto")
-                 for size in (1 << i for i in range(10, 25))]  # fmt: skip
+        times = [
+            Measured(
+                size,
+                {name: seconds(name, size) * (1 + noise * draw.uniform(-1, 1)) for name in names}
+                | {"auto": 1.0},
+                "auto",
+            )
+            for size in (1 << i for i in range(10, 25))
+        ]
         found, wrong = costs.fit(times, n) or (costs.MODEL, 1.0)
         assert found.hop == pytest.approx(priced.hop, rel=noise + 1e-6)
         assert found.byte == pytest.approx(priced.byte, rel=noise + 1e-6)
@@ -261,15 +285,19 @@ def test_times_of_another_kind_fit_no_constants() -> None:
 
 
 def test_a_table_says_what_fits_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    times = tuple(Measured(1 << i, {"ring": 60e-6 + 2e-9 * 2**i, "one_shot": 30e-6 + 2e-9 * 2**i},
-                           "auto") for i in range(10, 15))  # fmt: skip
+    times = tuple(
+        Measured(1 << i, {"ring": 60e-6 + 2e-9 * 2**i, "one_shot": 30e-6 + 2e-9 * 2**i}, "auto")
+        for i in range(10, 15)
+    )
     path = str(tmp_path / "table.json")
     for memory in (False, True):
         Document(cluster(2), (), memory, times, "0.1.0", "today").write(path)
         assert main(["tune", "--show", path]) == 0
         shown = capsys.readouterr().out
-        assert ("the model has 50 us a hop, 117 MB/s; these times fit 30 us a hop, 500 MB/s, "
-                "within 0% in the median" in shown) == (not memory)  # fmt: skip
+        assert (
+            "the model has 50 us a hop, 117 MB/s; these times fit 30 us a hop, 500 MB/s, "
+            "within 0% in the median" in shown
+        ) == (not memory)
 
 
 def test_counts_are_the_core_s() -> None:

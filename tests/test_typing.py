@@ -20,7 +20,7 @@ from ringcomm.config import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-RIGHT = '''
+RIGHT = """
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def train(x: Any) -> str | None:
     ringcomm.barrier(comm=comm)
     ringcomm.shutdown()
     return comm.host_of(0)
-'''
+"""
 
 WRONG = [
     "ringcomm.allreduce(x, 3)",
@@ -129,12 +129,26 @@ def mypy(folder: Path, cache: Path, text: str) -> subprocess.CompletedProcess[st
         pytest.skip("mypy is not installed")
     (folder / "example.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.10",
-         "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache),
-         "--no-error-summary", "example.py"],
-        cwd=folder, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--python-version",
+            "3.10",
+            "--config-file",
+            str(ROOT / "pyproject.toml"),
+            "--cache-dir",
+            str(cache),
+            "--no-error-summary",
+            "example.py",
+        ],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         timeout=PATIENCE,
-    )  # fmt: skip
+    )
 
 
 def test_what_users_write_is_well_typed(tmp_path: Path, cache: Path) -> None:

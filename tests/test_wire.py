@@ -28,9 +28,21 @@ def golden(name: str) -> bytes:
 
 HEADER = struct.Struct("<HBBIQQIIHHIIII")
 FIELDS = (
-    "magic", "version", "type", "epoch", "seq", "fingerprint", "chunk", "segment", "step", "flags",
-    "length", "consumed", "payload_crc32c", "header_crc32c",
-)  # fmt: skip
+    "magic",
+    "version",
+    "type",
+    "epoch",
+    "seq",
+    "fingerprint",
+    "chunk",
+    "segment",
+    "step",
+    "flags",
+    "length",
+    "consumed",
+    "payload_crc32c",
+    "header_crc32c",
+)
 
 
 def fingerprint(
@@ -41,28 +53,43 @@ def fingerprint(
 
 FRAMES = {
     "data": {
-        "type": 1, "seq": 0x0102030405060708, "chunk": 2, "step": 2, "consumed": 0xFFFFFFF0,
+        "type": 1,
+        "seq": 0x0102030405060708,
+        "chunk": 2,
+        "step": 2,
+        "consumed": 0xFFFFFFF0,
         "fingerprint": fingerprint(0, 1030, op=1, dtype=2, codec=1),
         "payload": struct.pack("<6H", 0x3F80, 0xC000, 0x7F80, 1, 0x8000, 0x7FC0),
     },
     "send": {
-        "type": 1, "seq": 7, "flags": 1, "consumed": 96, "fingerprint": fingerprint(9, 2, dtype=6),
+        "type": 1,
+        "seq": 7,
+        "flags": 1,
+        "consumed": 96,
+        "fingerprint": fingerprint(9, 2, dtype=6),
         "payload": struct.pack("<2i", -2, 1_000_000),
     },
     "barrier": {
-        "type": 1, "seq": 41, "chunk": 6, "consumed": 4096, "fingerprint": fingerprint(8, 0),
+        "type": 1,
+        "seq": 41,
+        "chunk": 6,
+        "consumed": 4096,
+        "fingerprint": fingerprint(8, 0),
     },
     "call": {
-        "type": 2, "seq": 41, "consumed": 8192,
+        "type": 2,
+        "seq": 41,
+        "consumed": 8192,
         "fingerprint": fingerprint(3, 2**36 - 1, dtype=5, root=4095),
     },
     "heartbeat": {"type": 3, "seq": 42, "consumed": 8192},
     "goodbye": {"type": 4, "seq": 42, "consumed": 2**31},
     "abort": {
-        "type": 5, "seq": 41,
+        "type": 5,
+        "seq": 41,
         "payload": struct.pack("<Iiqi", 6, 3, 41, 1) + b"rank 3 is lost: the connection broke",
     },
-}  # fmt: skip
+}
 
 
 def crc32c(data: bytes) -> int:
@@ -104,9 +131,15 @@ SECRET = bytes(range(32))
 CLIENT_NONCE = bytes(range(0x40, 0x60))
 SERVER_NONCE = bytes(range(0x80, 0xA0))
 TERMS = Terms(
-    Role.LANE, job_hash("golden"), world_size=4, client_rank=3, server_rank=1, rail=1, lane=2,
+    Role.LANE,
+    job_hash("golden"),
+    world_size=4,
+    client_rank=3,
+    server_rank=1,
+    rail=1,
+    lane=2,
     epoch=7,
-)  # fmt: skip
+)
 
 
 def messages() -> tuple[bytes, bytes, bytes, bytes]:
@@ -125,9 +158,15 @@ def test_golden_handshake_is_what_the_document_says() -> None:
     job = hashlib.sha256(b"ringcomm job golden").digest()
     key_id = hashlib.sha256(b"id" + SECRET).digest()[:4]
     assert hello == b"".join(
-        [b"RCOMMhi\n", struct.pack("<HBBIIIHHI", 1, 2, 1, 4, 3, 1, 1, 2, 7), job, key_id,
-         CLIENT_NONCE, bytes(28)]
-    )  # fmt: skip
+        [
+            b"RCOMMhi\n",
+            struct.pack("<HBBIIIHHI", 1, 2, 1, 4, 3, 1, 1, 2, 7),
+            job,
+            key_id,
+            CLIENT_NONCE,
+            bytes(28),
+        ]
+    )
     assert challenge == b"RCOMMch\n" + struct.pack("<HBB", 1, 0, 1) + key_id + SERVER_NONCE
     assert proof == sign(b"client", hello, challenge)
     assert verdict == bytes(32) + sign(b"server", hello, challenge, proof, bytes(32))

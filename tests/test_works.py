@@ -450,9 +450,7 @@ def test_one_work_waited_for_by_many_threads() -> None:
     def body(comm: Communicator) -> None:
         work = comm.allreduce(np.ones(1000), async_op=True)
         got: list[float] = []
-        threads = [
-            threading.Thread(target=lambda: got.append(work.wait()[0])) for _ in range(4)
-        ]
+        threads = [threading.Thread(target=lambda: got.append(work.wait()[0])) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

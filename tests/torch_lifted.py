@@ -29,8 +29,12 @@ def lift_gates() -> None:
 
     for name in ("skip_if_no_gpu", "skip_if_rocm_multiprocess"):
         setattr(common_distributed, name, _same)
-    for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend",
-                 "requires_nccl_version"):  # fmt: skip
+    for name in (
+        "skip_if_lt_x_gpu",
+        "nccl_skip_if_lt_x_gpu",
+        "require_n_gpus_for_nccl_backend",
+        "requires_nccl_version",
+    ):
         setattr(common_distributed, name, lambda *_, **__: _same)
     common_utils.skip_but_pass_in_sandcastle = pass_unless_kept
     common_utils.skip_but_pass_in_sandcastle_if = pass_if
@@ -51,8 +55,7 @@ def _skipped(test: Any, reason: str) -> Any:
 
 
 def map_gpus_to_cpu(count: int) -> None:
-    """From here on this process, and what it forks, has this many GPUs, all of which are the CPU.
-    """
+    """Gives this process, and what it forks, so many GPUs, all of which are the CPU."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

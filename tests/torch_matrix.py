@@ -85,9 +85,13 @@ class Release:
             command = [self.python, "tests/torch_suite.py", "compare", "--lifted"]
             with log.open("w") as output:
                 done = subprocess.run(
-                    [*command, "--world", str(world)], cwd=ROOT, stdout=subprocess.PIPE,
-                    stderr=output, text=True, check=False,
-                )  # fmt: skip
+                    [*command, "--world", str(world)],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    text=True,
+                    check=False,
+                )
             found = re.search(
                 r"of (\d+) tests (\d+) pass with gloo; of these (\d+) pass .*?, (\d+) fail, "
                 r"\d+ are skipped by name(?:: (.*))?",
@@ -96,9 +100,11 @@ class Release:
             if found is None:
                 raise RuntimeError(f"{self.version}, {world} ranks: see {log}\n{done.stdout}")
             worlds[str(world)] = {
-                "all": int(found[1]), "gloo": int(found[2]), "ringcomm": int(found[3]),
+                "all": int(found[1]),
+                "gloo": int(found[2]),
+                "ringcomm": int(found[3]),
                 "failed": (found[5] or "").split(", ") if found[5] else [],
-            }  # fmt: skip
+            }
         self.keep(suite=worlds)
 
 
@@ -118,8 +124,12 @@ def table() -> str:
     reasons: dict[str, list[str]] = {}
     for one in releases:
         told = one.results
-        cells = [one.version, told.get("passed", ""), len(told.get("failed", [])),
-                 sum(told.get("skipped", {}).values())]  # fmt: skip
+        cells = [
+            one.version,
+            told.get("passed", ""),
+            len(told.get("failed", [])),
+            sum(told.get("skipped", {}).values()),
+        ]
         for world in ("2", "3"):
             suite = told.get("suite", {}).get(world, {})
             cells += [suite.get("gloo", ""), suite.get("ringcomm", "")]

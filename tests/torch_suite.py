@@ -44,10 +44,15 @@ TOO_LONG = {"test_ddp_uneven_inputs"}
 def prepare(backend: str, world: int, folder: str) -> None:
     """The tests read these when they are imported."""
     os.environ.update(
-        BACKEND=backend, WORLD_SIZE=str(world), TEMP_DIR=folder, MASTER_ADDR="127.0.0.1",
-        OMP_NUM_THREADS="1", DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(SECONDS),
-        GLOO_SOCKET_IFNAME="lo", RINGCOMM_INTERFACES="lo",
-    )  # fmt: skip
+        BACKEND=backend,
+        WORLD_SIZE=str(world),
+        TEMP_DIR=folder,
+        MASTER_ADDR="127.0.0.1",
+        OMP_NUM_THREADS="1",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(SECONDS),
+        GLOO_SOCKET_IFNAME="lo",
+        RINGCOMM_INTERFACES="lo",
+    )
     for name in ("barrier", "test_dir", "init_dir"):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
 
@@ -127,9 +132,7 @@ class Results(unittest.TestResult):
     addFailure = addError  # noqa: N815
 
 
-def run(
-    backend: str, world: int, match: list[str], as_gloo: bool, lifted: bool
-) -> dict[str, str]:
+def run(backend: str, world: int, match: list[str], as_gloo: bool, lifted: bool) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         prepare("gloo" if as_gloo else backend, world, folder)
         if lifted:
@@ -212,8 +215,10 @@ def main() -> int:
     bad = {name: what for name, what in found.items() if what not in ("ok", "skip")}
     for name, what in bad.items():
         print(f"---- {name}\n{what}")
-    print(f"{sum(w == 'ok' for w in found.values())} ok, {len(bad)} failed, "
-          f"{sum(w == 'skip' for w in found.values())} skipped")  # fmt: skip
+    print(
+        f"{sum(w == 'ok' for w in found.values())} ok, {len(bad)} failed, "
+        f"{sum(w == 'skip' for w in found.values())} skipped"
+    )
     return 1 if bad else 0
 
 

@@ -15,8 +15,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build_wheel(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps",
-               "--disable-pip-version-check", "-w", str(folder), "."]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-build-isolation",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-w",
+        str(folder),
+        ".",
+    ]
     return subprocess.run(
         command, cwd=source_copy(folder), capture_output=True, text=True, env={**os.environ, **env}
     )
@@ -26,8 +37,16 @@ def source_copy(folder: Path) -> Path:
     """The tracked and untracked sources, without what was built from them."""
     copy = folder / "source"
     copy.mkdir()
-    names = ["setup.py", "build_ffi.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
-             "CHANGELOG.md", "Makefile"]  # fmt: skip
+    names = [
+        "setup.py",
+        "build_ffi.py",
+        "pyproject.toml",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "Makefile",
+    ]
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[ch]")]
     names += [str(p.relative_to(ROOT)) for p in (ROOT / "ringcomm").rglob("*.py")]
     names += ["ringcomm/py.typed", "ringcomm/kernels.ptx"]

@@ -100,8 +100,18 @@ def build(revision: str) -> Tree:
             os.mkdir(folder)  # to be removed by who made it
     if not (tree.site / "ringcomm").exists():
         print(f"building {revision}", file=sys.stderr)
-        pip = ["-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps",
-               "--no-build-isolation", "--target", str(tree.site), str(tree.source)]  # fmt: skip
+        pip = [
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(tree.site),
+            str(tree.source),
+        ]
         run([sys.executable, *pip], {**os.environ, "NVCC": ""}, f"building {revision}")
     return tree
 
@@ -122,9 +132,17 @@ def run(command: Sequence[str], env: Mapping[str, str], what: str) -> str:
 def environment(tree: Tree, **more: str) -> dict[str, str]:
     """Of a process that imports the tree's package, without what would make it part of a job."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {**ours, "PYTHONPATH": str(tree.site), "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RINGCOMM_TUNE_TABLE": "off",
-            "RINGCOMM_INTERFACES": "lo", "RINGCOMM_LOG": "error", **more}  # fmt: skip
+    return {
+        **ours,
+        "PYTHONPATH": str(tree.site),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RINGCOMM_TUNE_TABLE": "off",
+        "RINGCOMM_INTERFACES": "lo",
+        "RINGCOMM_LOG": "error",
+        **more,
+    }
 
 
 def free_port() -> int:
@@ -153,19 +171,24 @@ def steps_of(tree: Tree, world: World, patterns: Sequence[str]) -> Results:
     """Runs scenes.py on all ranks."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(
-            tree, WORLD_SIZE=str(world.ranks), RINGCOMM_SHARED_MEMORY=str(int(world.memory)),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), RINGCOMM_TIMEOUT="120",
-        )  # fmt: skip
+            tree,
+            WORLD_SIZE=str(world.ranks),
+            RINGCOMM_SHARED_MEMORY=str(int(world.memory)),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free_port()),
+            RINGCOMM_TIMEOUT="120",
+        )
         errors = [Path(folder, f"{rank}.err") for rank in range(world.ranks)]
         with contextlib.ExitStack() as stack:
             ranks = [
                 subprocess.Popen(
                     [sys.executable, str(SCENES), "bits", folder, *patterns],
-                    env={**env, "RANK": str(rank)}, cwd="/",
+                    env={**env, "RANK": str(rank)},
+                    cwd="/",
                     stderr=stack.enter_context(error.open("w")),
                 )
                 for rank, error in enumerate(errors)
-            ]  # fmt: skip
+            ]
             stack.callback(lambda: [rank.kill() for rank in ranks])
             deadline = time.monotonic() + LIMIT_S
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -353,8 +376,14 @@ def count_instructions(tree: Tree, env: Mapping[str, str], folder: Path) -> Roun
     library = counting_library()
     kernels = {"RINGCOMM_KERNEL_SET": "avx2"} if platform.machine() == "x86_64" else {}
     counting = [str(SCENES), "counts", str(folder), str(ROUNDS["instructions"]), library]
-    grinding = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=try",
-                f"--callgrind-out-file={folder}/callgrind"]  # fmt: skip
+    grinding = [
+        "valgrind",
+        "-q",
+        "--tool=callgrind",
+        "--instr-atstart=no",
+        "--fair-sched=try",
+        f"--callgrind-out-file={folder}/callgrind",
+    ]
     what = f"callgrind of {tree.name}"
     run([*grinding, sys.executable, *counting], {**env, **kernels}, what)
     found: Rounds = collections.defaultdict(list)
@@ -390,8 +419,17 @@ def instructions_of(lines: Sequence[str]) -> tuple[str, collections.Counter[str]
 def counting_library() -> str:
     """counting.c, built."""
     target = _made(ROOT / "build" / "compare") / "counting.so"
-    compiling = [os.environ.get("CC", "gcc"), "-O2", "-fno-builtin", "-D_GNU_SOURCE", "-shared",
-                 "-fPIC", "-o", str(target), str(SCENES.with_name("counting.c"))]  # fmt: skip
+    compiling = [
+        os.environ.get("CC", "gcc"),
+        "-O2",
+        "-fno-builtin",
+        "-D_GNU_SOURCE",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(target),
+        str(SCENES.with_name("counting.c")),
+    ]
     run([*compiling, "-ldl"], os.environ, "building counting.c")
     return str(target)
 

@@ -25,8 +25,13 @@ PARTS = (ROOT / "csrc" / "cuda" / "blocks.cuh",)
 PTX = ROOT / "ringcomm" / "kernels.ptx"
 RELEASE = (12, 0)
 INSTALL = "pip install nvidia-cuda-nvrtc-cu12==12.0.140"
-OPTIONS = ("--gpu-architecture=compute_60", "--fmad=false", "--ftz=false", "--prec-div=true",
-           "--prec-sqrt=true")  # fmt: skip
+OPTIONS = (
+    "--gpu-architecture=compute_60",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+)
 #: What the compiler adds of its own and nothing refers to.
 UNUSED = re.compile(r"^\.global .*nv6target.*\n", re.MULTILINE)
 
@@ -88,9 +93,13 @@ def make(texts: dict[str, bytes]) -> str:
     (name, text), *parts = texts.items()
     strings = ctypes.c_char_p * len(parts)
     nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), text, name.encode(), len(parts),
-        strings(*(part for _, part in parts)), strings(*(part.encode() for part, _ in parts)),
-    )  # fmt: skip
+        ctypes.byref(program),
+        text,
+        name.encode(),
+        len(parts),
+        strings(*(part for _, part in parts)),
+        strings(*(part.encode() for part, _ in parts)),
+    )
     options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
     failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
     log = _text(nvrtc, "ProgramLog", program).strip()

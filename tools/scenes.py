@@ -288,7 +288,11 @@ def scenes() -> Iterator[tuple[str, Scene]]:
     ways: dict[str, dict[str, Any]] = {
         "SGD": {"lr": 0.05, "weight_decay": 0.01},
         "SGD nesterov, int4, warm-up": {
-            "lr": 0.05, "nesterov": True, "compression": "int4", "warmup_steps": 3},
+            "lr": 0.05,
+            "nesterov": True,
+            "compression": "int4",
+            "warmup_steps": 3,
+        },
         "SGD overlapped": {"lr": 0.05, "overlap": True},
         "SGD max_norm": {"lr": 0.05, "max_norm": 1.0},
         "Lion": {"weight_decay": 0.01},
@@ -298,17 +302,18 @@ def scenes() -> Iterator[tuple[str, Scene]]:
         "OneBitAdam int4": {"freeze": 4, "compression": "int4"},
         "OneBitAdam overlapped": {"freeze": 4, "overlap": True},
         "OneBitLamb": {"freeze": 4},
-        "ZeroOneAdam": {
-            "var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 3},
-    }  # fmt: skip
+        "ZeroOneAdam": {"var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 3},
+    }
     for name, settings in ways.items():
         yield f"optim {name}", by_optimizer("optim", name.split()[0], **settings)
 
     for name, rate in (("SGD", {"lr": 0.05, "momentum": 0.9}), ("Adam", {"lr": 0.01})):
         for more in (
-            {"density": 0.1}, {"density": 0.1, "staleness": 1}, {"density": 0.1, "decay": 0.9},
+            {"density": 0.1},
+            {"density": 0.1, "staleness": 1},
+            {"density": 0.1, "decay": 0.9},
             {"density": 0.1, "values": "fp32", "exchange": "owner", "aggregate": "senders"},
-        ):  # fmt: skip
+        ):
             words = ", ".join(f"{key}={value}" for key, value in more.items())
             yield f"sparse {name} {words}", by_optimizer("sparse", name, **rate, **more)
 
@@ -364,9 +369,7 @@ def set_up_torch(comm: ringcomm.Communicator) -> None:
 
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{agreed_port(comm)}"
-    dist.init_process_group(
-        "gloo", init_method=address, rank=comm.rank, world_size=comm.world_size
-    )
+    dist.init_process_group("gloo", init_method=address, rank=comm.rank, world_size=comm.world_size)
 
 
 def is_wanted(name: str, patterns: list[str]) -> bool:
@@ -454,8 +457,9 @@ def sections_of(comm: ringcomm.Communicator, gate: threading.Barrier) -> Iterato
 
 def counts(folder: Path, rounds: int, path: str | None) -> None:
     """See the head of this file."""
-    config = ringcomm.Config(timeout=900.0, connect_timeout=300.0, heartbeat=200.0,
-                             peer_timeout=900.0, spin_us=0)  # fmt: skip
+    config = ringcomm.Config(
+        timeout=900.0, connect_timeout=300.0, heartbeat=200.0, peer_timeout=900.0, spin_us=0
+    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"

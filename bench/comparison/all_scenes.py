@@ -74,8 +74,12 @@ def run(scenes: Sequence[Scene], settings: Settings, say: Say) -> Outcome:
     """Run the scenes; all that was measured."""
     outcome = Outcome()
     wanted = dict.fromkeys(name for scene in scenes for name in scene.libraries)
-    found = find([name for name in settings.libraries if name in wanted], settings.envs,
-                 settings.install, say)
+    found = find(
+        [name for name in settings.libraries if name in wanted],
+        settings.envs,
+        settings.install,
+        say,
+    )
     for scene in scenes:
         here = {name: found[name] for name in scene.libraries if name in found}
         if time.monotonic() > settings.deadline:
@@ -94,18 +98,26 @@ def run(scenes: Sequence[Scene], settings: Settings, say: Say) -> Outcome:
 
 def _enter(scene: Scene) -> Site:
     return Site(
-        scene.hosts, scene.ranks, scene.nics, one_subnet=scene.one_subnet, sysctls=scene.sysctls,
+        scene.hosts,
+        scene.ranks,
+        scene.nics,
+        one_subnet=scene.one_subnet,
+        sysctls=scene.sysctls,
         name=scene.name,
-    )  # fmt: skip
+    )
 
 
 def _sweep(
     scene: Scene, found: dict[str, Path], settings: Settings, outcome: Outcome, say: Say
 ) -> list[Finding]:
     plan = Plan(
-        sizes=scene.all_sizes(), wires=scene.wires(),
-        rounds=min(scene.rounds, settings.rounds), budget=settings.budget, floor=settings.floor,
-        timeout=settings.timeout, deadline=settings.deadline,
+        sizes=scene.all_sizes(),
+        wires=scene.wires(),
+        rounds=min(scene.rounds, settings.rounds),
+        budget=settings.budget,
+        floor=settings.floor,
+        timeout=settings.timeout,
+        deadline=settings.deadline,
     )
     with _enter(scene) as site, contextlib.ExitStack() as stack:
         outcome.titles[scene.name] = f"{scene.name}; {site.congestion}"
@@ -119,8 +131,10 @@ def _sweep(
         say(f"{scene.name}: {describe_floor(floor)}")
     for one in record.measurements:
         if one.wrong:
-            say(f"{scene.name}: {one.wrong} wrong elements of {one.label} at {one.size} B in round "
-                f"{one.turn + 1}")
+            say(
+                f"{scene.name}: {one.wrong} wrong elements of {one.label} at {one.size} B in round "
+                f"{one.turn + 1}"
+            )
     for remark in record.remarks:
         say(f"{scene.name}: {remark}")
     return verdicts.judge(scene, record.measurements, record.floors)
@@ -135,8 +149,12 @@ def _idle(
         for name, python in found.items():
             target = Path(folder, f"{name}.json")
             ended = CONTENDERS[name].run(
-                site, python, ["--seconds", str(settings.idle_s), "--json", str(target)],
-                settings.timeout, IDLE)
+                site,
+                python,
+                ["--seconds", str(settings.idle_s), "--json", str(target)],
+                settings.timeout,
+                IDLE,
+            )
             if target.exists():
                 cores[name] = json.loads(target.read_text())["cores"]
             else:
@@ -155,12 +173,24 @@ def _shift(
     with _enter(scene) as site, tempfile.TemporaryDirectory(prefix="peers-") as folder:
         outcome.titles[scene.name] = f"{scene.name}; {site.congestion}"
         target = Path(folder, "stamps.json")
-        job = site.start([sys.executable, str(SHIFT), "--size", str(size), "--seconds",
-                          str(seconds), "--json", str(target)],
-                         dict(CONTENDERS["ringcomm"].env))
+        job = site.start(
+            [
+                sys.executable,
+                str(SHIFT),
+                "--size",
+                str(size),
+                "--seconds",
+                str(seconds),
+                "--json",
+                str(target),
+            ],
+            dict(CONTENDERS["ringcomm"].env),
+        )
         give_up = time.monotonic() + settings.timeout
-        while "began" not in job.output(0) and time.monotonic() < give_up and any(
-            rank.poll() is None for rank in job.ranks
+        while (
+            "began" not in job.output(0)
+            and time.monotonic() < give_up
+            and any(rank.poll() is None for rank in job.ranks)
         ):
             time.sleep(0.005)
         due = time.monotonic() + LEAD_S

@@ -19,8 +19,16 @@ from comparison.scenes import Scene
 from comparison.standings import merge, plot, short
 from comparison.verdicts import Finding
 
-HEADS = ("row", "goal", "measured", "spread", "stolen", "x floor",
-         "peers' figure over ringcomm's", "verdict")
+HEADS = (
+    "row",
+    "goal",
+    "measured",
+    "spread",
+    "stolen",
+    "x floor",
+    "peers' figure over ringcomm's",
+    "verdict",
+)
 
 
 def cells(finding: Finding) -> tuple[str, ...]:
@@ -29,8 +37,16 @@ def cells(finding: Finding) -> tuple[str, ...]:
     spread = "-" if finding.spread is None else f"{100 * finding.spread:.0f} %"
     stolen = "-" if finding.stolen is None else f"{finding.stolen:.2f}"
     floor = "-" if finding.over_floor is None else short(finding.over_floor)
-    return (finding.what, finding.goal, finding.measured, spread, stolen, floor, peers or "-",
-            finding.verdict)
+    return (
+        finding.what,
+        finding.goal,
+        finding.measured,
+        spread,
+        stolen,
+        floor,
+        peers or "-",
+        finding.verdict,
+    )
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
@@ -53,36 +69,52 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def markdown(findings: Sequence[Finding], about: Mapping[str, Any]) -> str:
     """A table to paste, under what is known about the run."""
-    lines = [f"{about['started']}; {about['cpus']} CPUs, {about['cpu']}; Linux {about['kernel']}; "
-             f"Python {about['python']}; load before and after {about['load']}; up to "
-             f"{about['rounds']} rounds. {summary(findings)}.", "",
-             *columns.markdown([HEADS, *map(cells, findings)])]
+    lines = [
+        f"{about['started']}; {about['cpus']} CPUs, {about['cpu']}; Linux {about['kernel']}; "
+        f"Python {about['python']}; load before and after {about['load']}; up to "
+        f"{about['rounds']} rounds. {summary(findings)}.",
+        "",
+        *columns.markdown([HEADS, *map(cells, findings)]),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def document(outcome: Outcome, about: Mapping[str, Any]) -> str:
     """All of it as JSON."""
-    return json.dumps({
-        **about,
-        "findings": [dataclasses.asdict(finding) for finding in outcome.findings],
-        "measurements": [dataclasses.asdict(one) for one in outcome.measurements],
-        "floors": {where: [dataclasses.asdict(floor) for floor in floors]
-                   for where, floors in outcome.floors.items()},
-        "stamps": outcome.stamps,
-        "changes": outcome.changes,
-    }, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                **about,
+                "findings": [dataclasses.asdict(finding) for finding in outcome.findings],
+                "measurements": [dataclasses.asdict(one) for one in outcome.measurements],
+                "floors": {
+                    where: [dataclasses.asdict(floor) for floor in floors]
+                    for where, floors in outcome.floors.items()
+                },
+                "stamps": outcome.stamps,
+                "changes": outcome.changes,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def plots(path: Path, scenes: Sequence[Scene], outcome: Outcome) -> list[Path]:
     """A file for each group that has curves: FILE-GROUP.png; the files written."""
     standings = merge(
-        outcome.measurements, outcome.floors, {scene.name: scene.ranks for scene in scenes},
-        [scene.name for scene in scenes if scene.group == "shared"])
+        outcome.measurements,
+        outcome.floors,
+        {scene.name: scene.ranks for scene in scenes},
+        [scene.name for scene in scenes if scene.group == "shared"],
+    )
     written = []
     for group in dict.fromkeys(scene.group for scene in scenes):
         titles = {
-            scene.name: outcome.titles[scene.name] for scene in scenes
-            if scene.group == group and scene.kind == "sweep"
+            scene.name: outcome.titles[scene.name]
+            for scene in scenes
+            if scene.group == group
+            and scene.kind == "sweep"
             and len({one.size for one in standings if one.where == scene.name}) > 1
         }
         target = path.with_name(f"{path.stem}-{group}{path.suffix}")
@@ -107,14 +139,23 @@ def _plot_shift(path: Path, scene: Scene, outcome: Outcome) -> None:
     size = scene.goals[0].size
     begin = stamps[0]
     figure, axes = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
-    axes.step([stamp - begin for stamp in stamps[1:]],
-              [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
-              where="pre", label=f"busbw, each call of {columns.size_name(size)}")
+    axes.step(
+        [stamp - begin for stamp in stamps[1:]],
+        [size / (after - before) / 1e9 for before, after in itertools.pairwise(stamps)],
+        where="pre",
+        label=f"busbw, each call of {columns.size_name(size)}",
+    )
     for goal, change in zip(scene.goals, changes, strict=False):
         line = dataclasses.replace(scene, nics=(*scene.nics[:-1], goal.mbit)).line()
         axes.axvline(change - begin, color="gray", linestyle=":")
-        axes.hlines(0.9 * line, change - begin, change - begin + 3, colors="black", linestyles="--",
-                    label=f"90 % of the sum, {goal.mbit:g}")
+        axes.hlines(
+            0.9 * line,
+            change - begin,
+            change - begin + 3,
+            colors="black",
+            linestyles="--",
+            label=f"90 % of the sum, {goal.mbit:g}",
+        )
     axes.set(xlabel="time (s)", ylabel="busbw (GB/s)", title=outcome.titles[scene.name], ylim=0)
     figure.legend(loc="outside lower center", ncols=1 + len(scene.goals))
     figure.savefig(path, dpi=120)

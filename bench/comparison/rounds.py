@@ -63,9 +63,7 @@ class Record:
     """What ringcomm said of its ports, each line once, in order."""
 
 
-def find(
-    names: Sequence[str], folder: Path, may_install: bool, say: Say
-) -> dict[str, Path]:
+def find(names: Sequence[str], folder: Path, may_install: bool, say: Say) -> dict[str, Path]:
     """The interpreter of each library that is there, installed first if so asked."""
     found: dict[str, Path] = {}
     for contender in (CONTENDERS[name] for name in names):
@@ -109,17 +107,37 @@ def run_rounds(site: Site, found: dict[str, Path], plan: Plan, say: Say) -> Reco
 
 
 def _take(
-    site: Site, contender: Contender, python: Path, target: Path, plan: Plan, turn: int,
+    site: Site,
+    contender: Contender,
+    python: Path,
+    target: Path,
+    plan: Plan,
+    turn: int,
     record: Record,
 ) -> str | None:
     """One job; its rows go into the record. The reason if it failed."""
     target.unlink(missing_ok=True)
     wires = plan.wires if contender.wires else ["none"]
-    ended = contender.run(site, python, [
-        "--sizes", ",".join(map(str, plan.sizes)), "--compression", ",".join(wires),
-        "--budget", str(plan.budget), "--floor", "0", "--json", str(target),
-        "--collective", plan.collective, *(["--apart"] if plan.apart else []),
-    ], plan.timeout)
+    ended = contender.run(
+        site,
+        python,
+        [
+            "--sizes",
+            ",".join(map(str, plan.sizes)),
+            "--compression",
+            ",".join(wires),
+            "--budget",
+            str(plan.budget),
+            "--floor",
+            "0",
+            "--json",
+            str(target),
+            "--collective",
+            plan.collective,
+            *(["--apart"] if plan.apart else []),
+        ],
+        plan.timeout,
+    )
     if isinstance(ended, str):
         return ended
     if not target.exists():  # an exit code of 1 with a result: an element was wrong
@@ -131,9 +149,18 @@ def _take(
     document = json.loads(target.read_text())
     record.congestion[contender.name] = document["congestion"]
     record.measurements += [
-        Measurement(site.name, contender.name, row["compression"], row["size"], turn,
-                    row["time_us"], row["busbw"], row["cpu_s_per_gb"], row["wrong"],
-                    row["stolen"])
+        Measurement(
+            site.name,
+            contender.name,
+            row["compression"],
+            row["size"],
+            turn,
+            row["time_us"],
+            row["busbw"],
+            row["cpu_s_per_gb"],
+            row["wrong"],
+            row["stolen"],
+        )
         for row in document["rows"]
     ]
     return None
@@ -148,8 +175,20 @@ def _remarks(output: str) -> list[str]:
 def take_floor(site: Site, target: Path, record: Record, plan: Plan, say: Say) -> None:
     """One measurement of the floor, into the record; or a word on why there is none."""
     target.unlink(missing_ok=True)
-    ended = site.run([sys.executable, str(FLOOR), "--congestion", site.congestion,
-                      "--seconds", str(plan.floor), "--json", str(target)], {}, plan.timeout)
+    ended = site.run(
+        [
+            sys.executable,
+            str(FLOOR),
+            "--congestion",
+            site.congestion,
+            "--seconds",
+            str(plan.floor),
+            "--json",
+            str(target),
+        ],
+        {},
+        plan.timeout,
+    )
     if target.exists():
         record.floors.append(Physical.read(target))
     else:

@@ -109,49 +109,126 @@ def _each(figure: str, limit: float, *sizes: int) -> tuple[Goal, ...]:
 
 def _port(mbit: float, *sizes: int) -> Scene:
     goals = (*_each("share", 0.98, *sizes), *_each("cpu_floor", 1.25, sizes[-1]))
-    return Scene("port", f"2 hosts, {mbit:g} Mbit/s", 2, TCP, goals, hosts=2, nics=(mbit,),
-                 rounds=2)
+    return Scene(
+        "port", f"2 hosts, {mbit:g} Mbit/s", 2, TCP, goals, hosts=2, nics=(mbit,), rounds=2
+    )
 
 
 def _ports(first: float, second: float, share: float) -> Scene:
-    return Scene("ports", f"2 hosts, {first:g}+{second:g} Mbit/s", 2, PORTS,
-                 (Goal("share", 0.90, MB), *_each("share", share, 4 * MB, 16 * MB)),
-                 hosts=2, nics=(first, second), rounds=2)
+    return Scene(
+        "ports",
+        f"2 hosts, {first:g}+{second:g} Mbit/s",
+        2,
+        PORTS,
+        (Goal("share", 0.90, MB), *_each("share", share, 4 * MB, 16 * MB)),
+        hosts=2,
+        nics=(first, second),
+        rounds=2,
+    )
 
 
 SCENES = (
-    Scene("loopback", "2 ranks, loopback TCP, fp32", 2, TCP,
-          (*_times((4 * KIB, 12), (64 * KIB, 20), (MIB, 140), (16 * MIB, 3000), (64 * MIB, 12500)),
-           *_each("cpu", 0.30, 16 * MIB, 64 * MIB))),
-    Scene("loopback", "2 ranks, loopback TCP, bf16", 2, ("ringcomm", "gloo"),
-          (Goal("time_us", 10500, 64 * MIB, "bf16"),)),
-    Scene("four", "4 ranks on 2 cores, loopback TCP", 4, TCP,
-          _each("best", 1.0, 4 * KIB, MIB, 16 * MIB)),
-    Scene("shared", "2 ranks, shared memory", 2, SHARED,
-          _times((4 * KIB, 5), (MIB, 60), (64 * MIB, 6500)), sizes=(64 * KIB, 16 * MIB)),
-    Scene("shared", "4 ranks on 2 cores, shared memory", 4, SHARED,
-          _each("best", 1.0, MIB, 16 * MIB)),
+    Scene(
+        "loopback",
+        "2 ranks, loopback TCP, fp32",
+        2,
+        TCP,
+        (
+            *_times((4 * KIB, 12), (64 * KIB, 20), (MIB, 140), (16 * MIB, 3000), (64 * MIB, 12500)),
+            *_each("cpu", 0.30, 16 * MIB, 64 * MIB),
+        ),
+    ),
+    Scene(
+        "loopback",
+        "2 ranks, loopback TCP, bf16",
+        2,
+        ("ringcomm", "gloo"),
+        (Goal("time_us", 10500, 64 * MIB, "bf16"),),
+    ),
+    Scene(
+        "four",
+        "4 ranks on 2 cores, loopback TCP",
+        4,
+        TCP,
+        _each("best", 1.0, 4 * KIB, MIB, 16 * MIB),
+    ),
+    Scene(
+        "shared",
+        "2 ranks, shared memory",
+        2,
+        SHARED,
+        _times((4 * KIB, 5), (MIB, 60), (64 * MIB, 6500)),
+        sizes=(64 * KIB, 16 * MIB),
+    ),
+    Scene(
+        "shared", "4 ranks on 2 cores, shared memory", 4, SHARED, _each("best", 1.0, MIB, 16 * MIB)
+    ),
     _port(1000, 4 * MB, 16 * MB),
     _port(2500, 4 * MB, 16 * MB),
     _port(10000, 4 * MB, 16 * MB, 64 * MB),
-    Scene("middle", "4 hosts, 1000 Mbit/s", 4, TCP,
-          _times((4 * KB, 400), (64 * KB, 1200), (256 * KB, 3200)), hosts=4, nics=(1000,)),
+    Scene(
+        "middle",
+        "4 hosts, 1000 Mbit/s",
+        4,
+        TCP,
+        _times((4 * KB, 400), (64 * KB, 1200), (256 * KB, 3200)),
+        hosts=4,
+        nics=(1000,),
+    ),
     _ports(1000, 1000, 0.98),
     _ports(1000, 2500, 0.96),
     _ports(1000, 100, 0.95),
-    Scene("subnet", "2 hosts, 1000+1000 Mbit/s in one subnet, no routing rules", 2,
-          ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MB), hosts=2, nics=(1000, 1000),
-          one_subnet=True, rounds=2),
-    Scene("subnet", "2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as ringcomm names them",
-          2, ("ringcomm", "gloo"), _each("share", 0.95, 4 * MB, 16 * MB), hosts=2,
-          nics=(1000, 1000), one_subnet=True, rounds=2, sysctls=NO_ARP_FLUX),
-    Scene("idle", "2 ranks, nothing in flight", 2, ("ringcomm", "ringcomm-shm", "gloo"),
-          (Goal("idle", 0.001),), kind="idle", rounds=1),
-    Scene("busy", "2 ranks, loopback TCP, other work on both cores", 2, ("ringcomm", "gloo"),
-          _each("gloo", 1.2, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB), busy=True),
-    Scene("shift", "2 hosts, 1000 + 1000 -> 200 -> 1000 Mbit/s", 2, ("ringcomm",),
-          (Goal("follow_s", 1.0, 4 * MB, mbit=200), Goal("follow_s", 1.0, 4 * MB, mbit=1000)),
-          hosts=2, nics=(1000, 1000), kind="shift", rounds=1),
+    Scene(
+        "subnet",
+        "2 hosts, 1000+1000 Mbit/s in one subnet, no routing rules",
+        2,
+        ("ringcomm", "gloo"),
+        _each("share", 0.95, 4 * MB, 16 * MB),
+        hosts=2,
+        nics=(1000, 1000),
+        one_subnet=True,
+        rounds=2,
+    ),
+    Scene(
+        "subnet",
+        "2 hosts, 1000+1000 Mbit/s in one subnet, ARP settings as ringcomm names them",
+        2,
+        ("ringcomm", "gloo"),
+        _each("share", 0.95, 4 * MB, 16 * MB),
+        hosts=2,
+        nics=(1000, 1000),
+        one_subnet=True,
+        rounds=2,
+        sysctls=NO_ARP_FLUX,
+    ),
+    Scene(
+        "idle",
+        "2 ranks, nothing in flight",
+        2,
+        ("ringcomm", "ringcomm-shm", "gloo"),
+        (Goal("idle", 0.001),),
+        kind="idle",
+        rounds=1,
+    ),
+    Scene(
+        "busy",
+        "2 ranks, loopback TCP, other work on both cores",
+        2,
+        ("ringcomm", "gloo"),
+        _each("gloo", 1.2, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+        busy=True,
+    ),
+    Scene(
+        "shift",
+        "2 hosts, 1000 + 1000 -> 200 -> 1000 Mbit/s",
+        2,
+        ("ringcomm",),
+        (Goal("follow_s", 1.0, 4 * MB, mbit=200), Goal("follow_s", 1.0, 4 * MB, mbit=1000)),
+        hosts=2,
+        nics=(1000, 1000),
+        kind="shift",
+        rounds=1,
+    ),
 )
 
 GROUPS = tuple(dict.fromkeys(scene.group for scene in SCENES))

@@ -98,8 +98,10 @@ class Standing(Entry):
 
 
 def merge(
-    measurements: Sequence[Measurement], floors: Mapping[str, Sequence[Physical]],
-    worlds: Mapping[str, int], shared: Collection[str] = (),
+    measurements: Sequence[Measurement],
+    floors: Mapping[str, Sequence[Physical]],
+    worlds: Mapping[str, int],
+    shared: Collection[str] = (),
 ) -> list[Standing]:
     """Standings by site, then size, then library, each in order of first appearance.
 
@@ -143,7 +145,10 @@ def _standing(
     middle = statistics.median(times)
     first = mine[0]
     return Standing(
-        where=first.where, library=first.library, wire=first.wire, size=first.size,
+        where=first.where,
+        library=first.library,
+        wire=first.wire,
+        size=first.size,
         time_us=middle,
         busbw=statistics.median(one.busbw for one in mine),
         cpu=statistics.median(one.cpu for one in mine),
@@ -190,16 +195,28 @@ def floor_us(floor: Physical, size: int, world: int, shared: bool = False) -> fl
 
 # --- the table ---
 
-_HEADS = ("size", "library", "time", "spread", "busbw", "cpu", "x ringcomm", "(range)", "x floor",
-          "#wrong")
+_HEADS = (
+    "size",
+    "library",
+    "time",
+    "spread",
+    "busbw",
+    "cpu",
+    "x ringcomm",
+    "(range)",
+    "x floor",
+    "#wrong",
+)
 _UNITS = ("(B)", "", "(us)", "", "(GB/s)", "(s/GB)", "(time)", "", "(time)", "")
 _WIDTHS = (11, 16, 11, 8, 9, 9, 12, 15, 9, 8)
 
 
 def table(standings: Sequence[Standing], where: str) -> list[str]:
     """The lines of one site's table, with a blank line between sizes."""
-    lines = ["".join(f"{text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
-             for texts in (_HEADS, _UNITS)]
+    lines = [
+        "".join(f"{text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
+        for texts in (_HEADS, _UNITS)
+    ]
     last = None
     for standing in standings:
         if standing.where != where:
@@ -207,19 +224,27 @@ def table(standings: Sequence[Standing], where: str) -> list[str]:
         if last not in (None, standing.size):
             lines.append("")
         last = standing.size
-        lines.append("".join(f"{text:>{width}}" for text, width
-                             in zip(_cells(standing), _WIDTHS, strict=True)))
+        lines.append(
+            "".join(
+                f"{text:>{width}}" for text, width in zip(_cells(standing), _WIDTHS, strict=True)
+            )
+        )
     return lines
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
     over = standing.time_us / standing.floor_us if standing.floor_us else None
     return (
-        str(standing.size), standing.label, f"{standing.time_us:.1f}",
-        f"{100 * standing.spread:.0f} %", f"{standing.busbw:.4f}", short(standing.cpu),
+        str(standing.size),
+        standing.label,
+        f"{standing.time_us:.1f}",
+        f"{100 * standing.spread:.0f} %",
+        f"{standing.busbw:.4f}",
+        short(standing.cpu),
         "-" if standing.ratio is None else short(standing.ratio),
         _range(standing),
-        "-" if over is None else short(over), str(standing.wrong),
+        "-" if over is None else short(over),
+        str(standing.wrong),
     )
 
 
@@ -239,11 +264,13 @@ def short(value: float) -> str:
 def describe_floor(floor: Physical) -> str:
     """The floor in words."""
     trips = ", ".join(f"{size} B {us:.1f}" for size, us in floor.half_trip_us.items())
-    return (f"floor, best of the rounds: half round trip in us: {trips}; duplex stream "
-            f"{floor.stream:.4f} GB/s into each rank, {floor.stream_cpu:.3f} CPU s/GB; memory copy "
-            f"{floor.copy:.1f} GB/s in each rank, {floor.copy_near:.1f} within the caches, "
-            f"{floor.copy_handed:.1f} from another core's; "
-            f"{floor.congestion}")
+    return (
+        f"floor, best of the rounds: half round trip in us: {trips}; duplex stream "
+        f"{floor.stream:.4f} GB/s into each rank, {floor.stream_cpu:.3f} CPU s/GB; memory copy "
+        f"{floor.copy:.1f} GB/s in each rank, {floor.copy_near:.1f} within the caches, "
+        f"{floor.copy_handed:.1f} from another core's; "
+        f"{floor.congestion}"
+    )
 
 
 # --- files ---
@@ -259,12 +286,17 @@ def write_csv(path: Path, standings: Iterable[Standing]) -> None:
 
 
 def write_json(
-    path: Path, standings: Iterable[Standing], measurements: Iterable[Measurement],
+    path: Path,
+    standings: Iterable[Standing],
+    measurements: Iterable[Measurement],
     about: Mapping[str, Any],
 ) -> None:
     """What is known about the run, the standings, and every round's figures."""
-    document = {**about, "standings": [dataclasses.asdict(one) for one in standings],
-                "measurements": [dataclasses.asdict(one) for one in measurements]}
+    document = {
+        **about,
+        "standings": [dataclasses.asdict(one) for one in standings],
+        "measurements": [dataclasses.asdict(one) for one in measurements],
+    }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -291,8 +323,10 @@ def _plot_site(pair: Sequence[Any], here: Sequence[Standing], colors: Mapping[st
     for label in dict.fromkeys(standing.label for standing in here):
         mine = [standing for standing in here if standing.label == label]
         sizes = [standing.size for standing in mine]
-        for axes, values in ((left, [one.time_us for one in mine]),
-                             (right, [one.busbw for one in mine])):
+        for axes, values in (
+            (left, [one.time_us for one in mine]),
+            (right, [one.busbw for one in mine]),
+        ):
             axes.plot(sizes, values, marker="o", markersize=3, label=label, color=colors[label])
     bound = {one.size: one.floor_us for one in here if one.floor_us}
     left.plot([*bound], [*bound.values()], color="black", linestyle=":", label="floor")

@@ -75,8 +75,11 @@ def _judge_one(
     if not values:
         return missing(scene, goal)
     figure = "cpu" if goal.figure.startswith("cpu") else "time_us"
-    peers = {name: statistics.median(ratios) for name, theirs in others.items()
-             if (ratios := ratios_to(mine, theirs, figure))}
+    peers = {
+        name: statistics.median(ratios)
+        for name, theirs in others.items()
+        if (ratios := ratios_to(mine, theirs, figure))
+    }
     value = statistics.median(values)
     wrong = sum(one.wrong for one in mine)
     outcome = verdict(goal, value)
@@ -95,8 +98,11 @@ def _judge_one(
 
 
 def _values(
-    scene: Scene, goal: Goal, mine: Sequence[Measurement],
-    others: Mapping[str, Sequence[Measurement]], floors: Sequence[Physical],
+    scene: Scene,
+    goal: Goal,
+    mine: Sequence[Measurement],
+    others: Mapping[str, Sequence[Measurement]],
+    floors: Sequence[Physical],
 ) -> list[float]:
     """The judged figure, round by round."""
     if goal.figure in ("time_us", "cpu"):
@@ -106,8 +112,12 @@ def _values(
     if goal.figure == "cpu_floor":
         floor = best_floor(floors)
         return [one.cpu / floor.stream_cpu for one in mine] if floor else []
-    rivals = [one for name, theirs in others.items() for one in theirs
-              if goal.figure == "best" or name == goal.figure]
+    rivals = [
+        one
+        for name, theirs in others.items()
+        for one in theirs
+        if goal.figure == "best" or name == goal.figure
+    ]
     fastest: dict[int, float] = {}
     for one in rivals:
         fastest[one.turn] = min(one.time_us, fastest.get(one.turn, one.time_us))
@@ -158,8 +168,19 @@ def verdict(goal: Goal, value: float) -> str:
 
 def missing(scene: Scene, goal: Goal) -> Finding:
     """The row, without a figure."""
-    return Finding(scene.group, scene.name, _what(scene, goal), _goal(goal), "-", None, None, None,
-                   None, {}, "not measured")
+    return Finding(
+        scene.group,
+        scene.name,
+        _what(scene, goal),
+        _goal(goal),
+        "-",
+        None,
+        None,
+        None,
+        None,
+        {},
+        "not measured",
+    )
 
 
 # --- ranks that wait, and rates that change ---
@@ -175,7 +196,9 @@ def judge_idle(scene: Scene, cores: Mapping[str, float]) -> list[Finding]:
         if name in cores:
             value = cores[name]
             row = dataclasses.replace(
-                row, measured=f"{100 * value:.4f} % of a core", value=value,
+                row,
+                measured=f"{100 * value:.4f} % of a core",
+                value=value,
                 verdict=verdict(goal, value),
                 peers={peer: theirs / value for peer, theirs in peers.items() if value},
             )
@@ -199,16 +222,16 @@ def judge_shift(
             steady = size * (len(part) - 1) / (part[-1] - part[0]) / 1e9 / line
             text = "never" if value is None else f"{value:.2f} s"
             row = dataclasses.replace(
-                row, measured=f"{text} ({100 * steady:.0f} % on average)", value=value,
+                row,
+                measured=f"{text} ({100 * steady:.0f} % on average)",
+                value=value,
                 verdict="short" if value is None else verdict(goal, value),
             )
         found.append(row)
     return found
 
 
-def followed(
-    stamps: Sequence[float], size: int, change: float, wanted: float
-) -> float | None:
+def followed(stamps: Sequence[float], size: int, change: float, wanted: float) -> float | None:
     """Seconds from the change to the first call from which on STEADY_S of calls carry ``wanted``
     GB/s; None if that never is so."""
     ahead = 0
@@ -227,8 +250,12 @@ def followed(
 
 
 def _what(scene: Scene, goal: Goal) -> str:
-    about = {"cpu": ", CPU", "cpu_floor": ", CPU over the floor's", "gloo": ", over gloo",
-             "best": ", over the best peer"}
+    about = {
+        "cpu": ", CPU",
+        "cpu_floor": ", CPU over the floor's",
+        "gloo": ", over gloo",
+        "best": ", over the best peer",
+    }
     size = f", {size_name(goal.size)}" if goal.size else ""
     rate = f", set to {goal.mbit:g}" if goal.mbit else ""
     return f"{scene.name}{size}{rate}{about.get(goal.figure, '')}"
@@ -239,8 +266,11 @@ def _goal(goal: Goal) -> str:
         return f"<= {time_name(goal.limit)}"
     if goal.figure == "share":
         return f">= {100 * goal.limit:g} % of the line"
-    return "<= " + {"cpu": f"{goal.limit:.2f} s/GB", "idle": f"{100 * goal.limit:g} % of a core",
-                    "follow_s": f"{goal.limit:g} s"}.get(goal.figure, f"{goal.limit:.2f} x")
+    return "<= " + {
+        "cpu": f"{goal.limit:.2f} s/GB",
+        "idle": f"{100 * goal.limit:g} % of a core",
+        "follow_s": f"{goal.limit:g} s",
+    }.get(goal.figure, f"{goal.limit:.2f} x")
 
 
 def _said(goal: Goal, value: float, mine: Sequence[Measurement]) -> str:
@@ -250,8 +280,11 @@ def _said(goal: Goal, value: float, mine: Sequence[Measurement]) -> str:
     if goal.figure.startswith("cpu"):
         cpu = f"{short(statistics.median(one.cpu for one in mine))} s/GB"
         return cpu if goal.figure == "cpu" else f"{value:.2f} x ({cpu})"
-    return f"{100 * value:.1f} % ({time_us})" if goal.figure == "share" \
+    return (
+        f"{100 * value:.1f} % ({time_us})"
+        if goal.figure == "share"
         else f"{value:.2f} x ({time_us})"
+    )
 
 
 def time_name(us: float) -> str:

@@ -97,8 +97,11 @@ class Torch:
         self._cycles = int(SLOW_S * CYCLES_PER_S)
 
     def stream(self, kind: str) -> Any:
-        makers = {"default": self._cuda.default_stream, "side": self._cuda.Stream,
-                  "per-thread": lambda: self._cuda.ExternalStream(PER_THREAD)}  # fmt: skip
+        makers = {
+            "default": self._cuda.default_stream,
+            "side": self._cuda.Stream,
+            "per-thread": lambda: self._cuda.ExternalStream(PER_THREAD),
+        }
         return self._cuda.stream(makers[kind]())
 
     def full(self, count: int, value: float) -> Any:

@@ -46,8 +46,13 @@ def make_core(folder: Path) -> str:
 
     generated = folder / "_core.c"
     build_ffi.ffi.emit_c_code(str(generated))
-    flags = [*build_ffi.compile_args(), "-fPIC", f'-DRINGCOMM_VERSION="{build_ffi.version()}"',
-             f"-I{ROOT}", f"-I{sysconfig.get_paths()['include']}"]  # fmt: skip
+    flags = [
+        *build_ffi.compile_args(),
+        "-fPIC",
+        f'-DRINGCOMM_VERSION="{build_ffi.version()}"',
+        f"-I{ROOT}",
+        f"-I{sysconfig.get_paths()['include']}",
+    ]
     try:
         _compile_core(folder, generated, flags)
     except BuildError as error:
@@ -73,8 +78,9 @@ def _compile_core(folder: Path, generated: Path, flags: list[str]) -> None:
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         made = list(pool.map(compiled, range(len(files)), files))
     fresh = folder / CORE.name
-    run([*compiler(), "-shared", *made, "-pthread", "-ldl", "-Wl,-z,relro,-z,now", "-o",
-         str(fresh)])  # fmt: skip
+    run(
+        [*compiler(), "-shared", *made, "-pthread", "-ldl", "-Wl,-z,relro,-z,now", "-o", str(fresh)]
+    )
     shutil.copyfile(fresh, CORE.with_suffix(".new"))
     CORE.with_suffix(".new").replace(CORE)
 
@@ -92,10 +98,27 @@ def make_metadata(folder: Path) -> None:
 def make_reference(folder: Path, optimise: str) -> Path:
     """The core's scalar kernels as a library with the functions of tests/cuda/core.c."""
     csrc, target = ROOT / "csrc", folder / "reference.so"
-    sources = [csrc / "kernels" / "scalar.c", *sorted((csrc / "codec").glob("*.c")),
-               csrc / "base" / "copy.c", ROOT / "tests" / "cuda" / "core.c"]  # fmt: skip
-    run([*compiler(), "-std=gnu11", optimise, "-ffp-contract=off", "-fno-math-errno", "-fPIC",
-         "-shared", *map(str, sources), "-lm", "-o", str(target)])  # fmt: skip
+    sources = [
+        csrc / "kernels" / "scalar.c",
+        *sorted((csrc / "codec").glob("*.c")),
+        csrc / "base" / "copy.c",
+        ROOT / "tests" / "cuda" / "core.c",
+    ]
+    run(
+        [
+            *compiler(),
+            "-std=gnu11",
+            optimise,
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fPIC",
+            "-shared",
+            *map(str, sources),
+            "-lm",
+            "-o",
+            str(target),
+        ]
+    )
     return target
 
 

@@ -25,9 +25,15 @@ THREADS = 256
 
 Values = np.ndarray[Any, Any]
 _VERSIONED = {
-    "cuMemAlloc", "cuMemFree", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync",
-    "cuStreamDestroy", "cuStreamBeginCapture", "cuDeviceTotalMem",
-}  # fmt: skip
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyDtoDAsync",
+    "cuStreamDestroy",
+    "cuStreamBeginCapture",
+    "cuDeviceTotalMem",
+}
 
 
 class DriverError(Exception):
@@ -126,8 +132,13 @@ class Driver:
         """Queues a copy; way: HtoD, DtoH or DtoD."""
         self.enter()
         if nbytes:
-            self.call(f"cuMemcpy{way}Async", ctypes.c_uint64(to), ctypes.c_uint64(source),
-                      ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))  # fmt: skip
+            self.call(
+                f"cuMemcpy{way}Async",
+                ctypes.c_uint64(to),
+                ctypes.c_uint64(source),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
 
     # ---- streams ----
 
@@ -186,15 +197,20 @@ class Driver:
     ) -> Callable[[], None]:
         """What does that, on a thread that has entered, with as little of Python as can be."""
         function = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(function), self._module,
-                  b"ringcomm_" + name.encode())  # fmt: skip
+        self.call(
+            "cuModuleGetFunction",
+            ctypes.byref(function),
+            self._module,
+            b"ringcomm_" + name.encode(),
+        )
         kept = [_argument(one) for one in arguments]
         places = (ctypes.c_void_p * 24)(*map(ctypes.addressof, kept))
         handle = ctypes.c_void_p(stream)
 
         def go(kept: Any = kept) -> None:  # places point into it
-            self.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, handle, places,
-                      None)  # fmt: skip
+            self.call(
+                "cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, handle, places, None
+            )
 
         return go
 
@@ -227,8 +243,13 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": self.numpy_dtype.str, "version": 3,
-                "data": (self.address, False), "stream": self.stream}  # fmt: skip
+        return {
+            "shape": self.shape,
+            "typestr": self.numpy_dtype.str,
+            "version": 3,
+            "data": (self.address, False),
+            "stream": self.stream,
+        }
 
     def read(self) -> Values:
         """Its values, after what its stream has to do."""

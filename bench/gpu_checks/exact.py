@@ -78,8 +78,10 @@ def first_difference(got: Values, want: Values) -> str:
         return ""
     width = got.itemsize
     at = int(np.flatnonzero(a != b)[0]) // width
-    return (f"element {at} is 0x{a[at * width :][:width][::-1].tobytes().hex()}, not "
-            f"0x{b[at * width :][:width][::-1].tobytes().hex()}")  # fmt: skip
+    return (
+        f"element {at} is 0x{a[at * width :][:width][::-1].tobytes().hex()}, not "
+        f"0x{b[at * width :][:width][::-1].tobytes().hex()}"
+    )
 
 
 # ---- 16-bit floats ----
@@ -114,8 +116,9 @@ def check_halves(bench: Bench, whole: bool) -> None:
         dst, src_at = bench.room("dst", got.nbytes), bench.on_gpu("wire", wire)
         bench.driver.put(dst, got)
         bench.driver.launch(f"unpack_{codec}", [dst, src_at, wire.size])
-        bench.core.core_unpack_half(number, pointer(want), pointer(wire),
-                                    ctypes.c_size_t(wire.size))  # fmt: skip
+        bench.core.core_unpack_half(
+            number, pointer(want), pointer(wire), ctypes.c_size_t(wire.size)
+        )
         why = first_difference(bench.driver.get(dst, got), want)
         tell(f"unpack {codec}", "wrong" if why else "ok", "all 2^16", "", why)
 
@@ -128,12 +131,14 @@ def _pack_half(bench: Bench, codec: str, number: int, src: Values) -> str:
     n = src.size
     got, want = np.empty(n, np.uint16), np.empty(n, np.uint16)
     wire = bench.room("wire", got.nbytes)
-    bench.driver.launch(f"pack_{codec}", [wire, bench.room("src", 0), 1.0, n], blocks=1024 if
-                        n >= CHUNK else 16)  # fmt: skip
+    bench.driver.launch(
+        f"pack_{codec}", [wire, bench.room("src", 0), 1.0, n], blocks=1024 if n >= CHUNK else 16
+    )
 
     def reference(at: int, count: int) -> None:
-        bench.core.core_pack_half(number, pointer(want, at), pointer(src, at), ctypes.c_float(1),
-                                  ctypes.c_size_t(count))  # fmt: skip
+        bench.core.core_pack_half(
+            number, pointer(want, at), pointer(src, at), ctypes.c_float(1), ctypes.c_size_t(count)
+        )
 
     bench.split(reference, n)
     why = first_difference(bench.driver.get(wire, got), want)
@@ -175,10 +180,10 @@ def check_sum(bench: Bench, codec: str, tensors: tuple[Values, Values]) -> str:
     both = np.zeros(2 * apart, np.uint8)
     want = np.zeros(n, np.float32)
     for at, values in zip((0, apart), tensors, strict=True):
-        bench.core.core_pack(BLOCKS[codec], pointer(both[at:]), pointer(values),
-                             ctypes.c_size_t(n))  # fmt: skip
-    bench.core.core_add(BLOCKS[codec], pointer(want), pointer(both), pointer(both[apart:]), AVG,
-                        ctypes.c_size_t(n))  # fmt: skip
+        bench.core.core_pack(BLOCKS[codec], pointer(both[at:]), pointer(values), ctypes.c_size_t(n))
+    bench.core.core_add(
+        BLOCKS[codec], pointer(want), pointer(both), pointer(both[apart:]), AVG, ctypes.c_size_t(n)
+    )
     want[np.isnan(want)] = np.uint32(0x7FC00000).view(np.float32)  # made of infinities: any
     wire = bench.on_gpu("wire", both)
     dst = bench.on_gpu("dst", np.full(n + 1, 7, np.float32))

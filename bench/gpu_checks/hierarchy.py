@@ -48,8 +48,12 @@ def check(site: Site, where: str, asked: Mapping[str, Any], env: Mapping[str, st
     told = [json.loads(line) for line in ended.output.splitlines() if line[:1] == "{"]
     for one in told[1:]:
         found, why = verdict(one)
-        tell(f"local group {local}, {one['codec']}", found, f"{one['step_s'] * 1e3:.1f} ms a step",
-             why=f"{why}; {where}")  # fmt: skip
+        tell(
+            f"local group {local}, {one['codec']}",
+            found,
+            f"{one['step_s'] * 1e3:.1f} ms a step",
+            why=f"{why}; {where}",
+        )
     if ended.code:
         print(ended.output)  # for the step's log
         lost = "skipped" if local == "nccl" and not told else "wrong"  # NCCL will not have it

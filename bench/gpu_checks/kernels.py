@@ -53,12 +53,21 @@ def cases(memory: Memory) -> list[tuple[str, str, list[Any], float, float]]:
         size = payload_bytes(codec, segment)
         last = [n, segment, size]
         sent = float(size * (n // segment))
-        found.append((f"pack {codec}", f"pack_{codec}", [wire, src, *last], 4.0 * n + sent,
-                      OF_BLOCKS))  # fmt: skip
-        found.append((f"unpack {codec}", f"unpack_{codec}", [dst, wire, *last], 4.0 * n + sent,
-                      OF_BLOCKS))  # fmt: skip
-        found.append((f"add {codec}", f"add_{codec}", [dst, wire, int(sent), 0.5, *last],
-                      4.0 * n + 2 * sent, OF_BLOCKS))  # fmt: skip
+        found.append(
+            (f"pack {codec}", f"pack_{codec}", [wire, src, *last], 4.0 * n + sent, OF_BLOCKS)
+        )
+        found.append(
+            (f"unpack {codec}", f"unpack_{codec}", [dst, wire, *last], 4.0 * n + sent, OF_BLOCKS)
+        )
+        found.append(
+            (
+                f"add {codec}",
+                f"add_{codec}",
+                [dst, wire, int(sent), 0.5, *last],
+                4.0 * n + 2 * sent,
+                OF_BLOCKS,
+            )
+        )
     return found
 
 
@@ -99,9 +108,13 @@ def measure(driver: Driver, memory: Memory, grids: Sequence[int] = GRIDS) -> Non
         taken, _, share = found[grids[0]]
         best = max(found, key=lambda blocks: found[blocks][2])
         others = "" if best == grids[0] else f"; {100 * found[best][2]:.0f} % by {best} blocks"
-        tell(title, at_least(share, goal), f"{100 * share:.0f} % of a copy",
-             f"{100 * goal:.0f} %", f"{moved / taken / 1e9:.0f} GB/s, {taken * 1e6:.0f} us{others}",
-             )  # fmt: skip
+        tell(
+            title,
+            at_least(share, goal),
+            f"{100 * share:.0f} % of a copy",
+            f"{100 * goal:.0f} %",
+            f"{moved / taken / 1e9:.0f} GB/s, {taken * 1e6:.0f} us{others}",
+        )
 
 
 def run(options: argparse.Namespace) -> None:

@@ -50,8 +50,9 @@ def floor_s(codec: str, nbytes: int, world: int, mbits: list[float], pcie: float
     return wire_s(codec, nbytes, world, mbits) + 2 * bus + LAUNCHES_S
 
 
-def lines_of(site: Site, program: str, asked: Mapping[str, Any], env: Mapping[str, str],
-             limit: float) -> list[dict[str, Any]]:  # fmt: skip
+def lines_of(
+    site: Site, program: str, asked: Mapping[str, Any], env: Mapping[str, str], limit: float
+) -> list[dict[str, Any]]:
     """What rank 0 of a job prints. Raises RuntimeError with what a job that fails said."""
     ended = site.run([sys.executable, str(HERE / program), json.dumps(asked)], env, limit)
     if ended.code:
@@ -95,16 +96,29 @@ def _bare_streams(site: Site, name: str, mbits: list[float]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "physical.json")
-        command = [sys.executable, str(HERE.parent / "measure/physical.py"), "--seconds", "1",
-                   "--json", str(path), "--congestion", site.congestion]  # fmt: skip
+        command = [
+            sys.executable,
+            str(HERE.parent / "measure/physical.py"),
+            "--seconds",
+            "1",
+            "--json",
+            str(path),
+            "--congestion",
+            site.congestion,
+        ]
         ended = site.run(command, {}, 20)
         if ended.code:
             tell(f"{name}, bare TCP", "skipped", why=ended.reason())
             return
         rate = json.loads(path.read_text())["stream"]
     share = rate * 8e3 / (sum(mbits) * PAYLOAD)
-    tell(f"{name}, bare TCP", at_least(share, 0.97), f"{100 * share:.1f} % of the line", "97 %",
-         f"all ranks at once; {site.congestion}")  # fmt: skip
+    tell(
+        f"{name}, bare TCP",
+        at_least(share, 0.97),
+        f"{100 * share:.1f} % of the line",
+        "97 %",
+        f"all ranks at once; {site.congestion}",
+    )
 
 
 def _gloo(site: Site, name: str, calls: int, ours: float) -> None:
@@ -136,11 +150,13 @@ def unshaped(options: argparse.Namespace, why: str) -> None:
     for world in WORLDS:
         asked = {"bytes": 400_000 if small else BYTES, "codecs": CODECS, "calls": 2}
         with Site(0, world) as site:
-            for one in lines_of(site, "link_rank.py", asked,
-                                {"RINGCOMM_SHARED_MEMORY": "0"}, 60):  # fmt: skip
-                tell(f"{name_of([], world)}, loopback, {one['codec']}",
-                     "ok" if one["same"] else "wrong", f"{one['seconds'] * 1e3:.1f} ms",
-                     why="" if one["same"] else "of others bits than a host tensor")  # fmt: skip
+            for one in lines_of(site, "link_rank.py", asked, {"RINGCOMM_SHARED_MEMORY": "0"}, 60):
+                tell(
+                    f"{name_of([], world)}, loopback, {one['codec']}",
+                    "ok" if one["same"] else "wrong",
+                    f"{one['seconds'] * 1e3:.1f} ms",
+                    why="" if one["same"] else "of others bits than a host tensor",
+                )
     tell("shaped links", "skipped", why=why)
 
 

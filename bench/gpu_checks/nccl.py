@@ -28,20 +28,31 @@ from gpu_checks.report import tell
 
 CONTROL = "nvidia-cuda-mps-control"
 SETTINGS = {
-    "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "none",
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO",
-}  # fmt: skip
-TUNED = {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2", "NCCL_ALGO": "Ring",
-         "NCCL_PROTO": "Simple"}  # fmt: skip
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET_PLUGIN": "none",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_DEBUG": "INFO",
+}
+TUNED = {
+    "NCCL_SOCKET_NTHREADS": "2",
+    "NCCL_NSOCKS_PERTHREAD": "2",
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+}
 
 
 @contextlib.contextmanager
 def private_mps() -> Iterator[dict[str, str]]:
     """A daemon of ours; the environment of its clients. Raises RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
-        env = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY":
-               f"{folder}/log"}  # fmt: skip
+        env = {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
+        }
         for path in env.values():
             os.mkdir(path)
         _control(["-d"], env, "")
@@ -56,9 +67,16 @@ def _control(arguments: list[str], env: dict[str, str], said: str) -> None:
     """Runs the command. What it says goes to a file, for a daemon would keep a pipe open."""
     with tempfile.TemporaryFile("w+") as answer:
         try:
-            done = subprocess.run([CONTROL, *arguments], env={**os.environ, **env}, input=said,
-                                  stdout=answer, stderr=answer, text=True, timeout=15,
-                                  check=False)  # fmt: skip
+            done = subprocess.run(
+                [CONTROL, *arguments],
+                env={**os.environ, **env},
+                input=said,
+                stdout=answer,
+                stderr=answer,
+                text=True,
+                timeout=15,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"{CONTROL}: {error}") from None
         answer.seek(0)
@@ -85,8 +103,12 @@ def measure(world: int, mbits: list[float], env: dict[str, str], ours: dict[str,
             for codec in ("none", "bf16"):
                 time = ours.get(f"{name}, {codec}")
                 why += f"; {one['seconds'] / time:.2f} x ringcomm's {codec}" if time else ""
-            tell(f"{name}, NCCL {kind}", "ok" if one["right"] else "skipped",
-                 f"{one['seconds'] * 1e3:.1f} ms", why=why)  # fmt: skip
+            tell(
+                f"{name}, NCCL {kind}",
+                "ok" if one["right"] else "skipped",
+                f"{one['seconds'] * 1e3:.1f} ms",
+                why=why,
+            )
     return works
 
 

@@ -33,9 +33,11 @@ def run(options: argparse.Namespace) -> None:
             return
         tell("driver", "ok", f"CUDA {driver.version() / 1000:.1f}", why=_kernel_driver())
         major, minor = driver.attribute(MAJOR), driver.attribute(MINOR)
-        about = (f"{driver.name()}, capability {major}.{minor}, {driver.attribute(SM_COUNT)} SMs, "
-                 f"{driver.memory_bytes() / 1e9:.0f} GB, L2 {driver.attribute(L2_BYTES) / 1e6:.0f} "
-                 f"MB, {driver.attribute(ENGINES)} copy engines")  # fmt: skip
+        about = (
+            f"{driver.name()}, capability {major}.{minor}, {driver.attribute(SM_COUNT)} SMs, "
+            f"{driver.memory_bytes() / 1e9:.0f} GB, L2 {driver.attribute(L2_BYTES) / 1e6:.0f} "
+            f"MB, {driver.attribute(ENGINES)} copy engines"
+        )
         tell("device", "ok", about)
         _kernels(driver)
     _ringcomm()

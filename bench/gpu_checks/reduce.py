@@ -62,16 +62,26 @@ def run(options: argparse.Namespace) -> None:
         counts = [3001] if small else [1, 3001, 1 << 20]
 
         def body(comm: Communicator, counts: list[int] = counts) -> list[str]:
-            found = [differs(comm, driver, dtype, codec, count)
-                     for dtype, codec in cases for count in counts]  # fmt: skip
+            found = [
+                differs(comm, driver, dtype, codec, count)
+                for dtype, codec in cases
+                for count in counts
+            ]
             return [why for why in found if why]
 
         with np.errstate(all="ignore"):
-            found = [why for rank in run_ranks(world, body, timeout=50.0, config=by_links)
-                     for why in rank]  # fmt: skip
-        tell(f"all-reduce, {world} ranks", "wrong" if found else "ok",
-             f"{len(cases) * len(counts)} tensors", "", f"of others bits: {found[0]}" if found
-             else "")  # fmt: skip
+            found = [
+                why
+                for rank in run_ranks(world, body, timeout=50.0, config=by_links)
+                for why in rank
+            ]
+        tell(
+            f"all-reduce, {world} ranks",
+            "wrong" if found else "ok",
+            f"{len(cases) * len(counts)} tensors",
+            "",
+            f"of others bits: {found[0]}" if found else "",
+        )
 
 
 def _has_torch() -> bool:

@@ -39,17 +39,26 @@ class Step:
 
 
 def run_step(
-    step: Step, command: Sequence[str], env: dict[str, str], left_s: float,
+    step: Step,
+    command: Sequence[str],
+    env: dict[str, str],
+    left_s: float,
     show: Callable[[Check], None],
-) -> list[Check]:  # fmt: skip
+) -> list[Check]:
     """Runs one step, shows its checks as they come, and returns them."""
     limit = min(step.limit_s, left_s)
     if left_s < LEAST_S:
         return _shown([Check(step.name, "all", "skipped", why="no time is left")], show)
     process = subprocess.Popen(
-        list(command), env=env, text=True, errors="replace", start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        list(command),
+        env=env,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     checks: list[Check] = []
     said: list[str] = []
     over = threading.Timer(limit, _end, [process])
@@ -71,8 +80,9 @@ def run_step(
     if took >= limit:
         whole = limit == step.limit_s
         why = f"not over after {limit:.0f} s" if whole else "no time was left"
-        checks += _shown([Check(step.name, "the rest", "wrong" if whole else "skipped", why=why)],
-                         show)  # fmt: skip
+        checks += _shown(
+            [Check(step.name, "the rest", "wrong" if whole else "skipped", why=why)], show
+        )
     elif code:
         last = next((line for line in reversed(said) if line), "it said nothing")
         why = f"{exit_name(code if code > 0 else 128 - code)}: {last[:300]}"

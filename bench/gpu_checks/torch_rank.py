@@ -55,8 +55,11 @@ def main() -> None:
     if rank == 0:
         nccl: Any = torch.cuda.nccl
         version = nccl.version() if asked["backend"] == "nccl" else ""
-        told = {"seconds": float(table[:-1].median()) / world, "right": float(table[-1]) == 0,
-                "version": ".".join(map(str, version))}  # fmt: skip
+        told = {
+            "seconds": float(table[:-1].median()) / world,
+            "right": float(table[-1]) == 0,
+            "version": ".".join(map(str, version)),
+        }
         print(json.dumps(told), flush=True)
     dist.barrier()
     dist.destroy_process_group()

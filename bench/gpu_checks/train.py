@@ -30,10 +30,14 @@ def verdict(one: dict[str, Any], wire: float) -> tuple[str, str, str]:
     if not one["error"] <= ERROR:
         return "wrong", "", f"a gradient is off by {one['error']:.3g}"
     bound = max(one["compute_s"], one["forward_s"] + wire)
-    measured = (f"{one['step_s'] * 1e3:.1f} ms, {one['step_s'] / bound:.3f} x the bound, "
-                f"{one['step_s'] / one['compute_s']:.3f} x compute")  # fmt: skip
-    why = (f"compute {one['compute_s'] * 1e3:.1f} ms (forward {one['forward_s'] * 1e3:.1f}), wire "
-           f"{wire * 1e3:.1f} ms, batch {one['batch']}")  # fmt: skip
+    measured = (
+        f"{one['step_s'] * 1e3:.1f} ms, {one['step_s'] / bound:.3f} x the bound, "
+        f"{one['step_s'] / one['compute_s']:.3f} x compute"
+    )
+    why = (
+        f"compute {one['compute_s'] * 1e3:.1f} ms (forward {one['forward_s'] * 1e3:.1f}), wire "
+        f"{wire * 1e3:.1f} ms, batch {one['batch']}"
+    )
     return at_most(one["step_s"] / bound, GOAL), measured, why
 
 
@@ -43,8 +47,15 @@ def run(options: argparse.Namespace) -> None:
         tell("DDP", "skipped", why=why)
         return
     wire = wire_s(CODEC, 4 * LAYERS * WIDTH * WIDTH, WORLD, MBITS)
-    asked = {"device": "cuda", "width": WIDTH, "layers": LAYERS, "codec": CODEC, "steps": 7,
-             "target_s": 2 * wire, "bucket_mb": 5}  # fmt: skip
+    asked = {
+        "device": "cuda",
+        "width": WIDTH,
+        "layers": LAYERS,
+        "codec": CODEC,
+        "steps": 7,
+        "target_s": 2 * wire,
+        "bucket_mb": 5,
+    }
     name = f"DDP step, {WORLD} ranks, 10 Gbit/s, {CODEC}"
     try:
         with Site(WORLD, WORLD, MBITS) as site:

@@ -155,8 +155,11 @@ class NetLab:
         return Cable(
             namespace=self.namespace(host),
             device=f"eth{nic}",
-            address=(f"10.77.{nic}.{host + 1}/16" if self.one_subnet
-                     else f"10.{FIRST_NET + nic}.0.{host + 1}/24"),
+            address=(
+                f"10.77.{nic}.{host + 1}/16"
+                if self.one_subnet
+                else f"10.{FIRST_NET + nic}.0.{host + 1}/24"
+            ),
             switch=self.switch,
             port=f"h{host}n{nic}",
             bridge="br0" if self.one_subnet else f"br{nic}",
@@ -267,8 +270,13 @@ class NetLab:
                 self.run(
                     rank // ranks_per_host,
                     argv,
-                    {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_host),
-                     "GROUP_RANK": str(rank // ranks_per_host), **(env or {})},
+                    {
+                        **shared,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank % ranks_per_host),
+                        "GROUP_RANK": str(rank // ranks_per_host),
+                        **(env or {}),
+                    },
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE if piped else None,
                     stderr=subprocess.STDOUT if piped else None,

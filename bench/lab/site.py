@@ -80,8 +80,14 @@ class Site:
     """
 
     def __init__(
-        self, hosts: int, ranks: int, nics: Sequence[float] = (), *, one_subnet: bool = False,
-        sysctls: Mapping[str, str] | None = None, name: str = "",
+        self,
+        hosts: int,
+        ranks: int,
+        nics: Sequence[float] = (),
+        *,
+        one_subnet: bool = False,
+        sysctls: Mapping[str, str] | None = None,
+        name: str = "",
     ) -> None:
         self.hosts, self.world = max(1, hosts), ranks
         self.ranks_per_host = ranks // self.hosts
@@ -118,8 +124,10 @@ class Site:
 
     def describe(self) -> str:
         """The site in one line."""
-        ports = ", ".join("loopback" if self.loopback else f"{mbit:g} Mbit/s" if mbit
-                          else "unshaped" for mbit in self._nics)
+        ports = ", ".join(
+            "loopback" if self.loopback else f"{mbit:g} Mbit/s" if mbit else "unshaped"
+            for mbit in self._nics
+        )
         how = "on every side" if self.pinned else "by default (pinning it for all needs root)"
         many = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
         net = " in one subnet" if self._one_subnet else ""
@@ -142,7 +150,9 @@ class Site:
         return finish(self.start(argv, env), timeout)
 
     def run_mpi(
-        self, argv: Callable[[Sequence[str], str], list[str]], env: Mapping[str, str],
+        self,
+        argv: Callable[[Sequence[str], str], list[str]],
+        env: Mapping[str, str],
         timeout: float,
     ) -> Ended:
         """Run one launcher, which starts the ranks, to the end.
@@ -156,14 +166,23 @@ class Site:
         else:
             several = range(self.hosts) if not self.loopback else ()
             command = argv([self._lab.address(host) for host in several], str(self._agent()))
-            launcher = self._lab.run(0, command, env, stdin=subprocess.DEVNULL,
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            launcher = self._lab.run(
+                0,
+                command,
+                env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         return finish(Job([launcher], True), timeout)
 
     def _environment(self) -> dict[str, str]:
-        env = {"PEERS_TOKEN": secrets.token_hex(16), "OMP_NUM_THREADS": "1",
-               "RINGCOMM_INTERFACES": ",".join(self.interfaces),
-               "RINGCOMM_CONGESTION": self.congestion}
+        env = {
+            "PEERS_TOKEN": secrets.token_hex(16),
+            "OMP_NUM_THREADS": "1",
+            "RINGCOMM_INTERFACES": ",".join(self.interfaces),
+            "RINGCOMM_CONGESTION": self.congestion,
+        }
         if self.loopback:
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         return env
@@ -172,8 +191,16 @@ class Site:
         self, argv: Sequence[str], rank: int, env: Mapping[str, str]
     ) -> subprocess.Popen[str]:
         world = str(self.world)
-        return _popen(argv, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank),
-                             "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world})
+        return _popen(
+            argv,
+            {
+                **env,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": world,
+            },
+        )
 
     def _agent(self) -> Path:
         """A program that MPI launchers take for ssh: runs a command on the host of an address.
@@ -207,8 +234,13 @@ exec ip netns exec "$at" unshare --uts sh -c \\
 
 def _popen(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        list(argv), env={**os.environ, **env}, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        list(argv),
+        env={**os.environ, **env},
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 

@@ -114,7 +114,7 @@ def set_congestion(name: str, choices: Sequence[str]) -> str:
             return choice
     raise NetLabError(
         f"this kernel does not allow {choices[0]} in a namespace; allow it with "
-        f"`sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno {choices[0]}\"` or take reno"
+        f'`sysctl -w net.ipv4.tcp_allowed_congestion_control="reno {choices[0]}"` or take reno'
     )
 
 
@@ -208,8 +208,23 @@ class Cable:
             if mbit:
                 burst = burst_bytes(mbit, self.mtu)
                 queue = QUEUE_BYTES + round(mbit * 1e6 / 8 * QUEUE_S)
-                sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate",
-                   f"{round(mbit * 1e6)}bit", "burst", str(burst), "limit", str(queue))
+                sh(
+                    "tc",
+                    "-n",
+                    namespace,
+                    "qdisc",
+                    "replace",
+                    "dev",
+                    device,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{round(mbit * 1e6)}bit",
+                    "burst",
+                    str(burst),
+                    "limit",
+                    str(queue),
+                )
             elif "tbf" in sh("tc", "-n", namespace, "qdisc", "show", "dev", device):
                 sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 
@@ -224,8 +239,10 @@ class Cable:
     def is_up(self) -> bool:
         """Whether the kernel holds both ends for usable; it may learn of it a moment later."""
         ends = ((self.namespace, self.device), (self.switch, self.port))
-        return all(" UP " in sh("ip", "-n", namespace, "-br", "link", "show", device)
-                   for namespace, device in ends)
+        return all(
+            " UP " in sh("ip", "-n", namespace, "-br", "link", "show", device)
+            for namespace, device in ends
+        )
 
     def set_address(self, on: bool) -> None:
         """Give the host's end its address or take it away; the link stays up."""
@@ -234,8 +251,20 @@ class Cable:
 
     def misdirect(self, address: str) -> None:
         """What the host sends to this address goes to a station that does not exist."""
-        sh("ip", "-n", self.namespace, "neigh", "replace", address, "lladdr", NOBODY,
-           "dev", self.device, "nud", "permanent")
+        sh(
+            "ip",
+            "-n",
+            self.namespace,
+            "neigh",
+            "replace",
+            address,
+            "lladdr",
+            NOBODY,
+            "dev",
+            self.device,
+            "nud",
+            "permanent",
+        )
 
     def direct(self) -> None:
         """Undo misdirect(), for every address."""

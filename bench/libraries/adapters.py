@@ -103,8 +103,10 @@ class RingcommPeer(Peer):
         total = sum(shares.values())
         if len(shares) < 2 or not total:
             return []
-        parts = (f"{rail.interface} {100 * shares[rail.index] / total:.1f} %"
-                 for rail in self._comm.rails)
+        parts = (
+            f"{rail.interface} {100 * shares[rail.index] / total:.1f} %"
+            for rail in self._comm.rails
+        )
         return [f"rails: of all bytes that rank 0 sent, {', '.join(parts)}"]
 
     def close(self) -> None:
@@ -217,8 +219,10 @@ class GlooPeer(Peer):
         def run() -> Any:
             if sent is not buffer:
                 sent.copy_(buffer)
-            for work in [dist.all_reduce(part, op, group=group, async_op=True)
-                         for part, group in zip(parts, self._groups, strict=True)]:
+            for work in [
+                dist.all_reduce(part, op, group=group, async_op=True)
+                for part, group in zip(parts, self._groups, strict=True)
+            ]:
                 work.wait()
             if sent is not buffer:
                 buffer.copy_(sent)
@@ -257,8 +261,16 @@ class MpiPeer(Peer):
     name = "mpi"
 
     def why_not(self) -> str | None:
-        if not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK",
-                                                   "PMIX_RANK", "MPI_LOCALRANKID")):
+        if not any(
+            name in os.environ
+            for name in (
+                "OMPI_COMM_WORLD_SIZE",
+                "PMI_SIZE",
+                "PMI_RANK",
+                "PMIX_RANK",
+                "MPI_LOCALRANKID",
+            )
+        ):
             return "an MPI job must be started by mpirun; torchrun and netlab start plain processes"
         return _missing("mpi4py")
 

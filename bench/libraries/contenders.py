@@ -64,11 +64,17 @@ class Contender:
             if not clash:
                 return Path(sys.executable)
             return f"{self.home} and {clash[0]} share an environment; start with --install"
-        return (f"not installed; `pip install {' '.join(WHEELS[self.home])}` into {own.parents[1]},"
-                " or start with --install")
+        return (
+            f"not installed; `pip install {' '.join(WHEELS[self.home])}` into {own.parents[1]},"
+            " or start with --install"
+        )
 
     def run(
-        self, site: Site, python: Path, options: Sequence[str], timeout: float,
+        self,
+        site: Site,
+        python: Path,
+        options: Sequence[str],
+        timeout: float,
         program: Path = SWEEP,
     ) -> Ended | str:
         """Run its job at the site with these options of the program; or why it cannot run."""
@@ -77,11 +83,17 @@ class Contender:
         if self.local and site.hosts > 1:
             return "shared memory joins the ranks of one host"
         if self.home == "openmpi":
-            return site.run_mpi(lambda hosts, agent: _openmpi(self, site, python, hosts, agent)
-                                + argv, {**_OPENMPI_ENV, **env}, timeout)
+            return site.run_mpi(
+                lambda hosts, agent: _openmpi(self, site, python, hosts, agent) + argv,
+                {**_OPENMPI_ENV, **env},
+                timeout,
+            )
         if self.home == "mpich":
-            return site.run_mpi(lambda hosts, agent: _mpich(site, python, hosts, agent) + argv,
-                                {**_fabric(site), **_MPICH_ENV, **env}, timeout)
+            return site.run_mpi(
+                lambda hosts, agent: _mpich(site, python, hosts, agent) + argv,
+                {**_fabric(site), **_MPICH_ENV, **env},
+                timeout,
+            )
         return site.run(argv, env, timeout)
 
     def _ports(self, site: Site) -> dict[str, str]:
@@ -89,8 +101,10 @@ class Contender:
         if self.name != "gloo-ports":
             return {}
         shaped = all(site.rates.values())
-        return {"GLOO_SOCKET_IFNAME": ",".join(site.interfaces),
-                SHARES: ",".join(f"{mbit:g}" for mbit in site.rates.values()) if shaped else ""}
+        return {
+            "GLOO_SOCKET_IFNAME": ",".join(site.interfaces),
+            SHARES: ",".join(f"{mbit:g}" for mbit in site.rates.values()) if shaped else "",
+        }
 
 
 _NO_SHM = {"RINGCOMM_SHARED_MEMORY": "0"}
@@ -129,8 +143,11 @@ def _said(argv: Sequence[str]) -> str | None:
     """Run a command; its last line if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-    return f"`{Path(argv[0]).name} {' '.join(argv[1:4])} ...`: {lines[-1]}" if done.returncode \
+    return (
+        f"`{Path(argv[0]).name} {' '.join(argv[1:4])} ...`: {lines[-1]}"
+        if done.returncode
         else None
+    )
 
 
 def _installed(name: str) -> bool:
@@ -162,16 +179,54 @@ def _openmpi(
         for port, mbit in site.rates.items():
             layers += ["--mca", f"btl_tcp_bandwidth_{port}", f"{mbit:.0f}"] if mbit else []
     places = [f"{host}:{site.ranks_per_host}" for host in hosts]
-    spread = ["--host", ",".join(places), "--prtemca", "plm_ssh_agent", agent,
-              "--prtemca", "prte_if_include", site.interfaces[0]] if hosts else []
-    return [str(python.with_name("mpirun")), "-n", str(site.world), "--bind-to", "none",
-            "--map-by", ":OVERSUBSCRIBE", "--mca", "pml", "ob1", *layers, *spread]
+    spread = (
+        [
+            "--host",
+            ",".join(places),
+            "--prtemca",
+            "plm_ssh_agent",
+            agent,
+            "--prtemca",
+            "prte_if_include",
+            site.interfaces[0],
+        ]
+        if hosts
+        else []
+    )
+    return [
+        str(python.with_name("mpirun")),
+        "-n",
+        str(site.world),
+        "--bind-to",
+        "none",
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "--mca",
+        "pml",
+        "ob1",
+        *layers,
+        *spread,
+    ]
 
 
 def _mpich(site: Site, python: Path, hosts: Sequence[str], agent: str) -> list[str]:
     """Hydra's mpiexec."""
-    spread = ["-hosts", ",".join(hosts), "-ppn", str(site.ranks_per_host), "-launcher", "ssh",
-              "-launcher-exec", agent, "-iface", site.interfaces[0]] if hosts else []
+    spread = (
+        [
+            "-hosts",
+            ",".join(hosts),
+            "-ppn",
+            str(site.ranks_per_host),
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            agent,
+            "-iface",
+            site.interfaces[0],
+        ]
+        if hosts
+        else []
+    )
     return [str(python.with_name("mpiexec.hydra")), "-n", str(site.world), *spread]
 
 

@@ -15,8 +15,16 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-          "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64"}
+DTYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "u8": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+}
 ITEM_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
 COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce_scatter")
 OPS = ("sum", "avg", "min", "max", "prod")

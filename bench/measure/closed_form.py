@@ -46,8 +46,14 @@ def expected(world: int, op: str, dtype: str) -> np.ndarray:
 
 def tile(period: np.ndarray, count: int, dtype: str) -> np.ndarray:
     """The first ``count`` elements of the endless pattern, as numpy holds them (bf16 as f32)."""
-    names = {"f16": np.float16, "f64": np.float64, "i8": np.int8, "u8": np.uint8,
-             "i32": np.int32, "i64": np.int64}
+    names = {
+        "f16": np.float16,
+        "f64": np.float64,
+        "i8": np.int8,
+        "u8": np.uint8,
+        "i32": np.int32,
+        "i64": np.int64,
+    }
     return np.resize(period.astype(names.get(dtype, np.float32)), count)
 
 

@@ -43,8 +43,13 @@ class Case:
     def run(self) -> float:
         """One call; its seconds."""
         began = time.perf_counter()
-        ringcomm.allreduce(self._src, "avg", out=self._out, feedback=self._feedback,
-                           compression=None if self.codec == "none" else self.codec)
+        ringcomm.allreduce(
+            self._src,
+            "avg",
+            out=self._out,
+            feedback=self._feedback,
+            compression=None if self.codec == "none" else self.codec,
+        )
         return time.perf_counter() - began
 
     def verify(self) -> tuple[float, bool]:
@@ -86,8 +91,9 @@ def _agreed(seconds: float) -> float:
 
 def _sent_bytes() -> int:
     """By this host's network ports, link headers included."""
-    return sum(int(path.read_text()) for path in
-               Path("/sys/class/net").glob("eth*/statistics/tx_bytes"))  # fmt: skip
+    return sum(
+        int(path.read_text()) for path in Path("/sys/class/net").glob("eth*/statistics/tx_bytes")
+    )
 
 
 def _sent_frames() -> int:
@@ -112,9 +118,16 @@ def main() -> None:
         for case, (error, same) in zip(cases, checked, strict=True):
             sums = ringcomm.allreduce(np.array([case.sent, case.cpu, case.frames]))
             sums /= case.calls * world
-            told = {"size": size, "codec": case.codec, "seconds": case.seconds, "error": error,
-                    "same_bits": same, "sent": sums[0], "cpu_s": sums[1],
-                    "frames": sums[2]}  # fmt: skip
+            told = {
+                "size": size,
+                "codec": case.codec,
+                "seconds": case.seconds,
+                "error": error,
+                "same_bits": same,
+                "sent": sums[0],
+                "cpu_s": sums[1],
+                "frames": sums[2],
+            }
             if rank == 0:
                 print(json.dumps(told), flush=True)
     ringcomm.shutdown()

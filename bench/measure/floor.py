@@ -79,9 +79,7 @@ def measure_floor(control: Control, rails: list[tuple[str, str]], seconds: float
         return _measure(control, rails[:count], seconds, bound=False)
 
 
-def _measure(
-    control: Control, rails: list[tuple[str, str]], seconds: float, bound: bool
-) -> Floor:
+def _measure(control: Control, rails: list[tuple[str, str]], seconds: float, bound: bool) -> Floor:
     with contextlib.ExitStack() as stack:
         outgoing, incoming = _connect(control, rails, bound, stack)
         used = outgoing[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -205,8 +203,12 @@ def _stream(
         rates[rail] = _receive(incoming[rail], begin, end)
 
     before = time.process_time()
-    failure = _run_all([*((send, rail) for rail in range(len(outgoing))),
-                        *((receive, rail) for rail in range(len(incoming)))])
+    failure = _run_all(
+        [
+            *((send, rail) for rail in range(len(outgoing))),
+            *((receive, rail) for rail in range(len(incoming))),
+        ]
+    )
     return rates, sum(sent), time.process_time() - before, failure
 
 

@@ -121,9 +121,7 @@ def _open(
     return right, left
 
 
-def _ping_pong(
-    control: Star, right: socket.socket, left: socket.socket, size: int
-) -> float:
+def _ping_pong(control: Star, right: socket.socket, left: socket.socket, size: int) -> float:
     """Seconds of half a round trip between rank 0 and its right neighbour; 0 on the others.
 
     A stream carries both ways, so rank 0's right and rank 1's left are one.

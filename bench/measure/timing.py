@@ -152,9 +152,7 @@ def measure_size(
     ]
 
 
-def _take(
-    runners: Sequence[_Runner], inputs: np.ndarray, turn: int, rounds: int
-) -> list[_Timing]:
+def _take(runners: Sequence[_Runner], inputs: np.ndarray, turn: int, rounds: int) -> list[_Timing]:
     """One round of each, with its share of the planned calls."""
     taken = []
     for runner in runners:
@@ -174,9 +172,7 @@ def _joined(rounds: Sequence[_Timing]) -> _Timing:
     )
 
 
-def _undisturbed(
-    take: Callable[[], list[_Timing]], control: Peer, until: float
-) -> list[_Timing]:
+def _undisturbed(take: Callable[[], list[_Timing]], control: Peer, until: float) -> list[_Timing]:
     """The first take from which no machine's host took time; else that which lost least."""
     best: list[_Timing] = []
     least = math.inf
@@ -206,8 +202,12 @@ def _verify(what: What, call: Call, inputs: np.ndarray, control: Peer) -> int:
         call.fill(inputs)
         result = call.read(run())
         total = result if len(runs) == 1 else total + result.astype(np.float64)
-    return _wrong(what, total / len(runs) if len(runs) > 1 else total, control,
-                  FEEDBACK_SLACK if len(runs) > 1 else 0.0)
+    return _wrong(
+        what,
+        total / len(runs) if len(runs) > 1 else total,
+        control,
+        FEEDBACK_SLACK if len(runs) > 1 else 0.0,
+    )
 
 
 def _wrong(what: What, result: np.ndarray, control: Peer, slack: float) -> int:
@@ -228,9 +228,7 @@ def _wrong(what: What, result: np.ndarray, control: Peer, slack: float) -> int:
     return int(control.gather(np.array([wrong])).sum())
 
 
-def _warm_up(
-    peer: Peer, call: Call, control: Peer, warmup: int | None, budget: float
-) -> float:
+def _warm_up(peer: Peer, call: Call, control: Peer, warmup: int | None, budget: float) -> float:
     """Run untimed calls and return rank 0's guess of the seconds of one."""
     guess = math.inf
     turns = 2 if warmup is None else max(1, warmup)
@@ -289,8 +287,11 @@ def _seconds(spans: np.ndarray, apart: bool) -> np.ndarray:
 def _row(variant: Variant, count: int, timing: _Timing, wrong: int) -> Row:
     peer, what = variant.peer, variant.what
     size = count * ITEM_BYTES[what.dtype]
-    everyone = peer.gather(np.array([timing.stolen_s, timing.cpu_s, timing.wire, timing.payload,
-                                     *np.ravel(timing.spans)]))
+    everyone = peer.gather(
+        np.array(
+            [timing.stolen_s, timing.cpu_s, timing.wire, timing.payload, *np.ravel(timing.spans)]
+        )
+    )
     lost = float(everyone[:, 0].max())
     cpu, wire, payload = everyone[:, 1:4].sum(axis=0)
     calls = _seconds(everyone[:, 4:].reshape(peer.world, -1, 2), what.apart)

@@ -31,8 +31,16 @@ sys.path.insert(0, str(ROOT))
 import build_ffi  # noqa: E402
 
 NEAR, FAR = 256 << 10, 64 << 20  # bytes: a segment, which stays in a cache, and more than any holds
-WHICH = ("bf16 encode", "bf16 decode", "bf16 decode+add+encode", "fp16 encode", "fp16 decode",
-         "fp16 decode+add+encode", "f32 add", "copy")  # as in face.c
+WHICH = (
+    "bf16 encode",
+    "bf16 decode",
+    "bf16 decode+add+encode",
+    "fp16 encode",
+    "fp16 decode",
+    "fp16 decode+add+encode",
+    "f32 add",
+    "copy",
+)  # as in face.c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +65,18 @@ def face(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = [Path(__file__).with_name("face.c"), ROOT / "csrc/net/frame.c"]
     for folder in ("base", "kernels", "plan"):
         sources += sorted((ROOT / "csrc" / folder).glob("*.c"))
-    command = [*compiler.split(), *build_ffi.compile_args(), "-D_GNU_SOURCE", "-fPIC", "-shared",
-               "-o", str(target), *map(str, sources), "-pthread", "-lm"]
+    command = [
+        *compiler.split(),
+        *build_ffi.compile_args(),
+        "-D_GNU_SOURCE",
+        "-fPIC",
+        "-shared",
+        "-o",
+        str(target),
+        *map(str, sources),
+        "-pthread",
+        "-lm",
+    ]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-4000:]
     library = ctypes.CDLL(str(target))
@@ -96,7 +114,12 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes away what would make a benchmark a rank of something else."""
     for name in list(os.environ):
         if name.startswith(("RINGCOMM_", "OMPI_", "PMI", "SLURM_")) or name in (
-            "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
         ):
             monkeypatch.delenv(name)
 
@@ -118,4 +141,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         copy = copies.get(one.bytes)
         ratio = f"{copy / one.seconds:7.2f} x copy" if copy else ""
         terminalreporter.write_line(
-            f"{one.name:48} {one.seconds * 1e9:14.1f} ns {rate:>14} {ratio:>14}")
+            f"{one.name:48} {one.seconds * 1e9:14.1f} ns {rate:>14} {ratio:>14}"
+        )

@@ -49,8 +49,10 @@ def test_allreduce(comm: Any, measure: Callable[..., Any]) -> None:
 
 def test_allreduce_async(comm: Any, measure: Callable[..., Any]) -> None:
     tensor = np.ones(1024, np.float32)
-    measure("allreduce(async_op=True).wait(), world of 1",
-            lambda: comm.allreduce(tensor, async_op=True).wait())
+    measure(
+        "allreduce(async_op=True).wait(), world of 1",
+        lambda: comm.allreduce(tensor, async_op=True).wait(),
+    )
 
 
 def test_allreduce_torch(comm: Any, measure: Callable[..., Any]) -> None:
@@ -61,8 +63,11 @@ def test_allreduce_torch(comm: Any, measure: Callable[..., Any]) -> None:
 
 def test_allreduce_many(comm: Any, measure: Callable[..., Any]) -> None:
     tensors = [np.ones(SMALL, np.float32) for _ in range(MANY)]
-    measure(f"allreduce_many, each of {MANY} tensors, world of 1",
-            lambda: comm.allreduce_many(tensors), MANY)
+    measure(
+        f"allreduce_many, each of {MANY} tensors, world of 1",
+        lambda: comm.allreduce_many(tensors),
+        MANY,
+    )
 
 
 def test_barrier(comm: Any, measure: Callable[..., Any]) -> None:
@@ -91,12 +96,18 @@ def pair(how: str, count: int) -> Iterator[Any]:
 def test_one_by_one(measure: Callable[..., Any]) -> None:
     tensors = [np.ones(SMALL, np.float32) for _ in range(MANY)]
     with pair("one by one", MANY) as comm:
-        measure(f"allreduce, each of {MANY} tensors of 256 B, 2 ranks",
-                lambda: [comm.allreduce(tensor) for tensor in tensors], MANY)
+        measure(
+            f"allreduce, each of {MANY} tensors of 256 B, 2 ranks",
+            lambda: [comm.allreduce(tensor) for tensor in tensors],
+            MANY,
+        )
 
 
 def test_together(measure: Callable[..., Any]) -> None:
     tensors = [np.ones(SMALL, np.float32) for _ in range(MANY)]
     with pair("many", MANY) as comm:
-        measure(f"allreduce_many, each of {MANY} tensors of 256 B, 2 ranks",
-                lambda: comm.allreduce_many(tensors), MANY)
+        measure(
+            f"allreduce_many, each of {MANY} tensors of 256 B, 2 ranks",
+            lambda: comm.allreduce_many(tensors),
+            MANY,
+        )

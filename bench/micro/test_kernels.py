@@ -23,16 +23,21 @@ def run_kernel(
     repeats = max(1, (4 << 20) // size)
 
     def call() -> int:
-        return int(face.face_kernel(name.encode(), WHICH.index(which),
-                                    *_at(target, source, half), repeats))
+        return int(
+            face.face_kernel(name.encode(), WHICH.index(which), *_at(target, source, half), repeats)
+        )
 
     label = "copy" if which == "copy" else f"{name} {which}"
     assert measure(f"{label}, {size >> 10} KiB", call, repeats, size) == 1
 
 
 def _at(target: Any, source: Any, half: Any) -> tuple[Any, ...]:
-    return (ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data),
-            ctypes.c_void_p(half.ctypes.data), ctypes.c_size_t(target.size))
+    return (
+        ctypes.c_void_p(target.ctypes.data),
+        ctypes.c_void_p(source.ctypes.data),
+        ctypes.c_void_p(half.ctypes.data),
+        ctypes.c_size_t(target.size),
+    )
 
 
 @pytest.mark.parametrize("size", [NEAR, FAR])

@@ -21,8 +21,9 @@ def test_trial_step(measure: Callable[..., Any], corrected: bool) -> None:
 
     model = torch.nn.ParameterList([torch.zeros(WIDTH, WIDTH) for _ in range(LAYERS)])
     sent, handed = torch.randn(2, COUNT)
-    spans = [(weight, at * WIDTH * WIDTH, (at + 1) * WIDTH * WIDTH)
-             for at, weight in enumerate(model)]  # fmt: skip
+    spans = [
+        (weight, at * WIDTH * WIDTH, (at + 1) * WIDTH * WIDTH) for at, weight in enumerate(model)
+    ]
     for weight, start, stop in spans:
         weight.grad = handed[start:stop].view_as(weight)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

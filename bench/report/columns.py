@@ -19,10 +19,13 @@ _FIGURE = re.compile(r"([-+]?[\d.]+) (\S+)")
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
     """A line for each row; columns are flush right, but for those of the numbers in ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(
-        text.ljust(width) if number in left else text.rjust(width)
-        for number, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows]  # fmt: skip
+    return [
+        "  ".join(
+            text.ljust(width) if number in left else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -33,8 +36,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def with_units(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """The same; a unit that all figures of a column have stands in its head instead."""
-    return [list(row) for row in zip(*(_with_unit(*column) for column in zip(*rows, strict=True)),
-                                     strict=True)]  # fmt: skip
+    return [
+        list(row)
+        for row in zip(*(_with_unit(*column) for column in zip(*rows, strict=True)), strict=True)
+    ]
 
 
 def _with_unit(head: str, *cells: str) -> list[str]:

@@ -73,10 +73,12 @@ def _read(line: str) -> Row | None:
 def about() -> dict[str, Any]:
     """What a row says of the machine and the software."""
     return {
-        "git": commit_of(Path(__file__).resolve().parents[2]), "torch": _version("torch"),
-        "python": platform.python_version(), "cpu": _cpu(),
+        "git": commit_of(Path(__file__).resolve().parents[2]),
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "cpu": _cpu(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%F"),
-    }  # fmt: skip
+    }
 
 
 class Load:
@@ -104,8 +106,15 @@ def commit_of(top: Path) -> str:
         done = subprocess.run(["git", *words], cwd=top, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".",
-                  ":(exclude)bench/results", ":(exclude)docs")  # fmt: skip
+    changed = git(
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ".",
+        ":(exclude)bench/results",
+        ":(exclude)docs",
+    )
     return git("rev-parse", "--short=10", "HEAD") + DIRTY * bool(changed)
 
 

@@ -22,17 +22,24 @@ from report.columns import size_name
 WIDTH = 80  # of the table of ringcomm alone
 LARGE_BYTES = 4_000_000  # from here on a link's burst no longer counts
 
+
 class Table:
     """The lines of the table: as wide as the labels need, with a column for each other library."""
 
     def __init__(self, labels: Sequence[str], others: Sequence[str]) -> None:
         self._others = others
         self._columns = (
-            ("size", "", 7), ("library", "wire", 2 + max(map(len, labels))), ("time", "(us)", 10),
-            ("p99", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8),
-            ("wirebw", "(GB/s)", 8), ("#wrong", "", 7), ("cpu", "(s/GB)", 7),
+            ("size", "", 7),
+            ("library", "wire", 2 + max(map(len, labels))),
+            ("time", "(us)", 10),
+            ("p99", "(us)", 10),
+            ("algbw", "(GB/s)", 8),
+            ("busbw", "(GB/s)", 8),
+            ("wirebw", "(GB/s)", 8),
+            ("#wrong", "", 7),
+            ("cpu", "(s/GB)", 7),
             *((f"x {name}", "(busbw)", 8) for name in others),
-        )  # fmt: skip
+        )
 
     def header(self) -> str:
         """Two lines: names and units of the columns."""
@@ -44,11 +51,20 @@ class Table:
         wire = "-" if row.wirebw is None else f"{row.wirebw:.4f}"
         cpu = f"{row.cpu_s_per_gb:.3f}" if row.cpu_s_per_gb < 1000 else f"{row.cpu_s_per_gb:.0e}"
         ratios = (f"{row.ratios[name]:.2f}" if name in row.ratios else "" for name in self._others)
-        return self._line([
-            size_name(row.size), f"{row.library} {row.compression}", f"{row.time_us:.1f}",
-            f"{row.p99_us:.1f}", f"{row.algbw:.4f}", f"{row.busbw:.4f}", wire, str(row.wrong), cpu,
-            *ratios,
-        ])  # fmt: skip
+        return self._line(
+            [
+                size_name(row.size),
+                f"{row.library} {row.compression}",
+                f"{row.time_us:.1f}",
+                f"{row.p99_us:.1f}",
+                f"{row.algbw:.4f}",
+                f"{row.busbw:.4f}",
+                wire,
+                str(row.wrong),
+                cpu,
+                *ratios,
+            ]
+        )
 
     def _line(self, cells: Sequence[str]) -> str:
         widths = (width for _, _, width in self._columns)
@@ -57,8 +73,14 @@ class Table:
 
 def comment(text: str) -> str:
     """A line about the run, broken at the width of the table."""
-    return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="#   ",
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent="# ",
+        subsequent_indent="#   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def add_ratios(rows: Sequence[Row], subject: str) -> None:
@@ -100,12 +122,15 @@ def verdicts(rows: Sequence[Row], floor: Floor | None) -> list[str]:
     for row in large:
         head = f"{row.size} B, {row.library} {row.compression}:"
         if floor is not None and floor.total and row.compression == "none":
-            found.append(f"{head} busbw {row.busbw:.4f} GB/s = "
-                         f"{100 * row.busbw / floor.total:.1f} % of the floor")
+            found.append(
+                f"{head} busbw {row.busbw:.4f} GB/s = "
+                f"{100 * row.busbw / floor.total:.1f} % of the floor"
+            )
         base = plain.get((row.library, row.size))
         if row.compression != "none" and base is not None:
-            found.append(f"{head} algbw {row.algbw:.4f} GB/s = "
-                         f"{row.algbw / base.algbw:.2f} x uncompressed")
+            found.append(
+                f"{head} algbw {row.algbw:.4f} GB/s = {row.algbw / base.algbw:.2f} x uncompressed"
+            )
     wrong = sum(row.wrong for row in rows)
     checked = sum(row.count for row in rows)
     found.append(f"wrong elements: {wrong} of {checked} results per rank, checked before timing")

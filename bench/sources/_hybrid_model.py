@@ -58,8 +58,9 @@ class Stem(nn.Module):
         super().__init__()
         self.whole = nn.Sequential(
             nn.Conv2d(CHANNELS, width, 3, padding=1, bias=False),
-            nn.GroupNorm(1, width), nn.ReLU(),
-        )  # fmt: skip
+            nn.GroupNorm(1, width),
+            nn.ReLU(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.whole(x)
@@ -133,9 +134,10 @@ def shapes(kind: Kind) -> list[Shape]:
         ends = vocabulary * width // SCALE
         block = Shape(12 * width * width // SCALE, 12 * width * width, passed)
         return [
-            Shape(ends, 0.01 * ends, passed), *([block] * layers),
+            Shape(ends, 0.01 * ends, passed),
+            *([block] * layers),
             Shape(ends, SCALE * ends, 4),
-        ]  # fmt: skip
+        ]
     found = []
     for inner, outer, side in ((16, 64, 32), (64, 128, 16), (128, 256, 8)):
         weights = 2 * inner * outer + 9 * inner * inner
@@ -160,10 +162,13 @@ def cut(made: list[Shape], samples: int, micro: int, compute_s: float, mbit: flo
     wire = 8e-6 / mbit
 
     def step_s(at: int) -> float:
-        slots = [sum(piece.cost for piece in part) / total * compute_s / micro
-                 for part in (made[:at], made[at:])]  # fmt: skip
-        wires = [4 * wire * sum(piece.parameters for piece in part)
-                 for part in (made[:at], made[at:])]  # fmt: skip
+        slots = [
+            sum(piece.cost for piece in part) / total * compute_s / micro
+            for part in (made[:at], made[at:])
+        ]
+        wires = [
+            4 * wire * sum(piece.parameters for piece in part) for part in (made[:at], made[at:])
+        ]
         between = made[at - 1].bytes_behind * samples / micro * wire
         behind = max(wires[0], wires[1] - slots[0] * 2 / 3 - between)
         return (micro + 1) * max(slots) + 2 * between + behind

@@ -55,9 +55,17 @@ class Staged:
     """
 
     def __init__(
-        self, mesh: DeviceMesh, layers: Sequence[nn.Module], at: int, schedule: str, micro: int,
-        sample: Tensor, loss: Callable[[Tensor, Tensor], Tensor], *, scale: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        mesh: DeviceMesh,
+        layers: Sequence[nn.Module],
+        at: int,
+        schedule: str,
+        micro: int,
+        sample: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        scale: bool = True,
+    ) -> None:
         self.number = mesh.get_local_rank("stage")
         self.replica = mesh.get_local_rank("replica")
         self.model = nn.Sequential(*(layers[:at] if self.number == 0 else layers[at:]))
@@ -70,9 +78,14 @@ class Staged:
         for activations in ends[1:]:
             activations.requires_grad_()
         stage = PipelineStage(
-            through, self.number, STAGES, CPU, input_args=ends[self.number],
-            output_args=ends[self.number + 1], group=mesh.get_group("stage"),
-        )  # fmt: skip
+            through,
+            self.number,
+            STAGES,
+            CPU,
+            input_args=ends[self.number],
+            output_args=ends[self.number + 1],
+            group=mesh.get_group("stage"),
+        )
         kind = Schedule1F1B if schedule == "1f1b" else ScheduleGPipe
         self._schedule = kind(stage, micro, loss_fn=loss, scale_grads=scale)
 
@@ -138,8 +151,10 @@ def alone(asked: dict[str, Any], replicas: int, whole: bool) -> list[Tensor]:
     model = nn.Sequential(*layers)
     optimizer = sgd(model, asked)
     for number in range(asked["steps"]):
-        batches = [batch(asked["kind"], asked["samples"], seed_of(asked, number, replica))
-                   for replica in range(replicas)]  # fmt: skip
+        batches = [
+            batch(asked["kind"], asked["samples"], seed_of(asked, number, replica))
+            for replica in range(replicas)
+        ]
         if whole:
             inputs, target = (torch.cat(parts) for parts in zip(*batches, strict=True))
             optimizer.zero_grad()
@@ -164,20 +179,25 @@ def _sum_in_order(model: nn.Module, batches: list[tuple[Tensor, Tensor]], micro:
 def compare(asked: dict[str, Any], replicas: int) -> dict[str, Any]:
     """The weights in the folder beside single-process training; in parts of the way they came."""
     ranks = [
-        [weight for stage in range(STAGES)
-         for weight in torch.load(Path(asked["folder"], f"stage{stage}-replica{replica}.pt"))]
+        [
+            weight
+            for stage in range(STAGES)
+            for weight in torch.load(Path(asked["folder"], f"stage{stage}-replica{replica}.pt"))
+        ]
         for replica in range(replicas)
-    ]  # fmt: skip
+    ]
     start = alone({**asked, "steps": 0}, replicas, whole=True)
     in_order, whole = (alone(asked, replicas, way) for way in (False, True))
     moved = _distance(start, whole)
     return {
-        "parameters": sum(weight.numel() for weight in start), "tensors": len(start),
+        "parameters": sum(weight.numel() for weight in start),
+        "tensors": len(start),
         "replicas_same": all(_distance(ranks[0], rank) == 0 for rank in ranks),
         "same_bits": all(torch.equal(*pair) for pair in zip(ranks[0], in_order, strict=True)),
-        "moved": moved, "apart": _distance(ranks[0], whole) / moved,
+        "moved": moved,
+        "apart": _distance(ranks[0], whole) / moved,
         "apart_in_order": _distance(ranks[0], in_order) / moved,
-    }  # fmt: skip
+    }
 
 
 def _distance(one: list[Tensor], other: list[Tensor]) -> float:
@@ -230,9 +250,15 @@ class Hybrid:
         layers = _emulated(made, dist.get_rank() * len(made))
         self._inputs = torch.zeros(samples, 1)
         self._staged = Staged(
-            make_mesh(), layers, asked["at"], asked["schedule"], micro,
-            self._inputs[: samples // micro], lambda out, _: out.sum(), scale=False,
-        )  # fmt: skip
+            make_mesh(),
+            layers,
+            asked["at"],
+            asked["schedule"],
+            micro,
+            self._inputs[: samples // micro],
+            lambda out, _: out.sum(),
+            scale=False,
+        )
         self.model = self._staged.model
         for _ in range(UNTIMED):
             self.step()

@@ -78,9 +78,9 @@ class Alone:
 
     def __init__(self, asked: dict[str, Any], settings: dict[str, Any], comm: Any) -> None:
         layers = asked["layers"]
-        self.model = nn.Sequential(*(
-            Layer(*shape, comm.rank * len(layers) + layer) for layer, shape in enumerate(layers)
-        ))  # fmt: skip
+        self.model = nn.Sequential(
+            *(Layer(*shape, comm.rank * len(layers) + layer) for layer, shape in enumerate(layers))
+        )
         self.comm, self.settings, self.per = comm, settings, settings.get("per", 1)
         self._through: nn.Module = self.model
         self.connect()
@@ -139,9 +139,11 @@ class Gradients(Alone):
                 self._state = HookState(policy, self.comm, model=self.model)
             else:
                 self._state = HookState(
-                    settings["codec"], self.comm, model=self.model,
+                    settings["codec"],
+                    self.comm,
+                    model=self.model,
                     force=settings["codec"] != "auto",
-                )  # fmt: skip
+                )
             ddp.register_comm_hook(self._state, allreduce_hook)
 
     def step(self) -> None:
@@ -188,16 +190,20 @@ class Momentum(Alone):
         return float(self._optimizer.waited_s)
 
     def account(self, steps: int) -> dict[str, Any]:
-        return {"frozen_at": self._optimizer.frozen_at, "renewals": self._optimizer.renewals
-                if hasattr(self._optimizer, "renewals") else None}  # fmt: skip
+        return {
+            "frozen_at": self._optimizer.frozen_at,
+            "renewals": self._optimizer.renewals if hasattr(self._optimizer, "renewals") else None,
+        }
 
 
 class Apart(Alone):
     """Weights are exchanged now and then."""
 
     def connect(self) -> None:
-        settings = {"compression" if name == "codec" else name: value
-                    for name, value in self.settings["settings"].items()}  # fmt: skip
+        settings = {
+            "compression" if name == "codec" else name: value
+            for name, value in self.settings["settings"].items()
+        }
         self._outer = OuterStep(self.model, None, comm=self.comm, **settings)
         self._outer.attach()
 
@@ -234,8 +240,13 @@ class Sparse(Momentum):
         self._optimizer.close()
 
 
-KINDS = {"alone": Alone, "gradients": Gradients, "momentum": Momentum, "apart": Apart,
-         "sparse": Sparse}  # fmt: skip
+KINDS = {
+    "alone": Alone,
+    "gradients": Gradients,
+    "momentum": Momentum,
+    "apart": Apart,
+    "sparse": Sparse,
+}
 
 
 def gloo() -> Any:
@@ -271,8 +282,9 @@ def _bf16_hook(group, bucket):  # type: ignore[no-untyped-def]
 
 def port_bytes() -> int:
     """Sent by this host's network ports, link headers included."""
-    return sum(int(path.read_text()) for path in
-               Path("/sys/class/net").glob("eth*/statistics/tx_bytes"))  # fmt: skip
+    return sum(
+        int(path.read_text()) for path in Path("/sys/class/net").glob("eth*/statistics/tx_bytes")
+    )
 
 
 def run(way: Alone, one: dict[str, Any]) -> dict[str, Any]:
@@ -298,9 +310,16 @@ def run(way: Alone, one: dict[str, Any]) -> dict[str, Any]:
     means = comm.allreduce(np.array(figures) / steps, "avg").tolist()
     names = ("step_s", "cpu_s", "port_bytes", "waited_s")
     finite = all(bool(layer.weight.grad.isfinite().all()) for layer in way.model)  # type: ignore[union-attr,operator]
-    return {"way": one["way"], "per": way.per, "steps": taken, "untimed": untimed,
-            "sent": np.diff(sent).tolist(), "finite": finite,
-            **dict(zip(names, means, strict=True)), **way.account(steps)}  # fmt: skip
+    return {
+        "way": one["way"],
+        "per": way.per,
+        "steps": taken,
+        "untimed": untimed,
+        "sent": np.diff(sent).tolist(),
+        "finite": finite,
+        **dict(zip(names, means, strict=True)),
+        **way.account(steps),
+    }
 
 
 def main() -> None:

@@ -45,8 +45,12 @@ def shards(elements: int, servers: int, piece: int) -> list[list[slice]]:
 
 
 def push_and_pull(
-    comm: ringcomm.Communicator, gradient: np.ndarray, out: np.ndarray, server: int,
-    pieces: Sequence[slice], window: int,
+    comm: ringcomm.Communicator,
+    gradient: np.ndarray,
+    out: np.ndarray,
+    server: int,
+    pieces: Sequence[slice],
+    window: int,
 ) -> None:
     """What a worker has to do with one server in a step."""
     answers = [comm.recv(out[part], server, async_op=True) for part in pieces]
@@ -65,8 +69,13 @@ def serve(
     """A server's step; ``room`` has a row for each worker and begins where its shard begins."""
     start = pieces[0].start
     mine = [slice(part.start - start, part.stop - start) for part in pieces]
-    coming = [[comm.recv(row[part], worker, async_op=True)
-               for row, worker in zip(room, workers, strict=True)] for part in mine]
+    coming = [
+        [
+            comm.recv(row[part], worker, async_op=True)
+            for row, worker in zip(room, workers, strict=True)
+        ]
+        for part in mine
+    ]
     leaving = []
     for part, works in zip(mine, coming, strict=True):
         for work in works:
@@ -106,8 +115,9 @@ def counters(device: str) -> tuple[int, int]:
 def main() -> None:
     """The rank."""
     asked = json.loads(sys.argv[1])
-    comm = ringcomm.init(config=ringcomm.Config(
-        algorithm=asked["algorithm"], shared_memory=asked["shared_memory"]))
+    comm = ringcomm.init(
+        config=ringcomm.Config(algorithm=asked["algorithm"], shared_memory=asked["shared_memory"])
+    )
     device = os.environ["RINGCOMM_INTERFACES"].split(",")[0]
     values = np.resize(np.arange(PERIOD, dtype=np.float32), asked["elements"])
     gradient, out = values * (comm.rank + 1), np.zeros_like(values)
@@ -130,9 +140,12 @@ def main() -> None:
     mine = [wrong, *(b - a for a, b in zip(before, after, strict=True)), *times[UNTIMED:]]
     everyone = comm.allgather(np.array(mine, np.float64)).reshape(comm.world_size, -1)
     if comm.rank == 0:
-        told = {"wrong": int(everyone[:, 0].sum()), "sent": everyone[:, 1].tolist(),
-                "received": everyone[:, 2].tolist(),
-                "times": everyone[asked["workers"], 3:].max(axis=0).tolist()}  # fmt: skip
+        told = {
+            "wrong": int(everyone[:, 0].sum()),
+            "sent": everyone[:, 1].tolist(),
+            "received": everyone[:, 2].tolist(),
+            "times": everyone[asked["workers"], 3:].max(axis=0).tolist(),
+        }
         print(json.dumps(told), flush=True)
     ringcomm.shutdown()
 

@@ -30,9 +30,7 @@ DOCUMENT = (
     "CUDA-aware MPI: all-reduces 5 to 17 times faster than NCCL2's for small and middle messages, "
     "29 % less latency for large ones."
 )
-REAL = (
-    "the libraries (gloo in PyTorch, Open MPI, MPICH), TCP sockets, a process for each rank."
-)
+REAL = "the libraries (gloo in PyTorch, Open MPI, MPICH), TCP sockets, a process for each rank."
 EMULATED = (
     "the links, shaped to 1000 Mbit/s. All hosts share this machine's two cores, so libraries that "
     "poll suffer with more ranks. There is no GPU: gloo and MPI stand for the documents' NCCL of "
@@ -54,8 +52,10 @@ TCP = ("ringcomm", "gloo", "openmpi-tcp", "mpich")
 SHARED = ("ringcomm-shm", "openmpi-shm", "mpich-shm")
 #: Columns of the table: over TCP, and through memory.
 OTHERS: Mapping[str, Sequence[str]] = {
-    "gloo": ("gloo",), "Open MPI": ("openmpi-tcp", "openmpi-shm"), "MPICH": ("mpich", "mpich-shm"),
-}  # fmt: skip
+    "gloo": ("gloo",),
+    "Open MPI": ("openmpi-tcp", "openmpi-shm"),
+    "MPICH": ("mpich", "mpich-shm"),
+}
 SECONDS = 300  # of a library's job
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 FLAT = 1.10
@@ -66,25 +66,36 @@ def points(quick: bool) -> list[Point]:
     """Each collective between hosts, then on one."""
     if quick:
         size: dict[str, Any] = {"sizes": [4 * KIB, 64 * KIB], "rounds": 1, "budget": 0.02}
-        return [_point(name, 2, 2, "tcp", {**size, "libraries": ["ringcomm", "gloo"]})
-                for name in ("broadcast", "allreduce")]
+        return [
+            _point(name, 2, 2, "tcp", {**size, "libraries": ["ringcomm", "gloo"]})
+            for name in ("broadcast", "allreduce")
+        ]
     made = []
     for collective, sizes, rounds in (("broadcast", BROADCASTS, 3), ("allreduce", ALLREDUCES, 5)):
         told = {"rounds": rounds, "budget": 0.3, "sizes": list(sizes)}
-        made += [_point(collective, hosts, hosts, "tcp", {**told, "libraries": list(TCP)})
-                 for hosts in reversed(HOSTS)]  # fmt: skip
+        made += [
+            _point(collective, hosts, hosts, "tcp", {**told, "libraries": list(TCP)})
+            for hosts in reversed(HOSTS)
+        ]
         made.append(_point(collective, 0, 2, "tcp", {**told, "libraries": list(TCP)}))
         made.append(_point(collective, 0, 2, "shared memory", {**told, "libraries": list(SHARED)}))
     return made
 
 
-def _point(
-    collective: str, hosts: int, ranks: int, way: str, settings: Mapping[str, Any]
-) -> Point:
+def _point(collective: str, hosts: int, ranks: int, way: str, settings: Mapping[str, Any]) -> Point:
     where = f"{hosts} hosts" if hosts else f"one host, {way}"
-    return Point(f"{collective}, {where}", {"collective": collective, "hosts": hosts, "way": way,
-                                            "ranks": ranks, "mbit": MBIT, **settings},
-                 MBIT if hosts else None)
+    return Point(
+        f"{collective}, {where}",
+        {
+            "collective": collective,
+            "hosts": hosts,
+            "way": way,
+            "ranks": ranks,
+            "mbit": MBIT,
+            **settings,
+        },
+        MBIT if hosts else None,
+    )
 
 
 # --- measuring ---
@@ -100,16 +111,26 @@ def measure(point: Point) -> dict[str, Any]:
         print(f"# {text}", flush=True)
 
     apart = asked["collective"] == "broadcast"
-    plan = Plan(asked["sizes"], rounds=asked["rounds"], budget=asked["budget"], floor=0.0,
-                timeout=SECONDS, collective=asked["collective"], apart=apart)
+    plan = Plan(
+        asked["sizes"],
+        rounds=asked["rounds"],
+        budget=asked["budget"],
+        floor=0.0,
+        timeout=SECONDS,
+        collective=asked["collective"],
+        apart=apart,
+    )
     found = find(asked["libraries"], ENVS, False, say)
     with Site(asked["hosts"], asked["ranks"], [asked["mbit"]]) as site:
         say(site.describe())
         record = run_rounds(site, found, plan, say)
     standings = merge(record.measurements, {}, {site.name: site.world})
     if not any(one.library in SUBJECTS for one in standings):
-        raise RuntimeError(next((note for note in notes if note.startswith("ringcomm")),
-                                "ringcomm was not measured"))
+        raise RuntimeError(
+            next(
+                (note for note in notes if note.startswith("ringcomm")), "ringcomm was not measured"
+            )
+        )
     for one in standings:
         if one.wrong:
             raise RuntimeError(f"{one.wrong} elements of {one.label} are wrong")
@@ -154,30 +175,51 @@ def over_best(line: Line) -> float | None:
 
 def between_hosts(found: Found, collective: str) -> dict[int, dict[int, Line]]:
     """The rows between hosts, by hosts and size."""
-    rows = sorted((row["settings"]["hosts"], name) for name, row in found.items()
-                  if row["settings"]["collective"] == collective and row["settings"]["hosts"])
+    rows = sorted(
+        (row["settings"]["hosts"], name)
+        for name, row in found.items()
+        if row["settings"]["collective"] == collective and row["settings"]["hosts"]
+    )
     return {hosts: lines_of(found[name]) for hosts, name in rows}
 
 
 def claims(found: Found) -> list[Claim]:
     """The documents' factors; and what can be said without NCCL."""
     broadcasts, reduces = (between_hosts(found, name) for name in ("broadcast", "allreduce"))
-    small = {hosts: {size: line for size, line in lines.items() if size <= MIDDLE}
-             for hosts, lines in reduces.items()}  # fmt: skip
-    large = {hosts: {size: line for size, line in lines.items() if size > MIDDLE}
-             for hosts, lines in reduces.items()}  # fmt: skip
+    small = {
+        hosts: {size: line for size, line in lines.items() if size <= MIDDLE}
+        for hosts, lines in reduces.items()
+    }
+    large = {
+        hosts: {size: line for size, line in lines.items() if size > MIDDLE}
+        for hosts, lines in reduces.items()
+    }
     return [
-        _factor("broadcast between hosts: gloo's time over ours, best",
-                "up to 16.6 (over NCCL)", 16.6, _all(broadcasts, _gloo), max),
+        _factor(
+            "broadcast between hosts: gloo's time over ours, best",
+            "up to 16.6 (over NCCL)",
+            16.6,
+            _all(broadcasts, _gloo),
+            max,
+        ),
         _flat(broadcasts),
         _never_behind("broadcast between hosts", broadcasts),
-        _factor("all-reduce to 1 MiB between hosts: gloo's time over ours, best",
-                "up to 17 (over NCCL2)", 17.0, _all(small, _gloo), max),
-        _factor("large all-reduce between hosts: gloo's time over ours, median",
-                "1.41: 29 % less (than NCCL2)", 1 / (1 - 0.29), _all(large, _gloo),
-                statistics.median),
+        _factor(
+            "all-reduce to 1 MiB between hosts: gloo's time over ours, best",
+            "up to 17 (over NCCL2)",
+            17.0,
+            _all(small, _gloo),
+            max,
+        ),
+        _factor(
+            "large all-reduce between hosts: gloo's time over ours, median",
+            "1.41: 29 % less (than NCCL2)",
+            1 / (1 - 0.29),
+            _all(large, _gloo),
+            statistics.median,
+        ),
         _never_behind("all-reduce between hosts", reduces),
-    ]  # fmt: skip
+    ]
 
 
 def _gloo(line: Line) -> float | None:
@@ -188,45 +230,62 @@ def _all(
     by_hosts: Mapping[int, Mapping[int, Line]], of: Callable[[Line], float | None]
 ) -> list[tuple[float, str]]:
     """A figure of every line that has it, and where that is."""
-    every = ((of(line), f"{size_name(size)}, {hosts} hosts")
-             for hosts, lines in by_hosts.items() for size, line in lines.items())
+    every = (
+        (of(line), f"{size_name(size)}, {hosts} hosts")
+        for hosts, lines in by_hosts.items()
+        for size, line in lines.items()
+    )
     return [(value, where) for value, where in every if value is not None]
 
 
 def _factor(
-    what: str, document: str, bound: float, ratios: Sequence[tuple[float, str]],
+    what: str,
+    document: str,
+    bound: float,
+    ratios: Sequence[tuple[float, str]],
     chosen: Callable[[Iterable[float]], float],
 ) -> Claim:
     value = chosen([ratio for ratio, _ in ratios]) if ratios else None
     where = next((where for ratio, where in ratios if ratio == value), "")
-    return Claim(what, document, "" if value is None else f"{value:.2f}" + f" ({where})" * bool(
-        where), f">= {bound:.3g}", None if value is None else value >= bound,
-        None if value is None else value / bound, ("NCCL", "gloo"))
+    return Claim(
+        what,
+        document,
+        "" if value is None else f"{value:.2f}" + f" ({where})" * bool(where),
+        f">= {bound:.3g}",
+        None if value is None else value >= bound,
+        None if value is None else value / bound,
+        ("NCCL", "gloo"),
+    )
 
 
 def _flat(by_hosts: Mapping[int, Mapping[int, Line]]) -> Claim:
     """What makes a chain a chain: each port carries the tensor once, however many hosts."""
     size = max((size for lines in by_hosts.values() for size in lines), default=max(BROADCASTS))
-    times = {hosts: ours(lines[size])["time_us"] for hosts, lines in by_hosts.items()
-             if size in lines}  # fmt: skip
+    times = {
+        hosts: ours(lines[size])["time_us"] for hosts, lines in by_hosts.items() if size in lines
+    }
     several = len(times) > 1
     value = times[max(times)] / times[min(times)] if several else None
     few, many = (min(times), max(times)) if several else (min(HOSTS), max(HOSTS))
     return Claim(
-        f"broadcast of {size_name(size)}: time with {many} hosts over {few}", "a pipelined chain",
-        "" if value is None else f"{value:.2f}", f"<= {FLAT}",
+        f"broadcast of {size_name(size)}: time with {many} hosts over {few}",
+        "a pipelined chain",
+        "" if value is None else f"{value:.2f}",
+        f"<= {FLAT}",
         None if value is None else value <= FLAT,
-    )  # fmt: skip
+    )
 
 
 def _never_behind(what: str, by_hosts: Mapping[int, Mapping[int, Line]]) -> Claim:
     ratios = _all(by_hosts, over_best)
     worst, where = min(ratios, default=(0.0, ""))
     return Claim(
-        f"{what}: the fastest other's time over ours, worst", "-",
-        f"{worst:.2f} ({where})" if ratios else "", f">= {1 / AS_FAST:.2f}",
+        f"{what}: the fastest other's time over ours, worst",
+        "-",
+        f"{worst:.2f} ({where})" if ratios else "",
+        f">= {1 / AS_FAST:.2f}",
         worst * AS_FAST >= 1 if ratios else None,
-    )  # fmt: skip
+    )
 
 
 def table(found: Found) -> list[Sequence[str]]:
@@ -237,11 +296,20 @@ def table(found: Found) -> list[Sequence[str]]:
         collective, where = name.split(", ", 1)
         for size, line in lines_of(row).items():
             mine = ours(line)
-            ratios = [next((over(line, way) for way in ways if way in line), None)
-                      for ways in OTHERS.values()]  # fmt: skip
-            lines.append((collective, where, size_name(size), f"{mine['time_us']:.0f} us",
-                          f"{100 * mine['spread']:.0f} %",
-                          *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)))
+            ratios = [
+                next((over(line, way) for way in ways if way in line), None)
+                for ways in OTHERS.values()
+            ]
+            lines.append(
+                (
+                    collective,
+                    where,
+                    size_name(size),
+                    f"{mine['time_us']:.0f} us",
+                    f"{100 * mine['spread']:.0f} %",
+                    *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+                )
+            )
     return lines
 
 
@@ -250,11 +318,23 @@ def brief(found: Found) -> list[Sequence[str]]:
     and most; with most hosts a middle size, too. The picture has them all."""
     heads, *lines = table(found)
     left_out, most = {f"{hosts} hosts" for hosts in HOSTS[1:-1]}, f"{HOSTS[-1]} hosts"
-    shown = {name: {size_name(min(sizes)), size_name(max(sizes))}
-             for name, row in found.items() if (sizes := lines_of(row))}  # fmt: skip
-    return [heads, *(line for line in lines if line[1] not in left_out and (
-        line[2] in shown[f"{line[0]}, {line[1]}"]
-        or (line[1] == most and line[2] == size_name(256 * KIB))))]  # fmt: skip
+    shown = {
+        name: {size_name(min(sizes)), size_name(max(sizes))}
+        for name, row in found.items()
+        if (sizes := lines_of(row))
+    }
+    return [
+        heads,
+        *(
+            line
+            for line in lines
+            if line[1] not in left_out
+            and (
+                line[2] in shown[f"{line[0]}, {line[1]}"]
+                or (line[1] == most and line[2] == size_name(256 * KIB))
+            )
+        ),
+    ]
 
 
 def draw(found: Found, figure: Any) -> None:
@@ -272,20 +352,31 @@ def draw(found: Found, figure: Any) -> None:
 def _places(found: Found, collective: str) -> dict[str, dict[int, Line]]:
     """The rows by where: hosts by number, then the ways within one."""
     between = {f"{hosts} hosts": lines for hosts, lines in between_hosts(found, collective).items()}
-    within = {name.split(", ", 1)[1]: lines_of(row) for name, row in found.items()
-              if row["settings"]["collective"] == collective
-              and not row["settings"]["hosts"]}  # fmt: skip
+    within = {
+        name.split(", ", 1)[1]: lines_of(row)
+        for name, row in found.items()
+        if row["settings"]["collective"] == collective and not row["settings"]["hosts"]
+    }
     return {**between, **within}
 
 
 def _draw_one(axes: Any, title: str, lines: Mapping[int, Line]) -> None:
     sizes = sorted(lines)
     for number, (library, ways) in enumerate(OTHERS.items()):
-        there = [(size, ratio) for size in sizes for way in ways
-                 if (ratio := over(lines[size], way)) is not None]  # fmt: skip
+        there = [
+            (size, ratio)
+            for size in sizes
+            for way in ways
+            if (ratio := over(lines[size], way)) is not None
+        ]
         if there:
-            axes.plot(*zip(*there, strict=True), marker="o", markersize=3, label=library,
-                      color=f"C{number + 1}")
+            axes.plot(
+                *zip(*there, strict=True),
+                marker="o",
+                markersize=3,
+                label=library,
+                color=f"C{number + 1}",
+            )
     axes.axhline(1, color="black", linewidth=1, label="ringcomm")
     axes.set_title(title, fontsize=9)
     axes.set(xscale="log", yscale="log")

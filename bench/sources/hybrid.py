@@ -31,10 +31,14 @@ DOCUMENT = (
     "with all-reduce; up to 3.1x over sequential training (ResNet-110) and up to 1.6x over "
     "data-parallel Horovod (ResNet-1001, 30 M parameters)."
 )
-REAL = ("sockets, the bytes of gradients and activations, the sums; in the comparison of weights "
-        "the whole training, by torch.distributed.pipelining over backend ringcomm.")  # fmt: skip
-EMULATED = ("links (netlab, a tenth of rate and size); in the comparison of times the layers' "
-            "compute, which sleeps.")  # fmt: skip
+REAL = (
+    "sockets, the bytes of gradients and activations, the sums; in the comparison of weights "
+    "the whole training, by torch.distributed.pipelining over backend ringcomm."
+)
+EMULATED = (
+    "links (netlab, a tenth of rate and size); in the comparison of times the layers' "
+    "compute, which sleeps."
+)
 WITHOUT_ROOT = "the points named `weights` (over loopback)"
 HARNESS = 1
 
@@ -59,9 +63,14 @@ def points(quick: bool) -> Sequence[Point]:
     for kind in ("resnet", "gpt"):
         for schedule in ("1f1b", "gpipe"):
             settings: dict[str, Any] = {
-                "kind": kind, "schedule": schedule, "micro": 4, "samples": 8, "seed": 1,
-                "steps": 2 if quick else 6, **REAL_TRAINING[kind],
-            }  # fmt: skip
+                "kind": kind,
+                "schedule": schedule,
+                "micro": 4,
+                "samples": 8,
+                "seed": 1,
+                "steps": 2 if quick else 6,
+                **REAL_TRAINING[kind],
+            }
             if quick and kind == "resnet":
                 settings["depth"] = 20
             found.append(Point(f"weights {kind} {schedule}", settings))
@@ -69,10 +78,17 @@ def points(quick: bool) -> Sequence[Point]:
         for kind in ("resnet", "gpt"):
             ways = [*WAYS, *(["sequential"] if factor == max(FACTORS) else [])]
             settings = {
-                "kind": kind, "factor": factor, "mbit": 10 * MBIT if quick else MBIT,
-                "schedule": "gpipe", "samples": SAMPLES[kind], "micro": MICRO, "bucket_mb": 1.0,
-                "ways": ways, "rounds": 1 if quick else 3, "steps": 1 if quick or factor > 1 else 3,
-            }  # fmt: skip
+                "kind": kind,
+                "factor": factor,
+                "mbit": 10 * MBIT if quick else MBIT,
+                "schedule": "gpipe",
+                "samples": SAMPLES[kind],
+                "micro": MICRO,
+                "bucket_mb": 1.0,
+                "ways": ways,
+                "rounds": 1 if quick else 3,
+                "steps": 1 if quick or factor > 1 else 3,
+            }
             found.append(Point(f"time {kind} {factor:g}", settings, settings["mbit"]))
     return found
 
@@ -113,8 +129,9 @@ def _times(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
     kind, total = settings["kind"], compute_s(settings)
     made = shapes(kind)
-    at = cut(made, settings["samples"] // 2, settings["micro"], total / 2,
-             settings["mbit"] * GOODPUT)  # fmt: skip
+    at = cut(
+        made, settings["samples"] // 2, settings["micro"], total / 2, settings["mbit"] * GOODPUT
+    )
     asked = {"do": "time", "compute_s": total, "at": at, **settings}
     with Site(HOSTS, HOSTS, [settings["mbit"]]) as site:
         told = site.run(_command(asked), ENVIRONMENT, 900).records()
@@ -128,10 +145,15 @@ def _times(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     first = sum(piece.parameters for piece in made[:at])
     costs = sum(piece.cost for piece in made[:at]) / sum(piece.cost for piece in made)
     return {
-        "parameters": sum(piece.parameters for piece in made), "compute_s": total, "at": at,
-        "pieces": len(made), "first_parameters": first, "first_cost": costs,
-        "cut_bytes": made[at - 1].bytes_behind * settings["samples"] // 2, "ways": ways,
-    }  # fmt: skip
+        "parameters": sum(piece.parameters for piece in made),
+        "compute_s": total,
+        "at": at,
+        "pieces": len(made),
+        "first_parameters": first,
+        "first_cost": costs,
+        "cut_bytes": made[at - 1].bytes_behind * settings["samples"] // 2,
+        "ways": ways,
+    }
 
 
 # ---- what the rows say ----
@@ -144,8 +166,11 @@ def _ratio(row: Mapping[str, Any], way: str) -> float:
 
 def _best(found: Found, kind: str, way: str) -> tuple[float, str] | None:
     """The largest such ratio, and the point it is at."""
-    rows = {name: row for name, row in found.items()
-            if name.startswith(f"time {kind}") and way in row["ways"]}  # fmt: skip
+    rows = {
+        name: row
+        for name, row in found.items()
+        if name.startswith(f"time {kind}") and way in row["ways"]
+    }
     return max(((_ratio(row, way), name) for name, row in rows.items()), default=None)
 
 
@@ -160,45 +185,84 @@ def claims(found: Found) -> Sequence[Claim]:
                 bits = "same bits" if row["same_bits"] else f"{row['apart_in_order']:.1e} apart"
                 said = f"{bits}; {row['apart']:.1e} off"
                 met = bool(row["same_bits"] and row["replicas_same"] and row["apart"] <= TOLERANCE)
-            made.append(Claim(
-                f"{called} by {schedule}: weights beside one process", "sequential",
-                said, f"same bits; within {TOLERANCE:g}", met,
-            ))  # fmt: skip
+            made.append(
+                Claim(
+                    f"{called} by {schedule}: weights beside one process",
+                    "sequential",
+                    said,
+                    f"same bits; within {TOLERANCE:g}",
+                    met,
+                )
+            )
         for way, document, bound, baselines in (
-            ("sequential", "up to 3.1x (ResNet-110)", OVER_SEQUENTIAL,
-             ("one device, a ResNet", f"one device, a {called}")),
-            ("data parallel", "up to 1.6x (ResNet-1001)", OVER_DATA_PARALLEL,
-             ("Horovod", "ringcomm")),
+            (
+                "sequential",
+                "up to 3.1x (ResNet-110)",
+                OVER_SEQUENTIAL,
+                ("one device, a ResNet", f"one device, a {called}"),
+            ),
+            (
+                "data parallel",
+                "up to 1.6x (ResNet-1001)",
+                OVER_DATA_PARALLEL,
+                ("Horovod", "ringcomm"),
+            ),
             ("gloo", "up to 1.6x (ResNet-1001)", OVER_DATA_PARALLEL, ("Horovod", "gloo")),
         ):
             best = _best(found, kind, way)
-            against = {"gloo": "gloo's data parallel", "data parallel":
-                       "data parallel"}.get(way, way)  # fmt: skip
+            against = {"gloo": "gloo's data parallel", "data parallel": "data parallel"}.get(
+                way, way
+            )
             said = f"{best[0]:.2f}x (compute/exchange {best[1].split()[-1]})" if best else ""
-            made.append(Claim(
-                f"{called}, 2x2 ranks: throughput over {against}", document, said,
-                f"{bound}x", best and best[0] >= bound, best and best[0] / bound, baselines,
-            ))  # fmt: skip
+            made.append(
+                Claim(
+                    f"{called}, 2x2 ranks: throughput over {against}",
+                    document,
+                    said,
+                    f"{bound}x",
+                    best and best[0] >= bound,
+                    best and best[0] / bound,
+                    baselines,
+                )
+            )
     return made
 
 
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each point."""
     lines: list[Sequence[str]] = [
-        ("model", "compute / exchange", "sequential", "gloo", "data parallel", "hybrid",
-         "over gloo", "over data parallel", "sent, data parallel", "sent, hybrid", "cut at"),
-    ]  # fmt: skip
+        (
+            "model",
+            "compute / exchange",
+            "sequential",
+            "gloo",
+            "data parallel",
+            "hybrid",
+            "over gloo",
+            "over data parallel",
+            "sent, data parallel",
+            "sent, hybrid",
+            "cut at",
+        ),
+    ]
     timed = [(*name.split()[1:], row) for name, row in found.items() if name.startswith("time")]
     for kind, factor, row in sorted(timed, key=lambda one: (one[0], float(one[1]))):
         ways = row["ways"]
-        seconds = [f"{ways[way]['step_s']:.2f} s" if way in ways else "-"
-                   for way in ("sequential", *WAYS)]  # fmt: skip
+        seconds = [
+            f"{ways[way]['step_s']:.2f} s" if way in ways else "-" for way in ("sequential", *WAYS)
+        ]
         sent = [f"{ways[way]['port_bytes'] / 1e6:.1f} MB" for way in ("data parallel", "hybrid")]
-        lines.append((
-            NAMES[kind], factor, *seconds, f"{_ratio(row, 'gloo'):.2f}x",
-            f"{_ratio(row, 'data parallel'):.2f}x", *sent,
-            f"{row['at']}/{row['pieces']}, {row['first_cost']:.0%}",
-        ))  # fmt: skip
+        lines.append(
+            (
+                NAMES[kind],
+                factor,
+                *seconds,
+                f"{_ratio(row, 'gloo'):.2f}x",
+                f"{_ratio(row, 'data parallel'):.2f}x",
+                *sent,
+                f"{row['at']}/{row['pieces']}, {row['first_cost']:.0%}",
+            )
+        )
     return lines
 
 
@@ -208,17 +272,27 @@ def draw(found: Found, figure: Any) -> None:
     for kind, called in NAMES.items():
         for way, style in (("data parallel", "-"), ("gloo", "--")):
             dots = sorted(
-                (float(name.split()[-1]), _ratio(row, way)) for name, row in found.items()
+                (float(name.split()[-1]), _ratio(row, way))
+                for name, row in found.items()
                 if name.startswith(f"time {kind}") and way in row["ways"]
-            )  # fmt: skip
+            )
             if dots:
                 over = "ringcomm" if way == "data parallel" else way
-                axes.plot(*zip(*dots, strict=True), style, marker="o" if style == "-" else "x",
-                          color="tab:blue" if kind == "gpt" else "tab:orange",
-                          label=f"{called}, over data parallel by {over}")  # fmt: skip
+                axes.plot(
+                    *zip(*dots, strict=True),
+                    style,
+                    marker="o" if style == "-" else "x",
+                    color="tab:blue" if kind == "gpt" else "tab:orange",
+                    label=f"{called}, over data parallel by {over}",
+                )
     axes.axhline(OVER_DATA_PARALLEL, color="gray", lw=0.8)
-    axes.text(axes.get_xlim()[1], OVER_DATA_PARALLEL, "HyPar-Flow's ResNet-1001, over Horovod ",
-              va="bottom", ha="right")  # fmt: skip
+    axes.text(
+        axes.get_xlim()[1],
+        OVER_DATA_PARALLEL,
+        "HyPar-Flow's ResNet-1001, over Horovod ",
+        va="bottom",
+        ha="right",
+    )
     axes.set_ylim(0, None)
     axes.set_xlabel("compute of a rank over its exchange in data parallel")
     axes.set_ylabel("throughput of 2 stages x 2 replicas, relative")

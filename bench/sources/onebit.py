@@ -56,9 +56,13 @@ RATES = {4200: 200, 2400: 200, 10_000: 200, 1000: 40, 100: 8}  # Mbit/s: d
 VOLUME, THROUGHPUT = 5.0, 3.3
 PAPERS_BASELINE = "16-bit gradients"
 FP32, BF16, DENSE, DENSE8, ADAM, LAMB = (
-    "fp32 gradients", "bf16 gradients", "dense stage", "dense stage, int8", "1-bit Adam",
+    "fp32 gradients",
+    "bf16 gradients",
+    "dense stage",
+    "dense stage, int8",
+    "1-bit Adam",
     "1-bit LAMB",
-)  # fmt: skip
+)
 BF16_HIDDEN, INT8_HIDDEN = "bf16, overlap", "int8, overlap"
 BESIDE = (BF16, BF16_HIDDEN, INT8_HIDDEN)
 
@@ -82,10 +86,16 @@ def points(quick: bool) -> list[Point]:
         layers = transformer(2, 100, 100)
         return [_point("BERT", 2, 1000, layers, rounds=1, settle=7)]
     named = [(model, 8, PAPERS_MBIT[8]) for model in MODELS] + [("BERT", 2, PAPERS_MBIT[2])]
-    named += [(model, hosts, mbit) for hosts in (8, 4, 2) for mbit in (1000, 10_000, 100)
-              for model in MODELS]  # fmt: skip
-    return [_point(model, hosts, mbit, MODELS[model][0], rounds=3, settle=7)
-            for model, hosts, mbit in named]  # fmt: skip
+    named += [
+        (model, hosts, mbit)
+        for hosts in (8, 4, 2)
+        for mbit in (1000, 10_000, 100)
+        for model in MODELS
+    ]
+    return [
+        _point(model, hosts, mbit, MODELS[model][0], rounds=3, settle=7)
+        for model, hosts, mbit in named
+    ]
 
 
 def _point(
@@ -93,10 +103,20 @@ def _point(
 ) -> Point:
     slower = RATES[mbit]
     rate = "papers" if mbit == PAPERS_MBIT.get(hosts) else f"{mbit} Mbit/s"
-    return Point(f"{model}, {hosts} hosts, {rate}", {
-        "model": model, "hosts": hosts, "mbit": mbit, "link_mbit": mbit / slower, "layers": layers,
-        "compute_s": MODELS[model][1] * slower / SHRUNK, "rounds": rounds, "settle": settle,
-    }, mbit / slower)  # fmt: skip
+    return Point(
+        f"{model}, {hosts} hosts, {rate}",
+        {
+            "model": model,
+            "hosts": hosts,
+            "mbit": mbit,
+            "link_mbit": mbit / slower,
+            "layers": layers,
+            "compute_s": MODELS[model][1] * slower / SHRUNK,
+            "rounds": rounds,
+            "settle": settle,
+        },
+        mbit / slower,
+    )
 
 
 def ways(layers: Sequence[Sequence[int]], settle: int) -> dict[str, steps.Way]:
@@ -114,8 +134,13 @@ def ways(layers: Sequence[Sequence[int]], settle: int) -> dict[str, steps.Way]:
         BF16_HIDDEN: {**hidden, "codec": "bf16"},
         INT8_HIDDEN: {**hidden, "codec": "int8"},
         DENSE: {**momentum, "optimizer": "OneBitAdam", "settings": late, "steps": 1, "settle": 2},
-        DENSE8: {**momentum, "optimizer": "OneBitAdam", "settings": {**late, "dense": "int8"},
-                 "steps": 1, "settle": 2},
+        DENSE8: {
+            **momentum,
+            "optimizer": "OneBitAdam",
+            "settings": {**late, "dense": "int8"},
+            "steps": 1,
+            "settle": 2,
+        },
         ADAM: {**momentum, "optimizer": "OneBitAdam", "settings": early},
         LAMB: {**momentum, "optimizer": "OneBitLamb", "settings": early},
     }
@@ -129,8 +154,10 @@ def measure(point: Point) -> dict[str, Any]:
     with Site(asked["hosts"], asked["hosts"], [asked["link_mbit"]]) as site:
         print(f"# {site.describe()}", flush=True)
         told = steps.run(site, job, 1500)
-    return {"compute_s": asked["compute_s"],
-            "ways": {way: summary(runs) for way, runs in told.items()}}  # fmt: skip
+    return {
+        "compute_s": asked["compute_s"],
+        "ways": {way: summary(runs) for way, runs in told.items()},
+    }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,8 +171,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     many = [step for step in every if step[1] > RENEWS * least]
     made |= {"step_s": statistics.median(few), "sent": least}
     if many:
-        made |= {"renewing_s": statistics.median(step_s for step_s, _ in many),
-                 "renewing_sent": statistics.median(sent for _, sent in many)}  # fmt: skip
+        made |= {
+            "renewing_s": statistics.median(step_s for step_s, _ in many),
+            "renewing_sent": statistics.median(sent for _, sent in many),
+        }
     return made
 
 
@@ -194,21 +223,39 @@ def claims(found: Found) -> list[Claim]:
         ("1-bit Adam: bytes saved end to end, of fp32", ADAM, FP32, "sent", DENSE, 5.0, VOLUME),
         ("1-bit Adam: throughput end to end", ADAM, BF16, "step_s", DENSE, 3.3, THROUGHPUT),
         ("1-bit LAMB: throughput end to end", LAMB, BF16, "step_s", DENSE, 2.8, 2.8),
-        ("1-bit Adam after an int8 stage: throughput", ADAM, BF16, "step_s", DENSE8, 3.3,
-         THROUGHPUT),
-        ("1-bit Adam: throughput end to end, of fp32", ADAM, FP32, "step_s", DENSE, 3.3,
-         THROUGHPUT),
-        ("1-bit Adam: throughput, steps at 1 bit alone", ADAM, BF16, "step_s", "", 3.3,
-         THROUGHPUT),
-    ):  # fmt: skip
+        (
+            "1-bit Adam after an int8 stage: throughput",
+            ADAM,
+            BF16,
+            "step_s",
+            DENSE8,
+            3.3,
+            THROUGHPUT,
+        ),
+        (
+            "1-bit Adam: throughput end to end, of fp32",
+            ADAM,
+            FP32,
+            "step_s",
+            DENSE,
+            3.3,
+            THROUGHPUT,
+        ),
+        ("1-bit Adam: throughput, steps at 1 bit alone", ADAM, BF16, "step_s", "", 3.3, THROUGHPUT),
+    ):
         ours = None if row is None else over(row, baseline, name, figure, dense)
         beside = PAPERS_BASELINE if baseline == BF16 else baseline
-        made.append(Claim(
-            what, f"up to {paper:g}x", "" if ours is None else f"{ours:.2f}x",
-            f">= {bound:g}x", None if ours is None else ours >= bound,
-            None if ours is None else ours / paper,
-            (PAPERS_BASELINE, beside if dense else f"{beside}, without the dense stage"),
-        ))  # fmt: skip
+        made.append(
+            Claim(
+                what,
+                f"up to {paper:g}x",
+                "" if ours is None else f"{ours:.2f}x",
+                f">= {bound:g}x",
+                None if ours is None else ours >= bound,
+                None if ours is None else ours / paper,
+                (PAPERS_BASELINE, beside if dense else f"{beside}, without the dense stage"),
+            )
+        )
     return made
 
 
@@ -216,19 +263,33 @@ def table(found: Found) -> list[Sequence[str]]:
     """A line for each point: bytes and throughput, over those of fp32 and bf16 gradients that are
     exchanged after backward."""
     heads = (
-        "model, hosts, rate", "bytes saved, of fp32: Adam", "LAMB", "of bf16: Adam",
-        "after int8", "throughput, of fp32: bf16", "bf16, overlap", "int8, overlap",
-        "Adam at 1 bit", "Adam end to end", "LAMB end to end", "of bf16: Adam", "after int8",
-    )  # fmt: skip
+        "model, hosts, rate",
+        "bytes saved, of fp32: Adam",
+        "LAMB",
+        "of bf16: Adam",
+        "after int8",
+        "throughput, of fp32: bf16",
+        "bf16, overlap",
+        "int8, overlap",
+        "Adam at 1 bit",
+        "Adam end to end",
+        "LAMB end to end",
+        "of bf16: Adam",
+        "after int8",
+    )
     made: list[Sequence[str]] = [heads]
     for name, row in found.items():
         figures = [
-            over(row, FP32, ADAM, "sent", DENSE), over(row, FP32, LAMB, "sent", DENSE),
-            over(row, BF16, ADAM, "sent", DENSE), over(row, BF16, ADAM, "sent", DENSE8),
+            over(row, FP32, ADAM, "sent", DENSE),
+            over(row, FP32, LAMB, "sent", DENSE),
+            over(row, BF16, ADAM, "sent", DENSE),
+            over(row, BF16, ADAM, "sent", DENSE8),
             *(over(row, FP32, way, "step_s") for way in (*BESIDE, ADAM)),
-            over(row, FP32, ADAM, "step_s", DENSE), over(row, FP32, LAMB, "step_s", DENSE),
-            over(row, BF16, ADAM, "step_s", DENSE), over(row, BF16, ADAM, "step_s", DENSE8),
-        ]  # fmt: skip
+            over(row, FP32, ADAM, "step_s", DENSE),
+            over(row, FP32, LAMB, "step_s", DENSE),
+            over(row, BF16, ADAM, "step_s", DENSE),
+            over(row, BF16, ADAM, "step_s", DENSE8),
+        ]
         made.append((name, *(f"{figure:.2f}" for figure in figures)))
     return made
 
@@ -236,29 +297,60 @@ def table(found: Found) -> list[Sequence[str]]:
 def brief(found: Found) -> list[Sequence[str]]:
     """BERT's lines, which GPT's are like, with most hosts, and with two at the papers' rate."""
     heads, *lines = table(found)
-    return [heads, *(line for line in lines if line[0].startswith("BERT, 8")
-                     or line[0] == "BERT, 2 hosts, papers")]
+    return [
+        heads,
+        *(
+            line
+            for line in lines
+            if line[0].startswith("BERT, 8") or line[0] == "BERT, 2 hosts, papers"
+        ),
+    ]
 
 
 def draw(found: Found, figure: Any) -> None:
     """Throughput over that of bf16 gradients, the paper's baseline, by rate, a line for each way;
     a panel per model."""
-    models = [one for one in MODELS
-              if any(row["settings"]["model"] == one for row in found.values())]  # fmt: skip
+    models = [
+        one for one in MODELS if any(row["settings"]["model"] == one for row in found.values())
+    ]
     panels = figure.subplots(1, max(1, len(models)), sharey=True, squeeze=False)[0]
-    shown = ((BF16_HIDDEN, ""), (INT8_HIDDEN, ""), (ADAM, ""), (ADAM, DENSE), (ADAM, DENSE8),
-             (LAMB, DENSE))  # fmt: skip
+    shown = (
+        (BF16_HIDDEN, ""),
+        (INT8_HIDDEN, ""),
+        (ADAM, ""),
+        (ADAM, DENSE),
+        (ADAM, DENSE8),
+        (LAMB, DENSE),
+    )
     for axes, model in zip(panels, models, strict=False):
-        most = max((row["settings"]["hosts"] for row in found.values()
-                    if row["settings"]["model"] == model), default=0)  # fmt: skip
-        rows = sorted((row for row in found.values() if row["settings"]["model"] == model
-                       and row["settings"]["hosts"] == most),
-                      key=lambda row: float(row["settings"]["mbit"]))  # fmt: skip
+        most = max(
+            (
+                row["settings"]["hosts"]
+                for row in found.values()
+                if row["settings"]["model"] == model
+            ),
+            default=0,
+        )
+        rows = sorted(
+            (
+                row
+                for row in found.values()
+                if row["settings"]["model"] == model and row["settings"]["hosts"] == most
+            ),
+            key=lambda row: float(row["settings"]["mbit"]),
+        )
         rates = [row["settings"]["mbit"] for row in rows]
         for way, dense in shown:
-            axes.plot(rates, [over(row, BF16, way, "step_s", dense) for row in rows], "o-",
-                      label=f"{way} after {dense}" if dense else
-                      f"{way}, steps at 1 bit" if way == ADAM else way)  # fmt: skip
+            axes.plot(
+                rates,
+                [over(row, BF16, way, "step_s", dense) for row in rows],
+                "o-",
+                label=f"{way} after {dense}"
+                if dense
+                else f"{way}, steps at 1 bit"
+                if way == ADAM
+                else way,
+            )
         axes.axhline(THROUGHPUT, color="gray", linestyle=":")
         axes.set(title=f"{model}, {most} hosts", xlabel="Mbit/s", xscale="log", ylim=(0, None))
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=30)

@@ -55,10 +55,19 @@ def points(quick: bool) -> list[Point]:
     if quick:
         size = {"parameters": 3e5, "rounds": 1, "steps": 1, "settle": 2}
     return [
-        Point(f"{hosts} host{'s' * (hosts > 1)}", {"hosts": hosts, "mbit": MBIT, "layers": LAYERS,
-              "compute": COMPUTE_PER_EXCHANGE, **size}, MBIT)
+        Point(
+            f"{hosts} host{'s' * (hosts > 1)}",
+            {
+                "hosts": hosts,
+                "mbit": MBIT,
+                "layers": LAYERS,
+                "compute": COMPUTE_PER_EXCHANGE,
+                **size,
+            },
+            MBIT,
+        )
         for hosts in ((2, 1) if quick else MEASURED)
-    ]  # fmt: skip
+    ]
 
 
 def limit_s(parameters: int, mbit: float) -> float:
@@ -83,8 +92,11 @@ def measure(point: Point) -> dict[str, Any]:
     with Site(hosts, hosts, [asked["mbit"]]) as site:
         print(f"# {site.describe()}", flush=True)
         told = steps.run(site, job, 900)
-    return {"compute_s": compute_s, "parameters": parameters,
-            "ways": {way: steps.summary(runs) for way, runs in told.items()}}  # fmt: skip
+    return {
+        "compute_s": compute_s,
+        "parameters": parameters,
+        "ways": {way: steps.summary(runs) for way, runs in told.items()},
+    }
 
 
 # ---- the model ----
@@ -142,9 +154,17 @@ def lines(found: Found) -> list[Line]:
             exchange = taken_s / limit
             bytes_s = steps.wire_s("none", row["parameters"], hosts, mbit)
             hop_s = (taken_s - bytes_s) / (2 * (hosts - 1))
-        made.append(Line(hosts, steps.efficiency(row["ways"], AFTER),
-                         steps.efficiency(row["ways"], DURING), exchange, hop_s, model / limit,
-                         algorithm))  # fmt: skip
+        made.append(
+            Line(
+                hosts,
+                steps.efficiency(row["ways"], AFTER),
+                steps.efficiency(row["ways"], DURING),
+                exchange,
+                hop_s,
+                model / limit,
+                algorithm,
+            )
+        )
     return made
 
 
@@ -159,31 +179,67 @@ def claims(found: Found) -> list[Claim]:
     grown = max((line.exchange or 0.0 for line in measured), default=None)
     faster = last.during / last.after if last else None
     return [
-        Claim(f"{last.hosts if last else 8} hosts, overlap: samples/s over linear",
-              "near 1 (a plot)", f"{last.during:.3f}" if last else "", f">= {LINEAR:g}",
-              last.during >= LINEAR if last else None, baselines=("one host", "one host")),
-        Claim("the same over no overlap", "may lose less than 400 ms",
-              f"{faster:.2f} times" if faster else "", "> 1", faster > 1 if faster else None),
-        Claim("exchange of 2 to 8 hosts over its limit for any number", "1 (flat)",
-              f"at most {grown:.2f}" if grown else "", "<= 1", grown <= 1 if grown else None),
-        Claim("cost model beside measured exchanges", "-",
-              f"off by at most {100 * off:.1f} %" if off is not None else "",
-              f"<= {100 * MODEL_WITHIN:g} %", off <= MODEL_WITHIN if off is not None else None),
-    ]  # fmt: skip
+        Claim(
+            f"{last.hosts if last else 8} hosts, overlap: samples/s over linear",
+            "near 1 (a plot)",
+            f"{last.during:.3f}" if last else "",
+            f">= {LINEAR:g}",
+            last.during >= LINEAR if last else None,
+            baselines=("one host", "one host"),
+        ),
+        Claim(
+            "the same over no overlap",
+            "may lose less than 400 ms",
+            f"{faster:.2f} times" if faster else "",
+            "> 1",
+            faster > 1 if faster else None,
+        ),
+        Claim(
+            "exchange of 2 to 8 hosts over its limit for any number",
+            "1 (flat)",
+            f"at most {grown:.2f}" if grown else "",
+            "<= 1",
+            grown <= 1 if grown else None,
+        ),
+        Claim(
+            "cost model beside measured exchanges",
+            "-",
+            f"off by at most {100 * off:.1f} %" if off is not None else "",
+            f"<= {100 * MODEL_WITHIN:g} %",
+            off <= MODEL_WITHIN if off is not None else None,
+        ),
+    ]
 
 
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each number of hosts."""
+
     def number(value: float | None, digits: int = 3) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    heads = ("hosts", "samples/s over linear, exchange after backward", "during backward",
-             "exchange over 2 S/B", "cost model", "model's error", "model's algorithm")
+    heads = (
+        "hosts",
+        "samples/s over linear, exchange after backward",
+        "during backward",
+        "exchange over 2 S/B",
+        "cost model",
+        "model's error",
+        "model's algorithm",
+    )
     made: list[Sequence[str]] = [heads]
     for line in lines(found):
         off = "-" if line.off is None else f"{100 * line.off:+.1f} %"
-        made.append((str(line.hosts), number(line.after), number(line.during),
-                     number(line.exchange), number(line.model), off, line.algorithm))
+        made.append(
+            (
+                str(line.hosts),
+                number(line.after),
+                number(line.during),
+                number(line.exchange),
+                number(line.model),
+                off,
+                line.algorithm,
+            )
+        )
     return made
 
 
@@ -192,10 +248,12 @@ def notes(found: Found) -> list[str]:
     hops = [1e3 * line.hop_s for line in lines(found) if line.hop_s is not None]
     if not hops:
         return []
-    return [f"Beyond its bytes the exchange takes {min(hops):.1f} to {max(hops):.1f} ms for each "
-            f"hop of the ring here, on cores that the hosts share; the cost model has "
-            f"{1e3 * costs.MODEL.hop:g} ms. A curve of more hosts would follow from that figure "
-            "alone, so it ends with the points."]  # fmt: skip
+    return [
+        f"Beyond its bytes the exchange takes {min(hops):.1f} to {max(hops):.1f} ms for each "
+        f"hop of the ring here, on cores that the hosts share; the cost model has "
+        f"{1e3 * costs.MODEL.hop:g} ms. A curve of more hosts would follow from that figure "
+        "alone, so it ends with the points."
+    ]
 
 
 def draw(found: Found, figure: Any) -> None:
@@ -205,16 +263,30 @@ def draw(found: Found, figure: Any) -> None:
     hosts = [line.hosts for line in measured]
     left.plot(hosts, hosts, color="gray", linestyle=":", label="linear")
     for name, style, color in (("during", "o-", "tab:blue"), ("after", "s-", "tab:orange")):
-        left.plot(hosts, [line.hosts * getattr(line, name) for line in measured], style,
-                  color=color, label=f"exchange {name} backward")  # fmt: skip
+        left.plot(
+            hosts,
+            [line.hosts * getattr(line, name) for line in measured],
+            style,
+            color=color,
+            label=f"exchange {name} backward",
+        )
     left.set(xlabel="hosts", ylabel="samples a second, of one host's")
     left.set(xlim=(0, None), ylim=(0, None))
     left.legend()
     several = [line for line in measured if line.exchange is not None]
     hosts = [line.hosts for line in several]
     right.plot(hosts, [line.model for line in several], color="gray", label="cost model")
-    right.plot(hosts, [line.exchange for line in several], "s", color="tab:orange",
-               label="measured, after backward")  # fmt: skip
-    right.set(xlim=(0, None), ylim=(0, 1.2), xlabel="hosts",
-              ylabel="exchange of a rank, over its limit for any number")  # fmt: skip
+    right.plot(
+        hosts,
+        [line.exchange for line in several],
+        "s",
+        color="tab:orange",
+        label="measured, after backward",
+    )
+    right.set(
+        xlim=(0, None),
+        ylim=(0, 1.2),
+        xlabel="hosts",
+        ylabel="exchange of a rank, over its limit for any number",
+    )
     right.legend()

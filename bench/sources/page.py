@@ -26,8 +26,11 @@ Everything = Mapping[str, tuple[Source, Found]]
 
 def summary(everything: Everything) -> str:
     """All claims in one table."""
-    lines = [(f"[{name}](#{name})", *line_of(one))
-             for name, (source, rows) in everything.items() for one in source.claims(rows)]
+    lines = [
+        (f"[{name}](#{name})", *line_of(one))
+        for name, (source, rows) in everything.items()
+        for one in source.claims(rows)
+    ]
     return "\n".join(columns.markdown([HEADS, *lines]))
 
 
@@ -38,8 +41,11 @@ def line_of(one: Claim) -> tuple[str, ...]:
 
 def section(name: str, source: Source, rows: Found) -> str:
     """A source's part of the page."""
-    parts = [f"{source.DOCUMENT}", f"Real: {source.REAL} Emulated: {source.EMULATED}",
-             f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip()]
+    parts = [
+        f"{source.DOCUMENT}",
+        f"Real: {source.REAL} Emulated: {source.EMULATED}",
+        f"`python bench/results.py {name}`{_taken(rows)} {_due(source, rows)}".strip(),
+    ]
     table, whole = columns.with_units(brief_of(source, rows)), len(source.table(rows))
     if len(table) > 1:
         parts.append("\n".join(columns.markdown(table)))
@@ -54,8 +60,9 @@ def section(name: str, source: Source, rows: Found) -> str:
 def _taken(rows: Found) -> str:
     if not rows:
         return ": not measured yet."
-    dates, cpus, torches = (sorted({str(row[name]) for row in rows.values()})
-                            for name in ("date", "cpu", "torch"))  # fmt: skip
+    dates, cpus, torches = (
+        sorted({str(row[name]) for row in rows.values()}) for name in ("date", "cpu", "torch")
+    )
     dated = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f"; {dated}, {', '.join(cpus)}, torch {', '.join(torches)}."
 
@@ -89,16 +96,25 @@ def draw(source: Source, rows: Found, path: Path) -> None:
 
 def draw_summary(everything: Everything, path: Path) -> None:
     """What ringcomm reaches of each figure of a document that is like for like."""
-    bars = [(name, one) for name, (source, rows) in everything.items()
-            for one in source.claims(rows)
-            if one.ratio is not None and one.is_like_for_like]  # fmt: skip
+    bars = [
+        (name, one)
+        for name, (source, rows) in everything.items()
+        for one in source.claims(rows)
+        if one.ratio is not None and one.is_like_for_like
+    ]
     figure = _figure(11, max(2.0, 0.36 * len(bars) + 1.4))
     axes = figure.add_subplot()
     for place, (_, one) in enumerate(reversed(bars)):
         ratio = one.ratio or 0.0
         axes.barh(place, ratio, color="tab:blue" if ratio >= 1 else "tab:orange")
-        axes.annotate(f"{one.ours} (theirs: {one.document})", (max(ratio, 1), place),
-                      xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            f"{one.ours} (theirs: {one.document})",
+            (max(ratio, 1), place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     labels = [f"{name}: {one.what}" for name, one in reversed(bars)]
     axes.set_yticks(range(len(bars)), labels, fontsize=8)
     axes.set_xlim(0, max([1.0, *(one.ratio or 0.0 for _, one in bars)]) / WORDS_FROM)

@@ -59,28 +59,44 @@ BEHIND_S = 600.0  # of a run's limit, for its start, its evaluations and its end
 
 def points(quick: bool) -> list[Point]:
     """All methods with the first seed, then with the next."""
-    many: dict[str, Any] = {"hosts": HOSTS, "rate": RATE, "steps": STEPS, "every": EVERY,
-                            "limit_s": LIMIT_S}  # fmt: skip
+    many: dict[str, Any] = {
+        "hosts": HOSTS,
+        "rate": RATE,
+        "steps": STEPS,
+        "every": EVERY,
+        "limit_s": LIMIT_S,
+    }
     names, seeds = list(METHODS), SEEDS
     if quick:
         many |= {"rate": 1000.0, "steps": 4, "every": 2, "limit_s": 5.0}
         names, seeds = ["int4 hook"], SEEDS[:1]
-    return [Point(f"{name}, seed {seed}", {"method": METHODS[name][0], "seed": seed, **many},
-                  many["rate"])
-            for seed in seeds for name in names]  # fmt: skip
+    return [
+        Point(
+            f"{name}, seed {seed}", {"method": METHODS[name][0], "seed": seed, **many}, many["rate"]
+        )
+        for seed in seeds
+        for name in names
+    ]
 
 
 def measure(point: Point) -> Mapping[str, Any]:
     """A run."""
     asked = point.settings
     lr = rate_of(asked["method"])
-    run = {"setting": "T1", "method": asked["method"], "lr": lr, "seed": asked["seed"],
-           "role": "final", "steps": asked["steps"]}  # fmt: skip
+    run = {
+        "setting": "T1",
+        "method": asked["method"],
+        "lr": lr,
+        "seed": asked["seed"],
+        "role": "final",
+        "steps": asked["steps"],
+    }
     told = json.dumps({"run": run, "every": asked["every"], "limit_s": asked["limit_s"]})
     with Site(asked["hosts"], asked["hosts"], [asked["rate"]]) as site:
         started = site.start([sys.executable, str(RANK), told], {"GLOO_SOCKET_IFNAME": "eth0"})
-        (row,) = (one for one in finish(started, asked["limit_s"] + BEHIND_S).records()
-                  if "curve" in one)  # fmt: skip
+        (row,) = (
+            one for one in finish(started, asked["limit_s"] + BEHIND_S).records() if "curve" in one
+        )
     return {**row, "lr": lr}
 
 
@@ -130,9 +146,18 @@ def _over(found: Found, name: str, than: str) -> str:
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each method; medians over the seeds."""
     lines: list[Sequence[str]] = [
-        ("method", "seeds", "s per step", "compute", "KB per step", f"s to {TARGET} nats",
-         "fp32's time over it", "last loss", "at s"),
-    ]  # fmt: skip
+        (
+            "method",
+            "seeds",
+            "s per step",
+            "compute",
+            "KB per step",
+            f"s to {TARGET} nats",
+            "fp32's time over it",
+            "last loss",
+            "at s",
+        ),
+    ]
     for name in METHODS:
         runs = runs_of(found, name)
         if not runs:
@@ -143,15 +168,19 @@ def table(found: Found) -> list[Sequence[str]]:
             return statistics.median(values)
 
         to = median_to(found, name)
-        lines.append((
-            name, str(len(runs)), f"{middle([end[2] / end[0] for end in ends]):.3f}",
-            f"{middle([run['compute_s'] for run in runs]):.3f}",
-            f"{middle([end[3] / end[0] for end in ends]) / 1e3:.0f}",
-            "not by then" if to is None or math.isinf(to) else f"{to:.0f}",
-            _over(found, name, FP32),
-            f"{middle([math.inf if end[1] is None else end[1] for end in ends]):.3f}",
-            f"{middle([end[2] for end in ends]):.0f}",
-        ))  # fmt: skip
+        lines.append(
+            (
+                name,
+                str(len(runs)),
+                f"{middle([end[2] / end[0] for end in ends]):.3f}",
+                f"{middle([run['compute_s'] for run in runs]):.3f}",
+                f"{middle([end[3] / end[0] for end in ends]) / 1e3:.0f}",
+                "not by then" if to is None or math.isinf(to) else f"{to:.0f}",
+                _over(found, name, FP32),
+                f"{middle([math.inf if end[1] is None else end[1] for end in ends]):.3f}",
+                f"{middle([end[2] for end in ends]):.0f}",
+            )
+        )
     return lines
 
 
@@ -171,17 +200,26 @@ def notes(found: Found) -> list[str]:
 
 def claims(found: Found) -> list[Claim]:
     """The fastest of ringcomm's methods beside each of torch's."""
-    ours = {name: to for name in METHODS if name not in BASELINES
-            and (to := median_to(found, name)) is not None}  # fmt: skip
+    ours = {
+        name: to
+        for name in METHODS
+        if name not in BASELINES and (to := median_to(found, name)) is not None
+    }
     best = min(ours, key=ours.__getitem__, default=None)
     made = []
     for than in BASELINES:
         theirs = median_to(found, than)
         met = None if best is None or theirs is None else ours[best] < theirs
         said = "" if best is None or theirs is None else f"{_over(found, best, than)} ({best})"
-        made.append(Claim(
-            f"wall clock to {TARGET} nats, the fastest method beside {than}", "-", said, "> 1x", met
-        ))  # fmt: skip
+        made.append(
+            Claim(
+                f"wall clock to {TARGET} nats, the fastest method beside {than}",
+                "-",
+                said,
+                "> 1x",
+                met,
+            )
+        )
     return made
 
 
@@ -196,13 +234,33 @@ def draw(found: Found, figure: Any) -> None:
         seconds = [statistics.fmean(point[2] for point in points) for points in same]
         losses = [[point[1] for point in points] for points in same]
         style = "--" if name in BASELINES else "-"
-        axes.plot(seconds, [statistics.fmean(each) for each in losses], style, color=color,
-                  label=name, lw=2)  # fmt: skip
-        axes.fill_between(seconds, [min(each) for each in losses], [max(each) for each in losses],
-                          color=color, alpha=0.2, lw=0)  # fmt: skip
+        axes.plot(
+            seconds,
+            [statistics.fmean(each) for each in losses],
+            style,
+            color=color,
+            label=name,
+            lw=2,
+        )
+        axes.fill_between(
+            seconds,
+            [min(each) for each in losses],
+            [max(each) for each in losses],
+            color=color,
+            alpha=0.2,
+            lw=0,
+        )
     axes.axhline(TARGET, color="gray", lw=0.8)
-    axes.annotate(f"{TARGET} nats", (1, TARGET), xycoords=("axes fraction", "data"), va="bottom",
-                  ha="right", xytext=(-4, 2), textcoords="offset points", color="gray")
+    axes.annotate(
+        f"{TARGET} nats",
+        (1, TARGET),
+        xycoords=("axes fraction", "data"),
+        va="bottom",
+        ha="right",
+        xytext=(-4, 2),
+        textcoords="offset points",
+        color="gray",
+    )
     axes.set_xscale("log")
     axes.set_ylim(1.3, 3.0)
     axes.set_xlabel(f"seconds of training, four hosts, {RATE:g} Mbit/s")

@@ -51,8 +51,14 @@ WITHIN, OVERLAPPED, ONEBIT, UNEQUAL = 3.0, 98.0, 97.0, 0.95
 
 _PLAIN = {"kind": "gradients", "bucket_mb": None}
 _HIDDEN = {"kind": "gradients", "bucket_mb": BUCKET_MB}
-_OUTER = {"kind": "apart", "per": 30, "steps": 1, "untimed": 0, "settle": 1,
-          "settings": {"every": 30, "codec": "int4", "fragments": 4, "delay": 5}}  # fmt: skip
+_OUTER = {
+    "kind": "apart",
+    "per": 30,
+    "steps": 1,
+    "untimed": 0,
+    "settle": 1,
+    "settings": {"every": 30, "codec": "int4", "fragments": 4, "delay": 5},
+}
 WAYS: Mapping[str, Mapping[str, steps.Way]] = {
     "one port": {
         steps.ALONE: {"kind": "alone"},
@@ -85,8 +91,12 @@ WAYS: Mapping[str, Mapping[str, steps.Way]] = {
         "gloo fp16 hook, overlap": {**_HIDDEN, "over": "gloo", "hook": "fp16"},
     },
 }
-PORTS = {"one port": [MBIT], "two ports": [MBIT, MBIT], "unequal ports": [MBIT, MBIT / 10],
-         "one port, torch's hook": [MBIT]}  # fmt: skip
+PORTS = {
+    "one port": [MBIT],
+    "two ports": [MBIT, MBIT],
+    "unequal ports": [MBIT, MBIT / 10],
+    "one port, torch's hook": [MBIT],
+}
 _COLORS = {"two ports": "tab:green", "unequal ports": "tab:orange"}
 ALONE = steps.ALONE
 #: Compute was set so that fp32 on one port has the article's share of a step; half the bytes and
@@ -105,10 +115,20 @@ def points(quick: bool) -> list[Point]:
     if quick:
         size = {"parameters": 1e5, "rounds": 1, "steps": 1, "settle": 3}
     return [
-        Point(ports, {"hosts": HOSTS, "nics": PORTS[ports], "layers": LAYERS, **size,
-                      "compute": COMPUTE_PER_EXCHANGE, "ways": ways}, min(PORTS[ports]))
+        Point(
+            ports,
+            {
+                "hosts": HOSTS,
+                "nics": PORTS[ports],
+                "layers": LAYERS,
+                **size,
+                "compute": COMPUTE_PER_EXCHANGE,
+                "ways": ways,
+            },
+            min(PORTS[ports]),
+        )
         for ports, ways in WAYS.items()
-    ]  # fmt: skip
+    ]
 
 
 def measure(point: Point) -> dict[str, Any]:
@@ -118,13 +138,17 @@ def measure(point: Point) -> dict[str, Any]:
     parameters = sum(rows * columns for rows, columns in layers)
     exchange_s = steps.wire_s("none", parameters, hosts, max(asked["nics"]))
     compute_s = asked["compute"] * exchange_s
-    job = steps.Job(layers, compute_s, asked["ways"], asked["rounds"], asked["steps"],
-                    asked["settle"])  # fmt: skip
+    job = steps.Job(
+        layers, compute_s, asked["ways"], asked["rounds"], asked["steps"], asked["settle"]
+    )
     with Site(hosts, hosts, asked["nics"]) as site:
         print(f"# {site.describe()}", flush=True)
         told = steps.run(site, job, 900)
-    return {"compute_s": compute_s, "parameters": parameters,
-            "ways": {way: steps.summary(runs) for way, runs in told.items()}}  # fmt: skip
+    return {
+        "compute_s": compute_s,
+        "parameters": parameters,
+        "ways": {way: steps.summary(runs) for way, runs in told.items()},
+    }
 
 
 def efficiency(found: Found, ports: str, way: str) -> float | None:
@@ -152,17 +176,27 @@ def claims(found: Found) -> list[Claim]:
         ("onebit on one port, overlap", "one port", "onebit, overlap", ONEBIT),
     ):
         ours = efficiency(found, ports, way)
-        made.append(Claim(
-            f"{what}: efficiency", "94.5 % (its best)", "" if ours is None else f"{ours:.1f} %",
-            f">= {least:g} %", None if ours is None else ours >= least,
-            None if ours is None else _lost(94.5) / _lost(ours), (ALONE, ALONE),
-        ))  # fmt: skip
+        made.append(
+            Claim(
+                f"{what}: efficiency",
+                "94.5 % (its best)",
+                "" if ours is None else f"{ours:.1f} %",
+                f">= {least:g} %",
+                None if ours is None else ours >= least,
+                None if ours is None else _lost(94.5) / _lost(ours),
+                (ALONE, ALONE),
+            )
+        )
     share = share_of_sum(found)
-    made.append(Claim(
-        "ports of 1000 and 100 Mbit/s: rate over the sum", "-",
-        "" if share is None else f"{100 * share:.1f} %", f">= {100 * UNEQUAL:g} %",
-        None if share is None else share >= UNEQUAL,
-    ))  # fmt: skip
+    made.append(
+        Claim(
+            "ports of 1000 and 100 Mbit/s: rate over the sum",
+            "-",
+            "" if share is None else f"{100 * share:.1f} %",
+            f">= {100 * UNEQUAL:g} %",
+            None if share is None else share >= UNEQUAL,
+        )
+    )
     return made
 
 
@@ -174,11 +208,15 @@ def _lost(percent: float) -> float:
 def _beside(found: Found, ports: str, way: str, article: float) -> Claim:
     ours = efficiency(found, ports, way)
     return Claim(
-        f"{way}, {ports}, no overlap: efficiency", f"{article} %",
-        "" if ours is None else f"{ours:.1f} %", f"within {WITHIN:g} points",
-        None if ours is None else abs(ours - article) <= WITHIN, None, (ALONE, ALONE),
+        f"{way}, {ports}, no overlap: efficiency",
+        f"{article} %",
+        "" if ours is None else f"{ours:.1f} %",
+        f"within {WITHIN:g} points",
+        None if ours is None else abs(ours - article) <= WITHIN,
+        None,
+        (ALONE, ALONE),
         calibrated=ports == "one port",
-    )  # fmt: skip
+    )
 
 
 def table(found: Found) -> list[Sequence[str]]:
@@ -192,11 +230,17 @@ def table(found: Found) -> list[Sequence[str]]:
             every = [100 * part for part in steps.efficiencies(row["ways"], way)]
             if way == steps.ALONE:  # beside what was asked for
                 every = [100 * row["compute_s"] / step_s for step_s in one["rounds"]]
-            lines.append((
-                ports, way, article.get((ports, way), "-"),
-                f"{statistics.median(every):.1f} %", f"{min(every):.1f}-{max(every):.1f}",
-                f"{one['port_bytes'] / 1e6:.2f}", f"{1e3 * one['step_s']:.0f}",
-            ))  # fmt: skip
+            lines.append(
+                (
+                    ports,
+                    way,
+                    article.get((ports, way), "-"),
+                    f"{statistics.median(every):.1f} %",
+                    f"{min(every):.1f}-{max(every):.1f}",
+                    f"{one['port_bytes'] / 1e6:.2f}",
+                    f"{1e3 * one['step_s']:.0f}",
+                )
+            )
     return lines
 
 
@@ -207,14 +251,27 @@ def draw(found: Found, figure: Any) -> None:
     article = {line[:2]: line[2] for line in ARTICLE}
     for place, (ports, way) in enumerate(reversed(bars)):
         ours = efficiency(found, ports, way) or 0.0
-        axes.barh(place, ours, color="silver" if "gloo" in way or "alone" in way
-                  else _COLORS.get(ports, "tab:blue"))  # fmt: skip
-        axes.annotate(f"{ours:.1f}", (ours, place), xytext=(-28, 0), textcoords="offset points",
-                      va="center", fontsize=7, color="black")  # fmt: skip
+        axes.barh(
+            place,
+            ours,
+            color="silver" if "gloo" in way or "alone" in way else _COLORS.get(ports, "tab:blue"),
+        )
+        axes.annotate(
+            f"{ours:.1f}",
+            (ours, place),
+            xytext=(-28, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color="black",
+        )
         if (ports, way) in article:
             axes.plot(article[ports, way], place, marker="D", color="black", markersize=5)
-    axes.set_yticks(range(len(bars)), [f"{way} ({ports})" for ports, way in reversed(bars)],
-                    fontsize=7)  # fmt: skip
+    axes.set_yticks(
+        range(len(bars)), [f"{way} ({ports})" for ports, way in reversed(bars)], fontsize=7
+    )
     axes.set_xlim(0, 102)
-    axes.set_xlabel("scaling efficiency of 4 hosts, percent; diamonds: the article's; grey: not "
-                    "ringcomm,\nblue: one port, green: two, orange: unequal ones")  # fmt: skip
+    axes.set_xlabel(
+        "scaling efficiency of 4 hosts, percent; diamonds: the article's; grey: not "
+        "ringcomm,\nblue: one port, green: two, orange: unequal ones"
+    )

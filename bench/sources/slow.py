@@ -91,20 +91,35 @@ WAYS: Mapping[str, tuple[float, steps.Way]] = {  # bytes of a parameter and step
     "int8": (1.5, {**_OURS, "codec": "int8"}),
     "int4": (0.8, {**_OURS, "codec": "int4"}),
     AUTO: (0.8, {**_OURS, "codec": "auto", "allow": ["int4"], "settle": 40}),
-    "OuterStep int4, H = 10": (0.08, {
-        **_OUTER, "per": 10, "settings": {"every": 10, "codec": "int4"}}),
-    "OuterStep int4, H = 30": (0.03, {
-        **_OUTER, "per": 30, "settings": {"every": 30, "codec": "int4"}}),
-    "OuterStep sparse, H = 30": (0.01, {
-        **_OUTER, "per": 30, "settings": {"every": 30, "outer": "sparse"}}),
+    "OuterStep int4, H = 10": (
+        0.08,
+        {**_OUTER, "per": 10, "settings": {"every": 10, "codec": "int4"}},
+    ),
+    "OuterStep int4, H = 30": (
+        0.03,
+        {**_OUTER, "per": 30, "settings": {"every": 30, "codec": "int4"}},
+    ),
+    "OuterStep sparse, H = 30": (
+        0.01,
+        {**_OUTER, "per": 30, "settings": {"every": 30, "outer": "sparse"}},
+    ),
     STELLA: (0.2, {"kind": "sparse", "settings": {"density": 1 / 64}}),
-    **{f"{STELLA}, 1/{part}": (6.3 / part, {"kind": "sparse", "settings": {"density": 1 / part}})
-       for part in (20, 8)},
-    **{f"{STELLA}, 1/{part}, stale": (6.3 / part, {
-        "kind": "sparse", "optimizer": "SGD",
-        "settings": {"density": 1 / part, "staleness": 1, "momentum": 0.9}})
-       for part in (100, 20, 8, 4)},
-}  # fmt: skip
+    **{
+        f"{STELLA}, 1/{part}": (6.3 / part, {"kind": "sparse", "settings": {"density": 1 / part}})
+        for part in (20, 8)
+    },
+    **{
+        f"{STELLA}, 1/{part}, stale": (
+            6.3 / part,
+            {
+                "kind": "sparse",
+                "optimizer": "SGD",
+                "settings": {"density": 1 / part, "staleness": 1, "momentum": 0.9},
+            },
+        )
+        for part in (100, 20, 8, 4)
+    },
+}
 #: What is compared: how it is trained (convergence.py's name), and how it is timed.
 METHODS: Mapping[str, tuple[str, str]] = {
     FP32: ("adamw", FP32),
@@ -132,35 +147,53 @@ IMAGES: Mapping[str, tuple[str, str]] = {
     FP32: ("images-none", FP32),
     HALF: ("images-fp16", HALF),
     "int4": ("images-int4", "int4"),
-    **{f"{STELLA}, 1/{part}, stale": (f"images-sparse-{part}", f"{STELLA}, 1/{part}, stale")
-       for part in (100, 20, 8, 4)},
-}  # fmt: skip
+    **{
+        f"{STELLA}, 1/{part}, stale": (f"images-sparse-{part}", f"{STELLA}, 1/{part}, stale")
+        for part in (100, 20, 8, 4)
+    },
+}
 BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG, FP32_MUON)
 COLUMNS = (FP32, HALF, POWERSGD_LONG)
 _TRAINED_AS = {"none": "adamw", "bf16": "torch-fp16"}  # a codec's losses, by another name
 _TIMED_AS = {"none": FP32, "bf16": HALF, "fp16": HALF}  # a codec's step, likewise
 #: Of a picture's lines, by how a method's name begins; all others are codecs of DDP's hook.
-_COLORS = {POWERSGD: "tab:purple", OURS: "tab:purple", "DDP": "black", "Outer": "tab:green",
-           STELLA: "tab:red"}  # fmt: skip
+_COLORS = {
+    POWERSGD: "tab:purple",
+    OURS: "tab:purple",
+    "DDP": "black",
+    "Outer": "tab:green",
+    STELLA: "tab:red",
+}
 _DENSE_FIRST = {POWERSGD: POWERSGD_DENSE, OURS: POWERSGD_DENSE}
 
 
 def points(quick: bool) -> list[Point]:
     """Times first, as they need a quiet machine."""
-    model = {"hosts": HOSTS, "parameters": 2e4 if quick else PARAMETERS, "layers": LAYERS,
-             "compute_s": COMPUTE_S, "rate": 1.0 if quick else RATE, "time": TIME,
-             "cycles": 0.0 if quick else 1.0}  # fmt: skip
+    model = {
+        "hosts": HOSTS,
+        "parameters": 2e4 if quick else PARAMETERS,
+        "layers": LAYERS,
+        "compute_s": COMPUTE_S,
+        "rate": 1.0 if quick else RATE,
+        "time": TIME,
+        "cycles": 0.0 if quick else 1.0,
+    }
     mbit = trace.MEAN_MBIT * float(model["rate"])
-    timed = [Point(f"time {name}", {**model, "bytes": carried, "way": dict(way)}, mbit)
-             for name, (carried, way) in WAYS.items()]  # fmt: skip
+    timed = [
+        Point(f"time {name}", {**model, "bytes": carried, "way": dict(way)}, mbit)
+        for name, (carried, way) in WAYS.items()
+    ]
     trained = list(dict.fromkeys(train for train, _ in METHODS.values() if train))
     if quick:
         trained = ["int4", "stellatrain"]
-    learned = [Point(f"steps {name}", {"method": name, "steps": 8 if quick else None})
-               for name in trained]  # fmt: skip
+    learned = [
+        Point(f"steps {name}", {"method": name, "steps": 8 if quick else None}) for name in trained
+    ]
     if not quick:
-        learned += [Point(f"steps {name}", {"method": name, "steps": None, "setting": "T5"})
-                    for name, _ in IMAGES.values()]  # fmt: skip
+        learned += [
+            Point(f"steps {name}", {"method": name, "steps": None, "setting": "T5"})
+            for name, _ in IMAGES.values()
+        ]
     return timed + learned
 
 
@@ -191,10 +224,14 @@ def _timed(asked: Mapping[str, Any]) -> dict[str, Any]:
         runs = steps.run(site, job, 900)["way"]
     told = steps.summary(runs)
     taken = sorted(runs[0]["steps"])
-    return {"iteration_s": told["step_s"] / told["per"], **told,
-            "slowest_s": taken[-1] / told["per"], "codecs": _counted(runs[0]),
-            "every_s": [*runs[0]["untimed"], *runs[0]["steps"]],
-            "stretches": runs[0].get("codecs", [])}  # fmt: skip
+    return {
+        "iteration_s": told["step_s"] / told["per"],
+        **told,
+        "slowest_s": taken[-1] / told["per"],
+        "codecs": _counted(runs[0]),
+        "every_s": [*runs[0]["untimed"], *runs[0]["steps"]],
+        "stretches": runs[0].get("codecs", []),
+    }
 
 
 def _counted(run: Mapping[str, Any]) -> dict[str, int]:
@@ -233,8 +270,11 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[int, Row] = {}
         pool.run_all(
             lambda: [] if found or broken else [run],
-            lambda one, row: found.update({one.seed: row}), failed, lambda _: Path("none"), jobs=1,
-        )  # fmt: skip
+            lambda one, row: found.update({one.seed: row}),
+            failed,
+            lambda _: Path("none"),
+            jobs=1,
+        )
     else:
 
         def due() -> list[Run]:
@@ -248,9 +288,11 @@ def _trained(asked: Mapping[str, Any]) -> dict[str, Any]:
         found = plan.finals(setting, method.name)
     if broken or not found:
         raise RuntimeError("; ".join(broken) or f"{method.name} has no run")
-    return {"curves": {str(seed): row["curve"] for seed, row in sorted(found.items())},
-            "commits": sorted({row.get("git", "") for row in found.values()} - {""}),
-            "lr": plan.tuned(method, setting)}  # fmt: skip
+    return {
+        "curves": {str(seed): row["curve"] for seed, row in sorted(found.items())},
+        "commits": sorted({row.get("git", "") for row in found.values()} - {""}),
+        "lr": plan.tuned(method, setting),
+    }
 
 
 def steps_to(curve: Sequence[Sequence[float | None]], target: float) -> float | None:
@@ -321,11 +363,20 @@ def first_steps(found: Found, way: str, compute_s: float) -> list[float] | None:
     timed = found[f"time {way}"]
     main = _main_codec(timed)
     if "stretches" in timed:
-        codecs = [one["codec"] for one in timed["stretches"]
-                  for _ in range(one["last"] - one["first"] + 1)]  # fmt: skip
-        return [_at(took_s, way, compute_s)
+        codecs = [
+            one["codec"]
+            for one in timed["stretches"]
+            for _ in range(one["last"] - one["first"] + 1)
+        ]
+        return (
+            [
+                _at(took_s, way, compute_s)
                 for took_s, codec in zip(timed["every_s"], codecs, strict=True)
-                if codec != main] if codecs else []  # fmt: skip
+                if codec != main
+            ]
+            if codecs
+            else []
+        )
     first: list[float] = []
     for codec, many in timed["codecs"].items():
         if codec != main:
@@ -362,7 +413,7 @@ def times(
     return {
         seed: math.inf if (many := steps_to(curve, target)) is None else pace.seconds(many)
         for seed, curve in curves["curves"].items()
-    }  # fmt: skip
+    }
 
 
 def faster(
@@ -385,7 +436,8 @@ def best(
     ratios = [
         (ratio, -statistics.median(taken.values()), name)
         for name in METHODS
-        if name not in BASELINES and name.endswith(MUON) == than.endswith(MUON)
+        if name not in BASELINES
+        and name.endswith(MUON) == than.endswith(MUON)
         and (ratio := faster(found, name, than, target, compute_s)) is not None
         and (taken := times(found, name, target, compute_s)) is not None
     ]
@@ -412,26 +464,48 @@ def claims(found: Found) -> list[Claim]:
         top = best(found, than)
         said = "" if top is None else f"{_times_text(top[0])} ({top[1]})"
         ratio = None if top is None or than != FP32 else top[0] / PAPERS
-        made.append(Claim(
-            f"time to {TARGET} nats beside {than}", document, said,
-            f">= {bound:g}x", None if top is None else top[0] >= bound, ratio,
-            _DDP if than == FP32 else ("", ""),
-        ))  # fmt: skip
-    paths = [(ratio, name) for name in METHODS if name.startswith(STELLA)
-             and (ratio := faster(found, name, FP32, TARGET)) is not None]  # fmt: skip
+        made.append(
+            Claim(
+                f"time to {TARGET} nats beside {than}",
+                document,
+                said,
+                f">= {bound:g}x",
+                None if top is None else top[0] >= bound,
+                ratio,
+                _DDP if than == FP32 else ("", ""),
+            )
+        )
+    paths = [
+        (ratio, name)
+        for name in METHODS
+        if name.startswith(STELLA) and (ratio := faster(found, name, FP32, TARGET)) is not None
+    ]
     ratio, path = max(paths, default=(None, ""))
-    made.append(Claim(
-        f"time to {TARGET} nats, StellaTrain's path beside {FP32}", f"up to {PAPERS}x",
-        "" if ratio is None else f"{_times_text(ratio)} ({path})" if ratio
-        else "not all runs get there", f">= {OVER_FP32:g}x",
-        None if ratio is None else ratio >= OVER_FP32, None if ratio is None else ratio / PAPERS,
-        _DDP,
-    ))  # fmt: skip
+    made.append(
+        Claim(
+            f"time to {TARGET} nats, StellaTrain's path beside {FP32}",
+            f"up to {PAPERS}x",
+            ""
+            if ratio is None
+            else f"{_times_text(ratio)} ({path})"
+            if ratio
+            else "not all runs get there",
+            f">= {OVER_FP32:g}x",
+            None if ratio is None else ratio >= OVER_FP32,
+            None if ratio is None else ratio / PAPERS,
+            _DDP,
+        )
+    )
     fixed = [ratio for codec in FIXED if (ratio := faster(found, codec, AUTO, TARGET)) is not None]
-    made.append(Claim(
-        "auto beside the best fixed codec: time", "-", f"{max(fixed):.2f}x" if fixed else "",
-        f"<= {AUTO_WITHIN:g}x", max(fixed) <= AUTO_WITHIN if fixed else None,
-    ))  # fmt: skip
+    made.append(
+        Claim(
+            "auto beside the best fixed codec: time",
+            "-",
+            f"{max(fixed):.2f}x" if fixed else "",
+            f"<= {AUTO_WITHIN:g}x",
+            max(fixed) <= AUTO_WITHIN if fixed else None,
+        )
+    )
     return made
 
 
@@ -442,26 +516,44 @@ def _hours(seconds: float) -> float:
 def table(found: Found) -> list[Sequence[str]]:
     """A line for each method; seconds are the emulated model's, times over 1 / TIME."""
     lines: list[Sequence[str]] = [
-        ("method", "first steps, s each", "s per step", "MB per step", f"runs that reach {TARGET}",
-         "steps (median)", "hours", *(f"over {than}" for than in COLUMNS),
-         f"over fp32, to {EASIER}"),
-    ]  # fmt: skip
+        (
+            "method",
+            "first steps, s each",
+            "s per step",
+            "MB per step",
+            f"runs that reach {TARGET}",
+            "steps (median)",
+            "hours",
+            *(f"over {than}" for than in COLUMNS),
+            f"over fp32, to {EASIER}",
+        ),
+    ]
     for name, (_, way) in METHODS.items():
         timed = found.get(f"time {way}")
         curves = found.get(f"steps {train_of(found, name)}")
         if timed is None and curves is None:
             continue
         pace = pace_of(found, way)
-        early = "-" if pace is None or not pace.first else (
-            f"{pace.first}, {pace.first_s / pace.first / TIME:.1f}")  # fmt: skip
-        said = [early, "-", "-"] if timed is None else [
-            early, f"{timed['iteration_s'] / TIME:.2f}",
-            f"{timed['port_bytes'] / timed['per'] / 1e6 * 100:.1f}",
-        ]  # fmt: skip
+        early = (
+            "-"
+            if pace is None or not pace.first
+            else (f"{pace.first}, {pace.first_s / pace.first / TIME:.1f}")
+        )
+        said = (
+            [early, "-", "-"]
+            if timed is None
+            else [
+                early,
+                f"{timed['iteration_s'] / TIME:.2f}",
+                f"{timed['port_bytes'] / timed['per'] / 1e6 * 100:.1f}",
+            ]
+        )
         runs = [] if curves is None else list(curves["curves"].values())
         there = [one for run in runs if (one := steps_to(run, TARGET)) is not None]
-        said += [f"{len(there)}/{len(runs)}" if runs else "-",
-                 f"{statistics.median(there):.0f}" if there else "-"]  # fmt: skip
+        said += [
+            f"{len(there)}/{len(runs)}" if runs else "-",
+            f"{statistics.median(there):.0f}" if there else "-",
+        ]
         to = times(found, name, TARGET)
         middle = statistics.median(to.values()) if to else math.inf
         said.append("-" if math.isinf(middle) else f"{_hours(middle):.3f}")
@@ -483,9 +575,16 @@ def _images(found: Found) -> list[str]:
     if f"steps {IMAGES[FP32][0]}" not in found:
         return []
     lines: list[Sequence[str]] = [
-        ("images, SGD", "rate", f"runs that reach {WRONG:.0%} wrong", "steps (median)",
-         "s per step", "hours", "over fp32"),
-    ]  # fmt: skip
+        (
+            "images, SGD",
+            "rate",
+            f"runs that reach {WRONG:.0%} wrong",
+            "steps (median)",
+            "s per step",
+            "hours",
+            "over fp32",
+        ),
+    ]
     base: float | None = None
     for name, (train, way) in IMAGES.items():
         learned, pace = found.get(f"steps {train}"), pace_of(found, way)
@@ -496,13 +595,17 @@ def _images(found: Found) -> list[str]:
         middle = statistics.median(many)
         took = None if pace is None or math.isinf(middle) else pace.seconds(middle)
         base = took if name == FP32 else base
-        lines.append((
-            name, f"{learned['lr']:g}", f"{sum(map(math.isfinite, many))}/{len(many)}",
-            "-" if math.isinf(middle) else f"{middle:.0f}",
-            "-" if pace is None else f"{pace.each_s / TIME:.2f}",
-            "-" if took is None else f"{_hours(took):.3f}",
-            "-" if took is None or base is None else _times_text(base / took),
-        ))  # fmt: skip
+        lines.append(
+            (
+                name,
+                f"{learned['lr']:g}",
+                f"{sum(map(math.isfinite, many))}/{len(many)}",
+                "-" if math.isinf(middle) else f"{middle:.0f}",
+                "-" if pace is None else f"{pace.each_s / TIME:.2f}",
+                "-" if took is None else f"{_hours(took):.3f}",
+                "-" if took is None or base is None else _times_text(base / took),
+            )
+        )
     return ["\n".join(columns.markdown(lines))]
 
 
@@ -511,15 +614,19 @@ def _notes_of_the_best(found: Found) -> list[str]:
     if top is None:
         return []
     ours, theirs = (
-        [steps_to(run, TARGET) or math.inf
-         for run in found[f"steps {train_of(found, name)}"]["curves"].values()]
+        [
+            steps_to(run, TARGET) or math.inf
+            for run in found[f"steps {train_of(found, name)}"]["curves"].values()
+        ]
         for name in (top[1], FP32)
-    )  # fmt: skip
+    )
     samples = statistics.median(ours) / statistics.median(theirs)
     said = []
     for compute_s in COMPUTES_S:
-        ratio, other = faster(found, top[1], FP32, TARGET, compute_s), best(
-            found, FP32, compute_s=compute_s)  # fmt: skip
+        ratio, other = (
+            faster(found, top[1], FP32, TARGET, compute_s),
+            best(found, FP32, compute_s=compute_s),
+        )
         if ratio is not None and other is not None:
             ahead = "" if other[1] == top[1] else f" ({other[1]} is faster there, {other[0]:.1f}x)"
             said.append(f"{compute_s:g} s: {_times_text(ratio)}{ahead}")
@@ -527,7 +634,7 @@ def _notes_of_the_best(found: Found) -> list[str]:
         f"{top[1]} sees {samples:.1f} times the samples that {FP32} sees until then.",
         f"If a step computed for so long, it would be so many times as fast as {FP32}, whose "
         f"exchange hides behind backward: {', '.join(said)}.",
-    ]  # fmt: skip
+    ]
 
 
 def draw(found: Found, figure: Any) -> None:
@@ -545,8 +652,15 @@ def draw(found: Found, figure: Any) -> None:
         losses = [statistics.fmean(loss for _, loss in same) for same in zip(*runs, strict=True)]
         color = next((_COLORS[one] for one in _COLORS if name.startswith(one)), "tab:blue")
         at = drawn[color] = drawn.get(color, -1) + 1
-        axes.plot(hours, losses, label=name, color=color, linestyle=("-", "--", ":", "-.")[at % 4],
-                  marker="osx^Dv+*"[at % 8], markersize=4)  # fmt: skip
+        axes.plot(
+            hours,
+            losses,
+            label=name,
+            color=color,
+            linestyle=("-", "--", ":", "-.")[at % 4],
+            marker="osx^Dv+*"[at % 8],
+            markersize=4,
+        )
     axes.axhline(TARGET, color="gray", lw=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("hours, a stand-in for 124 M parameters on 4 hosts, 115 Mbit/s on average")

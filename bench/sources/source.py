@@ -141,8 +141,11 @@ def due(point: Point, row: Row) -> str:
 
 def due_of(source: Source, rows: Found) -> dict[str, str]:
     """Of its points that are due again: why."""
-    reasons = {point.name: due(point, rows[point.name]) for point in source.points(False)
-               if point.name in rows}  # fmt: skip
+    reasons = {
+        point.name: due(point, rows[point.name])
+        for point in source.points(False)
+        if point.name in rows
+    }
     return {name: why for name, why in reasons.items() if why}
 
 
@@ -161,6 +164,7 @@ def notes_of(source: Source, found: Found) -> list[str]:
 def found(rows: Rows, name: str, quick: bool) -> dict[str, Row]:
     """The rows of its points that are there."""
     source = load(name)
-    rows_of = {point.name: rows.find(point.key(name, source.HARNESS))
-               for point in source.points(quick)}  # fmt: skip
+    rows_of = {
+        point.name: rows.find(point.key(name, source.HARNESS)) for point in source.points(quick)
+    }
     return {point: row for point, row in rows_of.items() if row is not None}

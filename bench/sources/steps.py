@@ -59,12 +59,20 @@ class Job:
     def asked(self) -> dict[str, Any]:
         """As the rank program takes it."""
         runs = [
-            {"way": name, "steps": way.get("steps", self.steps),
-             "untimed": way.get("untimed", 1) if number else way.get("settle", self.settle)}
-            for number in range(self.rounds) for name, way in self.ways.items()
-        ]  # fmt: skip
-        return {"layers": [list(shape) for shape in self.layers], "compute_s": self.compute_s,
-                "ways": {**self.ways}, "runs": runs}  # fmt: skip
+            {
+                "way": name,
+                "steps": way.get("steps", self.steps),
+                "untimed": way.get("untimed", 1) if number else way.get("settle", self.settle),
+            }
+            for number in range(self.rounds)
+            for name, way in self.ways.items()
+        ]
+        return {
+            "layers": [list(shape) for shape in self.layers],
+            "compute_s": self.compute_s,
+            "ways": {**self.ways},
+            "runs": runs,
+        }
 
 
 def square(parameters: float, layers: int) -> list[list[int]]:
@@ -122,10 +130,14 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not all(one["finite"] for one in runs):
         raise RuntimeError(f"{runs[0]['way']}: a gradient is not finite")
     return {
-        "step_s": statistics.median(rounds), "rounds": rounds, "per": runs[0]["per"],
-        **{name: statistics.median(one[name] for one in runs)
-           for name in ("port_bytes", "cpu_s", "waited_s")},
-    }  # fmt: skip
+        "step_s": statistics.median(rounds),
+        "rounds": rounds,
+        "per": runs[0]["per"],
+        **{
+            name: statistics.median(one[name] for one in runs)
+            for name in ("port_bytes", "cpu_s", "waited_s")
+        },
+    }
 
 
 def efficiency(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
@@ -137,8 +149,10 @@ def efficiency(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:
 def efficiencies(ways: Mapping[str, Mapping[str, Any]], name: str) -> list[float]:
     """Of each round."""
     way, alone = ways[name], ways[ALONE]
-    return [way["per"] * compute_s / step_s
-            for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)]  # fmt: skip
+    return [
+        way["per"] * compute_s / step_s
+        for compute_s, step_s in zip(alone["rounds"], way["rounds"], strict=True)
+    ]
 
 
 def exchange_s(ways: Mapping[str, Mapping[str, Any]], name: str) -> float:

@@ -121,8 +121,13 @@ def measure(point: Point) -> dict[str, Any]:
     asked = point.settings
     way, hosts = WAYS[asked["way"]], asked["hosts"] + WAYS[asked["way"]].servers
     per_host, workers, servers = roles(way, asked["hosts"])
-    command = {**asked, "algorithm": way.algorithm, "shared_memory": way.shared,
-               "workers": workers, "servers": servers}  # fmt: skip
+    command = {
+        **asked,
+        "algorithm": way.algorithm,
+        "shared_memory": way.shared,
+        "workers": workers,
+        "servers": servers,
+    }
     with Site(hosts, hosts * per_host, [asked["mbit"]]) as site:
         print(f"# {site.describe()}", flush=True)
         ended = site.run([sys.executable, str(RANK), json.dumps(command)], {}, 300)
@@ -131,10 +136,13 @@ def measure(point: Point) -> dict[str, Any]:
         raise RuntimeError(f"{told['wrong']} elements of the sums are wrong")
     total = asked["elements"] * 4 * asked["steps"]
     return {
-        "step_s": statistics.median(told["times"]), "times": told["times"],
-        **{name: [count / total for count in told[name][::per_host]]
-           for name in ("sent", "received")},
-    }  # fmt: skip
+        "step_s": statistics.median(told["times"]),
+        "times": told["times"],
+        **{
+            name: [count / total for count in told[name][::per_host]]
+            for name in ("sent", "received")
+        },
+    }
 
 
 # --- what the rows say ---
@@ -164,8 +172,9 @@ def by_hosts(found: Found) -> dict[int, dict[str, Mapping[str, Any]]]:
     """The rows by number of worker hosts and topology, each in order."""
     sizes = sorted({row["settings"]["hosts"] for row in found.values()})
     every = {(row["settings"]["hosts"], row["settings"]["way"]): row for row in found.values()}
-    return {hosts: {way: every[hosts, way] for way in WAYS if (hosts, way) in every}
-            for hosts in sizes}  # fmt: skip
+    return {
+        hosts: {way: every[hosts, way] for way in WAYS if (hosts, way) in every} for hosts in sizes
+    }
 
 
 def claims(found: Found) -> list[Claim]:
@@ -184,16 +193,16 @@ def claims(found: Found) -> list[Claim]:
     return [*made, *(_slower(ways, hosts, way) for way in ("one server", "two servers"))]
 
 
-def _carried(
-    ways: Mapping[str, Mapping[str, Any]], hosts: int, way: str, document: str
-) -> Claim:
+def _carried(ways: Mapping[str, Mapping[str, Any]], hosts: int, way: str, document: str) -> Claim:
     share = WAYS[way].share(hosts)
     ours = busiest(ways[way])[1] if way in ways else None
     return Claim(
-        f"{hosts} workers, {way}: gradients by the busiest port", document,
-        "" if ours is None else f"{ours:.3f}", f"{share:.3f} within {100 * WITHIN_BYTES:.0f} %",
+        f"{hosts} workers, {way}: gradients by the busiest port",
+        document,
+        "" if ours is None else f"{ours:.3f}",
+        f"{share:.3f} within {100 * WITHIN_BYTES:.0f} %",
         None if ours is None else abs(ours / share - 1) <= WITHIN_BYTES,
-    )  # fmt: skip
+    )
 
 
 def _slower(ways: Mapping[str, Mapping[str, Any]], hosts: int, way: str) -> Claim:
@@ -201,11 +210,12 @@ def _slower(ways: Mapping[str, Mapping[str, Any]], hosts: int, way: str) -> Clai
     both = way in ways and "ring" in ways
     ours = ways[way]["step_s"] / ways["ring"]["step_s"] if both else None
     return Claim(
-        f"{hosts} workers, {way}: step over the ring's", "the bottleneck",
+        f"{hosts} workers, {way}: step over the ring's",
+        "the bottleneck",
         "" if ours is None else f"{ours:.2f}",
         f"{want:.2f} by its port, within {100 * WITHIN_TIME:.0f} %",
         None if ours is None else abs(ours / want - 1) <= WITHIN_TIME,
-    )  # fmt: skip
+    )
 
 
 def _whose(row: Mapping[str, Any]) -> str:
@@ -215,8 +225,19 @@ def _whose(row: Mapping[str, Any]) -> str:
     return "a server's" if host >= row["settings"]["hosts"] else f"host {host}'s"
 
 
-HEADS = ("hosts", "topology", "busiest port", "sends", "receives", "formula", "other ports",
-         "step", "x ring", "formula", "port used")  # fmt: skip
+HEADS = (
+    "hosts",
+    "topology",
+    "busiest port",
+    "sends",
+    "receives",
+    "formula",
+    "other ports",
+    "step",
+    "x ring",
+    "formula",
+    "port used",
+)
 
 
 def table(found: Found) -> list[Sequence[str]]:
@@ -228,14 +249,21 @@ def table(found: Found) -> list[Sequence[str]]:
             shares = [*map(max, row["sent"], row["received"])]
             others = shares[:host] + shares[host + 1 :]
             over = row["step_s"] / ways["ring"]["step_s"] if "ring" in ways else None
-            lines.append((
-                str(hosts) + (f" + {WAYS[way].servers}" if WAYS[way].servers else ""), way,
-                _whose(row),
-                f"{row['sent'][host]:.3f}", f"{row['received'][host]:.3f}", f"{share_of(row):.3f}",
-                f"{min(others):.2f}-{max(others):.2f}", f"{row['step_s']:.3f} s",
-                "-" if over is None else f"{over:.2f}",
-                f"{share_of(row) / WAYS['ring'].share(hosts):.2f}", f"{100 * used(row):.0f} %",
-            ))  # fmt: skip
+            lines.append(
+                (
+                    str(hosts) + (f" + {WAYS[way].servers}" if WAYS[way].servers else ""),
+                    way,
+                    _whose(row),
+                    f"{row['sent'][host]:.3f}",
+                    f"{row['received'][host]:.3f}",
+                    f"{share_of(row):.3f}",
+                    f"{min(others):.2f}-{max(others):.2f}",
+                    f"{row['step_s']:.3f} s",
+                    "-" if over is None else f"{over:.2f}",
+                    f"{share_of(row) / WAYS['ring'].share(hosts):.2f}",
+                    f"{100 * used(row):.0f} %",
+                )
+            )
     return lines
 
 
@@ -250,8 +278,9 @@ def draw(found: Found, figure: Any) -> None:
     """Every port of every topology on the largest number of hosts, and the step's time."""
     hosts, ways = max(by_hosts(found).items(), default=(0, {}))
     left, right = figure.subplots(1, 2, width_ratios=[3, 1], sharey=True)
-    figure.suptitle(f"What each port carries in a step, and how long the step takes: {hosts} hosts "
-                    "with workers")  # fmt: skip
+    figure.suptitle(
+        f"What each port carries in a step, and how long the step takes: {hosts} hosts with workers"
+    )
     for place, row in enumerate(ways.values()):
         ports = [*map(max, row["sent"], row["received"])]
         height = 0.8 / len(ports)
@@ -265,6 +294,8 @@ def draw(found: Found, figure: Any) -> None:
             right.plot([predicted] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1)
     left.set_yticks(range(len(ways)), list(ways), fontsize=8)
     left.invert_yaxis()
-    left.set_xlabel("gradients each way: a bar for each host's port, red where it is a server's; "
-                    "line: formula", fontsize=8)  # fmt: skip
+    left.set_xlabel(
+        "gradients each way: a bar for each host's port, red where it is a server's; line: formula",
+        fontsize=8,
+    )
     right.set_xlabel("step over the ring's; line: formula", fontsize=8)

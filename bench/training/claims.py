@@ -65,9 +65,7 @@ CLAIMS = (
     ),
     Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05, advised=True),
     Claim("1-bit Adam", "onebit-adam", "adamw", "margin", 0.05, "T4"),
-    *(
-        Claim("1-bit Adam", f"onebit-adam-{share}", "adamw", "printed") for share in FREEZES
-    ),
+    *(Claim("1-bit Adam", f"onebit-adam-{share}", "adamw", "printed") for share in FREEZES),
     *(Claim("1-bit Adam", f"freeze-{share}", "adamw", "printed") for share in FREEZES),
     Claim("1-bit Adam", "onebit-adam-40-kept", "freeze-40", "printed"),
     Claim("1-bit Adam", "onebit-adam-int8", "onebit-adam", "margin", 0.01),
@@ -98,15 +96,26 @@ CLAIMS = (
     Claim("outer, equal tokens", "outer-muon-30", "adamw", "printed"),
     Claim("outer, equal tokens", "outer-muon-30", "muon", "printed"),
     *(
-        Claim("outer, equal time at 1 Gbit/s", "outer-int4", f"adamw-{codec}-1g", "printed",
-              advised=codec == "int4")
+        Claim(
+            "outer, equal time at 1 Gbit/s",
+            "outer-int4",
+            f"adamw-{codec}-1g",
+            "printed",
+            advised=codec == "int4",
+        )
         for codec in ("bf16", "int8", "int4")
     ),
     Claim("outer, equal time at 1 Gbit/s", "outer-int4", "onebit-adam-1g", "printed"),
     *(
-        Claim("outer, equal time at 1 Gbit/s", outer, f"muon-{codec}-1g", "printed",
-              advised=codec == "int4" and outer == "outer-muon")
-        for outer in ("outer-muon", "outer-muon-30") for codec in ("bf16", "int8", "int4")
+        Claim(
+            "outer, equal time at 1 Gbit/s",
+            outer,
+            f"muon-{codec}-1g",
+            "printed",
+            advised=codec == "int4" and outer == "outer-muon",
+        )
+        for outer in ("outer-muon", "outer-muon-30")
+        for codec in ("bf16", "int8", "int4")
     ),
     *(Claim("staleness 1", f"{name}-stale-raw", name, "printed") for name in STALE),
     *(
@@ -131,4 +140,4 @@ CLAIMS = (
     Claim("other baselines", "powersgd-4", "adamw", "printed"),
     Claim("other baselines", "muon", "adamw", "printed"),
     Claim("other baselines", "sgd", "adamw", "printed"),
-)  # fmt: skip
+)

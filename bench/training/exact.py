@@ -58,13 +58,13 @@ def _ranks(count: int, fn: Callable[[Communicator], Any]) -> Any:
     return run_ranks(count, fn, timeout=120.0, config=Config(**CONFIG))[0]  # type: ignore[arg-type]
 
 
-def _mean(
-    comm: Communicator, x: Vector, codec: str, feedback: ErrorFeedback | None
-) -> Vector:
+def _mean(comm: Communicator, x: Vector, codec: str, feedback: ErrorFeedback | None) -> Vector:
     return comm.allreduce(
-        x.astype(np.float32), "avg", compression=codec,  # type: ignore[call-overload]
+        x.astype(np.float32),
+        "avg",
+        compression=codec,  # type: ignore[call-overload]
         feedback=feedback if feedback is not None else False,
-    )  # fmt: skip
+    )
 
 
 def _feedback(on: bool) -> ErrorFeedback | None:

@@ -53,9 +53,10 @@ class Digits:
         cosine, sine = zoom * torch.cos(angle), zoom * torch.sin(angle)
         rows = [cosine, -sine, SHIFT * drawn(), sine, cosine, SHIFT * drawn()]
         places = functional.affine_grid(
-            torch.stack(rows, 1).view(-1, 2, 3), [len(numbers), 1, CANVAS, CANVAS],
+            torch.stack(rows, 1).view(-1, 2, 3),
+            [len(numbers), 1, CANVAS, CANVAS],
             align_corners=False,
-        )  # fmt: skip
+        )
         views = functional.grid_sample(self.images[numbers], places, align_corners=False)
         noise = torch.randn(views.shape, generator=generator)
         return views + NOISE * noise, self.labels[numbers]

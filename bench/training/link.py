@@ -50,9 +50,10 @@ class Link:
         """A step of OneBitAdam whose dense exchanges have so many bits, on the mean of a run."""
         momentum = 1 - DENSE - RENEWED
         return (
-            DENSE * self.ddp_s(dense) + RENEWED * self.ddp_s(dense + ONEBIT)
+            DENSE * self.ddp_s(dense)
+            + RENEWED * self.ddp_s(dense + ONEBIT)
             + momentum * self.ddp_s(ONEBIT)
-        )  # fmt: skip
+        )
 
 
 def share_of_steps(seconds: float, baseline_s: float) -> float:

@@ -1,6 +1,6 @@
 """Lion (Chen et al. 2023) as torch would have it: the baseline under DDP.
 
-    c = b1 m + (1 - b1) g;   p <- p - lr (sign(c) + wd p);   m <- b2 m + (1 - b2) g
+c = b1 m + (1 - b1) g;   p <- p - lr (sign(c) + wd p);   m <- b2 m + (1 - b2) g
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ class Lion(torch.optim.Optimizer):
     """Gradients are the means over the ranks already."""
 
     def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99),
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -144,9 +144,7 @@ def adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 def muon(model: CharGPT, lr: float) -> list[torch.optim.Optimizer]:
     """torch's Muon for the blocks' matrices, AdamW at half the rate for what is left."""
-    rest = torch.optim.AdamW(
-        model.others(), lr=lr / 2, betas=BETAS, weight_decay=DECAY, fused=True
-    )
+    rest = torch.optim.AdamW(model.others(), lr=lr / 2, betas=BETAS, weight_decay=DECAY, fused=True)
     return [torch.optim.Muon(model.hidden(), lr=lr, momentum=0.95, weight_decay=DECAY), rest]
 
 
@@ -161,8 +159,11 @@ def lion(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 INNER: dict[str, Callable[[Any, float], list[torch.optim.Optimizer]]] = {
-    "adamw": adamw, "muon": muon, "sgd": sgd, "lion": lion,
-}  # fmt: skip
+    "adamw": adamw,
+    "muon": muon,
+    "sgd": sgd,
+    "lion": lion,
+}
 
 
 # ---- every step ----
@@ -176,9 +177,7 @@ def hooked(place: Place, *, inner: str = "adamw", **settings: Any) -> Recipe:
     return Recipe(INNER[inner](place.model, place.lr), hook=(state, allreduce_hook))
 
 
-def stale(
-    place: Place, *, inner: str, correction: bool, compression: str = "none"
-) -> Recipe:
+def stale(place: Place, *, inner: str, correction: bool, compression: str = "none") -> Recipe:
     """The same one step stale; the first twentieth of the steps is dense."""
     from ringcomm.torch import HookState, Stale1, allreduce_hook
 
@@ -232,9 +231,15 @@ def wire(place: Place, *, kind: str, freeze: float | None = None, **settings: An
 def published(place: Place, *, freeze: float) -> Recipe:
     """1-bit Adam as its paper has it."""
     optimizer = PublishedAdam(
-        place.model.parameters(), place.lr, BETAS, 1e-8, DECAY, freeze=round(freeze * place.steps),
-        max_norm=place.clip, comm=place.comm,
-    )  # fmt: skip
+        place.model.parameters(),
+        place.lr,
+        BETAS,
+        1e-8,
+        DECAY,
+        freeze=round(freeze * place.steps),
+        max_norm=place.clip,
+        comm=place.comm,
+    )
     return Recipe([optimizer], clips=True)
 
 
@@ -257,9 +262,15 @@ def stellatrain(place: Place, *, density: float = 1 / 64) -> Recipe:
     import ringcomm.torch.sparse
 
     optimizer = ringcomm.torch.sparse.Adam(
-        place.model.parameters(), lr=place.lr, betas=BETAS, weight_decay=DECAY, comm=place.comm,
-        density=density, decoupled_weight_decay=True, overlap=False,
-    )  # fmt: skip
+        place.model.parameters(),
+        lr=place.lr,
+        betas=BETAS,
+        weight_decay=DECAY,
+        comm=place.comm,
+        density=density,
+        decoupled_weight_decay=True,
+        overlap=False,
+    )
     return Recipe([optimizer], around=optimizer)
 
 
@@ -268,9 +279,13 @@ def stellatrain_sgd(place: Place, *, density: float = 1 / 64) -> Recipe:
     import ringcomm.torch.sparse
 
     optimizer = ringcomm.torch.sparse.SGD(
-        place.model.parameters(), lr=place.lr, momentum=0.9, comm=place.comm, density=density,
+        place.model.parameters(),
+        lr=place.lr,
+        momentum=0.9,
+        comm=place.comm,
+        density=density,
         overlap=False,
-    )  # fmt: skip
+    )
     return Recipe([optimizer], around=optimizer)
 
 
@@ -279,9 +294,14 @@ def sparse_sgd(place: Place, *, density: float, staleness: int) -> Recipe:
     import ringcomm.torch.sparse
 
     optimizer = ringcomm.torch.sparse.SGD(
-        place.model.parameters(), lr=place.lr, momentum=0.9, comm=place.comm, density=density,
-        staleness=staleness, overlap=False,
-    )  # fmt: skip
+        place.model.parameters(),
+        lr=place.lr,
+        momentum=0.9,
+        comm=place.comm,
+        density=density,
+        staleness=staleness,
+        overlap=False,
+    )
 
     def flush() -> bool:
         optimizer.flush()
@@ -294,9 +314,15 @@ def sparse_sgd(place: Place, *, density: float, staleness: int) -> Recipe:
 
 
 def outer(
-    place: Place, *, rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5), inner: str = "adamw",
-    every: int | str = 10, alone: bool = False, codec: str = "int4", **settings: Any,
-) -> Recipe:  # fmt: skip
+    place: Place,
+    *,
+    rule: tuple[Any, ...] = ("Nesterov", 0.7, 0.5),
+    inner: str = "adamw",
+    every: int | str = 10,
+    alone: bool = False,
+    codec: str = "int4",
+    **settings: Any,
+) -> Recipe:
     """Ranks train apart, and an OuterStep brings them together. The rule by name and arguments; as
     rows were made under it, "Mean" is Nesterov without momentum, and "end" a round at the end.
 
@@ -314,10 +340,14 @@ def outer(
         comm = own
         hook = (HookState("none", place.comm, model=place.model), allreduce_hook)
     step = OuterStep(
-        place.model, optimizers, every=None if every == "end" else every,
-        outer="mean" if rule == ("Mean",) else getattr(parts, rule[0])(*rule[1:]), comm=comm,
-        compression=codec, **settings,
-    )  # fmt: skip
+        place.model,
+        optimizers,
+        every=None if every == "end" else every,
+        outer="mean" if rule == ("Mean",) else getattr(parts, rule[0])(*rule[1:]),
+        comm=comm,
+        compression=codec,
+        **settings,
+    )
 
     def flush() -> bool:
         step.flush()
@@ -338,12 +368,20 @@ def _hook(name: str, about: str, **settings: Any) -> Method:
     return Method(name, about, hooked, settings)
 
 
-def _fewer(name: str, about: str, lrs: tuple[float, ...] = ADAM, tuned_as: str = "",
-           **settings: Any) -> Method:  # fmt: skip
+def _fewer(
+    name: str, about: str, lrs: tuple[float, ...] = ADAM, tuned_as: str = "", **settings: Any
+) -> Method:
     """A baseline that gets as much time as what is faster than it, not as many steps."""
     share = link.EQUAL_TIME[name]
-    return Method(name, f"{about}, {share:.0%} of the steps", hooked, settings, lrs, share=share,
-                  tuned_as=tuned_as)  # fmt: skip
+    return Method(
+        name,
+        f"{about}, {share:.0%} of the steps",
+        hooked,
+        settings,
+        lrs,
+        share=share,
+        tuned_as=tuned_as,
+    )
 
 
 _EVERY_STEP = (
@@ -354,24 +392,38 @@ _EVERY_STEP = (
         _hook("int4", "AdamW, int4 with feedback", compression="int4"), settings=("T1", "T4")
     ),
     _hook("onebit-adamw", "1-bit gradients under AdamW", compression="onebit", force=True),
-    _hook(
-        "int4-no-feedback", "AdamW, int4 without feedback", compression="int4", feedback=False
-    ),
+    _hook("int4-no-feedback", "AdamW, int4 without feedback", compression="int4", feedback=False),
     Method(
-        "adamw-other-seeds", "AdamW, seeds 11 to 18", hooked, seeds=tuple(range(11, 19)),
+        "adamw-other-seeds",
+        "AdamW, seeds 11 to 18",
+        hooked,
+        seeds=tuple(range(11, 19)),
         tuned_as="adamw",
     ),
     Method("adamw-dealt", "AdamW, shards dealt to other ranks", hooked, deal=1, tuned_as="adamw"),
-)  # fmt: skip
+)
 
 _BASELINES = (
     Method("accumulate-4", "AdamW, 4 batches a step: bytes of int8", hooked, accumulate=4),
-    Method("torch-fp32", "AdamW, DDP, gloo float32", torch_fp32, world="process", sends=6.0,
-           settings=(), tuned_as="adamw"),  # by the clock alone: sources/real.py
+    Method(
+        "torch-fp32",
+        "AdamW, DDP, gloo float32",
+        torch_fp32,
+        world="process",
+        sends=6.0,
+        settings=(),
+        tuned_as="adamw",
+    ),  # by the clock alone: sources/real.py
     Method("torch-fp16", "torch's fp16 hook, gloo", torch_fp16, world="process", sends=3.0),
-    Method("powersgd-4", "torch's PowerSGD hook, rank 4", powersgd, {"rank": 4}, world="process",
-           sends=0.54),
-)  # fmt: skip
+    Method(
+        "powersgd-4",
+        "torch's PowerSGD hook, rank 4",
+        powersgd,
+        {"rank": 4},
+        world="process",
+        sends=0.54,
+    ),
+)
 
 _WIRE = (
     dataclasses.replace(
@@ -379,37 +431,79 @@ _WIRE = (
         settings=("T1", "T4"),
     ),
     dataclasses.replace(
-        _wire("onebit-adam-int8", "OneBitAdam, dense steps and renewals at int8", ADAM, **_ADAM,
-              dense="int8"),
+        _wire(
+            "onebit-adam-int8",
+            "OneBitAdam, dense steps and renewals at int8",
+            ADAM,
+            **_ADAM,
+            dense="int8",
+        ),
         tuned_as="onebit-adam",
     ),
     dataclasses.replace(
-        _wire("adam-clipped", "OneBitAdam, never frozen, nothing compressed, clipped alike", ADAM,
-              **_ADAM, **_PLAIN, refresh=None, freeze=1),
+        _wire(
+            "adam-clipped",
+            "OneBitAdam, never frozen, nothing compressed, clipped alike",
+            ADAM,
+            **_ADAM,
+            **_PLAIN,
+            refresh=None,
+            freeze=1,
+        ),
         tuned_as="adamw",
     ),
     *(
-        _wire(f"onebit-adam-{share}", f"OneBitAdam, frozen at {share} %", ADAM, **_ADAM,
-              freeze=share / 100)
+        _wire(
+            f"onebit-adam-{share}",
+            f"OneBitAdam, frozen at {share} %",
+            ADAM,
+            **_ADAM,
+            freeze=share / 100,
+        )
         for share in FREEZES
     ),
     *(
-        _wire(f"freeze-{share}", f"the variance frozen at {share} %, nothing compressed", ADAM,
-              **_ADAM, **_PLAIN, refresh=None, freeze=share / 100)
+        _wire(
+            f"freeze-{share}",
+            f"the variance frozen at {share} %, nothing compressed",
+            ADAM,
+            **_ADAM,
+            **_PLAIN,
+            refresh=None,
+            freeze=share / 100,
+        )
         for share in FREEZES
     ),
-    _wire("onebit-adam-40-kept", "OneBitAdam, frozen at 40 % and never renewed", ADAM, **_ADAM,
-          refresh=None, freeze=0.4),
-    Method("onebit-adam-no-mask", "1-bit Adam as published, without a mask, frozen at 5 %",
-           published, {"freeze": 0.05}, ADAM),
+    _wire(
+        "onebit-adam-40-kept",
+        "OneBitAdam, frozen at 40 % and never renewed",
+        ADAM,
+        **_ADAM,
+        refresh=None,
+        freeze=0.4,
+    ),
+    Method(
+        "onebit-adam-no-mask",
+        "1-bit Adam as published, without a mask, frozen at 5 %",
+        published,
+        {"freeze": 0.05},
+        ADAM,
+    ),
     _wire("lamb", "LAMB, nothing compressed, never frozen", LAMB, **_LAMB, **_PLAIN, freeze=1),
     _wire("onebit-lamb", "OneBitLamb as it is by default", LAMB, **_LAMB),
     Method("lion", "Lion, DDP, float32", hooked, {"inner": "lion"}, LION),
     _wire("lion-momentum", "Lion, momentum at 1 bit", LION, **_LION),
-    _wire("zero-one-adam", "0/1 Adam", ADAM, kind="ZeroOneAdam", betas=BETAS, weight_decay=DECAY,
-          freeze=0.2),
+    _wire(
+        "zero-one-adam",
+        "0/1 Adam",
+        ADAM,
+        kind="ZeroOneAdam",
+        betas=BETAS,
+        weight_decay=DECAY,
+        freeze=0.2,
+    ),
     _wire("sgd-onebit", "SGD, momentum at 1 bit", SGD, kind="SGD", momentum=0.9),
-)  # fmt: skip
+)
 
 _OUTER = (
     _outer("outer", "OuterStep, H = 10, gamma .7, mu .5, float32", codec="none"),
@@ -422,18 +516,25 @@ _OUTER = (
         settings=("T1", "T4"),
     ),
     _outer("outer-often", "OuterStep, H = 4, gamma .7, mu .5, float32", every=4, codec="none"),
-    _outer("outer-sparse", "OuterStep, H = 4, sparse, density 1/8", every=4,
-           rule=("Sparse", 1 / 8)),
-    _outer("outer-sparse-64", "OuterStep, H = 4, sparse, density 1/64", every=4,
-           rule=("Sparse", 1 / 64)),
+    _outer(
+        "outer-sparse", "OuterStep, H = 4, sparse, density 1/8", every=4, rule=("Sparse", 1 / 8)
+    ),
+    _outer(
+        "outer-sparse-64",
+        "OuterStep, H = 4, sparse, density 1/64",
+        every=4,
+        rule=("Sparse", 1 / 64),
+    ),
     *(
         dataclasses.replace(
-            _outer(name, f"OuterStep, H = 10, int4, applied 4 later, {words}", delay=4,
-                   merge=merge),
+            _outer(
+                name, f"OuterStep, H = 10, int4, applied 4 later, {words}", delay=4, merge=merge
+            ),
             sends=0.10,
         )
         for name, words, merge in (
-            ("outer-delayed", "carried", "carry"), ("outer-replace", "replaced", "replace"),
+            ("outer-delayed", "carried", "carry"),
+            ("outer-replace", "replaced", "replace"),
             ("outer-lerp", "half and half", "lerp"),
         )
     ),
@@ -442,8 +543,12 @@ _OUTER = (
         tuned_as="outer-int4",
     ),
     dataclasses.replace(
-        _outer("outer-momentum-.9", "OuterStep, H = 10, gamma .7, mu .9, float32", codec="none",
-               rule=("Nesterov", 0.7, 0.9)),
+        _outer(
+            "outer-momentum-.9",
+            "OuterStep, H = 10, gamma .7, mu .9, float32",
+            codec="none",
+            rule=("Nesterov", 0.7, 0.9),
+        ),
         settings=("T1", "T4"),
     ),
     _outer("outer-muon", "OuterStep, H = 10, int4, Muon inside", inner="muon"),
@@ -451,86 +556,165 @@ _OUTER = (
         _outer("outer-muon-30", "OuterStep, H = 30, int4, Muon inside", inner="muon", every=30),
         tuned_as="outer-muon",
     ),
-    _outer("outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none",
-           alone=True),
+    _outer(
+        "outer-k1", "AdamW, DDP, and an outer step of one worker, H = 10", codec="none", alone=True
+    ),
     dataclasses.replace(
-        _outer("outer-end", "apart, and averaged once at the end", codec="none", rule=("Mean",),
-               every="end"),
+        _outer(
+            "outer-end",
+            "apart, and averaged once at the end",
+            codec="none",
+            rule=("Mean",),
+            every="end",
+        ),
         settings=("T4",),
     ),
     *(
         _fewer(name, f"AdamW, {codec}", tuned_as=tuned_as, compression=codec)
         for name, codec, tuned_as in (
-            ("adamw-bf16-1g", "bf16", ""), ("adamw-int8-1g", "int8", ""),
-            ("adamw-int4-1g", "int4", "int4"), ("adamw-waits", "int8", ""),
-            ("int4-waits", "int4", "adamw-waits"), ("int4-waits-1g", "int4", "adamw-waits"),
+            ("adamw-bf16-1g", "bf16", ""),
+            ("adamw-int8-1g", "int8", ""),
+            ("adamw-int4-1g", "int4", "int4"),
+            ("adamw-waits", "int8", ""),
+            ("int4-waits", "int4", "adamw-waits"),
+            ("int4-waits-1g", "int4", "adamw-waits"),
         )
     ),
     *(
-        _fewer(f"muon-{codec}-1g", f"Muon, {codec}", MUON_FAST, tuned_as, inner="muon",
-               compression=codec)
+        _fewer(
+            f"muon-{codec}-1g",
+            f"Muon, {codec}",
+            MUON_FAST,
+            tuned_as,
+            inner="muon",
+            compression=codec,
+        )
         for codec, tuned_as in (("int4", "muon-int4"), ("int8", ""), ("bf16", ""))
     ),
     dataclasses.replace(
-        _wire("onebit-adam-1g", "OneBitAdam, dense at int8, "
-              f"{link.EQUAL_TIME['onebit-adam-1g']:.0%} of the steps", ADAM, **_ADAM, dense="int8",
-              freeze=link.DENSE),
-        share=link.EQUAL_TIME["onebit-adam-1g"], tuned_as="onebit-adam",
+        _wire(
+            "onebit-adam-1g",
+            f"OneBitAdam, dense at int8, {link.EQUAL_TIME['onebit-adam-1g']:.0%} of the steps",
+            ADAM,
+            **_ADAM,
+            dense="int8",
+            freeze=link.DENSE,
+        ),
+        share=link.EQUAL_TIME["onebit-adam-1g"],
+        tuned_as="onebit-adam",
     ),
-)  # fmt: skip
+)
 
 _STALE = (
     *(
-        Method(f"{inner}-stale{ending}", f"{told}, one step stale, {words}", stale,
-               {"inner": inner, "correction": correction}, lrs,
-               ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"))
+        Method(
+            f"{inner}-stale{ending}",
+            f"{told}, one step stale, {words}",
+            stale,
+            {"inner": inner, "correction": correction},
+            lrs,
+            ("ringcomm.torch.Stale1", "ringcomm.torch.HookState:pace"),
+        )
         for inner, told, lrs in (
-            ("adamw", "AdamW", ADAM), ("muon", "Muon", MUON), ("sgd", "SGD", SGD),
+            ("adamw", "AdamW", ADAM),
+            ("muon", "Muon", MUON),
+            ("sgd", "SGD", SGD),
             ("lion", "Lion", LION),
         )
-        for ending, correction, words in (
-            ("", True, "corrected"), ("-raw", False, "not corrected")
-        )
+        for ending, correction, words in (("", True, "corrected"), ("-raw", False, "not corrected"))
     ),
-    Method("int4-stale", "AdamW, int4, one step stale, corrected", stale,
-           {"inner": "adamw", "correction": True, "compression": "int4"}, tuned_as="adamw-stale"),
-)  # fmt: skip
+    Method(
+        "int4-stale",
+        "AdamW, int4, one step stale, corrected",
+        stale,
+        {"inner": "adamw", "correction": True, "compression": "int4"},
+        tuned_as="adamw-stale",
+    ),
+)
 
 _OTHER_OPTIMIZERS = (
     Method("muon", "Muon, DDP, float32", hooked, {"inner": "muon"}, MUON, settings=("T1", "T4")),
     Method("sgd", "SGD with momentum, DDP, float32", hooked, {"inner": "sgd"}, SGD),
-    Method("sgd-onebit-no-feedback", "1-bit gradients under SGD, without feedback", hooked,
-           {"inner": "sgd", "compression": "onebit", "feedback": False}, SGD),
-    Method("muon-int4", "Muon, int4 with feedback", hooked,
-           {"inner": "muon", "compression": "int4"}, MUON),
-)  # fmt: skip
+    Method(
+        "sgd-onebit-no-feedback",
+        "1-bit gradients under SGD, without feedback",
+        hooked,
+        {"inner": "sgd", "compression": "onebit", "feedback": False},
+        SGD,
+    ),
+    Method(
+        "muon-int4",
+        "Muon, int4 with feedback",
+        hooked,
+        {"inner": "muon", "compression": "int4"},
+        MUON,
+    ),
+)
 
 _SLOW = (  # for links so slow that three times the steps take less time; see sources/slow.py
-    Method("stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain,
-           sends=0.16),
-    Method("stellatrain-sgd", "the largest 1/64 of the cache lines, sparse SGD", stellatrain_sgd,
-           {}, SGD, sends=0.16),
-    Method("powersgd-4-long", "torch's PowerSGD hook, rank 4, 3 times the steps", powersgd,
-           {"rank": 4}, world="process", share=3.0, tuned_as="powersgd-4", sends=0.44),
+    Method(
+        "stellatrain", "the largest 1/64 of the cache lines, sparse Adam", stellatrain, sends=0.16
+    ),
+    Method(
+        "stellatrain-sgd",
+        "the largest 1/64 of the cache lines, sparse SGD",
+        stellatrain_sgd,
+        {},
+        SGD,
+        sends=0.16,
+    ),
+    Method(
+        "powersgd-4-long",
+        "torch's PowerSGD hook, rank 4, 3 times the steps",
+        powersgd,
+        {"rank": 4},
+        world="process",
+        share=3.0,
+        tuned_as="powersgd-4",
+        sends=0.44,
+    ),
     *(
         Method(f"{name}-long", about, build, options, share=3.0, tuned_as=name, sends=sends)
         for name, about, build, options, sends in (
-            ("stellatrain", "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
-             stellatrain, {}, 0.16),
-            ("outer-int4", "OuterStep, H = 30, int4, 3 times the steps", outer, {"every": 30},
-             None),
-            ("outer-sparse-64", "OuterStep, H = 30, sparse, density 1/64, 3 times the steps", outer,
-             {"every": 30, "rule": ("Sparse", 1 / 64)}, None),
+            (
+                "stellatrain",
+                "the largest 1/64 of the cache lines, sparse Adam, 3 times the steps",
+                stellatrain,
+                {},
+                0.16,
+            ),
+            (
+                "outer-int4",
+                "OuterStep, H = 30, int4, 3 times the steps",
+                outer,
+                {"every": 30},
+                None,
+            ),
+            (
+                "outer-sparse-64",
+                "OuterStep, H = 30, sparse, density 1/64, 3 times the steps",
+                outer,
+                {"every": 30, "rule": ("Sparse", 1 / 64)},
+                None,
+            ),
         )
     ),
-)  # fmt: skip
+)
 
 _DENSITIES = (100, 20, 8, 4)  # parts of which one travels
 
 
 def _image(name: str, about: str, build: Callable[..., Recipe], **options: Any) -> Method:
-    return Method(f"images-{name}", about, build, options, SGD, ("sklearn.datasets.load_digits",),
-                  settings=("T5",), seeds=(1, 2, 3))  # fmt: skip
+    return Method(
+        f"images-{name}",
+        about,
+        build,
+        options,
+        SGD,
+        ("sklearn.datasets.load_digits",),
+        settings=("T5",),
+        seeds=(1, 2, 3),
+    )
 
 
 _IMAGES = (  # StellaTrain's own case: image classes under SGD with momentum
@@ -539,24 +723,47 @@ _IMAGES = (  # StellaTrain's own case: image classes under SGD with momentum
         for codec in ("none", "fp16", "int4")
     ),
     *(
-        _image(f"sparse-{part}", f"the largest 1/{part} of the cache lines, sparse SGD, stale",
-               sparse_sgd, density=1 / part, staleness=1)
+        _image(
+            f"sparse-{part}",
+            f"the largest 1/{part} of the cache lines, sparse SGD, stale",
+            sparse_sgd,
+            density=1 / part,
+            staleness=1,
+        )
         for part in _DENSITIES
     ),
     *(
-        _image(f"sparse-{part}-sync", f"the largest 1/{part} of the cache lines, sparse SGD",
-               sparse_sgd, density=1 / part, staleness=0)
+        _image(
+            f"sparse-{part}-sync",
+            f"the largest 1/{part} of the cache lines, sparse SGD",
+            sparse_sgd,
+            density=1 / part,
+            staleness=0,
+        )
         for part in (20, 8)
     ),
     *(
-        Method(f"stellatrain-{part}", f"the largest 1/{part} of the cache lines, sparse Adam",
-               stellatrain, {"density": 1 / part}, seeds=(1, 2, 3))
+        Method(
+            f"stellatrain-{part}",
+            f"the largest 1/{part} of the cache lines, sparse Adam",
+            stellatrain,
+            {"density": 1 / part},
+            seeds=(1, 2, 3),
+        )
         for part in (20, 8)
     ),
-)  # fmt: skip
+)
 
 METHODS = {
     method.name: method
-    for method in (*_EVERY_STEP, *_WIRE, *_OUTER, *_OTHER_OPTIMIZERS, *_STALE, *_BASELINES, *_SLOW,
-                   *_IMAGES)
-}  # fmt: skip
+    for method in (
+        *_EVERY_STEP,
+        *_WIRE,
+        *_OUTER,
+        *_OTHER_OPTIMIZERS,
+        *_STALE,
+        *_BASELINES,
+        *_SLOW,
+        *_IMAGES,
+    )
+}

@@ -69,8 +69,7 @@ class Setting:
 
     def told(self) -> dict[str, Any]:
         """What of it defines a run's result."""
-        return {name: value for name, value in vars(self).items()
-                if name != "tuned_on"}  # fmt: skip
+        return {name: value for name, value in vars(self).items() if name != "tuned_on"}
 
     def factor(self, step: int, steps: int) -> float:
         """Of the rate, in a step from 0 on."""
@@ -111,11 +110,15 @@ class Run:
         """Of all that defines the result."""
         method = METHODS[self.method]
         told: dict[str, Any] = {
-            "harness": HARNESS, "setting": SETTINGS[self.setting].told(),
+            "harness": HARNESS,
+            "setting": SETTINGS[self.setting].told(),
             "method": [method.name, method.options, method.version],
-            "lr": self.lr, "seed": self.seed, "steps": self.steps,
-            "deal": method.deal, "accumulate": method.accumulate,
-        }  # fmt: skip
+            "lr": self.lr,
+            "seed": self.seed,
+            "steps": self.steps,
+            "deal": method.deal,
+            "accumulate": method.accumulate,
+        }
         world = "process" if self.role == "process" else "thread"
         if method.world == "process" or world == "process":
             told["world"] = "process"
@@ -132,7 +135,7 @@ class Run:
 
 CHECKPOINT = Run(
     "T1", "adamw", CHECKPOINT_RATE, CHECKPOINT_SEED, "checkpoint", SETTINGS["T1"].steps
-)  # fmt: skip
+)
 
 
 def steps_of(setting: Setting, method: Method, role: Role) -> int:
@@ -236,8 +239,10 @@ class Plan:
             total += len(runs) + (len(method.seeds) + 1) * len(unknown)
             done += sum(self.rows.find(run.key) is not None for run in runs)
             seconds += each * sum(run.steps for run in runs if self.rows.find(run.key) is None)
-            seconds += each * (len(method.seeds) + 1) * sum(
-                steps_of(SETTINGS[name], method, "final") for name in unknown
+            seconds += (
+                each
+                * (len(method.seeds) + 1)
+                * sum(steps_of(SETTINGS[name], method, "final") for name in unknown)
             )
         return done, total, seconds
 
@@ -278,8 +283,9 @@ def quick_runs(names: Sequence[str], rates: dict[str, float]) -> list[Run]:
     steps = {name: steps_of(SETTINGS["T1"], METHODS[name], "quick") for name in names}
     return [
         Run("T1", name, rates[name], seed, "quick", steps[name])
-        for name in names for seed in SEEDS[:3]
-    ]  # fmt: skip
+        for name in names
+        for seed in SEEDS[:3]
+    ]
 
 
 def _rounded(rate: float) -> float:

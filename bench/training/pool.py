@@ -75,12 +75,16 @@ class Crew:
             commands = [["--rank", str(rank), *ports] for rank in range(RANKS)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for number, command in enumerate(commands):
-            self._workers.append(subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py"), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
-                text=True, env=environment, preexec_fn=lambda: os.nice(self._niceness),
-            ))  # fmt: skip
+            self._workers.append(
+                subprocess.Popen(
+                    [sys.executable, str(HERE / "worker.py"), *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
+                    text=True,
+                    env=environment,
+                    preexec_fn=lambda: os.nice(self._niceness),
+                )
+            )
 
     def close(self) -> None:
         """Ends the workers."""
@@ -116,10 +120,15 @@ def crew(processes: bool, niceness: int = 0) -> Iterator[Crew]:
 
 
 def run_all(
-    due: Callable[[], list[Run]], done: Callable[[Run, Row], None],
-    failed: Callable[[Run, str], None], checkpoint: Callable[[Run], Path], *,
-    jobs: int, until: float = float("inf"), niceness: int = 0,
-) -> None:  # fmt: skip
+    due: Callable[[], list[Run]],
+    done: Callable[[Run, Row], None],
+    failed: Callable[[Run, str], None],
+    checkpoint: Callable[[Run], Path],
+    *,
+    jobs: int,
+    until: float = float("inf"),
+    niceness: int = 0,
+) -> None:
     """Runs what is due, ``jobs`` at a time, until nothing is, or until the clock says so.
 
     Args:

@@ -76,9 +76,17 @@ class PublishedAdam(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
-        *, freeze: int, max_norm: float, comm: Communicator,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        *,
+        freeze: int,
+        max_norm: float,
+        comm: Communicator,
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "decay": weight_decay})
         self._freeze, self._max_norm, self._comm, self._steps = freeze, max_norm, comm, 0
 
@@ -97,8 +105,11 @@ class PublishedAdam(torch.optim.Optimizer):
     def _move(self, group: dict[str, Any], p: torch.Tensor, gradient: torch.Tensor) -> None:
         state, (b1, b2) = self.state[p], group["betas"]
         if not state:
-            state.update(m=torch.zeros_like(p), v=torch.zeros_like(p),
-                         mean=CompressedMean(self._comm, p.numel()))  # fmt: skip
+            state.update(
+                m=torch.zeros_like(p),
+                v=torch.zeros_like(p),
+                mean=CompressedMean(self._comm, p.numel()),
+            )
         m, v = state["m"], state["v"]
         if self._steps <= self._freeze:
             self._comm.allreduce(gradient, "avg", compression="bf16")

@@ -20,8 +20,15 @@ from training.plan import SETTINGS, Plan
 from training.tasks import parameters_of
 
 HEADS = ("method", "beside", "loss", "difference", "upper 95 %", "margin", "pairs", "verdict")
-METHOD_HEADS = ("setting", "method", "rate", "loss", "deviation", "bytes a step and parameter",
-                "real processes")  # fmt: skip
+METHOD_HEADS = (
+    "setting",
+    "method",
+    "rate",
+    "loss",
+    "deviation",
+    "bytes a step and parameter",
+    "real processes",
+)
 DOCUMENT_HEADS = ("", "method", "beside", "bytes", *HEADS[3:6], HEADS[7])
 TRAINING = {"T1": "", "T4": ", fine-tuning", "T5": ", images"}
 EDGE = "*"  # behind a method whose tuned rate is the first or last of those that were tried
@@ -33,18 +40,37 @@ NOTES = (
     "have error feedback where they do not say without."
 )
 #: What the whole table leaves out of names and figures; its notes say so.
-SHORT = ((", DDP, float32", ""), (", float32", ""), (" with feedback", ""), (" ± ", "±"),
-         (" as it is by default", ""), ("nothing compressed", "uncompressed"), ("H = ", "H="),
-         ("one step stale", "stale"), ("the variance frozen", "variance frozen"),
-         (" of the gap", ""))  # fmt: skip
+SHORT = (
+    (", DDP, float32", ""),
+    (", float32", ""),
+    (" with feedback", ""),
+    (" ± ", "±"),
+    (" as it is by default", ""),
+    ("nothing compressed", "uncompressed"),
+    ("H = ", "H="),
+    ("one step stale", "stale"),
+    ("the variance frozen", "variance frozen"),
+    (" of the gap", ""),
+)
 #: Of the plot's points: one colour for each optimizer.
 SHOWN: Mapping[str, Sequence[str]] = {
-    "AdamW": ("adamw", "int8", "int4", "torch-fp16", "powersgd-4", "adamw-stale", "onebit-adam",
-              "outer-int4", "outer-sparse", "outer-sparse-64", "stellatrain"),
+    "AdamW": (
+        "adamw",
+        "int8",
+        "int4",
+        "torch-fp16",
+        "powersgd-4",
+        "adamw-stale",
+        "onebit-adam",
+        "outer-int4",
+        "outer-sparse",
+        "outer-sparse-64",
+        "stellatrain",
+    ),
     "Muon": ("muon", "muon-int4", "muon-stale", "outer-muon", "outer-muon-30"),
     "SGD": ("sgd", "sgd-onebit"),
     "Lion": ("lion", "lion-momentum"),
-}  # fmt: skip
+}
 
 
 def losses(rows: Mapping[int, Row]) -> dict[int, float | None]:
@@ -66,8 +92,13 @@ def judge(claim: Claim, plan: Plan) -> tuple[str, ...]:
         return (*head, "-", "-", "-", _margin(claim), str(len(pairs)), "not run yet")
     pair = stats.paired(method, baseline)
     loss = sum(stats.loss_of(method[seed]) for seed in pairs) / len(pairs)
-    shown = (f"{loss:.3f}", f"{pair.mean:+.4f} ± {pair.error:.4f}", f"{pair.upper:+.4f}",
-             _margin(claim), str(pair.seeds))  # fmt: skip
+    shown = (
+        f"{loss:.3f}",
+        f"{pair.mean:+.4f} ± {pair.error:.4f}",
+        f"{pair.upper:+.4f}",
+        _margin(claim),
+        str(pair.seeds),
+    )
     if claim.kind == "correction":
         return (*head, *shown, _correction(claim, plan, method, baseline))
     verdict = {
@@ -88,11 +119,14 @@ def _correction(
         return "uncorrected not run yet"
     stale, method = ({seed: one[seed] for seed in seeds} for one in (stale, method))
     left = stats.share_left(stats.paired(stale, baseline), stats.paired(method, baseline))
-    over = stats.of_differences([
-        stats.loss_of(method[seed]) - stats.loss_of(baseline[seed])
-        - HALF * (stats.loss_of(stale[seed]) - stats.loss_of(baseline[seed]))
-        for seed in seeds
-    ])  # fmt: skip
+    over = stats.of_differences(
+        [
+            stats.loss_of(method[seed])
+            - stats.loss_of(baseline[seed])
+            - HALF * (stats.loss_of(stale[seed]) - stats.loss_of(baseline[seed]))
+            for seed in seeds
+        ]
+    )
     verdict = {"no worse": "met", "worse": "missed"}.get(stats.non_inferior(over, 0.0), "not shown")
     return f"leaves {left:.0%} of the gap: {verdict}"
 
@@ -134,8 +168,15 @@ def _of_method(plan: Plan, setting: str, name: str, rows: Mapping[int, Row]) -> 
     mean = _mean(rows)
     spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
     rate = f"{next(iter(rows.values()))['lr']:g}{_edge(plan, setting, name)}"
-    return (setting, name, rate, f"{mean:.3f}", f"{spread:.3f}", _bytes(name, rows),
-            plan.process_check(setting, name))  # fmt: skip
+    return (
+        setting,
+        name,
+        rate,
+        f"{mean:.3f}",
+        f"{spread:.3f}",
+        _bytes(name, rows),
+        plan.process_check(setting, name),
+    )
 
 
 def _bytes(name: str, rows: Mapping[int, Row]) -> str:
@@ -159,9 +200,17 @@ def markdown(plan: Plan, exact: Sequence[Exact]) -> str:
     lines = [_progress(plan), ""]
     if exact:
         rows = [("example", "with", "at most", "without", "at least", "verdict")]
-        rows += [(one.what, f"{one.good:.2g}", f"{one.bound:g}", f"{one.bad:.3g}",
-                  f"{one.failed:g}", "as it must" if one.holds else "WRONG")
-                 for one in exact]  # fmt: skip
+        rows += [
+            (
+                one.what,
+                f"{one.good:.2g}",
+                f"{one.bound:g}",
+                f"{one.bad:.3g}",
+                f"{one.failed:g}",
+                "as it must" if one.holds else "WRONG",
+            )
+            for one in exact
+        ]
         lines += ["### Counter-examples", "", *columns.markdown(rows), ""]
     for group, judged in claims(plan):
         table = columns.markdown([HEADS, *judged])
@@ -185,12 +234,16 @@ def document(plan: Plan, advised: bool = False) -> str:
         finals = plan.finals(claim.setting, claim.method, claim.lr)
         note = "" if int(pairs) == len(METHODS[claim.method].seeds) else f" ({pairs} pairs)"
         row = (
-            claim.row, _told(claim, plan, claim.method) + TRAINING[claim.setting],
-            _told(claim, plan, claim.baseline), _bytes(claim.method, finals), *shown,
+            claim.row,
+            _told(claim, plan, claim.method) + TRAINING[claim.setting],
+            _told(claim, plan, claim.baseline),
+            _bytes(claim.method, finals),
+            *shown,
             verdict + note,
-        )  # fmt: skip
-        rows.append(row if advised else [claim.row if claim.row != group else "",
-                                         *map(_short, row[1:])])  # fmt: skip
+        )
+        rows.append(
+            row if advised else [claim.row if claim.row != group else "", *map(_short, row[1:])]
+        )
         group = claim.row
     notes = "" if advised else f" {NOTES}"
     return "\n".join([f"{_progress(plan)}{notes}", "", *columns.markdown(rows)])
@@ -225,11 +278,13 @@ def plot(plan: Plan, path: Path) -> None:
 
     ended = sorted(
         (_mean(rows), optimizer, name, rows)
-        for optimizer, names in SHOWN.items() for name in names
+        for optimizer, names in SHOWN.items()
+        for name in names
         if (rows := plan.finals("T1", name))
-    )  # fmt: skip
-    figure, axes = pyplot.subplots(figsize=(9, max(2.5, 0.3 * len(ended) + 1)),
-                                   layout="constrained")  # fmt: skip
+    )
+    figure, axes = pyplot.subplots(
+        figsize=(9, max(2.5, 0.3 * len(ended) + 1)), layout="constrained"
+    )
     colors = dict(zip(SHOWN, ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=True))
     for place, (mean, optimizer, _, rows) in enumerate(ended):
         errors = [stats.loss_of(row["loss"]) - mean for row in rows.values()]
@@ -242,8 +297,13 @@ def plot(plan: Plan, path: Path) -> None:
     sent.set_ylabel("bytes per parameter and step")
     axes.grid(axis="x", color="whitesmoke")
     axes.set_xlabel("loss after as many samples, nats (point: mean of the seeds; strokes: each)")
-    axes.legend(handles=[axes.plot([], [], "o", color=color, label=optimizer)[0]
-                         for optimizer, color in colors.items()], fontsize=9)  # fmt: skip
+    axes.legend(
+        handles=[
+            axes.plot([], [], "o", color=color, label=optimizer)[0]
+            for optimizer, color in colors.items()
+        ],
+        fontsize=9,
+    )
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

@@ -93,9 +93,13 @@ class _Rank:
     """What the loop holds of one rank."""
 
     def __init__(
-        self, comm: Communicator, run: Run, turn: contextlib.AbstractContextManager[Any],
-        checkpoint: Path, watch: Watch | None,
-    ) -> None:  # fmt: skip
+        self,
+        comm: Communicator,
+        run: Run,
+        turn: contextlib.AbstractContextManager[Any],
+        checkpoint: Path,
+        watch: Watch | None,
+    ) -> None:
         self.comm, self.run, self.turn, self.watch = comm, run, turn, watch
         self.setting, self.method = SETTINGS[run.setting], METHODS[run.method]
         with turn:  # torch's random numbers are the process's
@@ -187,9 +191,15 @@ class _Rank:
 
 
 def train(
-    comm: Communicator, run: Run, *, turn: Any = None, distributed: bool = False,
-    checkpoint: Path = Path(), save: Path | None = None, watch: Watch | None = None,
-) -> Result:  # fmt: skip
+    comm: Communicator,
+    run: Run,
+    *,
+    turn: Any = None,
+    distributed: bool = False,
+    checkpoint: Path = Path(),
+    save: Path | None = None,
+    watch: Watch | None = None,
+) -> Result:
     """Trains on this rank; all ranks of ``comm`` call it.
 
     Args:
@@ -225,10 +235,13 @@ def train(
             if save is not None and comm.rank == 0:
                 torch.save(rank.model.state_dict(), save)
     return {
-        "loss": rank.curve[-1][1] if rank.curve else None, "curve": rank.curve,
+        "loss": rank.curve[-1][1] if rank.curve else None,
+        "curve": rank.curve,
         "train": [_finite(loss) for loss in rank.losses[:: max(1, rank.steps // 40)]],
-        "weights": weights, "sent": sent, "seconds": time.perf_counter() - began,
-    }  # fmt: skip
+        "weights": weights,
+        "sent": sent,
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def _sent(before: Any, after: Any) -> int:
@@ -238,4 +251,3 @@ def _sent(before: Any, after: Any) -> int:
 
 def _finite(loss: float) -> float | None:
     return round(loss, 6) if loss == loss and abs(loss) != float("inf") else None
-

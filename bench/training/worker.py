@@ -40,9 +40,12 @@ LIMIT_S = 3600.0  # of a run; what takes longer hangs
 def config() -> Config:
     """Of all worlds: sums in order of rank wherever a tensor lies, and bytes that pass sockets."""
     return Config(
-        algorithm="direct", shared_memory=False, timeout=LIMIT_S, peer_timeout=60.0,
+        algorithm="direct",
+        shared_memory=False,
+        timeout=LIMIT_S,
+        peer_timeout=60.0,
         connect_timeout=600.0,
-    )  # fmt: skip
+    )
 
 
 def in_threads(run: Run, checkpoint: Path, save: Path | None) -> Result:
@@ -91,9 +94,7 @@ def main() -> None:
     address = f"tcp://127.0.0.1:{options.port}"
 
     def in_processes(run: Run, checkpoint: Path, save: Path | None) -> Result:
-        with Communicator.create(
-            options.rank, RANKS, init_method=address, config=config()
-        ) as comm:
+        with Communicator.create(options.rank, RANKS, init_method=address, config=config()) as comm:
             return train(comm, run, distributed=True, checkpoint=checkpoint, save=save)
 
     serve(in_processes)
@@ -102,9 +103,10 @@ def main() -> None:
 def request(run: Run, checkpoint: Path, save: Path | None = None) -> str:
     """The line that asks for a run."""
     told: dict[str, Any] = {
-        "run": dataclasses.asdict(run), "checkpoint": str(checkpoint),
+        "run": dataclasses.asdict(run),
+        "checkpoint": str(checkpoint),
         "save": str(save) if save else "",
-    }  # fmt: skip
+    }
     return json.dumps(told) + "\n"
 
 

@@ -150,9 +150,7 @@ class Cluster:
     ) -> None:
         self._stack.close()
 
-    def _accept(
-        self, listener: socket.socket, stack: contextlib.ExitStack
-    ) -> list[socket.socket]:
+    def _accept(self, listener: socket.socket, stack: contextlib.ExitStack) -> list[socket.socket]:
         """The workers' connections by rank."""
         by_rank: dict[int, socket.socket] = {}
         while len(by_rank) < self.world:
@@ -198,8 +196,9 @@ class Cluster:
         self._begin(trial.phase, settings)
         try:
             ready = "starting" if trial.phase == "bring-up" else "ready"
-            if not self._pump(lambda: all(r.said(ready) or r.said("failed") for r in self._ranks),
-                              _START_S):
+            if not self._pump(
+                lambda: all(r.said(ready) or r.said("failed") for r in self._ranks), _START_S
+            ):
                 raise VoidError(f"{trial}: the ranks did not come so far: {self._printed()}")
             self._pump(lambda: False, delay)
             self._check_before(trial)
@@ -211,15 +210,23 @@ class Cluster:
         finally:
             codes = self._end()
             self._mend(trial)
-        return {"trial": dataclasses.asdict(trial), "settings": settings, "delay": round(delay, 3),
-                "ranks": [self._report(rank, hit, codes[rank]) for rank in range(self.world)]}
+        return {
+            "trial": dataclasses.asdict(trial),
+            "settings": settings,
+            "delay": round(delay, 3),
+            "ranks": [self._report(rank, hit, codes[rank]) for rank in range(self.world)],
+        }
 
     def _begin(self, phase: str, settings: dict[str, Any]) -> None:
         self._ranks = [_Rank() for _ in range(self.world)]
         port = MASTER_PORT + self._trials % 256 * _PORTS_APART
         self._trials += 1
-        order = {"do": "run", "phase": phase, "settings": settings,
-                 "environment": {"MASTER_PORT": str(port)}}
+        order = {
+            "do": "run",
+            "phase": phase,
+            "settings": settings,
+            "environment": {"MASTER_PORT": str(port)},
+        }
         for worker in self._workers:
             worker.send(json.dumps(order).encode())
 
@@ -249,11 +256,20 @@ class Cluster:
     def _report(self, number: int, hit: float, code: int) -> dict[str, Any]:
         rank = self._ranks[number]
         after = {event: round(said["at"] - hit, 4) for event, said in rank.events.items()}
-        failed = {name: value for name, value in rank.events.get("failed", {}).items()
-                  if name not in ("event", "at", "logged")}
+        failed = {
+            name: value
+            for name, value in rank.events.get("failed", {}).items()
+            if name not in ("event", "at", "logged")
+        }
         logged = [line for said in rank.events.values() for line in said["logged"]]
-        return {"after": after, "error": failed, "lanes": rank.lanes,
-                "logged": list(dict.fromkeys(logged)), "wrong": rank.wrong, "code": code}
+        return {
+            "after": after,
+            "error": failed,
+            "lanes": rank.lanes,
+            "logged": list(dict.fromkeys(logged)),
+            "wrong": rank.wrong,
+            "code": code,
+        }
 
     def _end(self) -> dict[int, int]:
         """Ends the ranks; their exit codes."""

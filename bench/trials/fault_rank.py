@@ -61,8 +61,9 @@ class Rank:
         try:
             self.tell("starting")
             comm = ringcomm.init(config=Config.from_env(**settings))
-            self.tell("opened", lanes=[(lane["peer"], lane["rail"])
-                                       for lane in comm.stats()["lanes"]])
+            self.tell(
+                "opened", lanes=[(lane["peer"], lane["rail"]) for lane in comm.stats()["lanes"]]
+            )
             PHASES[phase](comm, self)
         except BaseException as error:  # a KeyboardInterrupt would be a finding as well
             self.tell("failed", **describe(error))

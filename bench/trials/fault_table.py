@@ -77,9 +77,13 @@ def judge(row: dict[str, Any]) -> Verdict:
     missing = sum(came not in rank["after"] for rank in ranks)
     seconds = float("inf") if missing else max(rank["after"][came] for rank in ranks)
     named = Verdict(
-        seconds, _limit(ranks), left_out, tuple(_rail(trial, rank["error"]) for rank in failed),
-        tuple(_blame(trial, me, r["error"]) for me, r in enumerate(ranks) if r["error"]), (),
-    )  # fmt: skip
+        seconds,
+        _limit(ranks),
+        left_out,
+        tuple(_rail(trial, rank["error"]) for rank in failed),
+        tuple(_blame(trial, me, r["error"]) for me, r in enumerate(ranks) if r["error"]),
+        (),
+    )
     late = seconds > row["settings"][named.limit] + GRACE_S
     faults = {
         f"{missing} of {len(ranks)} ranks never noticed": missing,
@@ -111,8 +115,9 @@ def _needs_rail(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:
 
 
 def _still_has(trial: Trial, ranks: Sequence[dict[str, Any]]) -> bool:
-    return any(trial.hurts(me, peer, rail)
-               for me, rank in enumerate(ranks) for peer, rail in rank["lanes"])
+    return any(
+        trial.hurts(me, peer, rail) for me, rank in enumerate(ranks) for peer, rail in rank["lanes"]
+    )
 
 
 def _warns(trial: Trial, rank: dict[str, Any]) -> bool:
@@ -155,8 +160,10 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     parts = [_summary(judged)]
     for count in ports:
         mine = [(row, verdict) for row, verdict in judged if row["trial"]["ports"] == count]
-        parts.append(f"**{count} port{'s' if count > 1 else ''} per host**\n\n"
-                     + _lines(mine, by_world=count > 1))
+        parts.append(
+            f"**{count} port{'s' if count > 1 else ''} per host**\n\n"
+            + _lines(mine, by_world=count > 1)
+        )
     return "\n\n".join([*parts, *_shortfalls(judged)])
 
 
@@ -168,15 +175,21 @@ def _summary(judged: _Judged) -> str:
     short = sum(bool(verdict.short) for _, verdict in judged)
     never = sum(verdict.seconds == float("inf") for _, verdict in judged)
     wrong = sum(bool({"rail: wrong", "host: wrong"} & set(v.short)) for _, v in judged)
-    which = (f"{short} fall short, of which in {never} a rank never noticed, and in {wrong} an "
-             "exception blames another end or rail")
+    which = (
+        f"{short} fall short, of which in {never} a rank never noticed, and in {wrong} an "
+        "exception blames another end or rail"
+    )
     parts = [f"{len(judged)} trials; {which if short else 'none falls short'}."]
-    for limit, what in (("peer_timeout", "heard of it"),
-                        ("connect_timeout", "heard of a rank that was cut off before it came")):
+    for limit, what in (
+        ("peer_timeout", "heard of it"),
+        ("connect_timeout", "heard of a rank that was cut off before it came"),
+    ):
         ended = [v.seconds for _, v in judged if v.limit == limit and v.seconds != float("inf")]
         if ended:
-            parts.append(f"The slowest rank {what} after {max(ended):.2f} s, with {limit} "
-                         f"{settings[limit]:g} s ({len(ended)} trials).")
+            parts.append(
+                f"The slowest rank {what} after {max(ended):.2f} s, with {limit} "
+                f"{settings[limit]:g} s ({len(ended)} trials)."
+            )
     machine = f"{os.cpu_count()} cores of {_cpu()}, {platform.system()} {platform.release()}"
     return " ".join([*parts, f"heartbeat {settings['heartbeat']:g} s; {machine}."])
 
@@ -188,8 +201,11 @@ def _cpu() -> str:
 
 
 def _lines(judged: _Judged, by_world: bool) -> str:
-    lines = ["| fault | hosts | phase | trials | median | slowest | rail | host | short |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| fault | hosts | phase | trials | median | slowest | rail | host | short |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+
     def key(trial: dict[str, Any]) -> tuple[str, str, str]:
         return trial["fault"], str(trial["world"]) if by_world else "all", trial["phase"]
 
@@ -209,8 +225,10 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
     blames = Counter(blame for verdict in verdicts for blame in verdict.blames)
     blames["started without"] = sum(verdict.left_out for verdict in verdicts)
     short = sum(bool(verdict.short) for verdict in verdicts)
-    return (f"{len(verdicts)} | {_seconds(statistics.median(ended))} | {_seconds(max(ended))} | "
-            f"{_counts(rails)} | {_counts(blames)} | {short or ''}")
+    return (
+        f"{len(verdicts)} | {_seconds(statistics.median(ended))} | {_seconds(max(ended))} | "
+        f"{_counts(rails)} | {_counts(blames)} | {short or ''}"
+    )
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -230,6 +248,8 @@ def _shortfalls(judged: _Judged) -> list[str]:
             examples[short] = (count + 1, example)
     if not examples:
         return []
-    lines = [f"- {short}: {count}, as in {Trial(**row['trial'])}"
-             for short, (count, row) in sorted(examples.items(), key=lambda e: -e[1][0])]
+    lines = [
+        f"- {short}: {count}, as in {Trial(**row['trial'])}"
+        for short, (count, row) in sorted(examples.items(), key=lambda e: -e[1][0])
+    ]
     return ["Short:\n\n" + "\n".join(lines)]

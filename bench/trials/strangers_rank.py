@@ -69,8 +69,12 @@ def main() -> None:
     except RingcommError as failure:
         error = str(failure)
     # The clock is the same in all processes of a host.
-    said = {"at": time.monotonic(), "error": error, "lines": counter.lines,
-            "growth_kib": memory("VmHWM") - before}  # fmt: skip
+    said = {
+        "at": time.monotonic(),
+        "error": error,
+        "lines": counter.lines,
+        "growth_kib": memory("VmHWM") - before,
+    }
     print(json.dumps(said), flush=True)
     sys.stdin.readline()
     if not error:

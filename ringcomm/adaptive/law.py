@@ -249,9 +249,14 @@ class Rates:
         self._codec_s = dict(CODEC_S)
 
     def learn(
-        self, codec: Codec, load: Load, busy_s: float, cpu_s: float, latency_s: float,
+        self,
+        codec: Codec,
+        load: Load,
+        busy_s: float,
+        cpu_s: float,
+        latency_s: float,
         is_first: bool,
-    ) -> Link:  # fmt: skip
+    ) -> Link:
         """A window of that codec, ``is_first`` since it changed; what the link does by now.
 
         Args:
@@ -299,9 +304,12 @@ class Rung:
 
 
 def ladder(
-    allow: Collection[str] = (), *, linear: bool = False, adapters: bool = False,
+    allow: Collection[str] = (),
+    *,
+    linear: bool = False,
+    adapters: bool = False,
     max_accumulate: int = 1,
-) -> tuple[Rung, ...]:  # fmt: skip
+) -> tuple[Rung, ...]:
     """The rungs, gentlest first.
 
     Args:
@@ -324,8 +332,10 @@ def ladder(
 def _allowed(name: str) -> Codec:
     codec = parse(name, "allow=")
     if codec.name not in ("int4", "onebit"):
-        raise ConfigError(f"allow={name!r}: 'auto' takes none, bf16 and int8 by itself; what may "
-                          "be allowed beside is int4 and onebit")  # fmt: skip
+        raise ConfigError(
+            f"allow={name!r}: 'auto' takes none, bf16 and int8 by itself; what may "
+            "be allowed beside is int4 and onebit"
+        )
     return codec
 
 
@@ -407,9 +417,13 @@ class Law:
         self._harsher = self._gentler = 0  # windows in a row that ask for it
 
     def decide(
-        self, step: int, ranks: Sequence[Seen], load: Load, ready_s: Sequence[float],
+        self,
+        step: int,
+        ranks: Sequence[Seen],
+        load: Load,
+        ready_s: Sequence[float],
         latency_s: float = 0.0,
-    ) -> Change | None:  # fmt: skip
+    ) -> Change | None:
         """What follows from a window that ended before ``step``; None: nothing.
 
         Args:
@@ -426,15 +440,22 @@ class Law:
             return None
         slowest = max(measured, key=lambda seen: seen.compute_s)
         link = self._rates.learn(
-            self.rung.codec, load, slowest.busy_s, slowest.cpu_s, latency_s,
+            self.rung.codec,
+            load,
+            slowest.busy_s,
+            slowest.cpu_s,
+            latency_s,
             self._is_first_window,
-        )  # fmt: skip
+        )
         self._is_first_window = False
         stretch = slowest.hide_s / ready_s[-1] if ready_s[-1] > 0 else 1.0
         outlook = Outlook(
-            load, dataclasses.replace(link, latency_s=latency_s), [at * stretch for at in ready_s],
-            slowest.compute_s / self.rung.accumulate, deferred=slowest.deferred > 0,
-        )  # fmt: skip
+            load,
+            dataclasses.replace(link, latency_s=latency_s),
+            [at * stretch for at in ready_s],
+            slowest.compute_s / self.rung.accumulate,
+            deferred=slowest.deferred > 0,
+        )
         return self._choose(step, outlook, slowest)
 
     def _choose(self, step: int, outlook: Outlook, seen: Seen) -> Change | None:
@@ -449,8 +470,9 @@ class Law:
         else:
             cautious = outlook.cautious()
             gentler = itertools.takewhile(lambda rung: rung != self.rung, rungs)
-            to = next((rung for rung in gentler if cautious.step_s(rung) <= _NEAR * shortest),
-                      self.rung)  # fmt: skip
+            to = next(
+                (rung for rung in gentler if cautious.step_s(rung) <= _NEAR * shortest), self.rung
+            )
             self._harsher, self._gentler = 0, self._gentler + 1 if to != self.rung else 0
             is_due = self._gentler >= _GENTLER_WINDOWS and step - self._since >= _DWELL
         is_first, self._is_settled = not self._is_settled, True
@@ -468,8 +490,11 @@ class Law:
 
     def state_dict(self) -> dict[str, Any]:
         """Strings, numbers and dictionaries of them."""
-        return {"rates": self._rates.state_dict(), "since": self._since,
-                "is_settled": self._is_settled}  # fmt: skip
+        return {
+            "rates": self._rates.state_dict(),
+            "since": self._since,
+            "is_settled": self._is_settled,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], rung: Rung) -> None:
         """Goes on from it, on that rung."""
@@ -486,9 +511,11 @@ def _why(now: Rung, to: Rung, outlook: Outlook, seen: Seen) -> str:
     now_ms, to_ms, hide_ms = (
         f"{1e3 * seconds:.3g} ms"
         for seconds in (
-            outlook.transfer_s(now), outlook.transfer_s(to), outlook.hide_s + outlook.slack_s(now),
+            outlook.transfer_s(now),
+            outlook.transfer_s(to),
+            outlook.hide_s + outlook.slack_s(now),
         )
-    )  # fmt: skip
+    )
     return (
         f"{now} needs {now_ms} on the wire at {rate:.3g} Gbit/s, {hides} hides {hide_ms}; "
         f"{to} {to_ms}"

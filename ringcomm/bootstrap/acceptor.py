@@ -155,8 +155,10 @@ class Acceptor:
 
     def _turn_away(self, pending: _Pending, refusal: RefusedError) -> None:
         serious = refusal.outcome in (
-            Outcome.AUTHENTICATION_FAILED, Outcome.UNEXPECTED_PEER, Outcome.OTHER_USER
-        )  # fmt: skip
+            Outcome.AUTHENTICATION_FAILED,
+            Outcome.UNEXPECTED_PEER,
+            Outcome.OTHER_USER,
+        )
         level = logging.WARNING if serious else logging.INFO
         LOG.note(pending.address, f"{refusal.outcome.text} ({refusal})", level)
         claimed = pending.server.claimed

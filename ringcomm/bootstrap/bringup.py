@@ -212,10 +212,16 @@ class Bringup:
                     dials.update(dict.fromkeys(lanes, self._target(peer, pairing)))
         listeners, self._listeners = self._listeners, []
         return Plan(
-            self._rank, self._world, self._job, self._epoch,
-            Key.derive(self._secret, self._job, self._config.insecure), listeners, dials,
-            frozenset(expected), self._config.congestion,
-        )  # fmt: skip
+            self._rank,
+            self._world,
+            self._job,
+            self._epoch,
+            Key.derive(self._secret, self._job, self._config.insecure),
+            listeners,
+            dials,
+            frozenset(expected),
+            self._config.congestion,
+        )
 
     def _target(self, peer: int, pairing: Pairing) -> Target:
         here, there = self._addresses(peer, pairing)
@@ -224,9 +230,12 @@ class Bringup:
         )
         device = self._interfaces[pairing.ours].name if use_device else ""
         return Target(
-            str(there.address.ip), there.port, str(here.address.ip), device,
+            str(there.address.ip),
+            there.port,
+            str(here.address.ip),
+            device,
             link_local=self._link_local_target(peer, pairing),
-        )  # fmt: skip
+        )
 
     def _link_local_target(self, peer: int, pairing: Pairing) -> Target | None:
         ours, theirs = self._ports[self._rank][pairing.ours], self._ports[peer][pairing.theirs]
@@ -244,9 +253,7 @@ class Bringup:
         offered = unpaired.Offered(self._ports, self._hosts, self._host_numbers)
         found = unpaired.sentences(offered, self._rank, self._pairings)
         for sentence in found[:_MOST_UNPAIRED]:
-            _log.warning(
-                "%s. `ip address` and RINGCOMM_INTERFACES there tell why", sentence
-            )
+            _log.warning("%s. `ip address` and RINGCOMM_INTERFACES there tell why", sentence)
         if len(found) > _MOST_UNPAIRED:
             _log.warning("so it is between %d more hosts", len(found) - _MOST_UNPAIRED)
 

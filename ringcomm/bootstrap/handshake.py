@@ -81,10 +81,20 @@ class Client:
         self._terms = terms
         self._vet = vet
         self._hello = _HELLO.pack(
-            _HELLO_MAGIC, VERSION, terms.role, key.level, terms.world_size, terms.client_rank,
-            terms.server_rank, terms.rail, terms.lane, terms.epoch, terms.job, key.id,
+            _HELLO_MAGIC,
+            VERSION,
+            terms.role,
+            key.level,
+            terms.world_size,
+            terms.client_rank,
+            terms.server_rank,
+            terms.rail,
+            terms.lane,
+            terms.epoch,
+            terms.job,
+            key.id,
             secrets.token_bytes(_NONCE_BYTES),
-        )  # fmt: skip
+        )
         self._challenge = b""
         self._proof = b""
         self._doubt: RefusedError | None = None  # what vet has said of one that has hung up
@@ -226,8 +236,21 @@ class Server:
 
     def _take_hello(self, data: bytes) -> bytes:
         self._hello += data
-        (_magic, _version, role, level, world_size, client_rank, server_rank, rail, lane, epoch,
-         job, key_id, _nonce) = _HELLO.unpack(self._hello)  # fmt: skip
+        (
+            _magic,
+            _version,
+            role,
+            level,
+            world_size,
+            client_rank,
+            server_rank,
+            rail,
+            lane,
+            epoch,
+            job,
+            key_id,
+            _nonce,
+        ) = _HELLO.unpack(self._hello)
         self.claimed = Terms(role, job, world_size, client_rank, server_rank, rail, lane, epoch)
         if (key_id, level) != (self._key.id, self._key.level):
             return self._refuse_early(key_differs(self._key, level, key_id))
@@ -274,9 +297,13 @@ class Server:
 
     def _make_challenge(self, outcome: Outcome) -> bytes:
         return _CHALLENGE.pack(
-            _CHALLENGE_MAGIC, VERSION, outcome, self._key.level, self._key.id,
+            _CHALLENGE_MAGIC,
+            VERSION,
+            outcome,
+            self._key.level,
+            self._key.id,
             secrets.token_bytes(_NONCE_BYTES),
-        )  # fmt: skip
+        )
 
     def _refuse_early(self, refusal: RefusedError) -> bytes:
         self.want = 0

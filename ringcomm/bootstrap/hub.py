@@ -67,10 +67,12 @@ class Hub:
         self._address = show(*listeners[0].getsockname()[:2])
         self._loop = Loop()
         self._acceptor: Acceptor | None = Acceptor(
-            self._loop, listeners,
+            self._loop,
+            listeners,
             lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
-            self._welcome, self._turned_away,
-        )  # fmt: skip
+            self._welcome,
+            self._turned_away,
+        )
         self._rivals = rivals.RivalSearch(self._loop, key, terms, taken)
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:

@@ -98,9 +98,15 @@ def _mpi_identity(mpi: Any) -> Identity:
 
 def _identity(rank: int, world_size: int, launcher: str, job: str) -> Identity:
     return Identity(
-        rank=rank, world_size=world_size, local_rank=None, local_world_size=None,
-        master_addr="", master_ports=(), launcher=launcher, job=job,
-    )  # fmt: skip
+        rank=rank,
+        world_size=world_size,
+        local_rank=None,
+        local_world_size=None,
+        master_addr="",
+        master_ports=(),
+        launcher=launcher,
+        job=job,
+    )
 
 
 def _carrier(identity: Identity, mpi: Any, store: Any) -> Exchange | None:

@@ -73,10 +73,12 @@ class LaneMaker:
         self._loop = Loop()
         terms = Terms(Role.LANE, plan.job, plan.world_size, -1, plan.rank, epoch=plan.epoch)
         self._acceptor = Acceptor(
-            self._loop, plan.listeners,
+            self._loop,
+            plan.listeners,
             lambda sock: Server(plan.key, terms, self._admit, vetting(plan.key, sock)),
-            self._welcome, self._turned_away,
-        )  # fmt: skip
+            self._welcome,
+            self._turned_away,
+        )
         self._dials = {lane: self._dial(lane, target) for lane, target in plan.dials.items()}
         self._peers = {lane.peer for lane in self._all()}
 
@@ -165,9 +167,15 @@ class LaneMaker:
     def _dial(self, lane: LaneId, target: Target) -> Dial:
         plan = self._plan
         terms = Terms(
-            Role.LANE, plan.job, plan.world_size, plan.rank, lane.peer, lane.rail, lane.lane,
+            Role.LANE,
+            plan.job,
+            plan.world_size,
+            plan.rank,
+            lane.peer,
+            lane.rail,
+            lane.lane,
             plan.epoch,
-        )  # fmt: skip
+        )
         return Dial(
             self._loop,
             target,

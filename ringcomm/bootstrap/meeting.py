@@ -70,9 +70,7 @@ def open_listeners(
     )
 
 
-def _addresses_to_listen_on(
-    identity: Identity, config: Config, secret: Secret | None
-) -> list[str]:
+def _addresses_to_listen_on(identity: Identity, config: Config, secret: Secret | None) -> list[str]:
     host = identity.master_addr
     try:
         addresses = resolve(host)

@@ -35,9 +35,13 @@ _VERDICT_PATIENCE = 1.5  # seconds past our own deadline for the hub to say who 
 
 
 def open_member(
-    identity: Identity, config: Config, secret: Secret | None, key: Key, terms: Terms,
+    identity: Identity,
+    config: Config,
+    secret: Secret | None,
+    key: Key,
+    terms: Terms,
     deadline: float,
-) -> Member:  # fmt: skip
+) -> Member:
     """Joins rank 0's hub.
 
     Raises ConfigError if that needs a secret and there is none, BootstrapError with a table at
@@ -77,11 +81,15 @@ class _Search:
         targets = [Target(a, port) for port in identity.master_ports for a in addresses]
         self._dials = [
             Dial(
-                self._loop, target, lambda sock: Client(key, terms, vetting(key, sock)),
-                self._connected, self._refused, now + position * _STAGGER,
+                self._loop,
+                target,
+                lambda sock: Client(key, terms, vetting(key, sock)),
+                self._connected,
+                self._refused,
+                now + position * _STAGGER,
             )
             for position, target in enumerate(targets)
-        ]  # fmt: skip
+        ]
 
     def run(self, deadline: float) -> socket.socket:
         """The socket of the hub. Raises BootstrapError."""

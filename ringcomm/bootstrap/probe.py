@@ -54,9 +54,10 @@ def peers(rank: int, host_numbers: Sequence[int], rails: Mapping[int, int]) -> s
     """The ranks that rank needs probe connections to, given the number of rails to each."""
     ours = target(rank, host_numbers)
     return {
-        peer for peer, count in rails.items()
+        peer
+        for peer, count in rails.items()
         if count > 1 and (peer == ours or target(peer, host_numbers) == rank)
-    }  # fmt: skip
+    }
 
 
 class _Stream:

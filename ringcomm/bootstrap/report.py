@@ -26,8 +26,10 @@ NOT_SEEN = "did not connect"
 LEFT = "left during the bring-up"
 FAILED_HEADLINE = "the bring-up failed"
 _DENIED = (
-    Outcome.AUTHENTICATION_FAILED.text, Outcome.OTHER_JOB.text, Outcome.OTHER_USER.text,
-)  # fmt: skip
+    Outcome.AUTHENTICATION_FAILED.text,
+    Outcome.OTHER_JOB.text,
+    Outcome.OTHER_USER.text,
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -32,11 +32,14 @@ class RivalSearch:
         claim = dataclasses.replace(terms, client_rank=0)
         self._dials = [
             Dial(
-                loop, target, lambda sock: Client(key, claim, vetting(key, sock)),
-                self._connected, self._refused,
+                loop,
+                target,
+                lambda sock: Client(key, claim, vetting(key, sock)),
+                self._connected,
+                self._refused,
             )
             for target in targets
-        ]  # fmt: skip
+        ]
 
     def stop(self) -> None:
         """Asks no more."""

@@ -144,8 +144,7 @@ def _from_file(path: str) -> Secret:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(
-            f"secret_file {path!r} cannot be read: {error.strerror}; make one with "
-            f"`{KEYGEN_HINT}`"
+            f"secret_file {path!r} cannot be read: {error.strerror}; make one with `{KEYGEN_HINT}`"
         ) from None
     try:
         status = os.fstat(fd)

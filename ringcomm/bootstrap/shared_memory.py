@@ -95,8 +95,9 @@ def share(
     if first is not None and rank == ours[0]:
         _log.warning(
             "ranks of one host share no memory and use its network instead: rank %d %s",
-            first, troubles[first],
-        )  # fmt: skip
+            first,
+            troubles[first],
+        )
     return fd
 
 

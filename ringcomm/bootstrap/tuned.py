@@ -70,8 +70,11 @@ class Table:
         """For a blob."""
         shown = self.path.encode("ascii", "backslashreplace").decode()[-_MOST_SHOWN:]
         printable = "".join(c if c.isprintable() else "?" for c in shown)
-        return {"path": printable, "memory": int(self.memory),
-                "rows": [dataclasses.asdict(row) for row in self.rows]}  # fmt: skip
+        return {
+            "path": printable,
+            "memory": int(self.memory),
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
 
     @classmethod
     def from_record(cls, record: Record) -> Table:
@@ -135,8 +138,12 @@ class Cluster:
 
     def to_fields(self) -> dict[str, Any]:
         """For the file."""
-        return {"digest": self.digest, "world_size": self.world_size, "hosts": self.hosts,
-                "ports": self.ports}  # fmt: skip
+        return {
+            "digest": self.digest,
+            "world_size": self.world_size,
+            "hosts": self.hosts,
+            "ports": self.ports,
+        }
 
     @classmethod
     def from_fields(cls, fields: Any) -> Cluster:
@@ -167,8 +174,7 @@ class Cluster:
     def describe(self) -> str:
         """One line: ranks, hosts, ports."""
         kinds = list(dict.fromkeys(", ".join(of_rank) for of_rank in self.ports))
-        return (f"{self.world_size} ranks, per host {_layout(self.hosts)}; "
-                f"ports {' | '.join(kinds)}")  # fmt: skip
+        return f"{self.world_size} ranks, per host {_layout(self.hosts)}; ports {' | '.join(kinds)}"
 
 
 def _show(port: Port) -> str:
@@ -187,9 +193,11 @@ def _layout(hosts: Sequence[int]) -> str:
 
 
 def _is_list(value: Any, kind: type, limit: int) -> TypeGuard[list[Any]]:
-    return isinstance(value, list) and len(value) <= limit and all(
-        isinstance(item, kind) and not isinstance(item, bool) for item in value
-    )  # fmt: skip
+    return (
+        isinstance(value, list)
+        and len(value) <= limit
+        and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
+    )
 
 
 # ---- the file ----
@@ -220,12 +228,17 @@ class Document:
     def write(self, path: str) -> None:
         """Replaces the file, with the folders above it. Raises ConfigError."""
         text = json.dumps(
-            {"format": FORMAT, "ringcomm": self.version, "date": self.date,
-             "cluster": self.cluster.to_fields(), "memory": int(self.memory),
-             "rows": [dataclasses.asdict(row) for row in self.rows],
-             "measured": [dataclasses.asdict(size) for size in self.measured]},
+            {
+                "format": FORMAT,
+                "ringcomm": self.version,
+                "date": self.date,
+                "cluster": self.cluster.to_fields(),
+                "memory": int(self.memory),
+                "rows": [dataclasses.asdict(row) for row in self.rows],
+                "measured": [dataclasses.asdict(size) for size in self.measured],
+            },
             indent=1,
-        )  # fmt: skip
+        )
         folder = os.path.dirname(os.path.abspath(path))
         try:
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -330,11 +343,15 @@ def fitting(table: Table | None, in_memory: bool, rank: int) -> Table | None:
         return table
     if rank == 0:
         then, now = ("with", "without") if table.memory else ("without", "with")
-        _ignore(table.path, f"it was measured {then} memory shared by the ranks of each host, and "
-                            f"this job runs {now}")  # fmt: skip
+        _ignore(
+            table.path,
+            f"it was measured {then} memory shared by the ranks of each host, and "
+            f"this job runs {now}",
+        )
     return None
 
 
 def _ignore(path: str, trouble: str) -> None:
-    _log.warning("the tuned table %s is ignored: %s; run python -m ringcomm tune again",
-                 path, trouble)  # fmt: skip
+    _log.warning(
+        "the tuned table %s is ignored: %s; run python -m ringcomm tune again", path, trouble
+    )

@@ -219,11 +219,18 @@ class Agreement:
         others = (rank for rank in range(terms.world_size) if rank != terms.rank)
         gone = {rank: control.gone_since(rank) for rank in others}
         return View(
-            terms.rank, terms.world_size, terms.min_peers, terms.grace_s, terms.timeout,
-            self.members, self._ready, control.connected,
-            {rank: at for rank, at in gone.items() if at is not None}, self._linger_until,
+            terms.rank,
+            terms.world_size,
+            terms.min_peers,
+            terms.grace_s,
+            terms.timeout,
+            self.members,
+            self._ready,
+            control.connected,
+            {rank: at for rank, at in gone.items() if at is not None},
+            self._linger_until,
             control.silent,
-        )  # fmt: skip
+        )
 
     def _give_up(self, outcome: TooFew) -> PeerLostError:
         self._state = State.APART

@@ -96,10 +96,11 @@ class Control:
         self.loop = Loop()
         terms = Terms(Role.MEMBERSHIP, job, world_size, -1, rank)
         self._acceptor = Acceptor(
-            self.loop, list(listeners),
+            self.loop,
+            list(listeners),
             lambda sock: Server(key, terms, self._admit, vetting(key, sock)),
             lambda sock, claimed: self._take(claimed.client_rank, sock),
-        )  # fmt: skip
+        )
         _alive.add(self)
 
     # ---- who is there ----
@@ -181,22 +182,21 @@ class Control:
         terms = Terms(Role.MEMBERSHIP, self._job, self._world, self._rank, rank)
         self._dials[rank].extend(
             Dial(
-                self.loop, Target(address, port),
+                self.loop,
+                Target(address, port),
                 lambda sock: Client(self._key, terms, vetting(self._key, sock)),
                 lambda _dial, sock: self._take(rank, sock),
                 lambda dial, _refusal: dial.stop() if self.is_linked(rank) else None,
             )
             for address, port in wanted
-        )  # fmt: skip
+        )
 
     def troubles(self) -> dict[int, str]:
         """How dialling fares, by rank."""
         return {
-            rank: "; ".join(dict.fromkeys(
-                f"{dial.state} {dial.detail}".strip() for dial in dials
-            ))
+            rank: "; ".join(dict.fromkeys(f"{dial.state} {dial.detail}".strip() for dial in dials))
             for rank, dials in self._dials.items()
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         """Closes every socket."""

@@ -223,16 +223,18 @@ def _left_alone(view: View, now: float) -> TooFew:
     others = tuple(rank for rank in range(view.world_size) if rank != view.rank)
     mine = view.ready[view.rank]
     why = (
-        "has been started again" if mine.history == STARTED_AGAIN
+        "has been started again"
+        if mine.history == STARTED_AGAIN
         else "came late, and the others have gone on without it"
-    )  # fmt: skip
+    )
     states = "; ".join(_state(view, rank, mine.at, now) for rank in others)
     found = "has answered" if view.silent else "is left to learn the latest state from"
     remedy = (
         "If it is a member in a longer round, give a longer timeout; if another program has the "
-        "port, end it, or start all again from a checkpoint" if view.silent else
-        "If they have finished, they have the result; else start all again from a checkpoint"
-    )  # fmt: skip
+        "port, end it, or start all again from a checkpoint"
+        if view.silent
+        else "If they have finished, they have the result; else start all again from a checkpoint"
+    )
     return TooFew(f"rank {view.rank} {why}, and no rank {found}: {states}. {remedy}", others)
 
 

@@ -85,8 +85,9 @@ class Formation:
             return self._collect(blob, deadline)
         self._control.send(self.decider, Kind.BLOB, pack_blob(self.go.epoch, self._step, blob))
         if not self._control.run(lambda: self._over(self._step in self._all), deadline):
-            self.fail(f"rank {self.decider}, which leads the formation, does not answer",
-                      (self.decider,))  # fmt: skip
+            self.fail(
+                f"rank {self.decider}, which leads the formation, does not answer", (self.decider,)
+            )
         self._raise_trouble()
         return self._all.pop(self._step)
 
@@ -113,8 +114,11 @@ class Formation:
         members = self.go.members
         if not self._control.run(lambda: self._over(len(blobs) == len(members)), deadline):
             silent = tuple(rank for rank in members if rank not in blobs)
-            self.fail(f"rank {', '.join(map(str, silent))} said that it is ready for a round, and "
-                      "does not answer", silent)  # fmt: skip
+            self.fail(
+                f"rank {', '.join(map(str, silent))} said that it is ready for a round, and "
+                "does not answer",
+                silent,
+            )
         self._raise_trouble()
         parts = [blobs[rank] for rank in members]
         answer = pack_all(self.go.epoch, self._step, parts)

@@ -211,13 +211,9 @@ class Membership:
         self._history = NONE_YET
         if comm.world_size > 1:
             agreement = self._open(addresses)
-            agreement.meet_all(
-                _gather(comm, agreement.own_places), self._config.connect_timeout
-            )
+            agreement.meet_all(_gather(comm, agreement.own_places), self._config.connect_timeout)
 
-    def _start_again(
-        self, identity: Identity, min_peers: int | None, hosts: Sequence[str]
-    ) -> None:
+    def _start_again(self, identity: Identity, min_peers: int | None, hosts: Sequence[str]) -> None:
         """Of a process that takes another's place: looks for any member."""
         secret = load(self._config)
         self._set_up(identity.rank, identity.world_size, min_peers, secret, identity.job)
@@ -264,9 +260,16 @@ class Membership:
         while True:
             is_well = error is None and broken is None and self._comm is not None
             agreement.say_ready(
-                Ready(self.rank, history=self._history, number=number, healthy=is_well,
-                      blames=tuple(sorted(blames)), token=self._token, at=began)
-            )  # fmt: skip
+                Ready(
+                    self.rank,
+                    history=self._history,
+                    number=number,
+                    healthy=is_well,
+                    blames=tuple(sorted(blames)),
+                    token=self._token,
+                    at=began,
+                )
+            )
             formation = agreement.wait()
             go = formation.go
             try:
@@ -284,12 +287,14 @@ class Membership:
     def _enter(self, go: Go) -> Round:
         self.members, self._number = go.members, go.number
         if go.is_new:
-            _log.info("membership: round %d, epoch %d: ranks %s", go.number, go.epoch,
-                      ", ".join(map(str, go.members)))  # fmt: skip
+            _log.info(
+                "membership: round %d, epoch %d: ranks %s",
+                go.number,
+                go.epoch,
+                ", ".join(map(str, go.members)),
+            )
         leader = go.members.index(go.leader)
-        return Round(
-            go.number, go.members, go.left, go.joined, leader, go.is_new, go.tokens
-        )
+        return Round(go.number, go.members, go.left, go.joined, leader, go.is_new, go.tokens)
 
     def _form(self, formation: Formation) -> None:
         """Closes the communicator, which to those who still use it is this rank's loss, and makes
@@ -303,9 +308,15 @@ class Membership:
         settings = self._config.replaced(connect_timeout=seconds, tune_table=table)
         job = f"{self._job}, epoch {go.epoch}"
         identity = Identity(
-            rank=go.members.index(self.rank), world_size=len(go.members), local_rank=None,
-            local_world_size=None, master_addr="", master_ports=(), launcher="membership", job=job,
-        )  # fmt: skip
+            rank=go.members.index(self.rank),
+            world_size=len(go.members),
+            local_rank=None,
+            local_world_size=None,
+            master_addr="",
+            master_ports=(),
+            launcher="membership",
+            job=job,
+        )
         with typed_errors():
             made = mesh.join(identity, settings, self._secret, formation, go.epoch)
         self._comm = Communicator(Joined(made, self._config, self._secret, job, go.epoch))
@@ -371,8 +382,9 @@ def _checked_min_peers(min_peers: int | None, world_size: int) -> int:
     if 2 * min_peers <= world_size:
         _log.warning(
             "min_peers=%d of %d ranks: if the network is cut in two, both halves go on, and part",
-            min_peers, world_size,
-        )  # fmt: skip
+            min_peers,
+            world_size,
+        )
     return min_peers
 
 

@@ -116,9 +116,13 @@ def pack_ready(ready: Ready, now: float) -> bytes:
     fields: dict[str, Any] = dict(vars(ready))
     del fields["rank"], fields["at"]
     fields.update(
-        history=_pair(ready.history), blames=_ranks(ready.blames), token=ready.token.hex(),
-        behind=int(ready.behind), healthy=int(ready.healthy), age=max(0.0, now - ready.at),
-    )  # fmt: skip
+        history=_pair(ready.history),
+        blames=_ranks(ready.blames),
+        token=ready.token.hex(),
+        behind=int(ready.behind),
+        healthy=int(ready.healthy),
+        age=max(0.0, now - ready.at),
+    )
     return pack(fields)
 
 
@@ -171,9 +175,16 @@ def pack_go(go: Go) -> bytes:
         for rank, serial, token in zip(go.members, go.serials, go.tokens, strict=True)
     ]
     return pack(
-        {"epoch": go.epoch, "number": go.number, "is_new": int(go.is_new), "members": members,
-         "left": _ranks(go.left), "joined": _ranks(go.joined), "leader": go.leader}
-    )  # fmt: skip
+        {
+            "epoch": go.epoch,
+            "number": go.number,
+            "is_new": int(go.is_new),
+            "members": members,
+            "left": _ranks(go.left),
+            "joined": _ranks(go.joined),
+            "leader": go.leader,
+        }
+    )
 
 
 def read_go(source: str, payload: bytes, world_size: int) -> Go:

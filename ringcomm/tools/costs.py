@@ -53,8 +53,12 @@ def counts(algorithm: str, world: int, size: int) -> tuple[float, float, float]:
 def fit(measured: Iterable[Measured], world: int) -> tuple[Costs, float] | None:
     """The prices by which the model is least wrong, in squares of its errors as parts of the time,
     and its median error then. None if the times are none of such a model: a price is below 0."""
-    times = [(name, size.bytes, seconds) for size in measured
-             for name, seconds in size.seconds.items() if name != "auto"]  # fmt: skip
+    times = [
+        (name, size.bytes, seconds)
+        for size in measured
+        for name, seconds in size.seconds.items()
+        if name != "auto"
+    ]
     rows = [np.array(counts(name, world, size)) / seconds for name, size, seconds in times]
     used = [0, 1, 2] if world > 2 else [0, 2]
     if len(rows) < 2 * len(used):

@@ -75,10 +75,13 @@ def main() -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     engine = _native.acquire_engine("")
     sets = [
-        f"[bold]{name} (chosen)[/bold]" if name == engine.kernel_set
-        else name if supported else f"{name} (not on this CPU)"
+        f"[bold]{name} (chosen)[/bold]"
+        if name == engine.kernel_set
+        else name
+        if supported
+        else f"{name} (not on this CPU)"
         for name, supported in _native.kernel_sets()
-    ]  # fmt: skip
+    ]
     _native.release_engine("")
     usable, why = cuda_state()
     console.print(f"ringcomm {__version__}, Python {sys.version.split()[0]}")

@@ -55,24 +55,42 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--smallest", type=_size, default="1K", metavar="SIZE",
-        help="smallest message: bytes, or with K, M, G in binary (default 1K)")  # fmt: skip
-    add("--largest", type=_size, default="16M", metavar="SIZE",
-        help="largest message (default 16M)")  # fmt: skip
-    add("--seconds", type=float, default=1.0, metavar="S",
-        help="to measure each size for, more or less (default 1)")  # fmt: skip
-    add("--output", metavar="FILE",
+    add(
+        "--smallest",
+        type=_size,
+        default="1K",
+        metavar="SIZE",
+        help="smallest message: bytes, or with K, M, G in binary (default 1K)",
+    )
+    add(
+        "--largest", type=_size, default="16M", metavar="SIZE", help="largest message (default 16M)"
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="to measure each size for, more or less (default 1)",
+    )
+    add(
+        "--output",
+        metavar="FILE",
         help="where to write the table (default: RINGCOMM_TUNE_TABLE, or a file in the user's "
-             "cache that later jobs find by themselves)")  # fmt: skip
+        "cache that later jobs find by themselves)",
+    )
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
-        "--check", action="store_true",
+        "--check",
+        action="store_true",
         help="measure the table in use beside the cost model, at its bounds too; write nothing",
-    )  # fmt: skip
+    )
     either.add_argument(
-        "--show", nargs="?", const="", metavar="FILE",
+        "--show",
+        nargs="?",
+        const="",
+        metavar="FILE",
         help="print a table, or all in the user's cache, and end",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -120,8 +138,11 @@ def _check(options: argparse.Namespace) -> int:
         table = comm._joined.mesh.table
         console = _console(comm.rank)
         if table is None:
-            console.print(f"no table is in use (algorithms: {comm.algorithms}): run "
-                          "python -m ringcomm tune first", soft_wrap=True)  # fmt: skip
+            console.print(
+                f"no table is in use (algorithms: {comm.algorithms}): run "
+                "python -m ringcomm tune first",
+                soft_wrap=True,
+            )
             return 1
         console.print(f"cluster  {cluster.describe()}\n{table.path}", soft_wrap=True)
         contenders = {MODEL: (), "table": table.rows}
@@ -139,28 +160,41 @@ def _check(options: argparse.Namespace) -> int:
 def _sizes(options: argparse.Namespace) -> list[int]:
     found = tuning.sizes(options.smallest, options.largest)
     if not found or len(found) > tuned.MAX_ROWS or not 0 < options.seconds < 1e6:
-        raise ConfigError("give --smallest and --largest with a power of two from 4 bytes on "
-                          "between them, and --seconds above 0")  # fmt: skip
+        raise ConfigError(
+            "give --smallest and --largest with a power of two from 4 bytes on "
+            "between them, and --seconds above 0"
+        )
     return found
 
 
 def _cluster(comm: Communicator) -> Cluster:
     cluster = comm._joined.mesh.cluster
     if cluster is None:
-        raise ConfigError("one rank has nothing to tune: start this on all ranks of the cluster, "
-                          "such as torchrun --nproc-per-node 2 -m ringcomm tune")  # fmt: skip
+        raise ConfigError(
+            "one rank has nothing to tune: start this on all ranks of the cluster, "
+            "such as torchrun --nproc-per-node 2 -m ringcomm tune"
+        )
     return cluster
 
 
 def _shown(
-    console: Console, comm: Communicator, contenders: Contenders, sizes: Sequence[int],
+    console: Console,
+    comm: Communicator,
+    contenders: Contenders,
+    sizes: Sequence[int],
     seconds: float,
-) -> Iterator[Sample]:  # fmt: skip
+) -> Iterator[Sample]:
     """The samples as they come, with a line for each and, on a terminal, a bar; how many sizes are
     measured again between two is not known before."""
-    bar = Progress(TextColumn("sizes"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
-                   console=console, transient=True,
-                   disable=comm.rank != 0 or not console.is_terminal)  # fmt: skip
+    bar = Progress(
+        TextColumn("sizes"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=comm.rank != 0 or not console.is_terminal,
+    )
     with bar:
         task = bar.add_task("", total=len(sizes))
         for done, sample in enumerate(tuning.measure_closely(comm, contenders, sizes, seconds), 1):
@@ -176,8 +210,13 @@ def _shown(
 def _console(rank: int) -> Console:
     """On rank 0. mpirun gives its ranks a terminal for standard output alone, which is none."""
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    return Console(quiet=rank != 0, highlight=False, markup=False, force_terminal=terminal,
-                   width=None if terminal else 160)  # fmt: skip
+    return Console(
+        quiet=rank != 0,
+        highlight=False,
+        markup=False,
+        force_terminal=terminal,
+        width=None if terminal else 160,
+    )
 
 
 def _heading(contenders: Sequence[str] | Contenders, last: str = "fastest") -> str:
@@ -237,9 +276,13 @@ def _described(path: str) -> str:
         raise ConfigError(f"{path} is no tuned table: {error}") from None
     names = list(dict.fromkeys(name for size in found.measured for name in size.seconds))
     lines = [_line(size, names, size.chosen.replace(MODEL, "model")) for size in found.measured]
-    return "\n".join([
-        f"{path}\ncluster  {found.cluster.describe()} (digest {found.cluster.digest})",
-        f"measured {found.date} by ringcomm {found.version}"
-        f"{', memory shared on each host' if found.memory else ''}",
-        _heading(names), *lines, _judged(found),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{path}\ncluster  {found.cluster.describe()} (digest {found.cluster.digest})",
+            f"measured {found.date} by ringcomm {found.version}"
+            f"{', memory shared on each host' if found.memory else ''}",
+            _heading(names),
+            *lines,
+            _judged(found),
+        ]
+    )

@@ -142,8 +142,9 @@ class _Size:
         self._calls = dict.fromkeys(contenders, 1)
 
     def run(self, seconds: float) -> Sample:
-        trial = self._slowest([{name: self._time(name) for name in self._contenders}
-                               for _ in range(3)][1:])  # fmt: skip
+        trial = self._slowest(
+            [{name: self._time(name) for name in self._contenders} for _ in range(3)][1:]
+        )
         typical = {name: min(times) for name, times in trial.items()}
         best = min(typical.values())
         hopeful = [n for n in typical if n == MODEL or typical[n] <= _HOPELESS * best]
@@ -152,10 +153,12 @@ class _Size:
         one_round = sum(typical[name] * self._calls[name] for name in hopeful)
         rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(seconds / one_round)))
         order = random.Random(self._size)  # the same on all ranks
-        times = self._slowest([
-            {name: self._time(name) for name in order.sample(hopeful, len(hopeful))}
-            for _ in range(rounds)
-        ])  # fmt: skip
+        times = self._slowest(
+            [
+                {name: self._time(name) for name in order.sample(hopeful, len(hopeful))}
+                for _ in range(rounds)
+            ]
+        )
         return Sample(self._size, {n: times.get(n, trial[n]) for n in self._contenders})
 
     def _time(self, name: str) -> float:

@@ -29,9 +29,17 @@ meeting.register()
 untraced.leave_alone("ringcomm")
 
 __all__ = [
-    "Auto", "HierarchicalState", "HookState", "IdenticalDataWarning", "Options", "OuterStep",
-    "SilenceWarning", "Stale1", "allreduce_hook", "attach",
-]  # fmt: skip
+    "Auto",
+    "HierarchicalState",
+    "HookState",
+    "IdenticalDataWarning",
+    "Options",
+    "OuterStep",
+    "SilenceWarning",
+    "Stale1",
+    "allreduce_hook",
+    "attach",
+]
 
 
 def __dir__() -> list[str]:
@@ -44,6 +52,7 @@ if not TYPE_CHECKING:  # or every name would be one
         """Says where a name is that is looked for here."""
         for module in (optim, outer, sparse):
             if name in module.__all__:
-                raise AttributeError(f"ringcomm.torch has no {name!r}: did you mean "
-                                     f"{module.__name__}.{name}?")  # fmt: skip
+                raise AttributeError(
+                    f"ringcomm.torch has no {name!r}: did you mean {module.__name__}.{name}?"
+                )
         raise AttributeError(f"ringcomm.torch has no {name!r}{did_you_mean(name, __dir__())}")

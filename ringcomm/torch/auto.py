@@ -100,9 +100,11 @@ class Auto:
 
     def _rungs(self, linear: bool) -> tuple[Rung, ...]:
         return ladder(
-            self._settings["allow"], linear=linear, adapters=self._share < _ADAPTERS,
+            self._settings["allow"],
+            linear=linear,
+            adapters=self._share < _ADAPTERS,
             max_accumulate=self._settings["max_accumulate"],
-        )  # fmt: skip
+        )
 
     @property
     def _rung(self) -> Rung:
@@ -142,8 +144,9 @@ class Auto:
             _log.info(
                 "auto: %.2g %% of the parameters are trained, so bf16 is the harshest codec; give "
                 "DistributedDataParallel a bucket_cap_mb that holds all their gradients, to have "
-                "them in one bucket", 100 * self._share,
-            )  # fmt: skip
+                "them in one bucket",
+                100 * self._share,
+            )
 
     def look(self, bucket: Bucket, loss_scale: float) -> None:
         """See CodecPolicy."""
@@ -165,10 +168,17 @@ class Auto:
             return
         looked, window = self._steps.popleft(), self._agreement.window
         self._load = tuple(looked.load)
-        window.add(StepTook(
-            report["compute_s"], report["backward_s"], report["exposed_s"], report["deferred"],
-            report["in_flight_s"], report["wire_bytes"], looked.ready_s(),
-        ))  # fmt: skip
+        window.add(
+            StepTook(
+                report["compute_s"],
+                report["backward_s"],
+                report["exposed_s"],
+                report["deferred"],
+                report["in_flight_s"],
+                report["wire_bytes"],
+                looked.ready_s(),
+            )
+        )
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has been seen."""
@@ -179,9 +189,10 @@ class Auto:
         if left_out and self._agreement is not None and self._agreement.decides:
             _log.warning(
                 "auto: %s is left out, as %s is not known to be linear in the gradients; "
-                "Auto(linear=True) declares that it is", " and ".join(sorted(left_out)),
+                "Auto(linear=True) declares that it is",
+                " and ".join(sorted(left_out)),
                 type(optimizer).__name__,
-            )  # fmt: skip
+            )
         self._law.rungs = rungs
 
     # ---- copies and checkpoints ----
@@ -190,14 +201,19 @@ class Auto:
         """The codec in force, and on the rank that decides what it goes by. Others' does, too, and
         begins to measure anew."""
         rung = self._rung
-        return {"codec": rung.codec.name, "accumulate": rung.accumulate,
-                "law": self._law.state_dict()}  # fmt: skip
+        return {
+            "codec": rung.codec.name,
+            "accumulate": rung.accumulate,
+            "law": self._law.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See CodecPolicy."""
         if set(state) != {"codec", "accumulate", "law"}:
-            raise ConfigError("this is no state of compression='auto': it has other keys than "
-                              "'codec', 'accumulate' and 'law'")  # fmt: skip
+            raise ConfigError(
+                "this is no state of compression='auto': it has other keys than "
+                "'codec', 'accumulate' and 'law'"
+            )
         rung = Rung(parse(state["codec"]), int(state["accumulate"]))
         self._law.load_state_dict(state["law"], rung)
         self._agreement, self._looking = None, None

@@ -62,9 +62,14 @@ def _refuse_mixture(config: Any) -> None:
 
 
 def open_group(
-    store: Any, rank: int, size: int, timeout: datetime.timedelta, options: Any, name: str,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: datetime.timedelta,
+    options: Any,
+    name: str,
     whole: bool,
-) -> RingcommGroup:  # fmt: skip
+) -> RingcommGroup:
     """Joins the ranks of a group, on each of them.
 
     Args:
@@ -107,6 +112,11 @@ def _regroup(
 ) -> RingcommGroup:
     seconds = datetime.timedelta(seconds=parent.comm.config.timeout)
     return open_group(
-        _PrefixStore(f"{name}/", parent.get_group_store()), ranks.index(parent.comm.rank),
-        len(ranks), timeout or seconds, options or parent.options, name, whole=False,
-    )  # fmt: skip
+        _PrefixStore(f"{name}/", parent.get_group_store()),
+        ranks.index(parent.comm.rank),
+        len(ranks),
+        timeout or seconds,
+        options or parent.options,
+        name,
+        whole=False,
+    )

@@ -35,9 +35,15 @@ def average(
     """Starts the mean over all ranks, in place. A GPU's tensor goes by the pipe, where it can."""
     found = memory_of(tensor, writable=True)
     work: Work = comm._run(
-        lib.RC_ALLREDUCE, found, found, found.count, op="avg", compression=compression,
-        feedback=feedback, async_op=True,
-    )  # fmt: skip
+        lib.RC_ALLREDUCE,
+        found,
+        found,
+        found.count,
+        op="avg",
+        compression=compression,
+        feedback=feedback,
+        async_op=True,
+    )
     return work
 
 

@@ -97,9 +97,12 @@ class Correction:
     # ---- a step ----
 
     def note(
-        self, spans: Sequence[tuple[torch.Tensor, int, int]], sent: torch.Tensor,
-        handed: torch.Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        spans: Sequence[tuple[torch.Tensor, int, int]],
+        sent: torch.Tensor,
+        handed: torch.Tensor,
+        scale: float = 1.0,
+    ) -> None:
         """A bucket in backward.
 
         Args:
@@ -152,10 +155,16 @@ class Correction:
     ) -> list[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
         """Its groups, and of each the parameters whose gradients in flight are to be tried."""
         return [
-            (group, [each for each in group["params"]
-                     if id(each) in self._in_flight and each.grad is not None])
+            (
+                group,
+                [
+                    each
+                    for each in group["params"]
+                    if id(each) in self._in_flight and each.grad is not None
+                ],
+            )
             for group in optimizer.param_groups
-        ]  # fmt: skip
+        ]
 
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -191,8 +200,12 @@ class Correction:
         if is_named(type(optimizer), _BY_SIGNS):
             factor = applied / sent
         else:
-            first = next(p for group in optimizer.param_groups for p in group["params"]
-                         if id(p) in self._names)  # fmt: skip
+            first = next(
+                p
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if id(p) in self._names
+            )
             factor = self._as_applied(id(first), sent, handed, applied)
         return torch.where(sent.isfinite() & factor.isfinite(), factor, 0.0)
 
@@ -272,7 +285,7 @@ class Correction:
         return {
             "ahead": {self._names[key]: self._elsewhere[key].clone() for key in self._ready},
             "units": {self._names[key]: of for key, of in self._units.items()},
-        }  # fmt: skip
+        }
 
     def require(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Raises ConfigError for a state of another model."""
@@ -292,9 +305,8 @@ class Correction:
         self._elsewhere = {id(each): ahead[name].to(each).clone() for name, each in weights.items()}
         self._ready = set(self._elsewhere)
         self._units = {
-            id(self._weights[name]): of.to(self._weights[name].device)
-            for name, of in units.items()
-        }  # fmt: skip
+            id(self._weights[name]): of.to(self._weights[name].device) for name, of in units.items()
+        }
 
 
 def _norms(tensors: Sequence[torch.Tensor | None], scale: float = 1.0) -> list[torch.Tensor]:
@@ -319,10 +331,11 @@ def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step needs nothing, such as a closure, and is its own: one that leads another
     optimizer, as ZeroRedundancyOptimizer does, would have that make a true step."""
     needed = [
-        parameter for parameter in inspect.signature(type(optimizer).step).parameters.values()
+        parameter
+        for parameter in inspect.signature(type(optimizer).step).parameters.values()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
+    ]
     leads = any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values())
     return len(needed) == 1 and not leads
 
@@ -342,10 +355,14 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
     def of_twins(group: dict[str, Any], twins: Twins) -> None:
         settings = {key: scratch.copy(value) for key, value in group.items() if key != "params"}
         trial.param_groups = [{**settings, "params": list(twins.values())}]
-        trial.state = defaultdict(dict, {
-            twin: {key: scratch.copy(value) for key, value in optimizer.state[weight].items()}
-            for weight, twin in twins.items() if weight in optimizer.state
-        })  # fmt: skip
+        trial.state = defaultdict(
+            dict,
+            {
+                twin: {key: scratch.copy(value) for key, value in optimizer.state[weight].items()}
+                for weight, twin in twins.items()
+                if weight in optimizer.state
+            },
+        )
         step(trial)
         scratch.end()
 

@@ -73,8 +73,10 @@ def attach(
     wrappers, bare = _wrappers(model), bare_optimizer(optimizer)
     if isinstance(bare, ExchangingOptimizer):
         if compression is not None or settings:
-            raise ConfigError(f"{type(bare).__name__} sends by settings of its own; give them "
-                              "where it is made, not to attach()")  # fmt: skip
+            raise ConfigError(
+                f"{type(bare).__name__} sends by settings of its own; give them "
+                "where it is made, not to attach()"
+            )
         stop_exchange(wrappers)
         return bare
     if not wrappers:
@@ -104,9 +106,11 @@ class _Callback:
         self._settings = settings
 
     def _make(
-        self, model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any,
-    ) -> OuterStep:  # fmt: skip
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scaler: Any,
+    ) -> OuterStep:
         """Makes the OuterStep, not attached, of a model whose DDP then sends nothing."""
         stop_exchange(_wrappers(model))
         self.outer = OuterStep(model, optimizer, scaler=scaler, **self._settings)
@@ -224,9 +228,12 @@ class TransformersCallback(_Callback):
 
     @takes(OuterSettings, {"codec": "compression"})
     def __init__(
-        self, *, resume_from: str | Path | None = None, scaler: Any = None,
+        self,
+        *,
+        resume_from: str | Path | None = None,
+        scaler: Any = None,
         **settings: Unpack[OuterSettings],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(settings)
         require_able("scaler", scaler)
         self._resume_from = None if resume_from is None else Path(resume_from)
@@ -249,7 +256,7 @@ class TransformersCallback(_Callback):
                 "momentum and what codecs had left. Where the Trainer resumes from another folder, "
                 "give OuterStepCallback(resume_from=FOLDER), with the folder on every host",
                 stacklevel=2,
-            )  # fmt: skip
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """A round where an evaluation or a checkpoint follows. A collective then."""

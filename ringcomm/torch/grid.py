@@ -95,9 +95,13 @@ class Grid:
         return type(error)(
             f"in the group of ranks {listed}, its rank {error.rank} being rank "
             f"{names[error.rank]}: {error}",
-            rank=names[error.rank], host=error.host, rail=error.rail, lane=error.lane,
-            seq=error.seq, elapsed=error.elapsed,
-        )  # fmt: skip
+            rank=names[error.rank],
+            host=error.host,
+            rail=error.rail,
+            lane=error.lane,
+            seq=error.seq,
+            elapsed=error.elapsed,
+        )
 
     def close(self) -> None:
         """Leaves both."""
@@ -119,8 +123,10 @@ def _split(comm: Communicator, color: int, key: int) -> Communicator:
 
 def _require_grid(rows: Any) -> None:
     """Of every rank the first rank, its own place and the size of its local group."""
-    fix = ("give each rank the process group of its host's ranks, as "
-           "dist.new_subgroups(ranks_per_host)[0] makes them")  # fmt: skip
+    fix = (
+        "give each rank the process group of its host's ranks, as "
+        "dist.new_subgroups(ranks_per_host)[0] makes them"
+    )
     if any(place < 0 for _, place, _ in rows):
         bad = [rank for rank, (_, place, _) in enumerate(rows) if place < 0]
         raise ConfigError(f"local_group: rank {bad[0]} is not in the group that it gave; {fix}")

@@ -87,9 +87,13 @@ class _Watch:
     """
 
     def __init__(
-        self, owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
-        before: int | None, ids: Callable[[Any], Container[int]] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        owner: Any,
+        carried: Callable[[Any], int],
+        text: Callable[[Any], str | None],
+        before: int | None,
+        ids: Callable[[Any], Container[int]] | None = None,
+    ) -> None:
         self._owner = weakref.ref(owner)
         self._carried, self._text = carried, text
         self._before, self._ids = before, ids
@@ -185,9 +189,11 @@ def hooks_of_process() -> list[HookState]:
 
 
 def watch_steps(
-    owner: Any, carried: Callable[[Any], int], text: Callable[[Any], str | None],
+    owner: Any,
+    carried: Callable[[Any], int],
+    text: Callable[[Any], str | None],
     ids: Callable[[Any], Container[int]],
-) -> None:  # fmt: skip
+) -> None:
     """Watches anything else that ought to follow the steps of optimizers.
 
     Args:
@@ -269,14 +275,15 @@ ONEBIT = Unsuited(
     "that all gradients of a block are equally large; use SGD with momentum, or int4, or "
     "ringcomm.torch.optim.OneBitAdam without DDP, or HookState(..., force=True) to train all the "
     "same",
-    _DIVIDING, refused=True,
-)  # fmt: skip
+    _DIVIDING,
+    refused=True,
+)
 STALE = Unsuited(
     "pace='stale1' under {name}: it loses by gradients that come a step late, and the correction "
     "does not make up for all of it; compare the loss with that of pace='every', try half the "
     "learning rate, or give HookState(..., force=True) to go on without this warning",
     _ADAM,
-)  # fmt: skip
+)
 
 
 class AdamWatch:
@@ -325,8 +332,10 @@ def require_whole_model(model: nn.Module) -> None:
     """Raises ConfigError for a model that is sharded."""
     for module in model.modules():
         if is_sharded(type(module)):
-            raise ConfigError("OuterStep: the model is sharded by FSDP, and no rank has all of it; "
-                              "OuterStep takes a model that each rank has whole")  # fmt: skip
+            raise ConfigError(
+                "OuterStep: the model is sharded by FSDP, and no rank has all of it; "
+                "OuterStep takes a model that each rank has whole"
+            )
 
 
 def require_apart(ids: Container[int], places: Sequence[int]) -> None:

@@ -195,10 +195,16 @@ class HierarchicalState(HookState):
         comm = default_comm() if comm is None else comm
         grid = Grid(comm, local_group)
         super().__init__(
-            compression, model=model, feedback=feedback, threshold=threshold,
-            warmup_steps=warmup_steps, scaler=scaler, force=force, pace=pace,
+            compression,
+            model=model,
+            feedback=feedback,
+            threshold=threshold,
+            warmup_steps=warmup_steps,
+            scaler=scaler,
+            force=force,
+            pace=pace,
             transport=HierarchicalTransport(grid),
-        )  # fmt: skip
+        )
         self._require_alike(comm)
 
     @property

@@ -129,8 +129,11 @@ class HookState:
         transport: Transport | None = None,
     ) -> None:
         for name, value in (
-            ("comm", comm), ("model", model), ("scaler", scaler), ("transport", transport),
-        ):  # fmt: skip
+            ("comm", comm),
+            ("model", model),
+            ("scaler", scaler),
+            ("transport", transport),
+        ):
             require_able(name, value)
         if feedback is not None and not isinstance(feedback, (bool, FeedbackStore)):
             raise ConfigError(f"feedback={feedback!r}: give a FeedbackStore, True, False or None")
@@ -175,8 +178,10 @@ class HookState:
 
     @compression.setter
     def compression(self, compression: object) -> NoReturn:
-        raise ConfigError("compression is for the whole life of a HookState: give HookState("
-                          "compression=) a CodecPolicy, which chooses each step's codec")
+        raise ConfigError(
+            "compression is for the whole life of a HookState: give HookState("
+            "compression=) a CodecPolicy, which chooses each step's codec"
+        )
 
     @property
     def feedback(self) -> FeedbackStore:
@@ -190,8 +195,10 @@ class HookState:
 
     @loss_scale.setter
     def loss_scale(self, scale: object) -> NoReturn:
-        raise ConfigError("loss_scale is what the scaler says: give HookState(..., scaler=) the "
-                          "GradScaler, or what has its get_scale()")
+        raise ConfigError(
+            "loss_scale is what the scaler says: give HookState(..., scaler=) the "
+            "GradScaler, or what has its get_scale()"
+        )
 
     def _follow_scaler(self) -> None:
         """What is left of earlier steps gets the scale of the gradients to come."""
@@ -317,10 +324,12 @@ class HookState:
             codec = self._codec_of(gradients.buffer)
             self._policy.look(gradients, self.loss_scale)
             future = profiling.bucket_range(
-                self.account, gradients, codec.name,
+                self.account,
+                gradients,
+                codec.name,
                 lambda: [rail.interface for rail in self.comm.rails],
                 lambda: self._pace.launch(gradients, codec),
-            )  # fmt: skip
+            )
         if gradients.last:
             self._running = False
             self.steps += 1
@@ -363,9 +372,12 @@ class HookState:
         name, codecs = self.compression, [codec.name for codec in self._policy.codecs]
         about: dict[str, object] = {
             "compression": name if codecs == [name] else f"{name} of {', '.join(codecs)}",
-            "threshold": self.threshold, "warmup_steps": self.warmup_steps,
-            "pace": self._pace_setting, "feedback": self.residuals.keeps, "steps": self.steps,
-        }  # fmt: skip
+            "threshold": self.threshold,
+            "warmup_steps": self.warmup_steps,
+            "pace": self._pace_setting,
+            "feedback": self.residuals.keeps,
+            "steps": self.steps,
+        }
         if comm.world_size > 1:
             with naming("the agreement of HookState on its settings"):
                 require_alike(comm, about)
@@ -420,10 +432,14 @@ class HookState:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "policy": self._policy, "feedback": self.residuals.wanted, "threshold": self.threshold,
-            "warmup_steps": self.warmup_steps, "force": self.force, "steps": self.steps,
+            "policy": self._policy,
+            "feedback": self.residuals.wanted,
+            "threshold": self.threshold,
+            "warmup_steps": self.warmup_steps,
+            "force": self.force,
+            "steps": self.steps,
             "pace": self._pace_setting,
-        }  # fmt: skip
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.restore(state, FlatTransport(None))
@@ -432,9 +448,14 @@ class HookState:
         """Makes a copy, as of a checkpoint, out of what was pickled: it has neither a model nor
         residuals."""
         HookState.__init__(
-            self, state["policy"], feedback=False, threshold=state["threshold"],
-            force=state["force"], warmup_steps=state["warmup_steps"], transport=transport,
-        )  # fmt: skip
+            self,
+            state["policy"],
+            feedback=False,
+            threshold=state["threshold"],
+            force=state["force"],
+            warmup_steps=state["warmup_steps"],
+            transport=transport,
+        )
         guards.forget(self)  # a copy need carry nothing
         self.steps = state["steps"]
         self._pace_setting = state["pace"]
@@ -445,8 +466,10 @@ class HookState:
 def _steps_of(state: object) -> int:
     """Of a state of a HookState. Raises ConfigError for anything else."""
     if not isinstance(state, Mapping) or not set(state) <= {"steps", "feedback", "policy", "pace"}:
-        raise ConfigError("this is no state of a HookState: it has other keys than 'steps', "
-                          "'feedback', 'policy' and 'pace'")  # fmt: skip
+        raise ConfigError(
+            "this is no state of a HookState: it has other keys than 'steps', "
+            "'feedback', 'policy' and 'pace'"
+        )
     return require_whole("number of steps in the state", state.get("steps", 0), 0)
 
 

@@ -66,8 +66,11 @@ def _meet(url: str, timeout: Any = _PATIENCE, **_: Any) -> Iterator[tuple[Any, i
     """
     me = identify()
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        me.master_addr or LOOPBACK, me.master_port, me.world_size, is_master=me.rank == 0,
+        me.master_addr or LOOPBACK,
+        me.master_port,
+        me.world_size,
+        is_master=me.rank == 0,
         timeout=timeout,
-    )  # fmt: skip
+    )
     yield store, me.rank, me.world_size
     raise RuntimeError("ringcomm:// gives each process one store, and no second")

@@ -41,9 +41,14 @@ class Moving(Submitter):
         return self._collect("all_gather", lib.RC_ALLGATHER, list(rows), source, opts)
 
     def _collect(
-        self, name: str, collective: int, rows: Tensors, source: torch.Tensor, opts: Any,
+        self,
+        name: str,
+        collective: int,
+        rows: Tensors,
+        source: torch.Tensor,
+        opts: Any,
         root: int = 0,
-    ) -> RingWork:  # fmt: skip
+    ) -> RingWork:
         """Gathers into rows, directly where they lie one after the other."""
         src = moved(source, writable=False)
         flat = joined(rows)
@@ -121,9 +126,13 @@ class Moving(Submitter):
         )
 
     def all_to_all_single(
-        self, output: Any, source: Any, output_splits: Any = (), input_splits: Any = (),
+        self,
+        output: Any,
+        source: Any,
+        output_splits: Any = (),
+        input_splits: Any = (),
         opts: Any = None,
-    ) -> RingWork:  # fmt: skip
+    ) -> RingWork:
         """In equal parts where no rank gives sizes; else in rows of these sizes."""
         n = self.comm.world_size
         if output.dtype != source.dtype:

@@ -37,9 +37,11 @@ class NamedFeedback:
     """
 
     def __init__(
-        self, feedback: FeedbackStore | bool | None, threshold: int,
+        self,
+        feedback: FeedbackStore | bool | None,
+        threshold: int,
         kept_of: Callable[[torch.Tensor], int] = torch.Tensor.numel,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store = feedback if isinstance(feedback, FeedbackStore) else FeedbackStore()
         self.wanted = None if feedback is None else feedback is not False
         self.compression, self.needed = "none", False

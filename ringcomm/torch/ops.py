@@ -19,13 +19,26 @@ from ..errors import TensorError
 from .tensors import require_dense
 
 _Kind: Any = dist.ReduceOp.RedOpType
-_CORE = {_Kind.SUM: "sum", _Kind.AVG: "avg", _Kind.PRODUCT: "prod", _Kind.MIN: "min",
-         _Kind.MAX: "max"}  # fmt: skip
-_TRUTH = {_Kind.SUM: "max", _Kind.MAX: "max", _Kind.BOR: "max", _Kind.PRODUCT: "min",
-          _Kind.MIN: "min", _Kind.BAND: "min"}  # fmt: skip
+_CORE = {
+    _Kind.SUM: "sum",
+    _Kind.AVG: "avg",
+    _Kind.PRODUCT: "prod",
+    _Kind.MIN: "min",
+    _Kind.MAX: "max",
+}
+_TRUTH = {
+    _Kind.SUM: "max",
+    _Kind.MAX: "max",
+    _Kind.BOR: "max",
+    _Kind.PRODUCT: "min",
+    _Kind.MIN: "min",
+    _Kind.BAND: "min",
+}
 _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    _Kind.BAND: torch.bitwise_and, _Kind.BOR: torch.bitwise_or, _Kind.BXOR: torch.bitwise_xor,
-}  # fmt: skip
+    _Kind.BAND: torch.bitwise_and,
+    _Kind.BOR: torch.bitwise_or,
+    _Kind.BXOR: torch.bitwise_xor,
+}
 _LOSSY_OPS = ("sum", "avg")
 
 

@@ -89,9 +89,11 @@ class EveryStep:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError: a gradient that is in the state would be lost."""
-        raise ConfigError("the state holds gradients in flight of pace='stale1', and this hook is "
-                          "synchronous; call state.flush() before saving, or give HookState(..., "
-                          "pace='stale1')")  # fmt: skip
+        raise ConfigError(
+            "the state holds gradients in flight of pace='stale1', and this hook is "
+            "synchronous; call state.flush() before saving, or give HookState(..., "
+            "pace='stale1')"
+        )
 
 
 def pace_of(

@@ -41,9 +41,12 @@ def recorded(name: str, submit: Callable[[], RingWork]) -> RingWork:
 
 
 def bucket_range(
-    account: Account, bucket: Bucket, codec: str, rails: Callable[[], Sequence[str]],
+    account: Account,
+    bucket: Bucket,
+    codec: str,
+    rails: Callable[[], Sequence[str]],
     launch: Callable[[], _Future],
-) -> _Future:  # fmt: skip
+) -> _Future:
     """Launches a bucket within its range, which ends with its Future.
 
     Args:
@@ -80,8 +83,9 @@ def sent_text(moved: Moved, rails: Sequence[str]) -> str:
     total = sum(moved.rails)
     shares = [
         f"{name} {100 * sent / total:.0f} %"
-        for name, sent in zip(rails, moved.rails, strict=False) if sent
-    ]  # fmt: skip
+        for name, sent in zip(rails, moved.rails, strict=False)
+        if sent
+    ]
     ways = [f"{bytes_text(moved.wire)} over {', '.join(shares)}"] if moved.wire else []
     if moved.shared:
         ways.append(f"{bytes_text(moved.shared)} through shared memory")

@@ -152,9 +152,13 @@ class Reducing(Submitter):
         return call, join
 
     def _reduced(
-        self, collective: int, how: Reduction, src: torch.Tensor, dst: torch.Tensor | None,
+        self,
+        collective: int,
+        how: Reduction,
+        src: torch.Tensor,
+        dst: torch.Tensor | None,
         root: int = 0,
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         count = (src if dst is None else dst).numel()
         if how.factor is not None:
             src = src.detach() * how.factor
@@ -167,9 +171,14 @@ class Reducing(Submitter):
             target = memory_of(as_reduced(dst), writable=True, reads=False)
         per = 2 if src.is_complex() else 1
         return Call(
-            collective, source, target, count * per, how.op, root,
+            collective,
+            source,
+            target,
+            count * per,
+            how.op,
+            root,
             compression=self._options.compression if compresses else None,
-        )  # fmt: skip
+        )
 
     def _gathered(self, tensor: torch.Tensor) -> tuple[Call, torch.Tensor]:
         """A call that brings every rank's tensor here, and where."""

@@ -23,16 +23,17 @@ _ABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("codec", "begin", "look", "note"),
     ),
     "transport": ("a Transport", ("bind", "begin", "launch")),
-}  # fmt: skip
+}
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def takes(
-    settings: type | None = None, renamed: Mapping[str, str] | None = None,
+    settings: type | None = None,
+    renamed: Mapping[str, str] | None = None,
     removed: Mapping[str, str] | None = None,
-) -> Callable[[_F], _F]:  # fmt: skip
+) -> Callable[[_F], _F]:
     """A decorator of a function, which may pass on ``**settings``, a TypedDict of that class: it
     raises ConfigError for other names, with the one that was meant; see ``names_arguments``."""
 
@@ -50,15 +51,21 @@ def require(what: str, value: object, holds: bool) -> None:
 
 
 def require_number(
-    name: str, value: Any, least: float, most: float, *, open_least: bool = False,
+    name: str,
+    value: Any,
+    least: float,
+    most: float,
+    *,
+    open_least: bool = False,
     open_most: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """The value, if it is a finite number between the bounds, of which open ones are excluded."""
     low, high = ("(" if open_least else "["), (")" if open_most else "]")
     fits = is_number(value) and math.isfinite(value) and least <= value <= most
     if not fits or (open_least and value == least) or (open_most and value == most):
-        raise ConfigError(f"Invalid {name}: {value!r}; give a number in {low}{least:g}, "
-                          f"{most:g}{high}")  # fmt: skip
+        raise ConfigError(
+            f"Invalid {name}: {value!r}; give a number in {low}{least:g}, {most:g}{high}"
+        )
     return float(value)
 
 

@@ -81,8 +81,10 @@ class Shares:
         for kind in _KINDS:
             values = np.asarray(saved[kind])
             if values.shape != (count,):
-                raise ConfigError(f"the state is of another model: {name!r} has {values.size} "
-                                  f"elements there and {count} here")  # fmt: skip
+                raise ConfigError(
+                    f"the state is of another model: {name!r} has {values.size} "
+                    f"elements there and {count} here"
+                )
             part = np.zeros(length, values.dtype)
             found = values[start : start + length]
             part[: len(found)] = found

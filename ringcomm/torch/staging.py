@@ -41,6 +41,13 @@ def staged(tensor: torch.Tensor, *, writable: bool, reads: bool = True) -> View:
         bring(source, host)
 
     return View(
-        tensor, (found, source, host), found.address, found.dtype, found.shape, found.count,
-        source.new_empty, finish if writable else None, is_copy=writable,
-    )  # fmt: skip
+        tensor,
+        (found, source, host),
+        found.address,
+        found.dtype,
+        found.shape,
+        found.count,
+        source.new_empty,
+        finish if writable else None,
+        is_copy=writable,
+    )

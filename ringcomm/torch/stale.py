@@ -111,8 +111,10 @@ class OneStepStale:
     def require(self, codecs: Sequence[Codec]) -> None:
         """See Pace."""
         if not self._residuals.parameter_ids:
-            raise ConfigError("pace='stale1' keeps gradients in flight by the names of the model's "
-                              "parameters; give HookState(..., model=model)")  # fmt: skip
+            raise ConfigError(
+                "pace='stale1' keeps gradients in flight by the names of the model's "
+                "parameters; give HookState(..., model=model)"
+            )
         for codec in codecs:
             if codec.bits < LEAST_BITS:
                 raise ConfigError(
@@ -259,8 +261,10 @@ class OneStepStale:
         means, named = state["means"], self._residuals.named()
         for name, mean in means.items():
             if name not in named or named[name].numel() != mean.numel():
-                raise ConfigError(f"the state is of another model: it has a gradient of {name!r} "
-                                  f"with {mean.numel()} elements")  # fmt: skip
+                raise ConfigError(
+                    f"the state is of another model: it has a gradient of {name!r} "
+                    f"with {mean.numel()} elements"
+                )
         correction = state.get("correction", {})
         if self._correction is not None:
             self._correction.require(correction)

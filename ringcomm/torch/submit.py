@@ -132,20 +132,32 @@ class Submitter:
         return watched or profiling.is_on()
 
     def _submit(
-        self, calls: Sequence[Call], tensors: Tensors, opts: Any,
-        after: Callable[[], None] | None, earlier: Sequence[Work],
-    ) -> RingWork:  # fmt: skip
+        self,
+        calls: Sequence[Call],
+        tensors: Tensors,
+        opts: Any,
+        after: Callable[[], None] | None,
+        earlier: Sequence[Work],
+    ) -> RingWork:
         at_once = not getattr(opts, "asyncOp", True) and self._coalescing is None
         timeout = seconds_of(getattr(opts, "timeout", None))
         alone = at_once and len(calls) == 1 and not earlier
         precede_chosen(calls)
         parts = [
             self.comm._run(
-                call.collective, call.src, call.dst, call.count, op=call.op, root=call.root,
-                tag=call.tag, compression=call.compression, async_op=not alone, timeout=timeout,
+                call.collective,
+                call.src,
+                call.dst,
+                call.count,
+                op=call.op,
+                root=call.root,
+                tag=call.tag,
+                compression=call.compression,
+                async_op=not alone,
+                timeout=timeout,
             )
             for call in map(alike, calls)
-        ]  # fmt: skip
+        ]
         used = [
             view.owner
             for call in calls

@@ -28,9 +28,10 @@ def table_of(report: HookReport) -> str:
     """A few lines, without an end of line."""
     steps = len(report.steps)
     out = Table(
-        box=box.SIMPLE, title=f"gradients exchanged: {report.buckets:,} buckets, {steps:,} steps",
+        box=box.SIMPLE,
+        title=f"gradients exchanged: {report.buckets:,} buckets, {steps:,} steps",
         title_justify="left",
-    )  # fmt: skip
+    )
     out.add_column("")
     out.add_column("all", justify="right")
     out.add_column("a step", justify="right")

@@ -22,9 +22,15 @@ from .staging import staged
 
 _MOVES_AS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 KNOWN = {
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
-    torch.int32, torch.int64,
-}  # fmt: skip
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
 
 
 class MetaView(View):

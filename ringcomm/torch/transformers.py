@@ -1,5 +1,4 @@
-"""The callback of transformers' Trainer: frameworks.py has what it does, and transformers its base.
-"""
+"""The callback of transformers' Trainer: frameworks.py does its work, transformers has its base."""
 
 from __future__ import annotations
 

@@ -132,8 +132,10 @@ class GlooControl:
     """The same over gloo."""
 
     _ops: ClassVar[dict[str, Any]] = {
-        "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
-    }  # fmt: skip
+        "sum": dist.ReduceOp.SUM,
+        "min": dist.ReduceOp.MIN,
+        "max": dist.ReduceOp.MAX,
+    }
 
     def all_reduce(self, values: Any, op: Op) -> None:
         """Reduce a numpy array in place."""

@@ -99,4 +99,3 @@ class Engine:
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         return total
-

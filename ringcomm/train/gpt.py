@@ -1,6 +1,6 @@
 """A small GPT (Radford et al. 2019) over bytes, its output layer tied to the token embedding.
 
-    bytes -> embedding -> + position -> causal blocks -> norm -> logits of the next byte
+bytes -> embedding -> + position -> causal blocks -> norm -> logits of the next byte
 """
 
 from __future__ import annotations

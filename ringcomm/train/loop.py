@@ -245,4 +245,3 @@ class Run:
             )
             folder = Path(self.options.checkpoint or ".")
             self.world.from_root(lambda: checkpoint.save(folder, state))
-

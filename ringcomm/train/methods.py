@@ -31,10 +31,13 @@ from .options import Options
 
 #: Names of figures in the trainer's report, and in the hook's report of a step.
 _OF_A_STEP = {
-    "exposed_s": "exposed_s", "hidden_s": "hidden_s", "gradient_bytes_per_step": "payload_bytes",
-    "wire_bytes_per_step": "wire_bytes", "shared_bytes_per_step": "shared_bytes",
+    "exposed_s": "exposed_s",
+    "hidden_s": "hidden_s",
+    "gradient_bytes_per_step": "payload_bytes",
+    "wire_bytes_per_step": "wire_bytes",
+    "shared_bytes_per_step": "shared_bytes",
     "buckets_per_step": "buckets",
-}  # fmt: skip
+}
 
 
 class Method:
@@ -120,9 +123,11 @@ class Gradients(Method):
         if not options.hook:
             return None
         return HookState(
-            options.codec, self.world.comm, model=self.bare,
+            options.codec,
+            self.world.comm,
+            model=self.bare,
             pace="stale1" if options.method == "stale" else "every",
-        )  # fmt: skip
+        )
 
     def no_exchange(self) -> contextlib.AbstractContextManager[None]:
         """DDP's own."""
@@ -251,9 +256,12 @@ class Apart(Method):
 
     def _make_outer(self) -> OuterStep:
         return OuterStep(
-            self.bare, optim.parts(self.optimizer), every=self.options.every,
-            compression=cast(Compression, self.options.codec), comm=self.world.comm,
-        )  # fmt: skip
+            self.bare,
+            optim.parts(self.optimizer),
+            every=self.options.every,
+            compression=cast(Compression, self.options.codec),
+            comm=self.world.comm,
+        )
 
     def evaluated(self) -> contextlib.AbstractContextManager[None]:
         """On the anchor."""
@@ -291,9 +299,12 @@ class Apart(Method):
 
 
 _METHODS: dict[str, type[Method]] = {
-    "gradients": Gradients, "stale": Gradients, "momentum": Momentum, "outer": Apart,
+    "gradients": Gradients,
+    "stale": Gradients,
+    "momentum": Momentum,
+    "outer": Apart,
     "sparse": Largest,
-}  # fmt: skip
+}
 
 
 def method_of(model: nn.Module, options: Options, world: World) -> Method:
@@ -302,4 +313,3 @@ def method_of(model: nn.Module, options: Options, world: World) -> Method:
     if world.size == 1 and not issubclass(kind, Momentum):
         kind = Method
     return kind(model, options, world)
-

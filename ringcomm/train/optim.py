@@ -20,9 +20,13 @@ from .models import family
 from .options import DDP_METHODS, DENSITY, Options
 
 _DEFAULTS = {
-    "sgd": (0.1, 5e-4), "adamw": (1e-3, 0.05), "muon": (0.02, 0.05), "lion": (2e-4, 0.1),
-    "lamb": (5e-3, 0.05), "zero-one-adam": (1e-3, 0.05),
-}  # fmt: skip
+    "sgd": (0.1, 5e-4),
+    "adamw": (1e-3, 0.05),
+    "muon": (0.02, 0.05),
+    "lion": (2e-4, 0.1),
+    "lamb": (5e-3, 0.05),
+    "zero-one-adam": (1e-3, 0.05),
+}
 _FINAL_RATE = 0.01
 _WARMUP = 0.1  # part of a run in which the rate rises
 _MOMENTUM = 0.9  # of sgd
@@ -125,7 +129,9 @@ def _muon(groups: Groups, rate: float) -> Together:
 def make_wire_optimizer(
     groups: Groups, options: Options, comm: Communicator
 ) -> torch.optim.Optimizer:
-    """One of ringcomm.torch.optim, at the peak rate, for a run of ``options.steps``. A collective.
+    """Makes an optimizer of ringcomm.torch.optim at the peak rate, for ``options.steps`` steps.
+
+    A collective.
     """
     name, rate, _ = choices(options)
     common: dict[str, Any] = {"lr": rate, "compression": options.codec, "comm": comm}
@@ -135,8 +141,10 @@ def make_wire_optimizer(
         learning = round(_VARIANCE * (options.steps or 0))
         return optim.ZeroOneAdam(groups, var_freeze_step=max(1, learning), **common)
     kinds: dict[str, type[optim.WireOptimizer]] = {
-        "adamw": optim.OneBitAdam, "lion": optim.Lion, "lamb": optim.OneBitLamb,
-    }  # fmt: skip
+        "adamw": optim.OneBitAdam,
+        "lion": optim.Lion,
+        "lamb": optim.OneBitLamb,
+    }
     return kinds[name](groups, **common)
 
 

@@ -76,8 +76,10 @@ class Options:
         self._require_method()
         if self.compression == AUTO:
             if not self.hook or self.method != "gradients":
-                raise ConfigError("--compression auto is for --method gradients by ringcomm's "
-                                  "hook; leave out --no-hook")  # fmt: skip
+                raise ConfigError(
+                    "--compression auto is for --method gradients by ringcomm's "
+                    "hook; leave out --no-hook"
+                )
             return
         codec = parse_codec(self.compression, "--compression ")
         if not self.hook and codec.name != "none":
@@ -95,28 +97,38 @@ class Options:
     def _require_method(self) -> None:
         """Raises ConfigError for settings of other methods, or other data, than those chosen."""
         if self.image_size != Options.image_size and not self.data.startswith("folder:"):
-            raise ConfigError("--image-size is about images of a folder; leave it out with --data "
-                              f"{self.data}")  # fmt: skip
+            raise ConfigError(
+                f"--image-size is about images of a folder; leave it out with --data {self.data}"
+            )
         if self.method != "gradients" and (self.backend == "gloo" or not self.hook):
-            raise ConfigError(f"--method {self.method} is ringcomm's; leave out --backend gloo and "
-                              "--no-hook")  # fmt: skip
+            raise ConfigError(
+                f"--method {self.method} is ringcomm's; leave out --backend gloo and --no-hook"
+            )
         if self.every != Options.every and self.method != "outer":
             raise ConfigError("--every is about outer steps; add --method outer, or leave it out")
         if self.bucket_mb is not None and self.method not in DDP_METHODS:
-            raise ConfigError("--bucket-mb is about DDP's exchange of gradients; add --method "
-                              "gradients, or leave it out")  # fmt: skip
+            raise ConfigError(
+                "--bucket-mb is about DDP's exchange of gradients; add --method "
+                "gradients, or leave it out"
+            )
         if self.method == "sparse" and self.compression:
-            raise ConfigError("--compression does not go with --method sparse, which sends the "
-                              "largest elements only; leave it out")  # fmt: skip
+            raise ConfigError(
+                "--compression does not go with --method sparse, which sends the "
+                "largest elements only; leave it out"
+            )
         if self.method == "sparse" and self.optimizer not in {None, "sgd", "adamw"}:
             raise ConfigError("--method sparse goes with --optimizer sgd or adamw (as Adam)")
         own = {"lion", "lamb", "zero-one-adam"}
         if self.optimizer in own and self.method != "momentum":
-            raise ConfigError(f"--optimizer {self.optimizer} sends its momentum; add --method "
-                              "momentum (--compression none loses nothing)")  # fmt: skip
+            raise ConfigError(
+                f"--optimizer {self.optimizer} sends its momentum; add --method "
+                "momentum (--compression none loses nothing)"
+            )
         if self.optimizer == "muon" and self.method == "momentum":
-            raise ConfigError("--optimizer muon has no form that sends its momentum; use --method "
-                              "outer or gradients")  # fmt: skip
+            raise ConfigError(
+                "--optimizer muon has no form that sends its momentum; use --method "
+                "outer or gradients"
+            )
 
     @property
     def codec(self) -> Compression | Literal["auto"]:
@@ -162,65 +174,117 @@ def _parser() -> argparse.ArgumentParser:
 def _add_task(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", metavar="NAME", help="network, see below (default: resnet8)")
-    group.add_argument("--data", metavar="SOURCE",
-                       help="see below (default: digits, or stdlib-text for a gpt)")
-    group.add_argument("--image-size", type=_whole(4, 4096), metavar="PIXELS",
-                       help="side to which images of a folder are resized (default: 32)")
+    group.add_argument(
+        "--data", metavar="SOURCE", help="see below (default: digits, or stdlib-text for a gpt)"
+    )
+    group.add_argument(
+        "--image-size",
+        type=_whole(4, 4096),
+        metavar="PIXELS",
+        help="side to which images of a folder are resized (default: 32)",
+    )
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--batch", type=_whole(1), metavar="N",
-                       help="GLOBAL batch: samples per step over all ranks (default: 64)")
-    group.add_argument("--accumulate", type=_whole(1), metavar="K",
-                       help="micro-batches per step on each rank; gradients are exchanged after "
-                       "the last one only (default: 1)")
-    group.add_argument("--steps", type=_whole(1), metavar="N",
-                       help="length of the run (default: digits 15 epochs, a folder 10, else 1)")
-    group.add_argument("--optimizer",
-                       choices=("sgd", "adamw", "muon", "lion", "lamb", "zero-one-adam"),
-                       help="default: sgd for ResNet, adamw for ViT and GPT; the last three come "
-                       "with --method momentum only")
-    group.add_argument("--lr", type=_number(0), metavar="RATE",
-                       help="peak learning rate (default: sgd 0.1, adamw 0.001, "
-                       "muon 0.02, lion 0.0002, lamb 0.005, zero-one-adam 0.001)")
+    group.add_argument(
+        "--batch",
+        type=_whole(1),
+        metavar="N",
+        help="GLOBAL batch: samples per step over all ranks (default: 64)",
+    )
+    group.add_argument(
+        "--accumulate",
+        type=_whole(1),
+        metavar="K",
+        help="micro-batches per step on each rank; gradients are exchanged after "
+        "the last one only (default: 1)",
+    )
+    group.add_argument(
+        "--steps",
+        type=_whole(1),
+        metavar="N",
+        help="length of the run (default: digits 15 epochs, a folder 10, else 1)",
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=("sgd", "adamw", "muon", "lion", "lamb", "zero-one-adam"),
+        help="default: sgd for ResNet, adamw for ViT and GPT; the last three come "
+        "with --method momentum only",
+    )
+    group.add_argument(
+        "--lr",
+        type=_number(0),
+        metavar="RATE",
+        help="peak learning rate (default: sgd 0.1, adamw 0.001, "
+        "muon 0.02, lion 0.0002, lamb 0.005, zero-one-adam 0.001)",
+    )
     group.add_argument("--seed", type=_whole(0, 2**31 - 1), metavar="N", help="default: 0")
 
 
 def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
-    group.add_argument("--backend", choices=("ringcomm", "gloo"),
-                       help="torch.distributed's process group (default: ringcomm)")
-    group.add_argument("--no-hook", dest="hook", action="store_false",
-                       help="gradients go by DDP's own all-reduce over the backend, not by "
-                       "ringcomm's hook, which works over either")
-    group.add_argument("--method", choices=("gradients", "stale", "momentum", "outer", "sparse"),
-                       help="what travels: gradients, in every step; the same one step late, while "
-                       "the next step computes; the optimizer's momentum, at 1 bit (1-bit Adam for "
-                       "adamw); every so many steps how far the weights have come; or the largest "
-                       "blocks of gradients, with a sparse optimizer on the CPU (default: "
-                       "gradients)")
-    group.add_argument("--compression", metavar="CODEC",
-                       help=f"codec on the wire: {names()}; auto: of none, bf16 and int8 the "
-                       "gentlest that hides, as it is measured (default: bf16; momentum onebit; "
-                       "outer int4; with --backend gloo --no-hook none; not with sparse)")
-    group.add_argument("--every", type=_whole(1), metavar="STEPS",
-                       help="steps between two outer steps (default: 30)")
-    group.add_argument("--bucket-mb", type=_number(0.001, 4096), metavar="MB",
-                       help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
-                       "gradients and stale)")
+    group.add_argument(
+        "--backend",
+        choices=("ringcomm", "gloo"),
+        help="torch.distributed's process group (default: ringcomm)",
+    )
+    group.add_argument(
+        "--no-hook",
+        dest="hook",
+        action="store_false",
+        help="gradients go by DDP's own all-reduce over the backend, not by "
+        "ringcomm's hook, which works over either",
+    )
+    group.add_argument(
+        "--method",
+        choices=("gradients", "stale", "momentum", "outer", "sparse"),
+        help="what travels: gradients, in every step; the same one step late, while "
+        "the next step computes; the optimizer's momentum, at 1 bit (1-bit Adam for "
+        "adamw); every so many steps how far the weights have come; or the largest "
+        "blocks of gradients, with a sparse optimizer on the CPU (default: "
+        "gradients)",
+    )
+    group.add_argument(
+        "--compression",
+        metavar="CODEC",
+        help=f"codec on the wire: {names()}; auto: of none, bf16 and int8 the "
+        "gentlest that hides, as it is measured (default: bf16; momentum onebit; "
+        "outer int4; with --backend gloo --no-hook none; not with sparse)",
+    )
+    group.add_argument(
+        "--every",
+        type=_whole(1),
+        metavar="STEPS",
+        help="steps between two outer steps (default: 30)",
+    )
+    group.add_argument(
+        "--bucket-mb",
+        type=_number(0.001, 4096),
+        metavar="MB",
+        help="size of DDP's buckets (default: DDP's own, 1 MiB and then 25 MiB; "
+        "gradients and stale)",
+    )
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints and log")
-    group.add_argument("--checkpoint", metavar="DIR",
-                       help="keep DIR/checkpoint.pt, written by rank 0 at the end of the run")
-    group.add_argument("--checkpoint-every", type=_whole(1), metavar="N",
-                       help="and after every N steps")
-    group.add_argument("--resume", action="store_true",
-                       help="go on from DIR/checkpoint.pt; from the start where there is none")
-    group.add_argument("--log-file", metavar="FILE",
-                       help="append JSON lines: one object per step, then the report")
+    group.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="keep DIR/checkpoint.pt, written by rank 0 at the end of the run",
+    )
+    group.add_argument(
+        "--checkpoint-every", type=_whole(1), metavar="N", help="and after every N steps"
+    )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from DIR/checkpoint.pt; from the start where there is none",
+    )
+    group.add_argument(
+        "--log-file", metavar="FILE", help="append JSON lines: one object per step, then the report"
+    )
 
 
 def _whole(low: int, high: int | None = None) -> Callable[[str], int]:

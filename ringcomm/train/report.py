@@ -15,8 +15,10 @@ from rich import box
 from rich.table import Table
 
 _BY = {
-    "momentum": "ringcomm.torch.optim", "outer": "OuterStep", "sparse": "ringcomm.torch.sparse",
-}  # fmt: skip
+    "momentum": "ringcomm.torch.optim",
+    "outer": "OuterStep",
+    "sparse": "ringcomm.torch.sparse",
+}
 
 
 def build(

@@ -34,8 +34,9 @@ class Sampler:
         """
         parts = world_size * accumulate
         if batch % parts:
-            fits = ", ".join(str(n) for n in (batch // parts * parts, -(-batch // parts) * parts)
-                             if n)
+            fits = ", ".join(
+                str(n) for n in (batch // parts * parts, -(-batch // parts) * parts) if n
+            )
             raise ConfigError(
                 f"--batch {batch} cannot be shared by {world_size} ranks with --accumulate "
                 f"{accumulate}; give a multiple of {parts} ({fits})"

@@ -1,6 +1,6 @@
 """The pre-norm transformer block that ViT and GPT share.
 
-    x = x + attention(norm(x));  x = x + mlp(norm(x))
+x = x + attention(norm(x));  x = x + mlp(norm(x))
 """
 
 from __future__ import annotations

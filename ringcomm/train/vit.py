@@ -1,6 +1,6 @@
 """Vision transformer (Dosovitskiy et al. 2020), with mean pooling in place of a class token.
 
-    image -> patches -> linear -> + position -> blocks -> norm -> mean over patches -> linear
+image -> patches -> linear -> + position -> blocks -> norm -> mean over patches -> linear
 """
 
 from __future__ import annotations

@@ -67,8 +67,10 @@ def test_store() -> None:
 def test_store_with_missing_ranks() -> None:
     store = FakeStore()
     for outcome in over_store(lambda _: store, 4, [0, 2], 0.4).values():
-        assert rows(outcome) == [(1, "never came to the rendezvous"),
-                                 (3, "never came to the rendezvous")]  # fmt: skip
+        assert rows(outcome) == [
+            (1, "never came to the rendezvous"),
+            (3, "never came to the rendezvous"),
+        ]
         assert outcome.seconds < 0.4 + PROMPT
 
 

@@ -54,9 +54,13 @@ class Job:
         self._lab, self._count, self._pause = lab, count, pause
         self._method = f"tcp://{master}:29500"
         self._config = Config(
-            interfaces=("eth0", "eth1"), heartbeat=HEARTBEAT, peer_timeout=LIMIT,
-            timeout=PATIENCE, probe=False, **settings,
-        )  # fmt: skip
+            interfaces=("eth0", "eth1"),
+            heartbeat=HEARTBEAT,
+            peer_timeout=LIMIT,
+            timeout=PATIENCE,
+            probe=False,
+            **settings,
+        )
         self._threads = [
             threading.Thread(target=self._rank, args=(rank,)) for rank in range(len(lab.hosts))
         ]
@@ -67,9 +71,7 @@ class Job:
     def _rank(self, rank: int) -> None:
         world = len(self.calls)
         with self._lab.enter(rank):
-            comm = Communicator.create(
-                rank, world, init_method=self._method, config=self._config
-            )
+            comm = Communicator.create(rank, world, init_method=self._method, config=self._config)
         try:
             data = np.ones(self._count, dtype=np.float32)
             told = np.zeros(1, dtype=np.int64)

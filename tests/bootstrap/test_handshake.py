@@ -136,8 +136,9 @@ def test_other_job_without_a_secret() -> None:
 
 @pytest.mark.parametrize("client_rank", [1, 4, 2**32 - 1])
 def test_ranks_that_cannot_be(client_rank: int) -> None:
-    ends = shake(Client(KEY, dataclasses.replace(TERMS, client_rank=client_rank)),
-                 Server(KEY, TERMS))  # fmt: skip
+    ends = shake(
+        Client(KEY, dataclasses.replace(TERMS, client_rank=client_rank)), Server(KEY, TERMS)
+    )
     assert outcomes(ends) == (Outcome.UNEXPECTED_PEER, Outcome.UNEXPECTED_PEER)
 
 

@@ -124,8 +124,13 @@ def test_shared_subnets() -> None:
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False),
-     ("fe80::1%eth0", False)],
-)  # fmt: skip
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
 def test_is_loopback(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected

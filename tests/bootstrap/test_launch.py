@@ -56,8 +56,13 @@ SLURM = {
         (
             TORCHRUN,
             {
-                "rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2,
-                "master_addr": "node0", "master_port": 29501, "launcher": "torchrun",
+                "rank": 3,
+                "world_size": 4,
+                "local_rank": 1,
+                "local_world_size": 2,
+                "master_addr": "node0",
+                "master_port": 29501,
+                "launcher": "torchrun",
                 "job": "torchrun:abc:1:29500",
             },
         ),
@@ -76,8 +81,12 @@ SLURM = {
         (
             OPEN_MPI_5,
             {
-                "rank": 1, "world_size": 2, "local_rank": 1, "launcher": "mpirun",
-                "master_addr": "127.0.0.1", "job": "mpirun:prterun-host-5988@1",
+                "rank": 1,
+                "world_size": 2,
+                "local_rank": 1,
+                "launcher": "mpirun",
+                "master_addr": "127.0.0.1",
+                "job": "mpirun:prterun-host-5988@1",
             },
         ),
         (OPEN_MPI_4, {"rank": 0, "job": "mpirun:3406823425", "master_addr": "127.0.0.1"}),
@@ -90,8 +99,12 @@ SLURM = {
         (
             SLURM,
             {
-                "rank": 5, "world_size": 8, "local_rank": 1, "launcher": "srun",
-                "master_addr": "gpu03", "job": "srun:77.0",
+                "rank": 5,
+                "world_size": 8,
+                "local_rank": 1,
+                "launcher": "srun",
+                "master_addr": "gpu03",
+                "job": "srun:77.0",
             },
         ),
         ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, {"master_addr": "127.0.0.1"}),
@@ -104,7 +117,7 @@ SLURM = {
         ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8"}, {"launcher": "srun"}),
         ({**TORCHRUN, "MASTER_PORT": "65535"}, {"master_addr": "node0"}),
     ],
-)  # fmt: skip
+)
 def test_launchers(env: dict[str, str], expected: dict[str, Any]) -> None:
     found = identify(env=env)
     assert {name: getattr(found, name) for name in expected} == expected

@@ -139,9 +139,12 @@ def test_interrupt_while_waiting_for_a_rank(rank: int, port: int) -> None:
     }
     announced = PROGRAM.replace("config =", "print('here', flush=True)\nconfig =")
     with subprocess.Popen(
-        [sys.executable, "-c", announced], env=env, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
+        [sys.executable, "-c", announced],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "here\n"
         time.sleep(0.5)
@@ -165,10 +168,12 @@ def test_processes(port: int) -> None:
     }
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PROGRAM],
+            env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     said = sorted(child.communicate(timeout=PATIENCE)[0].strip() for child in children)
     assert said == [f"rank {rank} has 4 None" for rank in range(3)]

@@ -219,9 +219,7 @@ def test_secret_on_one_rank_only(port: int) -> None:
         assert "no secret" in str(outcome.error)
 
 
-def test_rank_that_dies_while_lanes_are_made(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_that_dies_while_lanes_are_made(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class DiedError(Exception):
         pass
 
@@ -254,7 +252,8 @@ def test_rank_that_dies_while_lanes_are_made(
         b'{"host":"a\\u0007","host_key":"b","machine_key":"m","session":"c","settings":{}}',
         b"[" * 60000,
         b'{"error":7}',
-        b'{"host":"' + b"a" * 5000
+        b'{"host":"'
+        + b"a" * 5000
         + b'","host_key":"b","machine_key":"m","session":"c","settings":{}}',
     ],
 )

@@ -184,8 +184,10 @@ def test_two_rails_cabled_crosswise(lab: Lab) -> None:
     found = meshes(lab.join("10.7.0.1", lanes=2))
     assert all(not made.single_host and made.local_rank == 0 for made in found)
     assert [[r.interface for r in made.rails] for made in found] == [
-        ["eth0", "eth1"], ["eth1", "eth0"], ["eth0"],
-    ]  # fmt: skip
+        ["eth0", "eth1"],
+        ["eth1", "eth0"],
+        ["eth0"],
+    ]
     assert addresses(found[0]) == {
         (1, 0, "10.7.0.1", "10.7.0.2"),
         (1, 1, "10.8.0.1", "10.8.0.2"),
@@ -210,8 +212,10 @@ def test_rails_are_probed(lab: Lab, on: bool, monkeypatch: pytest.MonkeyPatch) -
     for made in found[:2]:
         rates = {(l.peer, l.rail): l.bytes_per_s for l in made.lanes}  # noqa: E741
         assert {pair for pair, rate in rates.items() if rate > 0.0} <= {
-            (1 - made.rank, 0), (1 - made.rank, 1), (2, 0)
-        }  # fmt: skip
+            (1 - made.rank, 0),
+            (1 - made.rank, 1),
+            (2, 0),
+        }
         assert (rates[1 - made.rank, 0] > 0.0) is (made.rank == 0 and on)
     assert not any(lane.bytes_per_s for lane in found[2].lanes)
     for made in found:
@@ -219,9 +223,7 @@ def test_rails_are_probed(lab: Lab, on: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("how", ["down", "interfaces"])
-def test_a_port_that_one_host_lacks(
-    lab: Lab, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_port_that_one_host_lacks(lab: Lab, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Every lane comes up, over half of the ports: each host says so, once."""
     caplog.set_level(logging.WARNING, "ringcomm")
     lab.host((0, "10.7.0.1/24"), (1, "10.8.0.1/24"))
@@ -280,9 +282,7 @@ def test_lane_that_goes_dark_while_others_are_awaited(
     lab.blackhole(2, 1)
     keep = lanes.LaneMaker._keep
 
-    def keep_and_blackhole(
-        self: lanes.LaneMaker, lane: lanes.LaneId, made: socket.socket
-    ) -> None:
+    def keep_and_blackhole(self: lanes.LaneMaker, lane: lanes.LaneId, made: socket.socket) -> None:
         keep(self, lane, made)
         if (self._plan.rank, lane) == (1, (0, 1, 0)):  # the end that dials, so both have it
             lab.blackhole(1, 1)

@@ -291,9 +291,7 @@ def test_hub_that_closes_behind_a_proof() -> None:
                 sock, _ = listener.accept()
                 with sock:
                     job = job_hash("test")
-                    server = Server(
-                        Key.derive(None, job), Terms(Role.RENDEZVOUS, job, 2, -1, 0)
-                    )
+                    server = Server(Key.derive(None, job), Terms(Role.RENDEZVOUS, job, 2, -1, 0))
                     while server.want != 32:
                         sock.sendall(server.feed(sock.recv(server.want, socket.MSG_WAITALL)))
                     sock.recv(32, socket.MSG_WAITALL)

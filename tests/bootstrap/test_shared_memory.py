@@ -168,11 +168,14 @@ def test_a_rank_without_room(port: int) -> None:
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PROGRAM],
+            env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     said = [child.communicate(timeout=PATIENCE) for child in children]
     assert [out for out, _ in said] == ["0 4.0\n"] * 2, said
     assert len(said[0][1].splitlines()) == 1
@@ -238,10 +241,18 @@ def test_a_process_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"willing": 2}, {"willing": "yes"}, {"willing": True}, {"pid": -1}, {"pid": 2**31 + 1},
-        {"fd": -1}, {"fd": 1.5}, {"name": 7}, {"name": "\x1b[2J"}, {"name": "x" * 3000},
+        {"willing": 2},
+        {"willing": "yes"},
+        {"willing": True},
+        {"pid": -1},
+        {"pid": 2**31 + 1},
+        {"fd": -1},
+        {"fd": 1.5},
+        {"name": 7},
+        {"name": "\x1b[2J"},
+        {"name": "x" * 3000},
     ],
-)  # fmt: skip
+)
 def test_malformed_handles(fields: dict[str, Any]) -> None:
     outcomes, _ = share([0, 0, 1, 1], forge=forged(**fields))
     for outcome in outcomes.values():

@@ -398,8 +398,9 @@ def test_accept_errors_pause_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
     honest = sockets.listen
     monkeypatch.setattr(sockets, "listen", lambda address: Failing(honest(address)))
-    monkeypatch.setattr(Failing, "getsockname", lambda self: self._listener.getsockname(),
-                        raising=False)  # fmt: skip
+    monkeypatch.setattr(
+        Failing, "getsockname", lambda self: self._listener.getsockname(), raising=False
+    )
     with serving() as (address, welcomed, _):
         get_in(address)
         assert until(lambda: welcomed == [TERMS])

@@ -82,23 +82,37 @@ DIGEST = HERE.to_fields()
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 1}, {"format": None}, {"memory": None}, {"memory": 2},
-        {"rows": None}, {"rows": {}}, {"rows": [1]},
-        {"rows": [{"up_to": 1}]}, {"rows": [{"up_to": -1, "algorithm": "ring"}]},
+        {"format": 1},
+        {"format": None},
+        {"memory": None},
+        {"memory": 2},
+        {"rows": None},
+        {"rows": {}},
+        {"rows": [1]},
+        {"rows": [{"up_to": 1}]},
+        {"rows": [{"up_to": -1, "algorithm": "ring"}]},
         {"rows": [{"up_to": 2**63, "algorithm": "ring"}]},
         {"rows": [{"up_to": 1.5, "algorithm": "ring"}]},
         {"rows": [{"up_to": True, "algorithm": "ring"}]},
-        {"rows": [{"up_to": 1, "algorithm": "tree"}]}, {"rows": [{"up_to": 1, "algorithm": 1}]},
+        {"rows": [{"up_to": 1, "algorithm": "tree"}]},
+        {"rows": [{"up_to": 1, "algorithm": 1}]},
         {"rows": [{"up_to": 5, "algorithm": "ring"}, {"up_to": 5, "algorithm": "direct"}]},
         {"rows": [{"up_to": 5, "algorithm": "ring"}, {"up_to": 4, "algorithm": "direct"}]},
         {"rows": [{"up_to": i, "algorithm": "ring"} for i in range(65)]},
-        {"measured": None}, {"measured": [{"bytes": 1, "seconds": {"ring": "x"}, "chosen": ""}]},
-        {"date": 5}, {"ringcomm": None}, {"cluster": None}, {"cluster": {}},
-        {"cluster": {**DIGEST, "digest": "0" * 16}}, {"cluster": {**DIGEST, "hosts": [0, 0, 1, 2]}},
-        {"cluster": {**DIGEST, "hosts": ["0"] * 4}}, {"cluster": {**DIGEST, "ports": [["a"]] * 3}},
-        {"cluster": {**DIGEST, "ports": [[1]] * 4}}, {"cluster": {**DIGEST, "ports": 7}},
+        {"measured": None},
+        {"measured": [{"bytes": 1, "seconds": {"ring": "x"}, "chosen": ""}]},
+        {"date": 5},
+        {"ringcomm": None},
+        {"cluster": None},
+        {"cluster": {}},
+        {"cluster": {**DIGEST, "digest": "0" * 16}},
+        {"cluster": {**DIGEST, "hosts": [0, 0, 1, 2]}},
+        {"cluster": {**DIGEST, "hosts": ["0"] * 4}},
+        {"cluster": {**DIGEST, "ports": [["a"]] * 3}},
+        {"cluster": {**DIGEST, "ports": [[1]] * 4}},
+        {"cluster": {**DIGEST, "ports": 7}},
     ],
-)  # fmt: skip
+)
 def test_broken_fields(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
 ) -> None:
@@ -113,11 +127,15 @@ def test_broken_fields(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "format 2"),
-        (b"[" * 100_000, "not JSON"), (b" " * (4 << 20) + b"{}", "too long"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1]", "format 2"),
+        (b"[" * 100_000, "not JSON"),
+        (b" " * (4 << 20) + b"{}", "too long"),
     ],
     ids=["empty", "cut", "binary", "list", "deep", "long"],
-)  # fmt: skip
+)
 def test_broken_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, says: str
 ) -> None:
@@ -237,15 +255,20 @@ def test_a_longest_table_with_an_odd_path_fits() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        1, [], {}, {"path": "x", "memory": 0}, {"path": 1, "memory": 0, "rows": []},
-        {"path": "\x1b", "memory": 0, "rows": []}, {"path": "x", "rows": []},
+        1,
+        [],
+        {},
+        {"path": "x", "memory": 0},
+        {"path": 1, "memory": 0, "rows": []},
+        {"path": "\x1b", "memory": 0, "rows": []},
+        {"path": "x", "rows": []},
         {"path": "x", "memory": 2, "rows": []},
         {"path": "x", "memory": 0, "rows": [{"up_to": 1, "algorithm": "tree"}]},
         {"path": "x", "memory": 0, "rows": [{"up_to": 2, "algorithm": "ring"}] * 2},
         {"path": "x", "memory": 0, "rows": [{"up_to": -2, "algorithm": "ring"}]},
         {"path": "x", "memory": 0, "rows": [{"up_to": i, "algorithm": "ring"} for i in range(65)]},
     ],
-)  # fmt: skip
+)
 def test_what_no_rank_0_sends_is_refused(table: Any) -> None:
     blob = pack({"links": [], "rows": [], "table": table})
     with pytest.raises(BootstrapError, match="rank 0"):
@@ -254,5 +277,11 @@ def test_what_no_rank_0_sends_is_refused(table: Any) -> None:
 
 def test_rows_say_as_the_core_does() -> None:
     assert [tuned.choose(ROWS, n) for n in (0, 1000, 1001, 5000, 5001, 2**40, 2**40 + 1)] == [
-        "one_shot", "one_shot", "auto", "auto", "direct", "direct", "auto"
-    ]  # fmt: skip
+        "one_shot",
+        "one_shot",
+        "auto",
+        "auto",
+        "direct",
+        "direct",
+        "auto",
+    ]

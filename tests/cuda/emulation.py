@@ -15,10 +15,17 @@ HERE = Path(__file__).resolve().parent
 EXACT = ("-std=gnu11", "-O1", "-ffp-contract=off", "-fno-math-errno")
 #: Of emulate.c. A misaligned access ends the process, as it would end a context.
 EMULATED = (
-    "-fno-strict-aliasing", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
-    "-U_FORTIFY_SOURCE", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror",
+    "-fno-strict-aliasing",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
+    "-U_FORTIFY_SOURCE",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Werror",
     "-Wno-unknown-pragmas",
-)  # fmt: skip
+)
 
 
 def compiled(library: Path, sources: Sequence[Path], flags: Sequence[str] = ()) -> Path:
@@ -28,8 +35,16 @@ def compiled(library: Path, sources: Sequence[Path], flags: Sequence[str] = ()) 
         OSError: there is no compiler.
         RuntimeError: it does not compile.
     """
-    command = [os.environ.get("CC", "gcc"), *EXACT, *flags, "-fPIC", "-shared", "-o", str(library),
-               *map(str, sources)]  # fmt: skip
+    command = [
+        os.environ.get("CC", "gcc"),
+        *EXACT,
+        *flags,
+        "-fPIC",
+        "-shared",
+        "-o",
+        str(library),
+        *map(str, sources),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])

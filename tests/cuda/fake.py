@@ -13,9 +13,18 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FLAGS = (
-    "-std=gnu11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread", "-fPIC", "-shared",
-    "-Wall", "-Wextra", "-Wconversion", "-Werror",
-)  # fmt: skip
+    "-std=gnu11",
+    "-O2",
+    "-D_GNU_SOURCE",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Werror",
+)
 
 
 def build(library: Path, flags: Sequence[str] = ()) -> Path:

@@ -35,8 +35,11 @@ class Gpu:
         self.driver.fake_cuda_memory.restype = ctypes.c_uint64
         self.driver.fake_cuda_foreign_stream.restype = ctypes.c_void_p
         self.driver.fake_cuda_add.argtypes = [
-            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_float, ctypes.c_size_t,
-        ]  # fmt: skip
+            ctypes.c_void_p,
+            ctypes.c_uint64,
+            ctypes.c_float,
+            ctypes.c_size_t,
+        ]
         self.reset()
 
     def reset(self) -> None:
@@ -118,9 +121,14 @@ class Array:
     """
 
     def __init__(
-        self, gpu: Gpu, address: int, shape: tuple[int, ...], dtype: Any, stream: int | None,
+        self,
+        gpu: Gpu,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        stream: int | None,
         ordinal: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.gpu, self.address, self.shape = gpu, address, shape
         self.numpy_dtype, self.stream, self.ordinal = dtype, stream, ordinal
         self.dtype: Any = dtype
@@ -129,9 +137,13 @@ class Array:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
-            "shape": self.shape, "typestr": self.numpy_dtype.str, "data": (self.address, False),
-            "version": 3, "stream": self.stream, **self.more,
-        }  # fmt: skip
+            "shape": self.shape,
+            "typestr": self.numpy_dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "stream": self.stream,
+            **self.more,
+        }
 
     @property
     def nbytes(self) -> int:
@@ -142,18 +154,22 @@ class Array:
         data = np.ascontiguousarray(values)
         if data.nbytes:
             self.gpu.call(
-                "fake_cuda_write", ctypes.c_uint64(self.address), data.ctypes.data_as(_POINTER),
+                "fake_cuda_write",
+                ctypes.c_uint64(self.address),
+                data.ctypes.data_as(_POINTER),
                 ctypes.c_size_t(data.nbytes),
-            )  # fmt: skip
+            )
 
     def peek(self) -> np.ndarray[Any, Any]:
         """Its values, past all streams."""
         out = np.empty(self.shape, self.numpy_dtype)
         if out.nbytes:
             self.gpu.call(
-                "fake_cuda_read", out.ctypes.data_as(_POINTER), ctypes.c_uint64(self.address),
+                "fake_cuda_read",
+                out.ctypes.data_as(_POINTER),
+                ctypes.c_uint64(self.address),
                 ctypes.c_size_t(out.nbytes),
-            )  # fmt: skip
+            )
         return out
 
     def read(self, stream: int | None = None) -> np.ndarray[Any, Any]:

@@ -63,8 +63,12 @@ def both_sides() -> Sides:
     """Compiles them, once."""
     folder = Path(tempfile.mkdtemp(prefix="ringcomm-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    core = [CSRC / "kernels" / "scalar.c", *(CSRC / "codec").glob("*.c"), CSRC / "base" / "copy.c",
-            emulation.HERE / "core.c"]  # fmt: skip
+    core = [
+        CSRC / "kernels" / "scalar.c",
+        *(CSRC / "codec").glob("*.c"),
+        CSRC / "base" / "copy.c",
+        emulation.HERE / "core.c",
+    ]
     try:
         gpu = ctypes.CDLL(str(emulation.build(folder / "emulated.so")))
         host = ctypes.CDLL(str(emulation.compiled(folder / "core.so", core)))
@@ -183,6 +187,15 @@ def near_ties(random: np.random.Generator, n: int, limit: int) -> Array:
 
 
 CLASSES: list[Callable[[np.random.Generator, int, int], Array]] = [
-    ordinary, sparse, zeros, tiny, small, large, any_number, ties, edges, broken,
+    ordinary,
+    sparse,
+    zeros,
+    tiny,
+    small,
+    large,
+    any_number,
+    ties,
+    edges,
+    broken,
     near_ties,
-]  # fmt: skip
+]

@@ -156,8 +156,9 @@ class TorchGpu:
 
         self._kernels[number] = run
         self.gpu.enter(stream.device.index)
-        self.gpu.call("fake_cuda_run", ctypes.c_void_p(stream.cuda_stream), self._run,
-                      ctypes.c_void_p(number))  # fmt: skip
+        self.gpu.call(
+            "fake_cuda_run", ctypes.c_void_p(stream.cuda_stream), self._run, ctypes.c_void_p(number)
+        )
 
     def _run_kernel(self, number: int) -> None:
         try:
@@ -214,8 +215,9 @@ class Memory:
         self.home = owner.current_stream(device).cuda_stream
         self.address = owner.gpu.empty((nbytes,), "u1", None, device).address
         at = owner.gpu.driver.fake_cuda_view(self.address, nbytes)
-        self.view = torch.frombuffer((ctypes.c_uint8 * max(1, nbytes)).from_address(at),
-                                     dtype=torch.uint8)  # fmt: skip
+        self.view = torch.frombuffer(
+            (ctypes.c_uint8 * max(1, nbytes)).from_address(at), dtype=torch.uint8
+        )
         self.pending: collections.Counter[int] = collections.Counter()
         self.told: set[int] = set()
 
@@ -239,9 +241,13 @@ class Tensor(torch.Tensor):
     @staticmethod
     def __new__(cls, twin: torch.Tensor, memory: Memory) -> Tensor:
         made: Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, twin.shape, strides=twin.stride(), storage_offset=twin.storage_offset(),
-            dtype=twin.dtype, device=torch.device("cuda", memory.device),
-        )  # fmt: skip
+            cls,
+            twin.shape,
+            strides=twin.stride(),
+            storage_offset=twin.storage_offset(),
+            dtype=twin.dtype,
+            device=torch.device("cuda", memory.device),
+        )
         made.twin, made.memory = twin, memory
         return made
 
@@ -300,8 +306,11 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     made = owner.empty(shape.shape, shape.dtype, device)
     if not str(func).startswith(("aten.new_empty", "aten.empty_like")):
         twin = made.twin
-        owner.queue(stream, lambda: twin.copy_(func(*twins, **named)),
-                    [made.memory, *(one.memory for one in used)])  # fmt: skip
+        owner.queue(
+            stream,
+            lambda: twin.copy_(func(*twins, **named)),
+            [made.memory, *(one.memory for one in used)],
+        )
     return made
 
 
@@ -529,9 +538,11 @@ class LocalGroup:
         return self._together(shard, table, kernel)
 
     def _together(
-        self, source: torch.Tensor, target: torch.Tensor,
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
         kernel: Callable[[list[torch.Tensor]], Callable[[], None]],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if not isinstance(source, Tensor) or not isinstance(target, Tensor):
             kernel(self._meeting.exchange(self.place, source.clone()))()
             return Waiter(None, None, [])

@@ -39,8 +39,14 @@ def wait_in_portions(rank: Rank) -> None:
         rank.attempt("portion", lambda t=timeout: work.wait(timeout=t))
     rank.emit("open", done=work.done(), error=work.exception() is not None, elapsed=work.elapsed)
     result = work.wait()
-    rank.emit("over", done=work.done(), right=bool((result == 3).all()), same=result is tensor,
-              again=work.wait(timeout=0) is tensor, took=work.elapsed)  # fmt: skip
+    rank.emit(
+        "over",
+        done=work.done(),
+        right=bool((result == 3).all()),
+        same=result is tensor,
+        again=work.wait(timeout=0) is tensor,
+        took=work.elapsed,
+    )
 
 
 def bad_timeouts(rank: Rank) -> None:

@@ -116,4 +116,3 @@ def stop_and_go(rank: Rank, **settings: Any) -> None:
 
     rank.attempt("failed", loop)
     _after(rank, comm)
-

@@ -38,8 +38,12 @@ def use_in_child(rank: Rank) -> None:
 
 
 def _try_everything(rank: Rank, comm: ringcomm.Communicator, work: ringcomm.Work) -> None:
-    rank.emit("inherited", initialized=ringcomm.is_initialized(), world_size=comm.world_size,
-              maps=mapped_regions())  # fmt: skip
+    rank.emit(
+        "inherited",
+        initialized=ringcomm.is_initialized(),
+        world_size=comm.world_size,
+        maps=mapped_regions(),
+    )
     for name, call in {
         "allreduce": lambda: ringcomm.allreduce(np.ones(8)),
         "async": lambda: comm.allreduce(np.ones(8), async_op=True),

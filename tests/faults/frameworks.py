@@ -27,8 +27,14 @@ from ringcomm.train import models
 from ringcomm.train.data import load
 from ringcomm.train.options import Options
 
-PRELOADED = ("torch._dynamo", "sklearn.datasets", "pytorch_lightning", "accelerate",
-             "transformers.trainer", "transformers.models.gpt2")  # fmt: skip
+PRELOADED = (
+    "torch._dynamo",
+    "sklearn.datasets",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers.trainer",
+    "transformers.models.gpt2",
+)
 STEPS, BATCH = 4, 16
 
 
@@ -99,9 +105,15 @@ def by_lightning(rank: Rank, way: str, folder: str) -> None:
         strategy = names["strategy"]
         strategy._register_ddp_hooks = lambda: _register(strategy)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_steps=STEPS, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=STEPS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(_module(model, way == "start"), loader)
     _end(rank, model, folder, way)
 
@@ -111,9 +123,11 @@ def _register(strategy: Any) -> None:
     from pytorch_lightning.strategies.ddp import _register_ddp_comm_hook
 
     _register_ddp_comm_hook(
-        strategy.model, strategy._ddp_comm_state, strategy._ddp_comm_hook,
+        strategy.model,
+        strategy._ddp_comm_state,
+        strategy._ddp_comm_hook,
         strategy._ddp_comm_wrapper,
-    )  # fmt: skip
+    )
 
 
 def by_accelerate(rank: Rank, way: str, folder: str) -> None:
@@ -124,8 +138,12 @@ def by_accelerate(rank: Rank, way: str, folder: str) -> None:
     printed = code("accelerate")
     if way != "printed":
         printed = printed.replace('"bf16"', '"none"')
-    left_out = {"gloo": ("init_process_group", "register_comm_hook"),
-                "backend": ("register_comm_hook",), "hook": (), "printed": ()}  # fmt: skip
+    left_out = {
+        "gloo": ("init_process_group", "register_comm_hook"),
+        "backend": ("register_comm_hook",),
+        "hook": (),
+        "printed": (),
+    }
     lines = [line for line in printed.splitlines() if not any(w in line for w in left_out[way])]
     exec("\n".join(lines), names)
     model, optimizer, accelerator = names["model"], names["optimizer"], names["accelerator"]
@@ -169,11 +187,19 @@ def outer_by_lightning(rank: Rank, folder: str) -> None:
     type(module).on_save_checkpoint = on_save_checkpoint
     callback = OuterStepCallback(every=2, outer="mean", compression="none")
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="ringcomm"),
-        max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[callback, Saves()], val_check_interval=3,
-        num_sanity_val_steps=0, limit_val_batches=1,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="ringcomm"),
+        max_steps=STEPS,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[callback, Saves()],
+        val_check_interval=3,
+        num_sanity_val_steps=0,
+        limit_val_batches=1,
+    )
     trainer.fit(module, loader, loader)
     path = f"{folder}/kept.ckpt"
     trainer.save_checkpoint(path)
@@ -204,9 +230,14 @@ def outer_by_transformers(rank: Rank, folder: str) -> None:
     dist.init_process_group("ringcomm")
     callback = OuterStepCallback(every=3, compression="int8")
     settings = TrainingArguments(
-        "out", per_device_train_batch_size=4, max_steps=5, use_cpu=True, report_to="none",
-        save_steps=4, disable_tqdm=True,
-    )  # fmt: skip
+        "out",
+        per_device_train_batch_size=4,
+        max_steps=5,
+        use_cpu=True,
+        report_to="none",
+        save_steps=4,
+        disable_tqdm=True,
+    )
     Trainer(model=model, args=settings, train_dataset=dataset, callbacks=[callback]).train()
     dist.barrier()
     kept = torch.load("out/checkpoint-4/outer_step.pt", weights_only=True)

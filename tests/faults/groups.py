@@ -21,8 +21,16 @@ from torch.profiler import ProfilerActivity, profile
 import ringcomm
 import ringcomm.torch
 
-NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64,
-           torch.int8, torch.uint8)  # fmt: skip
+NUMBERS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+)
 MOVED = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 Ops = dist.ReduceOp
 # torch's names from 2.13 on, and before
@@ -120,8 +128,11 @@ def _bits(groups: list[Any], me: int) -> None:
     for op in (Ops.BAND, Ops.BOR, Ops.BXOR):
         _both(lambda c, g, o=op: dist.all_reduce(c[0], o, group=g), [x], groups, str(op))
     truth = torch.tensor([True, me == 0, False])
-    for op, wanted in ((Ops.SUM, [True, True, False]), (Ops.PRODUCT, [True, False, False]),
-                       (Ops.BXOR, None)):  # fmt: skip
+    for op, wanted in (
+        (Ops.SUM, [True, True, False]),
+        (Ops.PRODUCT, [True, False, False]),
+        (Ops.BXOR, None),
+    ):
         copy = truth.clone()
         dist.all_reduce(copy, op)
         assert wanted is None or copy.tolist() == wanted
@@ -257,8 +268,10 @@ def messages(rank: Rank) -> None:
         assert large.eq(1.5).all()
     there, back = (me + 1) % n, (me - 1) % n
     taken = torch.empty(1 << 20)
-    batch = [dist.P2POp(dist.isend, torch.full((1 << 20,), float(me)), there),
-             dist.P2POp(dist.irecv, taken, back)]  # fmt: skip
+    batch = [
+        dist.P2POp(dist.isend, torch.full((1 << 20,), float(me)), there),
+        dist.P2POp(dist.irecv, taken, back),
+    ]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
     assert taken.eq(float(back)).all()
@@ -353,9 +366,11 @@ def many_groups(rank: Rank) -> None:
     dist.all_reduce(x, group=rings[1])
     dist.destroy_process_group()
     dist.init_process_group(  # once more, for both devices
-        "cpu:ringcomm,cuda:ringcomm", init_method=f"tcp://127.0.0.1:{os.environ['AGAIN']}",
-        rank=me, world_size=n,
-    )  # fmt: skip
+        "cpu:ringcomm,cuda:ringcomm",
+        init_method=f"tcp://127.0.0.1:{os.environ['AGAIN']}",
+        rank=me,
+        world_size=n,
+    )
     dist.all_reduce(x)
     assert x[0] == n * n
     rank.emit("right", backend=dist.get_backend())

@@ -29,8 +29,22 @@ from ports import free_port
 
 TESTS = Path(__file__).parents[1]
 
-_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI",
-              "PMIX", "SLURM_", "RINGCOMM_", "MPI", "PRTE_", "PYTHONWARNINGS")  # fmt: skip
+_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "MASTER_",
+    "TORCHELASTIC",
+    "OMPI_",
+    "PMI",
+    "PMIX",
+    "SLURM_",
+    "RINGCOMM_",
+    "MPI",
+    "PRTE_",
+    "PYTHONWARNINGS",
+)
 
 
 def clean_environment() -> dict[str, str]:
@@ -61,10 +75,20 @@ class Nursery:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-W", "default::ResourceWarning",
-                 str(TESTS / "faults" / "nursery.py"), str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()], env=clean_environment(), start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-X",
+                    "faulthandler",
+                    "-W",
+                    "default::ResourceWarning",
+                    str(TESTS / "faults" / "nursery.py"),
+                    str(theirs.fileno()),
+                    *modules,
+                ],
+                pass_fds=[theirs.fileno()],
+                env=clean_environment(),
+                start_new_session=True,
+            )
         self._exits: dict[int, Exit] = {}
 
     def fork(self, order: dict[str, Any], fds: Iterable[int]) -> int:
@@ -164,11 +188,18 @@ class Job:
         assert module is not None
         for rank in range(self.world_size) if ranks is None else ranks:
             environment = {
-                "RANK": str(rank), "WORLD_SIZE": str(self.world_size),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **self._environment,
-            }  # fmt: skip
-            order = {"module": module.__name__, "function": function.__name__,
-                     "arguments": arguments, "environment": environment}  # fmt: skip
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.port),
+                **self._environment,
+            }
+            order = {
+                "module": module.__name__,
+                "function": function.__name__,
+                "arguments": arguments,
+                "environment": environment,
+            }
             if rank in self._processes:  # started again, after it has ended
                 self._ended.append(self._processes.pop(rank))
                 self._silent.discard(rank)

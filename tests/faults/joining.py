@@ -22,8 +22,9 @@ def _check(rank: Rank, comm: ringcomm.Communicator, tag: int = 1) -> None:
     tensor = np.full(100_003, tag * (comm.rank + 1), dtype=np.float32)
     comm.allreduce(tensor, compression="bf16")
     expected = tag * comm.world_size * (comm.world_size + 1) / 2
-    rank.emit("joined", right=bool((tensor == expected).all()), rank=comm.rank,
-              world_size=comm.world_size)  # fmt: skip
+    rank.emit(
+        "joined", right=bool((tensor == expected).all()), rank=comm.rank, world_size=comm.world_size
+    )
 
 
 def imitated(rank: Rank, variables: dict[str, str]) -> None:

@@ -27,9 +27,12 @@ def _store() -> Any:
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return torch.distributed.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, world_size, rank == 0,
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]) + 1,
+        world_size,
+        rank == 0,
         datetime.timedelta(seconds=30),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -49,10 +49,16 @@ def _nothing(comm: ringcomm.Communicator) -> None:
 
 #: name -> (rank 0's calls, rank 1's calls, words that both errors hold)
 CASES: dict[str, tuple[list[Call], list[Call], tuple[str, ...]]] = {
-    "order": ([_allreduce(), _broadcast(0)], [_broadcast(0), _allreduce()],
-              ("allreduce", "broadcast")),
-    "order, of which one is sent and done": ([_allreduce(), _broadcast(1)],
-                                             [_broadcast(1), _allreduce()], ("allreduce",)),
+    "order": (
+        [_allreduce(), _broadcast(0)],
+        [_broadcast(0), _allreduce()],
+        ("allreduce", "broadcast"),
+    ),
+    "order, of which one is sent and done": (
+        [_allreduce(), _broadcast(1)],
+        [_broadcast(1), _allreduce()],
+        ("allreduce",),
+    ),
     "op": ([_allreduce(op="sum")], [_allreduce(op="max")], ("sum", "max")),
     "average": ([_allreduce(op="sum")], [_allreduce(op="avg")], ("sum", "avg")),
     "dtype": ([_allreduce(dtype="float32")], [_allreduce(dtype="int32")], ("f32", "i32")),
@@ -62,36 +68,58 @@ CASES: dict[str, tuple[list[Call], list[Call], tuple[str, ...]]] = {
     "nothing against something": ([_allreduce(0)], [_allreduce(7)], ("[0]", "[7]")),
     "something against nothing": ([_allreduce(7)], [_allreduce(0)], ("[7]", "[0]")),
     "compression": ([_allreduce()], [_allreduce(compression="bf16")], ("f32[64]", "bf16")),
-    "other compression": ([_allreduce(compression="fp16")], [_allreduce(compression="bf16")],
-                          ("fp16", "bf16")),
+    "other compression": (
+        [_allreduce(compression="fp16")],
+        [_allreduce(compression="bf16")],
+        ("fp16", "bf16"),
+    ),
     "root of a broadcast": ([_broadcast(0)], [_broadcast(1)], ("broadcast", "root")),
     "each for the other's broadcast": ([_broadcast(1)], [_broadcast(0)], ("broadcast", "root")),
-    "root of a reduce": ([lambda c: c.reduce(_tensor(8), 0)], [lambda c: c.reduce(_tensor(8), 1)],
-                         ("reduce", "root")),
-    "root of a gather": ([lambda c: c.gather(_tensor(8), 1)], [lambda c: c.gather(_tensor(8), 0)],
-                         ("gather", "root")),
-    "root of a scatter": ([lambda c: c.scatter(_tensor(c.world_size), 1)],
-                          [lambda c: c.scatter(_tensor(c.world_size), 0)], ("scatter", "root")),
-    "allreduce and reduce_scatter": ([_allreduce(6)], [lambda c: c.reduce_scatter(_tensor(6))],
-                                     ("allreduce", "reduce_scatter")),
-    "allgather and alltoall": ([lambda c: c.allgather(_tensor(6))],
-                               [lambda c: c.alltoall(_tensor(6))], ("allgather", "alltoall")),
+    "root of a reduce": (
+        [lambda c: c.reduce(_tensor(8), 0)],
+        [lambda c: c.reduce(_tensor(8), 1)],
+        ("reduce", "root"),
+    ),
+    "root of a gather": (
+        [lambda c: c.gather(_tensor(8), 1)],
+        [lambda c: c.gather(_tensor(8), 0)],
+        ("gather", "root"),
+    ),
+    "root of a scatter": (
+        [lambda c: c.scatter(_tensor(c.world_size), 1)],
+        [lambda c: c.scatter(_tensor(c.world_size), 0)],
+        ("scatter", "root"),
+    ),
+    "allreduce and reduce_scatter": (
+        [_allreduce(6)],
+        [lambda c: c.reduce_scatter(_tensor(6))],
+        ("allreduce", "reduce_scatter"),
+    ),
+    "allgather and alltoall": (
+        [lambda c: c.allgather(_tensor(6))],
+        [lambda c: c.alltoall(_tensor(6))],
+        ("allgather", "alltoall"),
+    ),
     "barrier and allreduce": ([_barrier], [_allreduce()], ("barrier", "allreduce")),
     "allreduce and barrier": ([_allreduce()], [_barrier], ("barrier", "allreduce")),
     "barrier and empty allreduce": ([_barrier], [_allreduce(0)], ("barrier", "allreduce")),
-    "after an equal one": ([_allreduce(), _allreduce(8)], [_allreduce(), _allreduce(9)],
-                           ("[8]", "[9]")),
-    "a broadcast that was sent long ago": ([_broadcast(0, 8), _nothing],
-                                           [_nothing, _broadcast(0, 9)], ("[8]", "[9]")),
+    "after an equal one": (
+        [_allreduce(), _allreduce(8)],
+        [_allreduce(), _allreduce(9)],
+        ("[8]", "[9]"),
+    ),
+    "a broadcast that was sent long ago": (
+        [_broadcast(0, 8), _nothing],
+        [_nothing, _broadcast(0, 9)],
+        ("[8]", "[9]"),
+    ),
     "size of a send": ([_send(8)], [_recv(9)], ("[8]", "[9]")),
-    "size of a receive called first": ([_nothing, _send(9)], [_recv(8)],
-                                       ("[9]", "[8]")),
-    "size of a large send": ([_send(1 << 21)], [_recv(1 << 20)],
-                             ("2097152", "1048576")),
+    "size of a receive called first": ([_nothing, _send(9)], [_recv(8)], ("[9]", "[8]")),
+    "size of a large send": ([_send(1 << 21)], [_recv(1 << 20)], ("2097152", "1048576")),
     "dtype of a send": ([_send(8)], [_recv(8, "int64")], ("f32", "i64")),
     "send of nothing": ([_send(0)], [_recv(8)], ("[0]", "[8]")),
     "receive of nothing": ([_send(8)], [_recv(0)], ("[8]", "[0]")),
-}  # fmt: skip
+}
 
 #: the same for a rank 1 that calls one collective less and closes: rank 0 loses its peer
 SHORT_CASES: dict[str, tuple[list[Call], list[Call]]] = {

@@ -24,9 +24,14 @@ def digest(model: nn.Module) -> str:
 
 
 def rounds(
-    rank: Rank, grace_s: float = 30.0, rejoin: bool = False, hold: int = -1,
-    min_peers: int | None = None, step_s: float = 0.01, **settings: Any,
-) -> None:  # fmt: skip
+    rank: Rank,
+    grace_s: float = 30.0,
+    rejoin: bool = False,
+    hold: int = -1,
+    min_peers: int | None = None,
+    step_s: float = 0.01,
+    **settings: Any,
+) -> None:
     """Trains until it is told to stop, and reports each round. When round ``hold`` is over, this
     rank waits until it is told to go on."""
     torch.set_num_threads(1)
@@ -50,11 +55,22 @@ def rounds(
                 if outer.rounds != known:
                     known = outer.rounds
                     with outer.anchor():
-                        rank.emit("round", number=known, members=membership.members,
-                                  anchor=digest(model), iteration=outer.iteration)  # fmt: skip
+                        rank.emit(
+                            "round",
+                            number=known,
+                            members=membership.members,
+                            anchor=digest(model),
+                            iteration=outer.iteration,
+                        )
         report = outer.report()
-    rank.emit("end", weights=digest(model), repeated=report.repeated, left=report.left,
-              joined=report.joined, number=outer.rounds)  # fmt: skip
+    rank.emit(
+        "end",
+        weights=digest(model),
+        repeated=report.repeated,
+        left=report.left,
+        joined=report.joined,
+        number=outer.rounds,
+    )
 
 
 def by_itself(rank: Rank) -> None:
@@ -65,8 +81,14 @@ def by_itself(rank: Rank) -> None:
     with OuterStep(model, optimizer, every=2, min_peers=2, grace_s=20.0) as outer:
         train(model, optimizer, rank.number, range(6))
     report = outer.report()
-    rank.emit("end", weights=digest(model), rounds=outer.rounds, left=report.left,
-              joined=report.joined, repeated=report.repeated)  # fmt: skip
+    rank.emit(
+        "end",
+        weights=digest(model),
+        rounds=outer.rounds,
+        left=report.left,
+        joined=report.joined,
+        repeated=report.repeated,
+    )
 
 
 def beside_ddp(rank: Rank, how: str) -> None:

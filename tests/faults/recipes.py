@@ -100,8 +100,11 @@ def methods(rank: Rank) -> None:
                 net(torch.randn(8, 64)).square().mean().backward()
                 optimizer.step()
     assert outer.iteration == 3
-    rank.emit("trained", weights=[_digest(one) for one in (model, small, large)],
-              untrained=_digest(_model()))  # fmt: skip
+    rank.emit(
+        "trained",
+        weights=[_digest(one) for one in (model, small, large)],
+        untrained=_digest(_model()),
+    )
     _end()
 
 
@@ -121,10 +124,16 @@ class _Headed(nn.Module):
 
 def _page(name: str, folder: str, **names: Any) -> dict[str, Any]:
     known = {
-        "torch": torch, "dist": dist, "ringcomm": ringcomm, "folder": Path(folder),
-        "HookState": HookState, "allreduce_hook": allreduce_hook, "OuterStep": OuterStep,
-        "DistributedDataParallel": nn.parallel.DistributedDataParallel, **names,
-    }  # fmt: skip
+        "torch": torch,
+        "dist": dist,
+        "ringcomm": ringcomm,
+        "folder": Path(folder),
+        "HookState": HookState,
+        "allreduce_hook": allreduce_hook,
+        "OuterStep": OuterStep,
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel,
+        **names,
+    }
     exec(code(name), known)
     return known
 
@@ -153,9 +162,14 @@ def _alike(model: nn.Module) -> bool:
 def checkpoints(rank: Rank, folder: str) -> None:
     """Saves in each way, and goes on from it in the same job."""
     _run("backend")
-    told = {"own": _hooked(folder), "gathered": _from_gathered(folder), "scaler": _scaled(folder),
-            "optimizers": _there_and_back(folder), "later": _later(folder),
-            "outer": _outer(folder)}  # fmt: skip
+    told = {
+        "own": _hooked(folder),
+        "gathered": _from_gathered(folder),
+        "scaler": _scaled(folder),
+        "optimizers": _there_and_back(folder),
+        "later": _later(folder),
+        "outer": _outer(folder),
+    }
     rank.emit("saved", **told)
     _end()
 
@@ -163,8 +177,12 @@ def checkpoints(rank: Rank, folder: str) -> None:
 def checkpoints_elsewhere(rank: Rank, folder: str) -> None:
     """Goes on from the files of another job, of other ranks."""
     _run("backend")
-    rank.emit("loaded", gathered=_from_gathered(folder), optimizers=_there_and_back(folder),
-              outer=_from_outer(folder))  # fmt: skip
+    rank.emit(
+        "loaded",
+        gathered=_from_gathered(folder),
+        optimizers=_there_and_back(folder),
+        outer=_from_outer(folder),
+    )
     _end()
 
 

@@ -33,9 +33,12 @@ def work(
     ``hold`` this rank waits until it is told to go on, before its first collective. With ``forks``
     it has a child, which lives until the test is over."""
     with Membership(
-        grace_s=grace_s, min_peers=min_peers, rejoin=rejoin, hosts=hosts,
+        grace_s=grace_s,
+        min_peers=min_peers,
+        rejoin=rejoin,
+        hosts=hosts,
         config=ringcomm.Config.from_env(timeout=timeout),
-    ) as membership:  # fmt: skip
+    ) as membership:
         state, number, told = np.zeros(1), 0, False
 
         def agree(how: Callable[..., Round], *arguments: Any) -> Round | None:
@@ -44,8 +47,12 @@ def work(
             try:
                 return how(*arguments)
             except ringcomm.RingcommError as error:
-                rank.emit("failed", kind=type(error).__name__, text=str(error),
-                          took=time.monotonic() - began)  # fmt: skip
+                rank.emit(
+                    "failed",
+                    kind=type(error).__name__,
+                    text=str(error),
+                    took=time.monotonic() - began,
+                )
                 return None
 
         if forks and os.fork() == 0:
@@ -80,10 +87,18 @@ def work(
             assert np.all(result == result[0])
             state += result[0] + 1
             number = round_.number + 1
-            rank.emit("round", number=round_.number, members=round_.members, left=round_.left,
-                      joined=round_.joined, leader=round_.leader, is_new=round_.is_new,
-                      tokens=[token.decode() for token in round_.tokens], waited=waited,
-                      state=float(state[0]))  # fmt: skip
+            rank.emit(
+                "round",
+                number=round_.number,
+                members=round_.members,
+                left=round_.left,
+                joined=round_.joined,
+                leader=round_.leader,
+                is_new=round_.is_new,
+                tokens=[token.decode() for token in round_.tokens],
+                waited=waited,
+                state=float(state[0]),
+            )
             if STOP in round_.tokens:
                 return
             time.sleep(work_s)

@@ -70,10 +70,16 @@ def _batch(rank: Rank, step: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gradients(model: nn.Module) -> torch.Tensor:
-    return torch.cat([
-        torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1)
-        for p in model.parameters()
-    ]).detach().clone()  # fmt: skip
+    return (
+        torch.cat(
+            [
+                torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1)
+                for p in model.parameters()
+            ]
+        )
+        .detach()
+        .clone()
+    )
 
 
 def _everyones(gradients: torch.Tensor) -> list[torch.Tensor]:
@@ -159,9 +165,13 @@ def stale(rank: Rank, mode: str, local: int = 0) -> None:
     late = [got[0] - made[0], got[1] - made[1], got[2]]
     late += [there - mean for there, mean in zip(got[3:], made[2:], strict=True)]
     total = torch.stack(got).sum(0) - torch.stack(made).sum(0)
-    rank.emit("stale", late=float(torch.stack(late).abs().max() / scale), back=back,
-              total=float(total.abs().max() / scale),
-              equal=all(torch.equal(one, own) for one in _everyones(own)))  # fmt: skip
+    rank.emit(
+        "stale",
+        late=float(torch.stack(late).abs().max() / scale),
+        back=back,
+        total=float(total.abs().max() / scale),
+        equal=all(torch.equal(one, own) for one in _everyones(own)),
+    )
     _end()
 
 
@@ -232,8 +242,14 @@ def feeds_back(rank: Rank, compression: str, mode: str, local: int = 0) -> None:
         large.append(torch.full((p.numel(),), mine is not None))
     lacks = (exact - out) * torch.cat(large)
     worst = float((lacks - torch.cat(left)).abs().max() / exact.abs().max())
-    rank.emit("feeds_back", names=sorted(tensors), lacks=float(lacks.abs().max()), worst=worst,
-              equal=equal, buckets=buckets)  # fmt: skip
+    rank.emit(
+        "feeds_back",
+        names=sorted(tensors),
+        lacks=float(lacks.abs().max()),
+        worst=worst,
+        equal=equal,
+        buckets=buckets,
+    )
     _end()
 
 
@@ -273,8 +289,15 @@ def account(rank: Rank, compression: str | None) -> None:
     in_order = all(before < submitted < done < after for submitted, done in report.pop("works"))
     state.reset()
     again = pickle.loads(pickle.dumps(state))
-    rank.emit("account", elements=elements, in_order=in_order, report=report, rest=state.report(),
-              error=state.error is not None, pickled=again.compression)  # fmt: skip
+    rank.emit(
+        "account",
+        elements=elements,
+        in_order=in_order,
+        report=report,
+        rest=state.report(),
+        error=state.error is not None,
+        pickled=again.compression,
+    )
     _end()
 
 
@@ -395,9 +418,12 @@ def lost_with_loader(rank: Rank) -> None:
     ddp = _wrap(Net(), HookState())
     dataset = _Numbers(rank, False)
     loader = DataLoader(
-        dataset, batch_size=4, num_workers=2, multiprocessing_context="fork",
+        dataset,
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context="fork",
         persistent_workers=True,
-    )  # fmt: skip
+    )
 
     def epochs() -> None:
         while True:

@@ -148,10 +148,13 @@ class OneBitAdam(WireOptimizer):
         self._load_common({"param_groups": groups}, {"steps": max(ages.values()), "skipped": 0})
         if self._overlap is not None:
             self._overlap.drop()
-        self._use([
-            span for age in sorted(set(ages.values()), reverse=True)
-            for span in self._laid_out([one for one in numbered if ages.get(one.index) == age])
-        ])  # fmt: skip
+        self._use(
+            [
+                span
+                for age in sorted(set(ages.values()), reverse=True)
+                for span in self._laid_out([one for one in numbered if ages.get(one.index) == age])
+            ]
+        )
         self._rule.load_state_dict(self._at_first)
         self.feedback = FeedbackStore()
         for span in self._spans:
@@ -253,9 +256,12 @@ class Frozen(Rule):
 
     def _meet(self, span: Span) -> None:
         """A span that there was no dense step of."""
-        require("parameters came behind the freeze, and their variance is unknown: use "
-                "refresh='exponential', or a new optimizer", None,
-                span.name in self._ages)  # fmt: skip
+        require(
+            "parameters came behind the freeze, and their variance is unknown: use "
+            "refresh='exponential', or a new optimizer",
+            None,
+            span.name in self._ages,
+        )
 
     def _gains(self, span: Span) -> tuple[float, float]:
         """What the sums of weights in m and v have come to."""
@@ -284,14 +290,16 @@ class Frozen(Rule):
                 span.fill_padding(span.state["exp_avg_sq"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"freeze": self.point.state_dict(), "frozen": self._frozen,
-                "ages": dict(self._ages)}  # fmt: skip
+        return {"freeze": self.point.state_dict(), "frozen": self._frozen, "ages": dict(self._ages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         units = state.get("units", "bounded")  # of earlier versions
-        require(f"the state is of units={units!r}, in which its residuals are, and which has been "
-                "removed: make a new optimizer, with the weights that were saved", None,
-                units == "bounded")  # fmt: skip
+        require(
+            f"the state is of units={units!r}, in which its residuals are, and which has been "
+            "removed: make a new optimizer, with the weights that were saved",
+            None,
+            units == "bounded",
+        )
         self.point.load_state_dict(state["freeze"])
         self._frozen = bool(state["frozen"])
         self._ages = dict(state["ages"])

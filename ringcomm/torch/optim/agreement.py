@@ -46,9 +46,14 @@ class Verdict:
 
 
 def agree(
-    comm: Communicator, spans: Sequence[Span], *, loss_scale: float, found_inf: bool,
-    max_norm: float | None, alike: Mapping[str, object],
-) -> Verdict:  # fmt: skip
+    comm: Communicator,
+    spans: Sequence[Span],
+    *,
+    loss_scale: float,
+    found_inf: bool,
+    max_norm: float | None,
+    alike: Mapping[str, object],
+) -> Verdict:
     """A collective. Sets ``present`` of all spans.
 
     Args:

@@ -58,12 +58,17 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
     _step_supports_amp_scaling = True  # a GradScaler must not decide on one rank alone
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], comm: Communicator | None, overlap: bool,
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        comm: Communicator | None,
+        overlap: bool,
         fixed: Mapping[str, object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._comm = default_comm() if comm is None else comm
-        require("comm, give a ringcomm.Communicator", repr(comm),
-                isinstance(self._comm, Communicator))  # fmt: skip
+        require(
+            "comm, give a ringcomm.Communicator", repr(comm), isinstance(self._comm, Communicator)
+        )
         self._overlap = Overlap(self._launch) if overlap else None
         self._spans: list[S] = []
         self._silent = 0
@@ -149,9 +154,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         """Lays out parameters that are new, or newly trained."""
         known = {place.index for span in self._spans for place in span.places}
         new = [
-            one for one in self._numbered()
+            one
+            for one in self._numbered()
             if one.index not in known and one.parameter.requires_grad and one.parameter.numel()
-        ]  # fmt: skip
+        ]
         if new:
             require_same(self._comm, [one.index for one in new], "parameters that are trained")
             self._add(new)
@@ -161,8 +167,9 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         return {"steps": self.steps} | {
             f"param_groups[{number}][{name!r}]": group[name]
             for number, group in enumerate(self.param_groups)
-            for name in sorted(group) if name not in ("params", "param_names")
-        }  # fmt: skip
+            for name in sorted(group)
+            if name not in ("params", "param_names")
+        }
 
     def _numbered(self) -> list[Numbered]:
         every = [(n, p) for n, group in enumerate(self.param_groups) for p in group["params"]]
@@ -188,8 +195,10 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         """Counts what was left out, and warns of the first one."""
         self.skipped += 1
         if self.skipped == 1 and warn:
-            warn_caller(f"a gradient is not finite: {what} on all ranks (the optimizer's attribute "
-                        "skipped counts them)")  # fmt: skip
+            warn_caller(
+                f"a gradient is not finite: {what} on all ranks (the optimizer's attribute "
+                "skipped counts them)"
+            )
 
     # ---- states ----
 
@@ -198,9 +207,12 @@ class ExchangingOptimizer(torch.optim.Optimizer, Generic[S, F]):
         state = super().state_dict()
         state["state"] = {index: dict(one) for index, one in state["state"].items()}
         state[saved.KEY] = {
-            "format": saved.FORMAT, "method": self._method(), "steps": self.steps,
-            "skipped": self.skipped, **own,
-        }  # fmt: skip
+            "format": saved.FORMAT,
+            "method": self._method(),
+            "steps": self.steps,
+            "skipped": self.skipped,
+            **own,
+        }
         return state
 
     def _load_common(self, state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -34,9 +34,13 @@ class Flight:
     """
 
     def __init__(
-        self, comm: Communicator, rule: Rule, span: Span, exchanges: Sequence[Exchange],
+        self,
+        comm: Communicator,
+        rule: Rule,
+        span: Span,
+        exchanges: Sequence[Exchange],
         store: FeedbackStore,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.span = span
         self.carried = 0
         self.waited_s = 0.0

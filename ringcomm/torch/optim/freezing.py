@@ -109,8 +109,13 @@ class Renewals:
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
-        return {"interval": self.interval, "used": self._used, "start": self._start,
-                "next": self._next, "count": self.count}  # fmt: skip
+        return {
+            "interval": self.interval,
+            "used": self._used,
+            "start": self._start,
+            "next": self._next,
+            "count": self.count,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""

@@ -70,8 +70,14 @@ class OneBitLamb(WireOptimizer):
         require_adam(lr, betas, eps, weight_decay)
         require("max_coeff value", max_coeff, at_least(max_coeff, 0) and max_coeff > 0)
         require("min_coeff value", min_coeff, at_least(min_coeff, 0) and min_coeff <= max_coeff)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                    "max_coeff": max_coeff, "min_coeff": min_coeff}  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_coeff": max_coeff,
+            "min_coeff": min_coeff,
+        }
         codec, densely = codec_name(compression), codec_name(dense, "dense=")
         point = freeze_point(freeze, betas[1], renews=True)
         rule = _Lamb(point, codec, densely, betas[1])
@@ -148,8 +154,11 @@ class _Lamb(Renewed):
         return within
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "coefficients": self._coefficients.state_dict(),
-                "sizes": dict(self._sizes)}  # fmt: skip
+        return {
+            **super().state_dict(),
+            "coefficients": self._coefficients.state_dict(),
+            "sizes": dict(self._sizes),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

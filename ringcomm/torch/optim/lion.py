@@ -41,9 +41,10 @@ class Lion(WireOptimizer):
     codec's noise than there is of the momentum.
     """
 
-    @takes(WireSettings, removed=dict.fromkeys(
-        ("outcome", "momentum_sync", "sync_compression"), _SIGNS
-    ))  # fmt: skip
+    @takes(
+        WireSettings,
+        removed=dict.fromkeys(("outcome", "momentum_sync", "sync_compression"), _SIGNS),
+    )
     def __init__(
         self,
         params: Any,

@@ -93,9 +93,10 @@ class Overlap(Generic[S, F]):
         gradient has changed since its span has begun."""
         changed = any(
             place.parameter.grad is not known or (known is not None and known._version != version)
-            for span in self._spans[: len(self._flights)] for place in span.places
+            for span in self._spans[: len(self._flights)]
+            for place in span.places
             for known, version in [self._versions[place.index]]
-        )  # fmt: skip
+        )
         while len(self._flights) < len(self._spans):
             self._begin()
         if changed:

@@ -20,14 +20,23 @@ from .span import Numbered, Span, wide
 
 FORMAT = 1
 KEY = "ringcomm"
-_ADAMS_OWN = {"amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused",
-              "decoupled_weight_decay"}  # fmt: skip
+_ADAMS_OWN = {
+    "amsgrad",
+    "foreach",
+    "maximize",
+    "capturable",
+    "differentiable",
+    "fused",
+    "decoupled_weight_decay",
+}
 #: Methods of earlier versions, and what a message calls them.
 _REMOVED = {
     "Lion": "Lion by the ranks' signs",
-    **{f"{name}(deepspeed_compat)": f"{name} as published"
-       for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")},
-}  # fmt: skip
+    **{
+        f"{name}(deepspeed_compat)": f"{name} as published"
+        for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
+    },
+}
 
 
 def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
@@ -35,7 +44,7 @@ def spans_told(spans: Sequence[Span]) -> list[dict[str, Any]]:
     return [
         {"small": span.is_small, "indices": [place.index for place in span.places]}
         for span in spans
-    ]  # fmt: skip
+    ]
 
 
 def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
@@ -50,8 +59,10 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
     if own.get("method") != method:
         there = str(own.get("method"))
         if there in _REMOVED:
-            there = (f"{_REMOVED[there]}, which has been removed (make a new optimizer, with the "
-                     "weights that were saved)")  # fmt: skip
+            there = (
+                f"{_REMOVED[there]}, which has been removed (make a new optimizer, with the "
+                "weights that were saved)"
+            )
         raise ConfigError(f"the state is of {there}, and this optimizer is {method}")
     if own.get("format") != FORMAT:
         raise ConfigError(
@@ -61,9 +72,10 @@ def require_method(state: Mapping[str, Any], method: str) -> Mapping[str, Any]:
 
 
 def held_by(
-    indices: Sequence[int], parameters: Sequence[Numbered],
+    indices: Sequence[int],
+    parameters: Sequence[Numbered],
     kind_of: Callable[[torch.dtype], object] = wide,
-) -> list[Numbered]:  # fmt: skip
+) -> list[Numbered]:
     """The parameters of these numbers, which travelled together. Raises ConfigError where there are
     none, or they cannot travel together, as their groups, devices or kinds of dtypes differ."""
     wrong = [index for index in indices if not 0 <= index < len(parameters)]
@@ -80,9 +92,11 @@ def held_by(
 
 
 def read_spans(
-    told: Sequence[Mapping[str, Any]], parameters: Sequence[Numbered], states: Sequence[str],
+    told: Sequence[Mapping[str, Any]],
+    parameters: Sequence[Numbered],
+    states: Sequence[str],
     saved: Mapping[int, Mapping[str, Any]],
-) -> list[Span]:  # fmt: skip
+) -> list[Span]:
     """The spans of a saved layout, with what was saved of them.
 
     Args:
@@ -109,7 +123,7 @@ def read_spans(
 
 def read_adam(
     state: Mapping[str, Any], parameters: Sequence[Numbered], method: str
-) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """What a state of torch.optim.AdamW or Adam has.
 
     Returns:
@@ -126,8 +140,9 @@ def read_adam(
     for group in groups:
         for name in ("amsgrad", "maximize"):
             if group.get(name):
-                raise ConfigError(f"the state is of an Adam with {name}=True, which {method} "
-                                  "does not have")  # fmt: skip
+                raise ConfigError(
+                    f"the state is of an Adam with {name}=True, which {method} does not have"
+                )
         decay = group.get("weight_decay", 0)
         if decay and group.get("decoupled_weight_decay") is False:
             raise ConfigError(
@@ -145,9 +160,8 @@ def read_adam(
         }
         found[index] = {**shaped, "step": int(one["step"])}
     return found, [
-        {name: value for name, value in group.items() if name not in _ADAMS_OWN}
-        for group in groups
-    ]  # fmt: skip
+        {name: value for name, value in group.items() if name not in _ADAMS_OWN} for group in groups
+    ]
 
 
 def _shaped(value: object, parameter: torch.Tensor, index: int, name: str) -> torch.Tensor:

@@ -59,9 +59,13 @@ class SGD(WireOptimizer):
         if nesterov and (momentum <= 0 or dampening != 0):
             require("Nesterov momentum requires a momentum and zero dampening", None, False)
         defaults = {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize,
-        }  # fmt: skip
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
         codec = codec_name(compression)
         fixed = {"compression": codec, "warmup_steps": warmup_steps}
         rule = _MomentumRule(codec, warmup_steps)

@@ -220,9 +220,10 @@ class Span:
         loads a checkpoint. Returns those that were written to behind an update."""
         before, self._marks = self._marks, [place.mark() for place in self.places]
         written = [
-            place for place, old, new in zip(self.places, before, self._marks, strict=True)
+            place
+            for place, old, new in zip(self.places, before, self._marks, strict=True)
             if old != new
-        ]  # fmt: skip
+        ]
         if self.master is not None:
             for place in written:
                 self.view(self.master, place).copy_(place.parameter.detach())
@@ -266,9 +267,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def lay_out(
-    parameters: Sequence[Numbered], threshold: int, states: Sequence[str],
+    parameters: Sequence[Numbered],
+    threshold: int,
+    states: Sequence[str],
     span_bytes: int = SPAN_BYTES,
-) -> list[Span]:  # fmt: skip
+) -> list[Span]:
     """Spans of parameters, in the order in which they travel: large ones first, those of the last
     parameters before the others, as backward has these first; then small ones.
 

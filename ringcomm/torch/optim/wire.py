@@ -142,10 +142,13 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
         for span in self._spans:
             self._follow(span)
         verdict = agree(
-            self._comm, self._spans, loss_scale=1.0 if scale is None else float(scale),
-            found_inf=found_inf is not None and float(found_inf) > 0, max_norm=self._max_norm,
+            self._comm,
+            self._spans,
+            loss_scale=1.0 if scale is None else float(scale),
+            found_inf=found_inf is not None and float(found_inf) > 0,
+            max_norm=self._max_norm,
             alike=self._alike(),
-        )  # fmt: skip
+        )
         if not verdict.finite:
             for flight in begun or ():
                 flight.drop()
@@ -208,9 +211,7 @@ class WireOptimizer(ExchangingOptimizer[Span, Flight]):
 
     def _laid_out(self, parameters: Sequence[Numbered]) -> list[Span]:
         rule = self._rule
-        return lay_out(
-            parameters, self._threshold, rule.states, self._span_bytes
-        )  # fmt: skip
+        return lay_out(parameters, self._threshold, rule.states, self._span_bytes)
 
     def _use(self, spans: list[Span]) -> None:
         self._spans = spans

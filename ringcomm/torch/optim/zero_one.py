@@ -80,9 +80,11 @@ class ZeroOneAdam(WireOptimizer):
     ) -> None:
         require_adam(lr, betas, eps, weight_decay)
         paces = {
-            "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
-            "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
-        }  # fmt: skip
+            "var_freeze_step": var_freeze_step,
+            "var_update_scaler": var_update_scaler,
+            "local_step_scaler": local_step_scaler,
+            "local_step_clipper": local_step_clipper,
+        }
         for name, value in paces.items():
             require(f"{name} value", value, at_least(value, 1))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -171,8 +173,12 @@ class _ZeroOne(Rule):
         if not self._is_local:
             self._step_together(span, means)
             return
-        require("parameters came behind var_freeze_step, and their variance is unknown: make a new "
-                "optimizer", None, span.name in self._ages)  # fmt: skip
+        require(
+            "parameters came behind var_freeze_step, and their variance is unknown: make a new "
+            "optimizer",
+            None,
+            span.name in self._ages,
+        )
         moment = span.state["exp_avg"].lerp_(span.gradient, 1 - span.group["betas"][0])
         root = self._root(span)
         self._rates[span.name] = self._rates.get(span.name, 0.0) + span.group["lr"]
@@ -261,11 +267,13 @@ class _ZeroOne(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "renewals": self._renewals.state_dict(), "pace": self._pace.state_dict(),
-            "is_local": self._is_local, "rates": dict(self._rates),
+            "renewals": self._renewals.state_dict(),
+            "pace": self._pace.state_dict(),
+            "is_local": self._is_local,
+            "rates": dict(self._rates),
             "ages": {name: list(ages) for name, ages in self._ages.items()},
             "is_together": self.is_together,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._renewals.load_state_dict(state["renewals"])

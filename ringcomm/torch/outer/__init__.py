@@ -13,6 +13,13 @@ from .rules import Nesterov, Sparse
 from .step import OuterStep
 
 __all__ = [
-    "Carry", "FixedPeers", "IdenticalDataWarning", "Lerp", "Nesterov", "OuterReport", "OuterStep",
-    "Replace", "Sparse",
-]  # fmt: skip
+    "Carry",
+    "FixedPeers",
+    "IdenticalDataWarning",
+    "Lerp",
+    "Nesterov",
+    "OuterReport",
+    "OuterStep",
+    "Replace",
+    "Sparse",
+]

@@ -174,8 +174,10 @@ def _dtype_of(tensors: Sequence[Named]) -> torch.dtype:
     for name, tensor in tensors:
         if tensor.is_complex() or tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):
             kind = "a DTensor" if hasattr(tensor, "device_mesh") else str(tensor.dtype)
-            raise ConfigError(f"OuterStep: {name!r} is {kind}, {tensor.layout}: it takes dense, "
-                              "real tensors that each rank has whole")  # fmt: skip
+            raise ConfigError(
+                f"OuterStep: {name!r} is {kind}, {tensor.layout}: it takes dense, "
+                "real tensors that each rank has whole"
+            )
     dtypes = {tensor.dtype for _, tensor in tensors}
     if dtypes and not any(dtype.is_floating_point for dtype in dtypes):
         return torch.int64

@@ -151,9 +151,15 @@ class Flight:
     """
 
     def __init__(
-        self, fragment: Fragment, due: int, header: Header, scratch: Scratch, *, is_delayed: bool,
+        self,
+        fragment: Fragment,
+        due: int,
+        header: Header,
+        scratch: Scratch,
+        *,
+        is_delayed: bool,
         keeps: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fragment, self.due, self.is_delayed = fragment, due, is_delayed
         self.header = header
         self.is_dropped = self.is_over = False
@@ -172,9 +178,13 @@ class Flight:
 
     @classmethod
     def restored(
-        cls, fragment: Fragment, due: int, at_send: list[torch.Tensor] | None,
-        outcome: Outcome, is_dropped: bool,
-    ) -> Flight:  # fmt: skip
+        cls,
+        fragment: Fragment,
+        due: int,
+        at_send: list[torch.Tensor] | None,
+        outcome: Outcome,
+        is_dropped: bool,
+    ) -> Flight:
         """One whose result had come when a checkpoint was written."""
         flight = cls.__new__(cls)
         flight.fragment, flight.due, flight.at_send = fragment, due, at_send

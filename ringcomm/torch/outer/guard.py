@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(
         self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], core: Rounds
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._optimizers, self._names, self._core = list(optimizers), names, core
         self._handles: list[Any] = []
         self._dropped_at = -1  # the number of rounds
@@ -72,8 +72,9 @@ class Guard:
         return (args[0], looked_at, *args[2:]), kwargs
 
     def _drop_unless_finite(self, optimizer: torch.optim.Optimizer) -> None:
-        held = [p for group in optimizer.param_groups for p in group["params"]
-                if p.grad is not None]  # fmt: skip
+        held = [
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         bad = _first_not_finite([parameter.grad for parameter in held])
         if bad is None:
             return
@@ -98,12 +99,16 @@ class Guard:
         before, self._dropped_at = self._dropped_at, self._core.number
         also, mended = "", self._mend()
         if mended:
-            also = (f". Its optimizer's state of {mended} parameters was not finite either, and "
-                    "begins anew")  # fmt: skip
+            also = (
+                f". Its optimizer's state of {mended} parameters was not finite either, and "
+                "begins anew"
+            )
         elif not self._optimizers and before == self._core.number - 1:
-            also = (". This is the second time in a row: the optimizer's state, such as Adam's "
-                    "means, may not be finite either. Clear it (optimizer.state.clear()), or give "
-                    "OuterStep the optimizer")  # fmt: skip
+            also = (
+                ". This is the second time in a row: the optimizer's state, such as Adam's "
+                "means, may not be finite either. Clear it (optimizer.state.clear()), or give "
+                "OuterStep the optimizer"
+            )
         warn_caller(
             f"OuterStep: the weights of rank {self._rank} were not finite after iteration "
             f"{self._core.iteration}: they did not count in round {self._core.number}, and it went "

@@ -34,9 +34,14 @@ class LastWord:
 
     def _say(self) -> None:
         if self.was_forgotten:
-            _log.warning("OuterStep was never attached, and the ranks have trained apart: train "
-                         'in a "with" of it, or call attach()')  # fmt: skip
+            _log.warning(
+                "OuterStep was never attached, and the ranks have trained apart: train "
+                'in a "with" of it, or call attach()'
+            )
         elif self.unsent:
-            _log.warning("OuterStep was left without its end: %d iterations of this rank are in no "
-                         'round, and the ranks\' models differ. Leave its "with", or call flush() '
-                         "and detach()", self.unsent)  # fmt: skip
+            _log.warning(
+                "OuterStep was left without its end: %d iterations of this rank are in no "
+                'round, and the ranks\' models differ. Leave its "with", or call flush() '
+                "and detach()",
+                self.unsent,
+            )

@@ -73,10 +73,15 @@ class Rounds:
     """
 
     def __init__(
-        self, fragments: list[Fragment], pace: Pace, delay: int,
-        digest: Callable[[], bytes], timeout: float | None, on_away: Callable[[], None],
+        self,
+        fragments: list[Fragment],
+        pace: Pace,
+        delay: int,
+        digest: Callable[[], bytes],
+        timeout: float | None,
+        on_away: Callable[[], None],
         on_dropped: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fragments, self.pace = fragments, pace
         self.iteration = self.number = 0
         self.flight: Flight | None = None
@@ -236,9 +241,11 @@ class Rounds:
                     own = tensor if adopts or leads else tensor.clone()
                     self.comm.broadcast(own, hellos.leader, timeout=self._timeout)
         scalars = {
-            "iteration": self.iteration, "number": self.number, "entered": self._entered,
+            "iteration": self.iteration,
+            "number": self.number,
+            "entered": self._entered,
             "pace": self.pace.state_dict(),
-        }  # fmt: skip
+        }
         packed = np.frombuffer(json.dumps(scalars).encode().ljust(_SCALARS), np.uint8).copy()
         self.comm.broadcast(packed, hellos.leader, timeout=self._timeout)
         if adopts:
@@ -256,18 +263,24 @@ class Rounds:
         """Begins this rank's part of the round that was entered."""
         fragment = self._fragment
         self.flight = Flight(
-            fragment, self.iteration + self._delay, self._header(is_ending), self._scratch,
+            fragment,
+            self.iteration + self._delay,
+            self._header(is_ending),
+            self._scratch,
             is_delayed=self._delay > 0 and not is_ending,
             keeps=not isinstance(self.peers, FixedPeers),
-        )  # fmt: skip
+        )
         fragment.iterations = 0
         self._begin(self.flight)
 
     def _header(self, is_ending: bool) -> Header:
         return Header(
-            is_ending=is_ending, has_unsent=self.unsent > 0, is_dropped=False,
-            counts=self._fragment.iterations > 0, data=self._digest(),
-        )  # fmt: skip
+            is_ending=is_ending,
+            has_unsent=self.unsent > 0,
+            is_dropped=False,
+            counts=self._fragment.iterations > 0,
+            data=self._digest(),
+        )
 
     def _begin(self, flight: Flight) -> None:
         """If the rank trains on meanwhile, the other thread works at the round from here on."""
@@ -305,8 +318,7 @@ class Rounds:
         return error is not None and is_final
 
     def _complete(self) -> None:
-        """Waits for the flight; where a peer was lost, begins its round anew, from the same deltas.
-        """
+        """Waits for the flight; where a peer was lost, repeats its round with the same deltas."""
         while True:
             assert self.flight is not None
             try:
@@ -340,9 +352,12 @@ class Rounds:
         if headers is None:
             return
         if headers.dropped:
-            _log.warning("outer step: round %d was without the deltas of ranks %s, whose weights "
-                         "were not finite", self.number - 1,
-                         [self.peers.members[rank] for rank in headers.dropped])  # fmt: skip
+            _log.warning(
+                "outer step: round %d was without the deltas of ranks %s, whose weights "
+                "were not finite",
+                self.number - 1,
+                [self.peers.members[rank] for rank in headers.dropped],
+            )
         if not self._is_checked:
             self._is_checked = True
             _warn_of(headers.same_data(), self.peers.members)

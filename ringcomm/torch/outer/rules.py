@@ -103,9 +103,12 @@ class Sparse:
     """
 
     def __init__(
-        self, density: float = 1 / 64, decay: float = 0.95, gamma: float = 1.0,
+        self,
+        density: float = 1 / 64,
+        decay: float = 0.95,
+        gamma: float = 1.0,
         aggregate: str = "mean",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.gamma = _rate(gamma)
         self.density = require_number("density", density, 0, 1, open_least=True)
         self.decay = require_number("decay", decay, 0, 1)
@@ -122,14 +125,14 @@ class Sparse:
         _descend(anchor, mean, self.gamma)
 
     def __repr__(self) -> str:
-        return (f"Sparse(density={self.density:g}, decay={self.decay:g}, gamma={self.gamma:g}, "
-                f"aggregate={self.aggregate!r})")  # fmt: skip
+        return (
+            f"Sparse(density={self.density:g}, decay={self.decay:g}, gamma={self.gamma:g}, "
+            f"aggregate={self.aggregate!r})"
+        )
 
 
 MEAN = functools.partial(Nesterov, 1.0, 0.0)
-_BY_NAME: dict[str, Callable[[], Rule]] = {
-    "mean": MEAN, "nesterov": Nesterov, "sparse": Sparse
-}  # fmt: skip
+_BY_NAME: dict[str, Callable[[], Rule]] = {"mean": MEAN, "nesterov": Nesterov, "sparse": Sparse}
 
 
 def rule_of(outer: object) -> Rule:

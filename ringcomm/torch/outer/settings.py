@@ -58,11 +58,20 @@ class Chosen:
 
 
 def choose(
-    *, every: int | None, outer: str | Rule | None, compression: Compression | None,
-    feedback: bool | None, fragments: int, delay: int, merge: str | Merge,
-    comm: Communicator | None, min_peers: int | None, grace_s: float, peers: Peers | None,
+    *,
+    every: int | None,
+    outer: str | Rule | None,
+    compression: Compression | None,
+    feedback: bool | None,
+    fragments: int,
+    delay: int,
+    merge: str | Merge,
+    comm: Communicator | None,
+    min_peers: int | None,
+    grace_s: float,
+    peers: Peers | None,
     timeout: float | None,
-) -> Chosen:  # fmt: skip
+) -> Chosen:
     """The parts for OuterStep's settings. Raises ConfigError for one that cannot work."""
     pace = Pace(every, require_whole("fragments", fragments, 1))
     _require_delay(require_whole("delay", delay, 0), pace, fragments)
@@ -80,9 +89,13 @@ def choose(
     if min_peers is not None:
         members = require_whole("min_peers", min_peers, 1), checked_grace(grace_s)
     return Chosen(
-        pace, rule, SparseWires(rule) if isinstance(rule, Sparse) else dense, merge_of(merge),
-        members, timeout,
-    )  # fmt: skip
+        pace,
+        rule,
+        SparseWires(rule) if isinstance(rule, Sparse) else dense,
+        merge_of(merge),
+        members,
+        timeout,
+    )
 
 
 def _require_delay(delay: int, pace: Pace, fragments: int) -> None:

@@ -67,9 +67,12 @@ class SparseWire:
         """The exchange, over this communicator."""
         if self._exchange is None:
             self._exchange = SparseExchange(
-                comm, self._count, density=self._rule.density, decay=self._rule.decay,
+                comm,
+                self._count,
+                density=self._rule.density,
+                decay=self._rule.decay,
                 aggregate=self._rule.aggregate,
-            )  # fmt: skip
+            )
         elif self._exchange.comm is not comm:
             self._exchange.use(comm)
         return self._exchange
@@ -96,15 +99,22 @@ class SparseWires:
 
     def state_dict(self, comm: Communicator) -> dict[str, Any]:
         """See Wires."""
-        return {"kind": _KIND, "blocks": {
-            name: wire.exchange_on(comm).state_dict() for name, wire in self._wires.items()
-        }}  # fmt: skip
+        return {
+            "kind": _KIND,
+            "blocks": {
+                name: wire.exchange_on(comm).state_dict() for name, wire in self._wires.items()
+            },
+        }
 
     def gather_state_dict(self, comm: Communicator) -> dict[str, Any]:
         """See Wires."""
-        return {"kind": _KIND, "blocks": {
-            name: wire.exchange_on(comm).gather_state_dict() for name, wire in self._wires.items()
-        }}  # fmt: skip
+        return {
+            "kind": _KIND,
+            "blocks": {
+                name: wire.exchange_on(comm).gather_state_dict()
+                for name, wire in self._wires.items()
+            },
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], comm: Communicator) -> None:
         """See Wires."""

@@ -47,16 +47,23 @@ def told(core: Rounds, wires: Wires, comm: Communicator, *, own: bool) -> dict[s
     if not own:  # ranks may count otherwise
         counted = CommExchange(comm).shared(counted)
     state = {
-        "format": _FORMAT, "method": _METHOD, "outer": _rule_of(core), **counted,
-        "number": number, "fragments": len(core.fragments), "anchor": anchor, "memory": memory,
+        "format": _FORMAT,
+        "method": _METHOD,
+        "outer": _rule_of(core),
+        **counted,
+        "number": number,
+        "fragments": len(core.fragments),
+        "anchor": anchor,
+        "memory": memory,
         "wires": wires.state_dict(comm) if own else wires.gather_state_dict(comm),
-    }  # fmt: skip
+    }
     if own:
         state["exact"] = {
-            "rank": comm.rank, "world_size": comm.world_size,
+            "rank": comm.rank,
+            "world_size": comm.world_size,
             "iterations": [one.iterations for one in core.fragments],
             "flight": _flight_told(core.flight),
-        }  # fmt: skip
+        }
     return state
 
 
@@ -83,10 +90,12 @@ def _flight_told(flight: Flight | None) -> dict[str, Any] | None:
         return None
     outcome = flight.outcome
     return {
-        "due": flight.due, "is_moving": outcome.is_moving, "is_dropped": flight.is_dropped,
+        "due": flight.due,
+        "is_moving": outcome.is_moving,
+        "is_dropped": flight.is_dropped,
         "means": [mean.clone() for mean in outcome.means],
         "at_send": None if flight.at_send is None else [one.clone() for one in flight.at_send],
-    }  # fmt: skip
+    }
 
 
 def load(core: Rounds, wires: Wires, comm: Communicator, state: Mapping[str, Any]) -> None:
@@ -131,10 +140,12 @@ def _load_exact(core: Rounds, exact: Mapping[str, Any], *, own: bool) -> None:
         outcome = Outcome([mean.clone() for mean in flight["means"]], flight["is_moving"], None)
         at_send = flight["at_send"] if own else None
         core.flight = Flight.restored(
-            fragment, flight["due"],
+            fragment,
+            flight["due"],
             None if at_send is None else [one.clone() for one in at_send],
-            outcome, flight["is_dropped"] and own,
-        )  # fmt: skip
+            outcome,
+            flight["is_dropped"] and own,
+        )
 
 
 def _fill(unit: Unit, flat: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
@@ -154,8 +165,9 @@ def _require_fit(core: Rounds, state: object) -> None:
         what = state.get("method", "something else") if isinstance(state, Mapping) else state
         raise ConfigError(f"this is no state of an OuterStep, but of {what}")
     if state.get("format") != _FORMAT:
-        raise ConfigError(f"the state has format {state.get('format')!r}; this version reads "
-                          f"{_FORMAT}")  # fmt: skip
+        raise ConfigError(
+            f"the state has format {state.get('format')!r}; this version reads {_FORMAT}"
+        )
     lacking = _KEYS - state.keys()
     if lacking:
         raise ConfigError(f"this is no whole state of an OuterStep: it lacks {sorted(lacking)}")
@@ -166,12 +178,15 @@ def _require_fit(core: Rounds, state: object) -> None:
         ("fragments", state["fragments"], len(core.fragments)),
     ):
         if there != here:
-            raise ConfigError(f"the state is of {what}={there}, and this OuterStep has "
-                              f"{what}={here}")  # fmt: skip
+            raise ConfigError(
+                f"the state is of {what}={there}, and this OuterStep has {what}={here}"
+            )
     shapes = {
-        name: tuple(tensor.shape) for fragment in core.fragments for unit in fragment.units
+        name: tuple(tensor.shape)
+        for fragment in core.fragments
+        for unit in fragment.units
         for name, tensor in unit.block.tensors
-    }  # fmt: skip
+    }
     saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
     since = sorted(shapes.keys() - saved.keys())
     if since and saved.items() <= shapes.items():

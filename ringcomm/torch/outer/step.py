@@ -136,10 +136,19 @@ class OuterStep:
         optimizers = optimizers_of(optimizer)
         self._ticks = ticks_of(optimizers, scaler)
         chosen = choose(
-            every=every, outer=outer, compression=compression, feedback=feedback,
-            fragments=fragments, delay=delay, merge=merge, comm=comm, min_peers=min_peers,
-            grace_s=grace_s, peers=peers, timeout=timeout,
-        )  # fmt: skip
+            every=every,
+            outer=outer,
+            compression=compression,
+            feedback=feedback,
+            fragments=fragments,
+            delay=delay,
+            merge=merge,
+            comm=comm,
+            min_peers=min_peers,
+            grace_s=grace_s,
+            peers=peers,
+            timeout=timeout,
+        )
         pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
         cut_up = _fragments(inner_of(model), fragments, rule, chosen.merge, self._wires)
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
@@ -149,17 +158,33 @@ class OuterStep:
         self._made: Membership | None = None
         self._own: Communicator | None = None
         self._delay = delay
-        about = repr((
-            [[(u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
-              for u in fragment.units] for fragment in cut_up],
-            pace, rule, self._wires, delay, chosen.merge,
-        ))  # fmt: skip
+        about = repr(
+            (
+                [
+                    [
+                        (u.name, u.block.count, str(u.block.dtype), [n for n, _ in u.block.tensors])
+                        for u in fragment.units
+                    ]
+                    for fragment in cut_up
+                ],
+                pace,
+                rule,
+                self._wires,
+                delay,
+                chosen.merge,
+            )
+        )
         self._about = about.encode()
         self._first_batch: guards.FirstBatch | None = None
         self._core = Rounds(
-            cut_up, pace, delay, self._digest, chosen.timeout, self._wires.forget,
+            cut_up,
+            pace,
+            delay,
+            self._digest,
+            chosen.timeout,
+            self._wires.forget,
             lambda: self._guard.take_up_again(),
-        )  # fmt: skip
+        )
         names = {id(p): name for name, p in inner_of(model).named_parameters()}
         self._guard = Guard(optimizers, {one: names[one] for one in self._ids}, self._core)
         self._is_attached = self._is_swapped = False
@@ -358,8 +383,9 @@ class OuterStep:
         if self._peers is not None:
             return self._peers.comm
         if self._members is not None:
-            raise ConfigError("OuterStep with min_peers joins the other ranks in attach(): attach "
-                              "it first")  # fmt: skip
+            raise ConfigError(
+                "OuterStep with min_peers joins the other ranks in attach(): attach it first"
+            )
         if self._comm is None:
             self._comm = default_comm()
         return self._comm
@@ -405,8 +431,10 @@ class OuterStep:
 
     def _require_own_weights(self, what: str) -> None:
         if self._is_swapped:
-            raise ConfigError(f"{what} within outer.anchor(): the model holds the anchor's weights "
-                              "there; leave that first")  # fmt: skip
+            raise ConfigError(
+                f"{what} within outer.anchor(): the model holds the anchor's weights "
+                "there; leave that first"
+            )
 
     def _require_same_weights(self) -> None:
         """Raises ConfigError where more of the model is trained than at first."""
@@ -454,8 +482,10 @@ def _fragments(
 def _require_own(optimizers: Sequence[torch.optim.Optimizer], ids: set[int]) -> None:
     for one in optimizers:
         if not any(id(p) in ids for group in one.param_groups for p in group["params"]):
-            raise ConfigError(f"OuterStep: {type(one).__name__} has none of the model's trained "
-                              "parameters: is it of another model, or of a copy?")  # fmt: skip
+            raise ConfigError(
+                f"OuterStep: {type(one).__name__} has none of the model's trained "
+                "parameters: is it of another model, or of a copy?"
+            )
         if isinstance(one, ExchangingOptimizer):
             raise ConfigError(
                 f"OuterStep: {type(one).__name__} exchanges in each of its steps, so that nothing "

@@ -121,8 +121,10 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
         given = list(optimizer)
     found = [bare_optimizer(one) for one in given]
     if any(not isinstance(one, torch.optim.Optimizer) for one in found):
-        raise ConfigError(f"optimizer={optimizer!r}: give a torch.optim.Optimizer, a list of them, "
-                          "or None and call outer.tick() after each iteration")  # fmt: skip
+        raise ConfigError(
+            f"optimizer={optimizer!r}: give a torch.optim.Optimizer, a list of them, "
+            "or None and call outer.tick() after each iteration"
+        )
     return found
 
 

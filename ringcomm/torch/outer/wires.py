@@ -85,9 +85,13 @@ class DenseWire:
     def submit(self, comm: Communicator, delta: torch.Tensor, timeout: float | None) -> Sent:
         """See Wire."""
         work = comm.allreduce(
-            delta, "avg", compression=self._compression, feedback=self._feedback, async_op=True,
+            delta,
+            "avg",
+            compression=self._compression,
+            feedback=self._feedback,
+            async_op=True,
             timeout=timeout,
-        )  # fmt: skip
+        )
         return Reduced(work, delta, self._feedback)
 
 

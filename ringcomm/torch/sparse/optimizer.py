@@ -81,15 +81,22 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
         overlap: bool = True,
     ) -> None:
         require("staleness", staleness, staleness in (0, 1))
-        self._settings = {"density": density, "decay": decay, "values": values, "chunk": chunk,
-                          "aggregate": aggregate, "exchange": exchange}  # fmt: skip
+        self._settings = {
+            "density": density,
+            "decay": decay,
+            "values": values,
+            "chunk": chunk,
+            "aggregate": aggregate,
+            "exchange": exchange,
+        }
         self.staleness = staleness
         self.sent_bytes = 0
         self._latest: dict[str, Round] = {}
         self._unseen: tuple[Sequence[Round], Future[None]] | None = None
         self._had_gradient = False
-        super().__init__(params, defaults, comm, overlap,
-                         {"staleness": staleness, **self._settings})  # fmt: skip
+        super().__init__(
+            params, defaults, comm, overlap, {"staleness": staleness, **self._settings}
+        )
         self._exchange(self._comm, 0)  # settings that cannot work raise before ranks connect
         own = self._comm.split(0)
         assert own is not None
@@ -228,15 +235,17 @@ class SparseOptimizer(ExchangingOptimizer[Bucket, Round]):
 
     def _told(self, saved_of: Callable[[SparseExchange], dict[str, Any]]) -> dict[str, Any]:
         self._settle()
-        return self._saved(buckets=[
-            {
-                "indices": [place.index for place in bucket.places],
-                "master": torch.from_numpy(bucket.master.copy()),
-                "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
-                "exchange": saved_of(bucket.exchange),
-            }
-            for bucket in self._spans
-        ])  # fmt: skip
+        return self._saved(
+            buckets=[
+                {
+                    "indices": [place.index for place in bucket.places],
+                    "master": torch.from_numpy(bucket.master.copy()),
+                    "states": {name: _as_tensor(one) for name, one in bucket.states.items()},
+                    "exchange": saved_of(bucket.exchange),
+                }
+                for bucket in self._spans
+            ]
+        )
 
     def _method(self) -> str:
         return f"sparse.{self.method}"

@@ -46,9 +46,12 @@ class Round:
     """
 
     def __init__(
-        self, bucket: Bucket, group: dict[str, Any], number: int,
+        self,
+        bucket: Bucket,
+        group: dict[str, Any],
+        number: int,
         alike: Mapping[str, object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bucket, self.group, self.number, self.alike = bucket, group, number, alike
         self.entries: Entries | None = None
         self.taken = threading.Event()  # the gradient is needed no more

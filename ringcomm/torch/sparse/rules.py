@@ -33,15 +33,24 @@ class SGD(SparseOptimizer):
     method = "SGD"
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
-        nesterov: bool = False, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        **more: Any,
+    ) -> None:
         require("learning rate", lr, at_least(lr, 0))
         require("momentum value", momentum, at_least(momentum, 0) and momentum < 1)
         require("weight_decay value", weight_decay, at_least(weight_decay, 0))
         require("Nesterov momentum requires a momentum", None, not nesterov or momentum > 0)
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
-                    "nesterov": nesterov}  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
         super().__init__(params, defaults, **more)
 
     def states(self, count: int, blocks: int) -> States:
@@ -52,8 +61,13 @@ class SGD(SparseOptimizer):
         """See SparseOptimizer."""
         assert one.entries is not None
         group, states = one.group, one.bucket.states
-        step = SgdStep(float(group["lr"]), group["momentum"], group["weight_decay"],
-                       group["nesterov"], one.number)  # fmt: skip
+        step = SgdStep(
+            float(group["lr"]),
+            group["momentum"],
+            group["weight_decay"],
+            group["nesterov"],
+            one.number,
+        )
         sgd(one.entries, kernel_set, step, one.bucket.master, states["momentum"], states["last"])
 
 
@@ -69,13 +83,23 @@ class Adam(SparseOptimizer):
     method = "Adam"
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0.0, decoupled_weight_decay: bool = False,
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
         **more: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         require_adam(lr, betas, eps, weight_decay)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                    "decoupled_weight_decay": decoupled_weight_decay}  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
         super().__init__(params, defaults, **more)
 
     def states(self, count: int, _blocks: int) -> States:
@@ -87,7 +111,20 @@ class Adam(SparseOptimizer):
         assert one.entries is not None
         group, states = one.group, one.bucket.states
         beta1, beta2 = group["betas"]
-        step = AdamStep(float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
-                        group["decoupled_weight_decay"], one.number)  # fmt: skip
-        adam(one.entries, kernel_set, step, one.bucket.master, states["exp_avg"],
-             states["exp_avg_sq"])  # fmt: skip
+        step = AdamStep(
+            float(group["lr"]),
+            beta1,
+            beta2,
+            group["eps"],
+            group["weight_decay"],
+            group["decoupled_weight_decay"],
+            one.number,
+        )
+        adam(
+            one.entries,
+            kernel_set,
+            step,
+            one.bucket.master,
+            states["exp_avg"],
+            states["exp_avg_sq"],
+        )
