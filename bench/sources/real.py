@@ -8,7 +8,9 @@ reported.
 
 The clock stands still while rank 0 evaluates the loss, on all held-out windows, and the other ranks
 wait. A run ends after its steps or at the first evaluation behind LIMIT_S: what it had not reached
-by then, it has not reached. Two cores serve four processes, so compute is that of half a core.
+by then, it has not reached. A method that ends soon and short of the target runs once more with
+twice the steps, over which its rate falls. Two cores serve four processes, so compute is that of
+half a core.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.site import Site, finish
 
@@ -43,40 +45,56 @@ SEEDS = (1, 2, 3)
 RANK = Path(__file__).with_name("_real_rank.py")
 
 FP32, HALF, POWERSGD = "DDP, gloo fp32", "DDP, gloo, torch's fp16 hook", "DDP, gloo, PowerSGD"
-#: What is compared, in the order of the picture's legend: the name of convergence.py, and a color.
-METHODS: Mapping[str, tuple[str, str]] = {
-    FP32: ("torch-fp32", "black"),
-    HALF: ("torch-fp16", "dimgray"),
-    POWERSGD: ("powersgd-4", "tab:purple"),
-    "int4 hook": ("int4", "tab:orange"),
-    "OneBitAdam": ("onebit-adam", "tab:red"),
-    "OuterStep int4, H = 10": ("outer-int4", "tab:blue"),
-    "OuterStep int4, H = 10, Muon": ("outer-muon", "tab:green"),
+POWERSGD_LONG = f"{POWERSGD}, {2 * STEPS} steps"
+OUTER = "OuterStep int4, H = 10"
+
+
+class Way(NamedTuple):
+    """What is compared: the name that convergence.py has for it, a color, and the steps."""
+
+    method: str
+    color: str
+    steps: int = STEPS
+
+
+#: In the order of the picture's legend.
+METHODS: Mapping[str, Way] = {
+    FP32: Way("torch-fp32", "black"),
+    HALF: Way("torch-fp16", "dimgray"),
+    POWERSGD: Way("powersgd-4", "tab:purple"),
+    POWERSGD_LONG: Way("powersgd-4", "tab:purple", 2 * STEPS),
+    "int4 hook": Way("int4", "tab:orange"),
+    "OneBitAdam": Way("onebit-adam", "tab:red"),
+    OUTER: Way("outer-int4", "tab:blue"),
+    f"{OUTER}, {2 * STEPS} steps": Way("outer-int4", "tab:blue", 2 * STEPS),
+    f"{OUTER}, Muon": Way("outer-muon", "tab:green"),
 }
-BASELINES = (FP32, HALF, POWERSGD)
+BASELINES = (FP32, HALF, POWERSGD, POWERSGD_LONG)
 BEHIND_S = 600.0  # of a run's limit, for its start, its evaluations and its end
 
 
 def points(quick: bool) -> list[Point]:
     """All methods with the first seed, then with the next."""
-    many: dict[str, Any] = {
-        "hosts": HOSTS,
-        "rate": RATE,
-        "steps": STEPS,
-        "every": EVERY,
-        "limit_s": LIMIT_S,
-    }
     names, seeds = list(METHODS), SEEDS
+    rate, every, limit_s, at_most = RATE, EVERY, LIMIT_S, 2 * STEPS
     if quick:
-        many |= {"rate": 1000.0, "steps": 4, "every": 2, "limit_s": 5.0}
         names, seeds = ["int4 hook"], SEEDS[:1]
-    return [
-        Point(
-            f"{name}, seed {seed}", {"method": METHODS[name][0], "seed": seed, **many}, many["rate"]
-        )
-        for seed in seeds
-        for name in names
-    ]
+        rate, every, limit_s, at_most = 1000.0, 2, 5.0, 4
+
+    def point(name: str, seed: int) -> Point:
+        way = METHODS[name]
+        settings: dict[str, Any] = {
+            "method": way.method,
+            "seed": seed,
+            "hosts": HOSTS,
+            "rate": rate,
+            "steps": min(way.steps, at_most),
+            "every": every,
+            "limit_s": limit_s,
+        }
+        return Point(f"{name}, seed {seed}", settings, rate)
+
+    return [point(name, seed) for seed in seeds for name in names]
 
 
 def measure(point: Point) -> Mapping[str, Any]:
@@ -226,19 +244,19 @@ def claims(found: Found) -> list[Claim]:
 def draw(found: Found, figure: Any) -> None:
     """Loss by the clock: a line for each method, the mean over the seeds, in a band of them all."""
     axes = figure.subplots()
-    for name, (_, color) in METHODS.items():
+    for name, way in METHODS.items():
         runs = [run["curve"] for run in runs_of(found, name)]
         if not runs or any(loss is None for run in runs for _, loss, _, _ in run):
             continue
         same = list(zip(*runs, strict=False))  # one that its limit ended is as long as the shortest
         seconds = [statistics.fmean(point[2] for point in points) for points in same]
         losses = [[point[1] for point in points] for points in same]
-        style = "--" if name in BASELINES else "-"
+        style = ("--" if name in BASELINES else "-") if way.steps == STEPS else ":"
         axes.plot(
             seconds,
             [statistics.fmean(each) for each in losses],
             style,
-            color=color,
+            color=way.color,
             label=name,
             lw=2,
         )
@@ -246,7 +264,7 @@ def draw(found: Found, figure: Any) -> None:
             seconds,
             [min(each) for each in losses],
             [max(each) for each in losses],
-            color=color,
+            color=way.color,
             alpha=0.2,
             lw=0,
         )
