@@ -16,6 +16,7 @@ place in the tables below fails the test, so that whoever adds a layer says wher
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -103,6 +104,7 @@ def c_layer(path: Path) -> str:
     return parts[0] if len(parts) > 1 else path.stem.split("_")[0]
 
 
+@functools.cache
 def includes(path: Path) -> list[tuple[str, str]]:
     """("<" or '"', name) of every include."""
     return re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', path.read_text(), re.MULTILINE)
@@ -125,13 +127,18 @@ def reached(path: Path) -> set[Path]:
     return seen
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_c_includes_point_down(path: Path) -> None:
-    user = c_layer(path)
-    for included in own_includes(path):
-        assert included.is_file(), f"{included} does not exist"
-        used = c_layer(included)
-        assert may_use(C_LAYERS, user, used), f"{user} must not include {used} ({included.name})"
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_c_includes_point_down() -> None:
+    wrong = [
+        f"{named(path)} must not include {included}"
+        for path in C_FILES
+        for included in own_includes(path)
+        if not (included.is_file() and may_use(C_LAYERS, c_layer(path), c_layer(included)))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def is_pure(path: Path) -> bool:
@@ -140,13 +147,15 @@ def is_pure(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "path", list(filter(is_pure, C_FILES)), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_plan_kernels_codec_and_frame_touch_no_os(path: Path) -> None:
-    for one in reached(path):
-        system = {name for kind, name in includes(one) if kind == "<"}
-        assert system <= PURE_HEADERS, f"{one.name} includes {sorted(system - PURE_HEADERS)}"
+def test_plan_kernels_codec_and_frame_touch_no_os() -> None:
+    pure = set().union(*(reached(path) for path in C_FILES if is_pure(path)))
+    wrong = [
+        f"{named(path)} includes {name}"
+        for path in sorted(pure)
+        for kind, name in includes(path)
+        if kind == "<" and name not in PURE_HEADERS
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_api_implements_the_public_functions_of_communicators_and_works() -> None:
@@ -212,23 +221,34 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
                 yield (*module, alias.name) if is_module else module
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_imports_point_down(path: Path) -> None:
-    user = python_layer(module_parts(path))
-    for module in imports(path):
-        if module[0] != "ringcomm":
-            continue
-        if module[1:2] == ("_core",):
-            assert user == "_native", "only _native.py loads the extension"
-            continue
-        used = python_layer(module[1:])
-        assert may_use(PYTHON_LAYERS, user, used), f"{user} must not import {'.'.join(module)}"
+IMPORTED = {path: set(imports(path)) for path in PYTHON_FILES}
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_callers_libraries_are_left_to_the_caller(path: Path) -> None:
-    if python_layer(module_parts(path)) not in MAY_IMPORT_THEM:
-        assert not {module[0] for module in imports(path)} & CALLERS_LIBRARIES
+def test_python_imports_point_down() -> None:
+    wrong = []
+    for path, modules in IMPORTED.items():
+        user = python_layer(module_parts(path))
+        for module in sorted(modules):
+            if module[:2] == ("ringcomm", "_core"):
+                right = user == "_native"  # which alone loads the extension
+            else:
+                right = module[0] != "ringcomm" or may_use(
+                    PYTHON_LAYERS, user, python_layer(module[1:])
+                )
+            if not right:
+                wrong.append(f"{named(path)} must not import {'.'.join(module)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_callers_libraries_are_left_to_the_caller() -> None:
+    wrong = [
+        f"{named(path)} must not import {module[0]}"
+        for path, modules in IMPORTED.items()
+        for module in sorted(modules)
+        if module[0] in CALLERS_LIBRARIES
+        and python_layer(module_parts(path)) not in MAY_IMPORT_THEM
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_rule_bites() -> None:
@@ -265,11 +285,16 @@ def source_files() -> list[Path]:
     return sorted({path for path in found if path.suffix in kinds and path.is_file()})
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_is_short_and_says_what_it_is(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MOST_LINES
-    if path.suffix in (".c", ".h", ".cu", ".cuh"):
-        assert re.match(r"/\*.{20}", text, re.DOTALL), "it starts with a comment on what it is"
-    else:
-        assert ast.get_docstring(ast.parse(text)), "it starts with a docstring"
+def says_what_it_is(path: Path, text: str) -> bool:
+    """By a docstring or a comment at its head."""
+    head = r'"""\S' if path.suffix in (".py", ".pyi") else r"/\*.{20}"
+    return bool(re.match(head, text.removeprefix("#!/usr/bin/env python3\n"), re.DOTALL))
+
+
+def test_every_file_is_short_and_says_what_it_is() -> None:
+    texts = {path: path.read_text() for path in source_files()}
+    assert texts
+    long = [named(path) for path, text in texts.items() if len(text.splitlines()) > MOST_LINES]
+    assert not long, f"these have more than {MOST_LINES} lines: {long}"
+    headless = [named(path) for path, text in texts.items() if not says_what_it_is(path, text)]
+    assert not headless, f"these do not say what they are: {headless}"
