@@ -95,11 +95,9 @@ def lacking(comm: Communicator, feedback: ErrorFeedback) -> Array:
 # ---- T4, T12: telescoping sums, and restarts in other worlds ----
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(2, 3), (3, 2), (4, 5), (5, 8), (8, 4), (3, 1), (1, 2), (2, 2)]
-)
-def test_nothing_is_lost_over_200_steps_and_a_restart(first: int, second: int) -> None:
-    """T4 and T12: 100 steps, a checkpoint, and 100 steps in another world."""
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 2), (8, 5), (3, 1), (1, 2)])
+def test_nothing_is_lost_over_many_steps_and_a_restart(first: int, second: int) -> None:
+    """T4 and T12: 30 steps, a checkpoint, and 30 steps in another world."""
     count = 2600 + first
     op = ("avg", "sum")[second % 2]
 
@@ -119,12 +117,12 @@ def test_nothing_is_lost_over_200_steps_and_a_restart(first: int, second: int) -
         return saved
 
     with World(first, lanes=2, config=SMALL) as world:
-        saved = world.run(lambda comm: run(comm, range(100), {}))
+        saved = world.run(lambda comm: run(comm, range(30), {}))
     for codec in CODECS:
         for mine, other in itertools.pairwise([one[codec][0] for one in saved]):
             assert all(bits(mine[part]) == bits(other[part]) for part in ("worker", "owner"))
     with World(second, config=SMALL) as world:
-        world.run(lambda comm: run(comm, range(100, 200), saved[0]))
+        world.run(lambda comm: run(comm, range(30, 60), saved[0]))
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -202,43 +200,38 @@ LAG = {
 
 
 def test_how_far_behind_the_results_are() -> None:
-    """T5: one and a half times the lag that simulations gave."""
-    n, count, steps = 4, 4096, 200
+    """T5: one and a half times the lag that simulations gave. The data lie side by side."""
+    n, count, steps = 4, 2048, 200
+    kinds = [slice(kind * count, (kind + 1) * count) for kind in range(3)]
+    rng = np.random.default_rng(3)
+    scale = np.ones(3 * count)
+    scale[kinds[1]] = np.exp(rng.standard_normal(count))
+    scale[kinds[2]] = rng.random(count) < 0.05
+    mean = np.random.default_rng(4).standard_normal(3 * count) * scale
 
-    def scales(kind: int) -> Array:
-        rng = np.random.default_rng(3)
-        if kind == 0:
-            return np.ones(count)
-        return np.exp(rng.standard_normal(count)) if kind == 1 else 1.0 * (rng.random(count) < 0.05)
-
-    def lags(comm: Communicator, kind: int) -> dict[tuple[str, int], float]:
-        scale = scales(kind)
-        mean = np.random.default_rng(4).standard_normal(count) * scale
+    def lacks(comm: Communicator) -> dict[str, Array]:
         noise = np.random.default_rng((7, comm.rank))
         feedbacks = {codec: ErrorFeedback() for codec in LAG}
-        lacks = {codec: np.zeros(count) for codec in LAG}
+        lacking = {codec: np.zeros(3 * count) for codec in LAG}
         for _ in range(steps):
-            x = (mean + noise.standard_normal(count) * scale / 0.3).astype(np.float32)
+            x = (mean + noise.standard_normal(3 * count) * scale / 0.3).astype(np.float32)
             exact = comm.allreduce(x.astype(np.float64), "avg")
             for codec, feedback in feedbacks.items():
                 y = comm.allreduce(x.copy(), "avg", compression=codec, feedback=feedback)
-                lacks[codec] += y - exact
-        size = np.linalg.norm(mean)
-        return {(codec, kind): float(np.linalg.norm(lacks[codec]) / size) for codec in LAG}
-
-    def body(comm: Communicator) -> dict[tuple[str, int], float]:
-        return lags(comm, 0) | lags(comm, 1) | lags(comm, 2)
+                lacking[codec] += y - exact
+        return lacking
 
     with World(n) as world:
-        for (codec, kind), steps_behind in world.run(body)[0].items():
-            assert steps_behind <= 1.5 * LAG[codec][kind], (codec, kind, steps_behind)
+        lacking = world.run(lacks)[0]
+    for (codec, bounds), kind in itertools.product(LAG.items(), range(3)):
+        behind = np.linalg.norm(lacking[codec][kinds[kind]]) / np.linalg.norm(mean[kinds[kind]])
+        assert behind <= 1.5 * bounds[kind], (codec, kind, behind)
 
 
 # ---- T10, T11: another codec, another unit ----
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize(("n", "op"), [(1, "avg"), (2, "sum"), (3, "avg"), (5, "sum")])
 def test_the_codec_changes_in_mid_run(n: int, op: str) -> None:
     """T10: among those that quantise what is left stays; the others deliver it at once."""
     count = 3333
@@ -371,9 +364,9 @@ def test_several_ranks_on_each_host(hosts: int, local: int) -> None:
             results = world.run(lambda comm: body(comm, states, steps))
         return results[0]
 
-    states = in_world(n, local, None, range(25))
-    states = in_world(3, 0, states, range(25, 50))
-    in_world(n, local, states, range(50, 75))
+    states = in_world(n, local, None, range(10))
+    states = in_world(3, 0, states, range(10, 20))
+    in_world(n, local, states, range(20, 30))
 
 
 @pytest.mark.parametrize(("hosts", "local"), [(2, 2), (3, 2), (2, 3), (4, 2)])

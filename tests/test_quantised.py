@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,6 @@ WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
 LANES = ((1, 1, 256 << 10), (2, 1, 4096), (3, 2, 64 << 10))
 """Lanes, rails and segment bytes that go together."""
 HEADER_BYTES = 52
-
-
-def counts(n: int) -> list[int]:
-    return sorted({0, 1, n - 1, 255, 256, 257, 100_003})
 
 
 def values(count: int, rank: int, salt: int = 0) -> Array:
@@ -114,18 +110,21 @@ def assert_right(world: World, cases: Sequence[Any]) -> None:
     assert not any(found), "\n".join(text for texts in found for text in texts[:5])
 
 
-@pytest.mark.parametrize("n", WORLDS)
-def test_allreduce_bit_for_bit(n: int) -> None:
-    """T1 and T2."""
+@pytest.mark.parametrize("turn", range(len(WORLDS)), ids=lambda turn: str(WORLDS[turn]))
+def test_allreduce_bit_for_bit(turn: int) -> None:
+    """T1 and T2; of many segments one codec in each world."""
+    n, (lanes, rails, segment) = WORLDS[turn], LANES[turn % len(LANES)]
+    counts = sorted({0, 1, n - 1, 255, 256, 257, 9001})
     cases = [
         Case(n, codec, count, ("sum", "avg")[(i + n) % 2])
-        for i, (codec, count) in enumerate(itertools.product(CODECS, counts(n)))
+        for i, (codec, count) in enumerate(itertools.product(CODECS, counts))
     ]
-    for lanes, rails, segment in LANES if n < 16 else LANES[1:2]:
-        config = Config(segment_bytes=segment, timeout=30.0)
-        engines = ("shared", "own")[(n + lanes) % 2]
-        with World(n, lanes=lanes, rails=rails, config=config, engines=engines) as world:
-            assert_right(world, cases)
+    if n < 16:
+        cases.append(Case(n, CODECS[turn % len(CODECS)], 100_003, ("sum", "avg")[turn // 4]))
+    config = Config(segment_bytes=segment, timeout=30.0)
+    engines = ("shared", "own")[(n + lanes) % 2]
+    with World(n, lanes=lanes, rails=rails, config=config, engines=engines) as world:
+        assert_right(world, cases)
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -164,41 +163,65 @@ def test_without_feedback(n: int, codec: str) -> None:
         world.run(body)
 
 
+Steps = list[tuple[Any, list[Residuals]]]
+"""What each of some calls gives, and what it leaves on each rank."""
+
+
+def chained(call: Callable[[int, list[Residuals] | None], tuple[Any, list[Residuals]]]) -> Steps:
+    """Two calls in succession, by the number of each and what the one before has left."""
+    steps: Steps = [call(0, None)]
+    return [*steps, call(1, steps[0][1])]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_reduce_scatter_and_allgather(n: int) -> None:
     """T2 of the two that sharded training needs."""
+    runs = list(itertools.product(CODECS, (0, 1, 257, 5003)))
+    scattered = {
+        (codec, count): chained(
+            lambda salt, left, codec=codec, count=count: quantised.reduce_scatter(
+                inputs(n * count, n, salt), "sum", codec, left
+            )
+        )
+        for codec, count in runs
+    }
+    gathered = {
+        (codec, count): chained(
+            lambda salt, left, codec=codec, count=count: quantised.allgather(
+                inputs(count, n, salt), codec, left
+            )
+        )
+        for codec, count in runs
+    }
 
     def body(comm: Communicator) -> None:
-        for codec, count in itertools.product(CODECS, (0, 1, 257, 5003)):
+        for codec, count in runs:
             feedback, gathers = ErrorFeedback(n * count), ErrorFeedback()
-            before = gathered = None
-            for salt, op in enumerate(("sum", "sum")):
-                every = inputs(n * count, n, salt)
-                expected, before = quantised.reduce_scatter(every, op, codec, before)
-                got = comm.reduce_scatter(
-                    every[comm.rank].copy(), op, compression=codec, feedback=feedback
-                )
+            for salt in range(2):
+                expected, left = scattered[codec, count][salt]
+                x = values(n * count, comm.rank, salt)
+                got = comm.reduce_scatter(x, compression=codec, feedback=feedback)
                 assert not differences(f"{codec}[{count}]", got, expected[comm.rank])
-                assert same_residuals(residuals_of(feedback), before[comm.rank])
-                mine = inputs(count, n, salt)
-                expected_all, gathered = quantised.allgather(mine, codec, gathered)
-                rows = comm.allgather(mine[comm.rank], compression=codec, feedback=gathers)
+                assert same_residuals(residuals_of(feedback), left[comm.rank])
+                expected, left = gathered[codec, count][salt]
+                mine = values(count, comm.rank, salt)
+                rows = comm.allgather(mine, compression=codec, feedback=gathers)
                 assert rows.shape == (n, count)
-                assert not differences(f"{codec}[{count}]", rows.reshape(-1), expected_all)
-                assert same_residuals(residuals_of(gathers), gathered[comm.rank])
+                assert not differences(f"{codec}[{count}]", rows.reshape(-1), expected)
+                assert same_residuals(residuals_of(gathers), left[comm.rank])
 
     with World(n, lanes=2, config=Config(segment_bytes=4096, timeout=30.0)) as world:
         world.run(body)
 
 
-def test_a_thousand_random_calls() -> None:
+def test_random_calls() -> None:
     """T1: equal bits on all ranks, whatever is in flight beside what."""
 
     def body(comm: Communicator) -> bytes:
         rng, digest = np.random.default_rng(11), hashlib.sha256()
         feedbacks: dict[tuple[int, str], ErrorFeedback] = {}
         flying: list[tuple[Any, Array]] = []
-        for call in range(1000 // 3 + 1):
+        for call in range(200):
             count = int(rng.choice([1, 100, 256, 1000, 4099, 20_000]))
             op, codec = str(rng.choice(["sum", "avg"])), str(rng.choice([*CODECS, "bf16", "none"]))
             keeps, waits = bool(rng.random() < 0.6), bool(rng.random() < 0.5)
@@ -220,7 +243,7 @@ def test_a_thousand_random_calls() -> None:
             digest.update(bits(result))
         return digest.digest()
 
-    for n in (2, 3, 5):
+    for n in (2, 3):
         with World(n, lanes=2, config=Config(segment_bytes=4096, timeout=30.0)) as world:
             assert len(set(world.run(body))) == 1
 
@@ -320,18 +343,28 @@ def test_zeros_and_subnormals(n: int) -> None:
     rows[8, 7] = 1e18
     rows[9, 9] = 3e38 / n
     flat = rows.reshape(-1)
+    every = {
+        codec: [
+            np.roll(flat if codec in ("int8", "int4", "fp8") else flat[: 9 * 256], 64 * rank)
+            for rank in range(n)
+        ]
+        for codec in CODECS
+    }
+    steps = {
+        codec: chained(
+            lambda _, left, codec=codec: quantised.allreduce(every[codec], "sum", codec, left)
+        )
+        for codec in CODECS
+    }
 
     def body(comm: Communicator) -> None:
         for codec in CODECS:
-            size = len(flat) if codec in ("int8", "int4", "fp8") else 9 * 256
-            feedback, before = ErrorFeedback(), None
-            for _ in range(3):
-                every = [np.roll(flat[:size], 64 * rank) for rank in range(n)]
-                expected, before = quantised.allreduce(every, "sum", codec, before)
-                x = every[comm.rank].copy()
+            feedback = ErrorFeedback()
+            for expected, left in steps[codec]:
+                x = every[codec][comm.rank].copy()
                 comm.allreduce(x, compression=codec, feedback=feedback)
                 assert not differences(codec, x, expected)
-                assert same_residuals(residuals_of(feedback), before[comm.rank])
+                assert same_residuals(residuals_of(feedback), left[comm.rank])
 
     with World(n) as world:
         world.run(body)
@@ -353,35 +386,38 @@ def test_zero_stays_zero() -> None:
         world.run(body)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
-def test_a_value_that_is_not_finite(n: int, bad: float) -> None:
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_value_that_is_not_finite(n: int) -> None:
     """T6: NaN for all, on every rank; residuals stay; the next call goes on as if nothing had been.
     (3.4e38 is finite, and its sum is not.)"""
-    count = 3001
+    count, bads = 3001, (np.nan, np.inf, -np.inf, 3.4e38)
+    after = {
+        codec: chained(
+            lambda salt, left, codec=codec: quantised.allreduce(
+                inputs(count, n, 2 * salt), "sum", codec, left
+            )
+        )[1][0]
+        for codec in CODECS
+    }
 
     def body(comm: Communicator) -> None:
-        for where, codec in itertools.product((0, 1500, 3000), CODECS):
-            feedback = ErrorFeedback()
+        for (turn, codec), (i, where) in itertools.product(
+            enumerate(CODECS, start=n), enumerate((0, 1500, 3000))
+        ):
+            bad, feedback = bads[(turn + i) % len(bads)], ErrorFeedback()
             comm.allreduce(values(count, comm.rank), compression=codec, feedback=feedback)
             before = residuals_of(feedback)
             x = values(count, comm.rank, 1)
             if comm.rank == n - 1 or abs(bad) < np.inf:
                 x[where] = bad
             comm.allreduce(x, compression=codec, feedback=feedback)
-            assert x.view(np.uint32).tolist() == [0x7FC00000] * count, codec
+            assert x.view(np.uint32).tolist() == [0x7FC00000] * count, (codec, bad)
             left = residuals_of(feedback)
             assert bits(left.worker) == bits(before.worker)
             assert bits(left.owner) == bits(before.owner)
-            expected, _ = quantised.allreduce(
-                inputs(count, n, 2),
-                "sum",
-                codec,
-                quantised.allreduce(inputs(count, n), "sum", codec)[1],
-            )
             y = values(count, comm.rank, 2)
             comm.allreduce(y, compression=codec, feedback=feedback)
-            assert not differences(codec, y, expected)
+            assert not differences(codec, y, after[codec])
 
     with World(n, config=Config(segment_bytes=4096, timeout=30.0)) as world:
         world.run(body)
@@ -502,14 +538,13 @@ def test_bits_per_element() -> None:
 # ---- T13: ranks that disagree ----
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("other", ["int4", "bf16", None, "count", "op", "reduce_scatter"])
-def test_ranks_that_disagree(n: int, other: str | None) -> None:
+def test_ranks_that_disagree(other: str | None) -> None:
     """T13: an error on every rank that names both calls, not a hang."""
 
     def calls(comm: Communicator) -> None:
         x = values(1200, comm.rank)
-        differs = comm.rank == n - 1
+        differs = comm.rank == 2
         if differs and other == "reduce_scatter":
             comm.reduce_scatter(x, compression="int8")
         elif differs and other == "count":
@@ -525,5 +560,5 @@ def test_ranks_that_disagree(n: int, other: str | None) -> None:
         with pytest.raises(MismatchError, match="called"):
             calls(comm)
 
-    with World(n) as world:
+    with World(3) as world:
         world.run(body)
