@@ -42,7 +42,7 @@ _CLIPPED = 0.999  # of the unit: what is shorter has been clipped; of a limit: t
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 _BY_SIGNS = ("lion", "sign", "rprop")
 
-Twins = Mapping[torch.nn.Parameter, torch.Tensor]
+StandIns = Mapping[torch.nn.Parameter, torch.Tensor]
 """By parameter, a copy with a gradient to try."""
 
 
@@ -178,10 +178,10 @@ class Correction:
         with _on_trial(optimizer) as step:
             for group, weights in groups:
                 for chunk in _chunks(weights):
-                    twins = {weight: self._twin(weight, factor) for weight in chunk}
-                    step(group, twins)
-                    for twin in twins.values():
-                        twin.grad = None
+                    stand_ins = {weight: self._stand_in(weight, factor) for weight in chunk}
+                    step(group, stand_ins)
+                    for stand_in in stand_ins.values():
+                        stand_in.grad = None
         keys = set(map(id, stepped))
         self._in_flight -= keys
         self._ready |= keys
@@ -234,14 +234,14 @@ class Correction:
         self._units[key] = torch.stack([unit, limit])
         return torch.minimum(unit, torch.where(limit > 0, limit / sent, torch.inf))
 
-    def _twin(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
+    def _stand_in(self, weight: torch.nn.Parameter, factor: torch.Tensor) -> torch.Tensor:
         """A copy of the weight with the gradient to try."""
         if id(weight) not in self._elsewhere:
             self._elsewhere[id(weight)] = torch.empty_like(weight)
-        twin = self._elsewhere[id(weight)].copy_(weight)
+        stand_in = self._elsewhere[id(weight)].copy_(weight)
         gradient = self._sent[id(weight)].mul_(factor.to(weight.device)).nan_to_num_(0.0, 0.0, 0.0)
-        twin.grad = gradient.to(weight.dtype)
-        return twin
+        stand_in.grad = gradient.to(weight.dtype)
+        return stand_in
 
     def before_forward(self, model: torch.nn.Module, *_: Any) -> None:
         """The model is about to be used, for training or not."""
@@ -341,8 +341,8 @@ def _can_be_tried(optimizer: torch.optim.Optimizer) -> bool:
 
 
 @contextlib.contextmanager
-def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins], None]]:
-    """What makes a copy of the optimizer step twins of some of a group's parameters, by their
+def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, StandIns], None]]:
+    """What makes a copy of the optimizer step stand-ins of some of a group's parameters, by their
     gradients and without hooks. Raises ConfigError where that fails."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", None) else step
@@ -352,14 +352,16 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
     vars(trial).update({key: value for key, value in vars(optimizer).items() if key not in without})
     vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
 
-    def of_twins(group: dict[str, Any], twins: Twins) -> None:
+    def of_stand_ins(group: dict[str, Any], stand_ins: StandIns) -> None:
         settings = {key: scratch.copy(value) for key, value in group.items() if key != "params"}
-        trial.param_groups = [{**settings, "params": list(twins.values())}]
+        trial.param_groups = [{**settings, "params": list(stand_ins.values())}]
         trial.state = defaultdict(
             dict,
             {
-                twin: {key: scratch.copy(value) for key, value in optimizer.state[weight].items()}
-                for weight, twin in twins.items()
+                stand_in: {
+                    key: scratch.copy(value) for key, value in optimizer.state[weight].items()
+                }
+                for weight, stand_in in stand_ins.items()
                 if weight in optimizer.state
             },
         )
@@ -367,7 +369,7 @@ def _on_trial(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Any, Twins
         scratch.end()
 
     try:
-        yield of_twins
+        yield of_stand_ins
     except (RingcommError, torch.OutOfMemoryError):
         raise
     except Exception as error:
