@@ -67,7 +67,7 @@ def test_a_window_goes_by_medians_and_is_a_row() -> None:
     window = Window()
     assert window.seen() == Seen()
     for busy in (1.0, 50.0, 2.0):
-        window.add(StepTook(3.0, 2.0, 1.0, False, busy, 8, (0.0, 2.0)))
+        window.add(StepTook(3.0, 2.0, False, busy, 8, (0.0, 2.0)))
     seen = window.seen()
     assert (seen.steps, seen.busy_s) == (3, 2.0)
     assert Seen.of_row(seen.row()) == seen
@@ -171,9 +171,7 @@ class Ranks:
             free = max(submitted, free) + link.seconds(bucket, codec)
             flights.append((submitted, free + site.latency_s))
         over, last = flights[-1][1], flights[-1][0]
-        return StepTook(
-            last, last - flights[0][0], over - last, False, covered(flights, over), 0, tuple(ready)
-        )
+        return StepTook(last, last - flights[0][0], False, covered(flights, over), 0, tuple(ready))
 
 
 def best(site: Site, names: Sequence[str] = ("none", "bf16", "int8")) -> float:
@@ -284,8 +282,8 @@ def test_the_slowest_rank_counts_and_one_decides() -> None:
     """Others wait for it in their exchanges; what they measure says nothing of the link."""
     site = Site(10 * GBIT, 0.3)
     ready = site.ready_s()
-    fast = Seen(10, 0.1, 0.07, 0.2, 0.29)
-    slow = Seen(10, 0.3, ready[-1], 0.01, 0.02)
+    fast = Seen(10, 0.1, 0.07, busy_s=0.29)
+    slow = Seen(10, 0.3, ready[-1], busy_s=0.02)
     one = Law(ladder(), first_steps=0)
     change = one.decide(20, [fast, slow, fast, fast], site.load, ready)
     assert change is not None
@@ -301,7 +299,7 @@ def test_ranks_that_measure_apart_change_at_the_same_step() -> None:
 
 def test_nothing_is_decided_without_measurements_of_all() -> None:
     one = Law(ladder(), first_steps=0)
-    seen = Seen(10, 0.1, 0.07, 0.2, 0.29)
+    seen = Seen(10, 0.1, 0.07, busy_s=0.29)
     assert one.decide(20, [seen, Seen()], [Freight(10)], [0.0]) is None
     assert one.decide(20, [seen, seen], [], []) is None
 
@@ -310,11 +308,11 @@ class Asked:
     """A Law on a link of its own, asked after each window; backward takes .2 s of .3.
 
     Args:
-        slack_s: in which the link may go on behind backward.
+        deferred: a step's means are for the one after.
     """
 
-    def __init__(self, codec: str, rungs: Sequence[Rung] = (), slack_s: float = 0.0) -> None:
-        self.slack_s = slack_s
+    def __init__(self, codec: str, rungs: Sequence[Rung] = (), deferred: bool = False) -> None:
+        self.deferred = float(deferred)
         self.law = Law(rungs or ladder(), Rung(CODECS[codec]), first_steps=0)
         self.load, self.ready_s = [Freight(250_000)] * 32, [0.2 * at / 31 for at in range(32)]
         self.step = 300  # the change before is long ago
@@ -322,11 +320,8 @@ class Asked:
     def window(self, busy_s: float) -> str | None:
         """What it says of a window in which the wire was busy for that long in each step."""
         self.step += law.WINDOW
-        codec = self.law.rung.codec
-        link = Link(encoded_bytes(self.load, codec) / busy_s)
-        exposed = max(0.0, exposed_s(self.load, codec, link, self.ready_s) - self.slack_s)
         compute = 0.3 * self.law.rung.accumulate
-        seen = Seen(law.WINDOW, compute, 0.2, exposed, float(self.slack_s > 0), busy_s)
+        seen = Seen(law.WINDOW, compute, 0.2, self.deferred, busy_s)
         change = self.law.decide(self.step, [seen, seen], self.load, self.ready_s)
         return None if change is None else str(change.rung)
 
@@ -368,14 +363,14 @@ def test_more_micro_batches_come_before_what_has_to_be_allowed() -> None:
 
 def test_what_a_late_step_hides_is_not_exposed() -> None:
     """The next forward hides .1 s more."""
-    at_once, late = Asked("bf16"), Asked("bf16", slack_s=0.1)
+    at_once, late = Asked("bf16"), Asked("bf16", deferred=True)
     assert [at_once.window(0.28) for _ in range(3)] == ["int8", None, None]
     assert [late.window(0.28) for _ in range(3)] == [None] * 3
     assert [late.window(0.35) for _ in range(3)] == [None, None, "int8"]
 
 
 def test_more_micro_batches_hide_more_of_a_late_step() -> None:
-    late = Asked("int8", ladder(max_accumulate=4), slack_s=0.1)
+    late = Asked("int8", ladder(max_accumulate=4), deferred=True)
     assert late.window(0.8) == "int8 over 3"  # .9 s of compute, where one or two hide .3 or .6
 
 

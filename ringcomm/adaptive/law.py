@@ -74,9 +74,8 @@ class Seen:
 
     Attributes:
         steps: that were measured; 0: none, and all else is 0.
-        compute_s: of a step, all but what is exposed.
+        compute_s: of a step, all but the wait for the wire behind its last bucket.
         hide_s: from its first bucket to its last.
-        exposed_s: from there until it is over.
         deferred: its means were for the step after: 0 or 1, between them where steps differ.
         busy_s: in which a bucket was in flight.
         wire_bytes: sent over ports.
@@ -86,7 +85,6 @@ class Seen:
     steps: float = 0.0
     compute_s: float = 0.0
     hide_s: float = 0.0
-    exposed_s: float = 0.0
     deferred: float = 0.0
     busy_s: float = 0.0
     wire_bytes: float = 0.0
@@ -109,7 +107,6 @@ class StepTook:
 
     compute_s: float
     hide_s: float
-    exposed_s: float
     deferred: bool
     busy_s: float
     wire_bytes: float
@@ -140,7 +137,7 @@ class Window:
         took = self._took
         if not took:
             return Seen()
-        names = ("compute_s", "hide_s", "exposed_s", "deferred", "busy_s", "wire_bytes")
+        names = ("compute_s", "hide_s", "deferred", "busy_s", "wire_bytes")
         middle = {name: statistics.median(getattr(one, name) for one in took) for name in names}
         return Seen(steps=len(took), cpu_s=self._cpu_s / len(took), **middle)
 

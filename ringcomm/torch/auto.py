@@ -172,7 +172,6 @@ class Auto:
             StepTook(
                 report["compute_s"],
                 report["backward_s"],
-                report["exposed_s"],
                 report["deferred"],
                 report["in_flight_s"],
                 report["wire_bytes"],
