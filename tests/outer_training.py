@@ -47,7 +47,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 # ---- what is learnt: a small network from a noisy one ----
 
-LESSONS = 72  # steps
+LESSONS = 48  # steps
 
 
 def lesson(seed: int, rank: int, step: int, count: int = 16) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +16,8 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+from faults import outer as ranks
+from faults.job import Job, Nursery
 from outer_training import net, train
 from ranks import World, run_ranks
 from torch import nn
@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
 @pytest.fixture
 def comm() -> Iterator[Communicator]:
-    gc.collect()
     with World(1) as world:
         yield world.comms[0]
 
@@ -211,20 +210,12 @@ def test_the_last_word(
     assert text in "".join(said)
 
 
-def test_the_last_word_at_exit() -> None:
+def test_the_last_word_at_exit(torch_nursery: Nursery) -> None:
     """Of what lives to the end of the program."""
-    program = (
-        "import torch, ringcomm\n"
-        "from ringcomm.torch import OuterStep\n"
-        "model = torch.nn.Linear(2, 2)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "outer = OuterStep(model, optimizer, comm=ringcomm.init()).attach()\n"
-        "model(torch.ones(2)).sum().backward()\n"
-        "optimizer.step()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "OuterStep was left without its end: 1 iterations" in done.stderr
+    with Job(torch_nursery, 1) as job:
+        job.start(ranks.left_attached)
+        assert job.wait_exit(0).code == 0, job.story()
+        assert "OuterStep was left without its end: 1 iterations" in job.printed(0)
 
 
 def test_a_lost_rank_is_said_with_what_goes_on_without_one() -> None:

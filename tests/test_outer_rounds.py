@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import time
+import threading
 import warnings
 from typing import Any
 
@@ -15,7 +15,8 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outer_training import backward, batch, net, train, weights
+from outer_training import net, train, weights
+from patience import PATIENCE
 from ranks import World, run_ranks
 from torch import nn
 
@@ -42,7 +43,7 @@ class Bag(nn.Module):
     fragments=st.integers(1, 4),
     codec=st.sampled_from([None, "bf16", "int8", "int4"]),
 )
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 def test_every_element_is_averaged(sizes: list[int], fragments: int, codec: str | None) -> None:
     fragments = min(fragments, len(sizes))
 
@@ -64,22 +65,22 @@ def test_every_element_is_averaged(sizes: list[int], fragments: int, codec: str 
             torch.testing.assert_close(part, torch.ones_like(part), rtol=0.02, atol=0)
 
 
-@pytest.mark.parametrize("merge", ["carry", "lerp", "replace"])
-def test_without_a_delay_all_merges_are_one(merge: str) -> None:
-    def rank(comm: Communicator) -> torch.Tensor:
+def test_without_a_delay_all_merges_are_one() -> None:
+    def merged(comm: Communicator, merge: str) -> torch.Tensor:
         model = net(sizes=(5, 8, 8, 3))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         with OuterStep(
             model, optimizer, every=4, fragments=2, merge=merge, compression=None, comm=comm
         ):
-            train(model, optimizer, comm.rank, range(12))
+            train(model, optimizer, comm.rank, range(8))
         return weights(model)
 
-    known.setdefault("merged", run_ranks(2, rank)[0])
-    assert torch.equal(run_ranks(2, rank)[0], known["merged"])
+    def rank(comm: Communicator) -> list[torch.Tensor]:
+        return [merged(comm, merge) for merge in ("carry", "lerp", "replace")]
 
-
-known: dict[str, torch.Tensor] = {}
+    carry, lerp, replace = run_ranks(2, rank)[0]
+    assert torch.equal(carry, lerp)
+    assert torch.equal(carry, replace)
 
 
 @pytest.mark.parametrize("merge", ["carry", "replace", Lerp(0.25)])
@@ -128,7 +129,7 @@ def test_delayed_fragments_keep_the_anchors_equal() -> None:
         with OuterStep(
             model, optimizer, every=6, fragments=3, delay=1, compression="int4", comm=comm
         ) as outer:
-            train(model, optimizer, comm.rank, range(25))
+            train(model, optimizer, comm.rank, range(13))
             with outer.anchor():
                 anchor = weights(model)
             local = weights(model)
@@ -136,34 +137,27 @@ def test_delayed_fragments_keep_the_anchors_equal() -> None:
         return anchor, local, rounds
 
     (anchor, one, rounds), (other, two, _) = run_ranks(2, rank)
-    assert rounds == 12
+    assert rounds == 6
     assert torch.equal(anchor, other)
     assert not torch.equal(one, two)
 
 
 def test_rounds_hide_behind_a_delay() -> None:
     """The early rank does not wait for the late one at the send."""
+    early_goes_on = threading.Event()
 
-    def rank(comm: Communicator) -> float:
-        model = Bag([100])
-        outer = OuterStep(model, None, every=4, delay=2, compression=None, comm=comm)
+    def rank(comm: Communicator) -> None:
+        outer = OuterStep(Bag([100]), None, every=4, delay=2, compression=None, comm=comm)
         with outer:
-            for _ in range(6):
+            for _ in range(7):
                 outer.tick()  # later rounds need not wait for headers
+            assert not comm.rank or early_goes_on.wait(PATIENCE)
             for _ in range(2):
                 outer.tick()
-            began = outer.report().waited_s
-            if comm.rank:
-                time.sleep(0.5)
-            else:
-                for _ in range(1):
-                    outer.tick()
-            spent = outer.report().waited_s - began
-            for _ in range(3):
-                outer.tick()
-        return spent
+            early_goes_on.set()
+            outer.tick()
 
-    assert run_ranks(2, rank)[0] < 0.4
+    run_ranks(2, rank)
 
 
 # ---- rounds that fail ----
@@ -188,23 +182,28 @@ class Unlucky:
         return EveryRound()
 
 
-@pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize(
-    "way", [{}, {"outer": "sparse"}, {"compression": "int8", "feedback": True}], ids=str
+    "way",
+    [
+        {"delay": 0},
+        {"delay": 1, "outer": "sparse"},
+        {"delay": 1, "compression": "int8", "feedback": True},
+    ],
+    ids=str,
 )
-def test_a_repeated_round_leaves_no_trace(way: dict[str, Any], delay: int) -> None:
+def test_a_repeated_round_leaves_no_trace(way: dict[str, Any]) -> None:
     def run(is_unlucky: bool) -> torch.Tensor:
         def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
             model = net(sizes=(5, 64, 3))
-            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
             peers = {"peers": Unlucky(comm)} if is_unlucky else {"comm": comm}
-            given: dict[str, Any] = {"every": 3, "delay": delay, **way, **peers}
+            given: dict[str, Any] = {"every": 3, **way, **peers}
             with OuterStep(model, optimizer, **given) as outer:
-                train(model, optimizer, comm.rank, range(13))
+                train(model, optimizer, comm.rank, range(10))
             return weights(model), outer.report().repeated
 
-        found = run_ranks(3, rank)
-        assert [repeated for _, repeated in found] == [is_unlucky] * 3
+        found = run_ranks(2, rank)
+        assert [repeated for _, repeated in found] == [is_unlucky] * 2
         assert torch.equal(found[0][0], found[1][0])
         weights_: torch.Tensor = found[0][0]
         return weights_
@@ -305,41 +304,6 @@ def test_buffers_follow_the_mean_and_counters_the_largest() -> None:
 # ---- iterations ----
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-def test_a_scaler_that_skips_on_one_rank_hangs_nobody(is_given: bool) -> None:
-    def rank(comm: Communicator) -> tuple[torch.Tensor, int, int]:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        outer = OuterStep(
-            model,
-            optimizer,
-            every=3,
-            compression=None,
-            comm=comm,
-            scaler=scaler if is_given else None,
-        )
-        with outer:
-            for step in range(9):
-                optimizer.zero_grad()
-                loss = (model(batch(comm.rank, step)) ** 2).sum()
-                if comm.rank == 1 and step in (1, 2, 6):
-                    loss = loss * float("inf")
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            iterations = outer.iteration
-        return weights(model), iterations, outer.rounds
-
-    (a, first, rounds), (b, second, others) = run_ranks(2, rank)
-    assert torch.equal(a, b)
-    assert rounds == others
-    assert first == 9
-    assert second == (9 if is_given else 6)
-    if is_given:
-        assert rounds == 3
-
-
 def test_ranks_that_train_longer_are_waited_for_at_the_end() -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
         model = net()
@@ -403,23 +367,5 @@ def test_ranks_that_are_set_up_differently_are_refused(other: dict[str, Any]) ->
         outer = OuterStep(net(), None, comm=comm, **given)
         with pytest.raises(MismatchError, match="set up differently on ranks 0 and 1"):
             outer.attach()
-
-    run_ranks(2, rank)
-
-
-def test_a_lost_peer_is_an_error_with_fixed_peers() -> None:
-    def rank(comm: Communicator) -> None:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        outer = OuterStep(model, optimizer, every=2, comm=comm).attach()
-        train(model, optimizer, comm.rank, range(1))
-        if comm.rank:
-            comm.abort("gone")
-            outer._let_go()
-            return
-        backward(model, batch(0, 1))
-        with pytest.raises(RuntimeError):
-            optimizer.step()
-        outer._let_go()
 
     run_ranks(2, rank)

@@ -51,8 +51,9 @@ class Reference:
         return q.flatten()
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "senders"])
-@pytest.mark.parametrize(("decay", "gamma"), [(0.95, 1.0), (0.5, 0.65)])
+@pytest.mark.parametrize(
+    ("aggregate", "decay", "gamma"), [("mean", 0.95, 1.0), ("senders", 0.5, 0.65)]
+)
 def test_it_is_the_formula(aggregate: str, decay: float, gamma: float) -> None:
     n, count, density, rounds = 3, 2 * CHUNK, 1 / 64, 4
 

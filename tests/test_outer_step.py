@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import time
+import types
 from typing import Any
 
 import pytest
@@ -18,8 +18,7 @@ from torch import nn
 
 from ringcomm import Communicator
 from ringcomm.torch import OuterStep
-from ringcomm.torch.outer import Nesterov
-from ringcomm.torch.outer.rules import rule_of
+from ringcomm.torch.outer import Nesterov, report
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -48,10 +47,9 @@ def test_mean_of_every_step_is_ddps_average_of_sgd() -> None:
         assert torch.equal(one, found[0])
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("momentum", [0.5, 0.9])
+@pytest.mark.parametrize(("n", "momentum"), [(1, 0.9), (3, 0.5)])
 def test_nesterov_is_torchs_sgd_of_the_pseudo_gradient(n: int, momentum: float) -> None:
-    every, steps = 4, 16
+    every, steps = 4, 12
 
     def rank(comm: Communicator) -> torch.Tensor:
         model = net()
@@ -76,8 +74,7 @@ def test_nesterov_is_torchs_sgd_of_the_pseudo_gradient(n: int, momentum: float) 
         torch.testing.assert_close(one, anchor.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec", ["int4", "int8", "bf16", None])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("codec", "n"), [("int4", 3), ("int8", 2), ("bf16", 2), (None, 3)])
 def test_all_ranks_end_with_the_same_bits(codec: str | None, n: int) -> None:
     def rank(comm: Communicator) -> tuple[torch.Tensor, Any]:
         model = net(seed=comm.rank)  # they begin from rank 0's
@@ -87,17 +84,17 @@ def test_all_ranks_end_with_the_same_bits(codec: str | None, n: int) -> None:
         return weights(model), outer.report()
 
     found = run_ranks(n, rank)
-    for one, report in found:
+    for one, told in found:
         assert torch.equal(one, found[0][0])
-        assert report.iterations == 11
-        assert report.rounds == 4  # the last one by the flush
-        assert report.sent_bytes > 0
+        assert told.iterations == 11
+        assert told.rounds == 4  # the last one by the flush
+        assert told.sent_bytes > 0
 
 
 def test_int4_with_feedback_stays_near_the_exact_mean() -> None:
     def run(codec: str | None, feedback: bool | None) -> torch.Tensor:
         def rank(comm: Communicator) -> torch.Tensor:
-            model = net(sizes=(5, 64, 64, 3))
+            model = net(sizes=(5, 64, 3))
             optimizer = torch.optim.SGD(model.parameters(), 0.001)
             with OuterStep(
                 model,
@@ -108,14 +105,14 @@ def test_int4_with_feedback_stays_near_the_exact_mean() -> None:
                 feedback=feedback,
                 comm=comm,
             ):
-                train(model, optimizer, comm.rank, range(40))
+                train(model, optimizer, comm.rank, range(20))
             return weights(model)
 
         found: torch.Tensor = run_ranks(2, rank)[0]
         return found
 
     exact = run(None, None)
-    moved = (exact - weights(net(sizes=(5, 64, 64, 3)))).norm()
+    moved = (exact - weights(net(sizes=(5, 64, 3)))).norm()
     assert (run("int4", None) - exact).norm() < 0.05 * moved
     assert (run("int8", None) - exact).norm() < 0.05 * moved
 
@@ -208,26 +205,24 @@ def test_frozen_parameters_are_left_and_unused_ones_kept() -> None:
     run_ranks(2, rank)
 
 
-def test_a_rule_that_is_the_mean() -> None:
-    anchor, mean = torch.randn(9), torch.randn(9)
-    expected = anchor - mean
-    rule, found = rule_of("mean"), anchor.clone()
-    assert not rule.memory(found)
-    rule.step(found, mean.clone(), {})
-    assert torch.equal(found, expected)
+def test_what_lies_between_two_attachments_is_not_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(report, "time", types.SimpleNamespace(perf_counter=lambda: now))
 
-
-def test_what_lies_between_two_attachments_is_not_training() -> None:
     def rank(comm: Communicator) -> float:
+        nonlocal now
         outer = OuterStep(net(), None, every=4, comm=comm)
-        for pause_s in (0.5, 0.0):
+        for training_s in (1.0, 2.0):
             outer.attach()
+            now += training_s
             outer.tick()
             outer.detach()
-            time.sleep(pause_s)
+            now += 100.0
         return outer.report().training_s
 
-    assert run_ranks(1, rank)[0] < 0.4
+    assert run_ranks(1, rank) == [3.0]
 
 
 class Clamped(torch.optim.SGD):

@@ -111,12 +111,12 @@ def test_the_callers_own_collectives_may_come_in_between() -> None:
         model = net()
         optimizer = sgd(model)
         with OuterStep(model, optimizer, comm=comm, **DELAYED) as outer:
-            for step in range(40):
+            for step in range(16):
                 train(model, optimizer, comm.rank, [step])
                 if (step + comm.rank) % 3:
                     time.sleep(0.001)
                 assert comm.allreduce(torch.tensor([step])).item() == step * comm.world_size
-            assert outer.rounds == 9
+            assert outer.rounds == 3
         return weights(model)
 
     first, second, third = run_ranks(3, rank)
@@ -240,8 +240,7 @@ def test_in_pieces_no_bit_is_another(merge: Merge) -> None:
     assert torch.equal(merge(local, at_send, anchor), wanted)
 
 
-@pytest.mark.parametrize("outer", ["mean", "nesterov"])
-def test_a_large_fragment_moves_as_a_small_one_does(outer: str) -> None:
+def test_a_large_fragment_moves_as_a_small_one_does() -> None:
     """The rule in pieces, beside the one in which nothing goes on meanwhile."""
 
     def rank(comm: Communicator) -> list[torch.Tensor]:
@@ -249,8 +248,8 @@ def test_a_large_fragment_moves_as_a_small_one_does(outer: str) -> None:
         for delay in (0, 1):
             model = nn.ParameterList([nn.Parameter(torch.zeros(200_003))])
             noise = torch.randn(200_003, generator=torch.Generator().manual_seed(comm.rank))
-            with OuterStep(model, None, every=2, delay=delay, outer=outer, comm=comm) as one:
-                for step in range(12):
+            with OuterStep(model, None, every=2, delay=delay, comm=comm) as one:
+                for step in range(6):
                     with torch.no_grad():  # never between a send and its application
                         model[0].add_(noise, alpha=float(step % 2))
                     one.tick()

@@ -91,33 +91,46 @@ def by_itself(rank: Rank) -> None:
     )
 
 
-def beside_ddp(rank: Rank, how: str) -> None:
-    """OuterStep on a model in DDP: over all ranks, or over those of pairs; or without DDP on the
-    default group. Reports how attach ended, and what was warned of."""
+kept: list[OuterStep] = []
+"""To the end of the program."""
+
+
+def left_attached(rank: Rank) -> None:
+    """Trains one step, and ends with the program."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept.append(OuterStep(model, optimizer, comm=ringcomm.init()).attach())
+    train(model, optimizer, 0, range(1))
+
+
+def beside_ddp(rank: Rank) -> None:
+    """OuterStep on a model in DDP: over all ranks, or over those of pairs; and without DDP on the
+    default group. Reports how each attach ended, and what was warned of."""
     torch.set_num_threads(1)
     dist.init_process_group("ringcomm")
-    model: nn.Module = nn.Linear(3, 3)
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    comm = None
-    if how == "ddp":
-        model = DistributedDataParallel(model)
-    elif how == "local ddp":
-        model = DistributedDataParallel(model, process_group=pairs[rank.number // 2])
-        comm = across[rank.number % 2].comm  # type: ignore[union-attr]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = OuterStep(model, optimizer, every=4, comm=comm)
-    error = rank.attempt("attached", outer.attach)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if error is None:
-            for step in range(6):
-                optimizer.zero_grad()
-                (model(torch.full((2, 3), 1.0 + rank.number + step)) ** 2).sum().backward()
-                optimizer.step()
-            outer.flush()
-            outer.detach()
-    rank.emit("warned", texts=[str(w.message) for w in caught], weights=digest(model))
+    for how in ("ddp", "local ddp", "apart"):
+        model: nn.Module = nn.Linear(3, 3)
+        comm = None
+        if how == "ddp":
+            model = DistributedDataParallel(model)
+        elif how == "local ddp":
+            model = DistributedDataParallel(model, process_group=pairs[rank.number // 2])
+            comm = across[rank.number % 2].comm  # type: ignore[union-attr]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = OuterStep(model, optimizer, every=4, comm=comm)
+        error = rank.attempt("attached", outer.attach)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if error is None:
+                for step in range(6):
+                    optimizer.zero_grad()
+                    (model(torch.full((2, 3), 1.0 + rank.number + step)) ** 2).sum().backward()
+                    optimizer.step()
+                outer.flush()
+                outer.detach()
+        rank.emit("warned", texts=[str(w.message) for w in caught], weights=digest(model))
     dist.destroy_process_group()
 
 
@@ -143,7 +156,7 @@ def remedies(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def lessons(rank: Rank, seed: int, hold: int, grace_s: float, settings: dict[str, Any]) -> None:
+def lessons(rank: Rank, seed: int, hold: int, settings: dict[str, Any]) -> None:
     """Learns, and reports how. Before step ``hold`` this rank waits until it is told to go on."""
     torch.set_num_threads(1)
     model = pupil(seed)
@@ -155,7 +168,7 @@ def lessons(rank: Rank, seed: int, hold: int, grace_s: float, settings: dict[str
             rank.wait_for_go()
 
     config = ringcomm.Config.from_env(timeout=60.0)
-    with Membership(grace_s=grace_s, config=config) as membership:
+    with Membership(grace_s=30.0, config=config) as membership:
         outer = OuterStep(model, optimizer, peers=membership, **settings)
         curve = learn(outer, model, optimizer, seed, rank.number, before_step)
     rank.emit("learnt", curve=curve, left=outer.report().left)
