@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from .frameworks import TransformersCallback
 
