@@ -29,7 +29,7 @@ def test_the_settings_and_where_they_are_from(
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "12")
     monkeypatch.setenv("RINGCOMM_COMPRESSION", "int8")
     monkeypatch.setitem(os.environ, "RINGCOMM_SECRET", "do-not-show")
-    assert main([]) == 0
+    assert main(["info"]) == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()]
     assert ["interfaces", "lo,eth7", "RINGCOMM_INTERFACES"] in rows

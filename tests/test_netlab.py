@@ -196,10 +196,10 @@ def test_an_unknown_sysctl_is_named_and_nothing_stays(possible: None) -> None:
 @pytest.mark.netns
 def test_shaped_rate_and_slow_and_restore(two_hosts: NetLab) -> None:
     stream = Stream(two_hosts, 0)
-    stream.expect(200 * GOODPUT, 1.0, rel=0.1)
+    stream.expect(200 * GOODPUT, 0.5, rel=0.1)
     two_hosts.slow(0, 0, 50)
-    time.sleep(0.5)
-    stream.expect(50 * GOODPUT, 1.0, rel=0.15)
+    time.sleep(0.3)
+    stream.expect(50 * GOODPUT, 0.5, rel=0.15)
     two_hosts.restore(0, 0)
     stream.wait_for(120)
 
@@ -255,26 +255,25 @@ def test_a_rested_cable_carries_no_faster_and_neither_does_a_changed_one(possibl
 
 
 @pytest.mark.netns
-@pytest.mark.parametrize(
-    ("fault", "carrier"),
-    [
-        ("cut", "Invalid argument"),
-        ("unplug", "0"),
-        ("blackhole", "1"),
-        ("flush", "1"),
-        ("mute", "1"),
-    ],
-)
-def test_broken_cable_is_silent_and_comes_back(two_hosts: NetLab, fault: str, carrier: str) -> None:
+def test_broken_cable_is_silent_and_comes_back(two_hosts: NetLab) -> None:
     stream = Stream(two_hosts, 0)
-    getattr(two_hosts, fault)(0, 0, *([1] if fault == "mute" else []))
-    time.sleep(0.3)
-    stream.expect(0, 0.3)
-    assert output(two_hosts, 0, "cat", "/sys/class/net/eth0/carrier").endswith(carrier)
-    other = output(two_hosts, 0, "cat", "/sys/class/net/eth1/carrier")
-    assert other == "1"
-    two_hosts.restore(0, 0)
-    stream.wait_for(50)
+    for fault, to, carrier in (
+        ("cut", (), "Invalid argument"),
+        ("unplug", (), "0"),
+        ("blackhole", (), "1"),
+        ("flush", (), "1"),
+        ("mute", (1,), "1"),
+    ):
+        getattr(two_hosts, fault)(0, 0, *to)
+        time.sleep(0.1)
+        stream.expect(0, 0.2)
+        carriers = output(
+            two_hosts, 0, "cat", *(f"/sys/class/net/eth{nic}/carrier" for nic in (0, 1))
+        )
+        assert carriers.splitlines()[0].endswith(carrier), fault
+        assert carriers.splitlines()[1] == "1", fault
+        two_hosts.restore(0, 0)
+        stream.wait_for(50)
 
 
 @pytest.mark.netns
@@ -282,8 +281,8 @@ def test_unshaped_is_faster_and_can_be_slowed(two_hosts: NetLab) -> None:
     stream = Stream(two_hosts, 1)
     stream.wait_for(250)
     two_hosts.slow(1, 1, 20)
-    time.sleep(0.5)
-    stream.expect(20 * GOODPUT, 1.0, rel=0.25)
+    time.sleep(0.3)
+    stream.expect(20 * GOODPUT, 0.5, rel=0.25)
     two_hosts.restore(1, 1)
     stream.wait_for(250)
 
@@ -311,7 +310,8 @@ def test_ranks_find_torchruns_environment_and_one_secret(two_hosts: NetLab) -> N
 
 
 @pytest.mark.netns
-def test_worst_exit_code_and_the_others_are_ended(two_hosts: NetLab) -> None:
+def test_how_a_job_ends(two_hosts: NetLab) -> None:
+    assert two_hosts.launch(["sleep", "60"], quiet=True, timeout=0.3) == 124
     assert two_hosts.launch(["sh", "-c", "exit $((RANK * 3))"], quiet=True) == 3
     assert two_hosts.launch(["sh", "-c", "[ $RANK = 1 ] && kill -9 $$; true"], quiet=True) == 137
     began = time.monotonic()
@@ -319,11 +319,6 @@ def test_worst_exit_code_and_the_others_are_ended(two_hosts: NetLab) -> None:
     assert job.wait(30, grace=0.2) == 7
     assert time.monotonic() - began < PROMPT
     assert all(rank.poll() is not None for rank in job.ranks)
-
-
-@pytest.mark.netns
-def test_timeout_ends_the_job(two_hosts: NetLab) -> None:
-    assert two_hosts.launch(["sleep", "60"], quiet=True, timeout=0.3) == 124
 
 
 # --- leaving nothing behind ---
