@@ -100,26 +100,6 @@ rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd)
     return RC_INVALID_ARGUMENT;
 }
 
-static int table_ok(const rc_tuned *rows, int count)
-{
-    if (count < 0 || count > RC_MAX_TUNED || (count > 0 && rows == NULL))
-        return 0;
-    for (int i = 0; i < count; i++)
-        if ((unsigned)rows[i].algorithm >= RC_ALGORITHM_COUNT ||
-            (i > 0 && rows[i].up_to <= rows[i - 1].up_to))
-            return 0;
-    return 1;
-}
-
-rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count)
-{
-    if (comm == NULL || !table_ok(rows, count))
-        return RC_INVALID_ARGUMENT;
-    if (is_forked(comm->engine))
-        return RC_INVALID_STATE;
-    return comm_tune(comm, rows, count);
-}
-
 rc_result rc_comm_start(rc_comm *comm)
 {
     if (comm == NULL || comm->state != COMM_NEW || is_forked(comm->engine))

@@ -405,7 +405,8 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
                         .epoch = config->epoch,
                         .segment_bytes = config->segment_bytes,
                         .one_host = config->one_host,
-                        .algorithm = config->algorithm};
+                        .algorithm = config->algorithm,
+                        .link_mbit = config->link_mbit};
     c->shared = (shared_memory){.history = c->history, .history_length = COMM_HISTORY};
     uint32_t kept = BYTES_KEPT / config->segment_bytes;
     pool_init(&c->buffers, config->segment_bytes, kept < BUFFERS_KEPT ? (int)kept : BUFFERS_KEPT);
@@ -420,21 +421,6 @@ rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *co
     engine_unlock(engine);
     *out = c;
     return RC_OK;
-}
-
-rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count)
-{
-    engine_lock(c->engine);
-    pthread_mutex_lock(&c->engine->inbox_lock);
-    int idle = c->inbox_head == NULL && c->active_head == NULL && atomic_load(&c->staging) == 0;
-    pthread_mutex_unlock(&c->engine->inbox_lock);
-    if (idle) {
-        c->env.table.count = count;
-        for (int i = 0; i < count; i++)
-            c->env.table.rows[i] = rows[i];
-    }
-    engine_unlock(c->engine);
-    return idle ? RC_OK : RC_INVALID_STATE;
 }
 
 static rc_result open_lane(rc_comm *c, const peer_link *ln, lane *l)

@@ -53,8 +53,6 @@ struct rc_comm {
     uint64_t next_seq;
     atomic_int unnumbered; /* receives that wait to be matched; written under the same lock */
 
-    atomic_int staging; /* calls whose tensors are being brought here, before comm_submit (pipe) */
-
     rc_work *active_head, *active_tail;
     keyed_queues collectives; /* of these, by seq; receives are on their links */
     list pumped;              /* that go on bit by bit, or may: the others need no pump */
@@ -68,10 +66,9 @@ struct rc_comm {
 
 /* ---- comm.c ---- */
 
-/* What rc_comm_create, _tune, _start, _abort, _leave, _close, _free and rc_submit do, once api.c
+/* What rc_comm_create, _start, _abort, _leave, _close, _free and rc_submit do, once api.c
  * has checked the arguments. */
 rc_result comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
-rc_result comm_tune(rc_comm *c, const rc_tuned *rows, int count);
 rc_result comm_start(rc_comm *c);
 rc_result comm_submit(rc_comm *c, const rc_call *call, rc_work **out);
 void comm_abort(rc_comm *c, const char *reason);

@@ -46,7 +46,6 @@ static rc_result join_hosts(rc_comm *c, const int32_t *hosts)
         env->links[found++] = c->env.links[there];
     }
     env->world_size = c->shared.hosts = found;
-    env->table.count = 0; /* of another world */
     return RC_OK;
 }
 
@@ -87,7 +86,7 @@ static void wait_in_line(rc_comm *c, rc_work *w)
 int comm_start_shared(rc_comm *c, rc_work *w)
 {
     int hosts = c->shared.hosts;
-    int shares = hosts > 0 && plan_may_share(&w->call, hosts, work_wanted(&w->call, &c->env));
+    int shares = hosts > 0 && plan_may_share(&w->call, hosts, c->env.algorithm);
     int waits = hosts > 1 && !(w->flags & FRAME_P2P) &&
                 (c->shared.entering != NULL || c->waiting_head != NULL);
     if (!shares && !waits)

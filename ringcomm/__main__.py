@@ -7,11 +7,10 @@ import sys
 _USAGE = """\
 usage: python -m ringcomm            what is installed, what this machine offers, and the settings
        python -m ringcomm keygen F   make a job secret in file F
-       python -m ringcomm tune       on all ranks: measure which all-reduce is fastest, and keep it
        python -m ringcomm.train      the reference trainer (--help for its options)
        python -m ringcomm --version  the version alone
 """
-_COMMANDS = ("info", "keygen", "tune", "help")
+_COMMANDS = ("info", "keygen", "help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,9 +26,12 @@ def main(argv: list[str] | None = None) -> int:
 
         return keygen.main(args[1:])
     if command == "tune":
-        from .tools import tune
-
-        return tune.main(args[1:])
+        print(
+            "ringcomm: tune is gone: the cost model chooses all-reduces by the speed of the links, "
+            "and RINGCOMM_ALGORITHM overrules it",
+            file=sys.stderr,
+        )
+        return 2
     if command in ("-V", "--version", "version"):
         from . import __version__
 

@@ -13,12 +13,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .callers import Callers
-from .config import ALGORITHMS
 from .errors import (
     AbortedError,
     CommTimeoutError,
@@ -91,24 +90,6 @@ def kernel_sets() -> list[tuple[str, bool]]:
         sets.append((text(lib.rc_kernel_set_name(index)), supported))
         index += 1
     return sets
-
-
-class TunedRow(Protocol):
-    """A row of a tuned table (bootstrap.tuned.Row)."""
-
-    @property
-    def up_to(self) -> int:
-        """Bytes on the wire."""
-
-    @property
-    def algorithm(self) -> str:
-        """A name of config.ALGORITHMS."""
-
-
-def tune(comm: Any, rows: Sequence[TunedRow]) -> int:
-    """rc_comm_tune of an open rc_comm; returns its rc_result."""
-    table = ffi.new("rc_tuned[]", [(row.up_to, ALGORITHMS[row.algorithm]) for row in rows])
-    return int(lib.rc_comm_tune(comm, table, len(rows)))
 
 
 def _address(work: Any) -> int:

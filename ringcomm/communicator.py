@@ -13,7 +13,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,6 @@ import numpy as np
 from . import _native, storages
 from ._native import AGAIN, OK, error_class, ffi, lib, text
 from .bootstrap.join import Joined, join, regroup
-from .bootstrap.tuned import Row
 from .buffers import View
 from .calls import Feedback, is_integer, is_message, make_call
 from .collectives import Collectives
@@ -31,7 +30,7 @@ from .config import Config, names_arguments
 from .counters import Stats, count_works, read_counters
 from .devices import DeviceView, common_device
 from .errors import ConfigError, NotInitializedError, RingcommError, TensorError, naming
-from .opening import check, open_handle
+from .opening import open_handle
 from .pipe import DeviceWork, Pipe
 from .residuals import Residuals
 from .shortcut import Memory, Shortcut
@@ -70,7 +69,7 @@ class Communicator(Collectives):
         rails: this rank's network ports in rail order (``.interface``, ``.address``).
         config: its settings.
         algorithms: what chooses the algorithm of an all-reduce: the name that config.algorithm
-            gives, else "table PATH" (the tuned table, rank 0's file) or "model".
+            gives, else "model", with the speed of the links that it goes by, if that is known.
     """
 
     def __init__(self, joined: Joined, group_codec: str | None = None) -> None:
@@ -87,7 +86,8 @@ class Communicator(Collectives):
         self.config = config
         self.algorithms: str = config.algorithm
         if config.algorithm == "auto":
-            self.algorithms = f"table {mesh.table.path}" if mesh.table else "model"
+            speed = f" of {mesh.link_mbit} Mbit/s links" if mesh.link_mbit else ""
+            self.algorithms = f"model{speed}"
         self._joined = joined
         self._splits = 0
         # Held while the handle is in use, so that close() in another thread cannot free it then. A
@@ -322,13 +322,6 @@ class Communicator(Collectives):
             f"communicator of {self.world_size}, epoch {self._joined.epoch}",
             [rail.interface for rail in self.rails],
         )
-
-    def _follow(self, rows: Sequence[Row]) -> None:
-        """For tools.tune: other rows from now on, the same on all ranks between the same two
-        collectives, while none is in flight."""
-        with self._lock:
-            self._require_open()
-            check(_native.tune(self._handle, rows), "tune")
 
     def _require_open(self) -> None:
         self.require_own_process()

@@ -34,8 +34,11 @@ Algorithm = Literal["auto", "ring", "direct", "one_shot", "doubling", "halving"]
 #: Name -> number in the C header (rc_algorithm).
 ALGORITHMS = {"auto": 0, "ring": 1, "direct": 2, "one_shot": 3, "doubling": 4, "halving": 5}
 
-#: The value of Config.tune_table that stands for no table at all.
-TUNE_TABLE_OFF = "off"
+#: Fields that there are no more, each with what takes its place.
+REMOVED = {
+    "tune_table": "is gone: the cost model goes by the speed of the links; leave it out, or give "
+    "algorithm"
+}
 
 #: Variables that are no field of Config, and what each is.
 OTHER_VARIABLES = {
@@ -51,7 +54,6 @@ ARGUMENT, DEFAULT = "argument", "default"
 #: What documents and messages call values that stand for a choice of ringcomm's.
 _WORDS: dict[str, dict[Any, str]] = {
     "interfaces": {(): "all real ports; on one host, loopback"},
-    "tune_table": {"": "in the user's cache"},
     "spin_us": {-1: "auto"},
     "threads": {0: "auto"},
     "kernel_set": {"": "fastest"},
@@ -175,16 +177,12 @@ class Config:
     """Seconds without any sign of life after which a peer is lost, or a lane whose peer lives."""
 
     algorithm: Algorithm = "auto"
-    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the tuned
-    table or, without one, the cost model says of its size. Same on all ranks."""
+    """How an all-reduce runs: ring, direct, one_shot, doubling or halving; auto: what the
+    cost model says of its size and the speed of the links. Same on all ranks."""
 
     shared_memory: bool = True
     """Let all-reduces among ranks of one host go through memory that they share, and in a job of
     one host broadcasts. Off on one rank means off on all."""
-
-    tune_table: str = ""
-    """File with the table that ``python -m ringcomm tune`` makes, followed where algorithm is auto.
-    Rank 0's counts. Empty: this cluster's in the user's cache, if there is one; off: none."""
 
     spin_us: int = -1
     """Microseconds for which a thread that waits for a collective polls before it sleeps, 0 to
@@ -249,7 +247,6 @@ class Config:
                 f"algorithm={self.algorithm!r}: give one of {', '.join(ALGORITHMS)}"
                 f"{did_you_mean(self.algorithm, ALGORITHMS)}"
             )
-        _check_path(self, "tune_table", "a file's path, or off")
         _check_path(self, "timeline", "a file's path")
         _check_path(self, "secret_file", "a file's path")
         if not isinstance(self.kernel_set, str):
@@ -323,7 +320,7 @@ class Config:
         return {name: getattr(self, name) for name in shared}
 
 
-Config.__init__ = names_arguments(Config.__init__)  # type: ignore[method-assign]
+Config.__init__ = names_arguments(Config.__init__, removed=REMOVED)  # type: ignore[method-assign]
 
 
 def compression_from_env(env: Mapping[str, str] | None = None) -> str:
@@ -341,10 +338,12 @@ def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
     known = {*map(variable_of, _FIELDS), *OTHER_VARIABLES}
     wrong = [name for name in env if name.upper().startswith("RINGCOMM_") and name not in known]
     words = [name.removeprefix("RINGCOMM_") for name in known]
-    return {
+    gone = {variable_of(field): text for field, text in REMOVED.items()}
+    return {name: f"{name} {gone[name]}" for name in wrong if name in gone} | {
         name: f"{name} is set, and ringcomm has no such setting"
         f"{did_you_mean(name[9:].upper(), words, 'RINGCOMM_')}"
         for name in sorted(wrong)
+        if name not in gone
     }
 
 

@@ -35,6 +35,7 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
     settings.heartbeat_ms = int(config.heartbeat * 1000)
     settings.peer_timeout_ms = int(config.peer_timeout * 1000)
     settings.algorithm = ALGORITHMS[config.algorithm]
+    settings.link_mbit = mesh.link_mbit
     cores = len(os.sched_getaffinity(0))
     crowded = mesh.ranks_on_machine > cores
     settings.crowded = crowded
@@ -55,8 +56,6 @@ def open_handle(mesh: Mesh, config: Config, epoch: int, engine: Any) -> Any:
         while mesh.shared:
             result = lib.rc_comm_share(out[0], mesh.host_numbers, mesh.shared.pop())
             check(result, "share memory in")
-        rows = mesh.table.rows if mesh.table else ()
-        check(_native.tune(out[0], rows), "tune")
         check(lib.rc_comm_start(out[0]), "start")
     except BaseException:
         lib.rc_comm_free(out[0])

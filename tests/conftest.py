@@ -1,8 +1,8 @@
 """What all tests share: a clean environment, and a check that a test leaves nothing open.
 
 Invariants: no variable of a launcher or of ringcomm that happens to be set where the tests are run
-reaches a test, but RINGCOMM_KERNEL_SET, and no tuned table of the user who runs them; tests that
-wait for what runs beside the others come last, and of these those whose commands take longest.
+reaches a test, but RINGCOMM_KERNEL_SET; tests that wait for what runs beside the others come last,
+and of these those whose commands take longest.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def beside(request: pytest.FixtureRequest, commands_beside: Beside) -> Done:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def unlaunched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def unlaunched() -> Iterator[None]:
     """Takes away what would make a test a rank of something else, or choose its algorithms. Only
     RINGCOMM_KERNEL_SET stays: results are the same by all sets, and so must the suite's be."""
     settings = {"RINGCOMM_" + field.name.upper() for field in dataclasses.fields(Config)}
@@ -90,7 +90,6 @@ def unlaunched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in list(os.environ):
             if name in unwanted or name.startswith(_LAUNCHERS):
                 patch.delenv(name)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -236,22 +236,12 @@ def halving(owner: int, inputs: Sequence[Array], wire: Wire) -> Array:
         return wire.unpack(total)
 
 
-Table = Sequence[tuple[int, str]]
-
-
-def tuned(payload: int, table: Table) -> str:
-    """What the first row of a table says that reaches so far."""
-    return next((name for up_to, name in table if payload <= up_to), "auto")
-
-
-def choose(payload: int, n: int, table: Table = ()) -> str:
-    """The algorithm for an all-reduce of that many bytes as they travel: what the table says, or
-    else times in ns of a hop (50 us), of a further message in it (25 us), and of a byte at 1
+def choose(payload: int, n: int) -> str:
+    """The algorithm for an all-reduce of that many bytes as they travel over links of unknown
+    speed: times in ns of a hop (50 us), of a further message in it (25 us), and of a byte at 1
     Gbit/s."""
     if n == 1:
         return "ring"
-    if tuned(payload, table) != "auto":
-        return tuned(payload, table)
     hop, exchange, bytes_ = 50e3, 50e3 + (n - 2) * 25e3, payload / 0.117
     shared, down, up = 2 * (n - 1) / n * bytes_, n.bit_length() - 1, (n - 1).bit_length()
     ring = 2 * (n - 1) * hop + shared
@@ -306,10 +296,8 @@ def among_hosts(inputs: Sequence[Array], dtype: str, op: str, codec: str, local:
     return np.concatenate(parts)
 
 
-def chosen(payload: int, n: int, algorithm: str, memory: int = 0, table: Table = ()) -> str:
+def chosen(payload: int, n: int, algorithm: str, memory: int = 0) -> str:
     """What "auto" stands for in an all-reduce of that many bytes as they travel."""
-    if algorithm == "auto":
-        algorithm = tuned(payload, table)
     if algorithm == "auto" and memory > 1 and payload:
         return "among hosts" if memory < n else choose_shared(payload, n)
     return choose(payload, n) if algorithm == "auto" else algorithm
@@ -322,11 +310,10 @@ def allreduce(
     codec: str = "none",
     algorithm: str = "auto",
     memory: int = 0,
-    table: Table = (),
 ) -> Array:
     """What every rank gets; memory: so many ranks in succession share that of their host."""
     n, payload = len(inputs), len(inputs[0]) * wire_bytes(dtype, codec)
-    algorithm = chosen(payload, n, algorithm, memory, table)
+    algorithm = chosen(payload, n, algorithm, memory)
     if algorithm == "among hosts":
         return among_hosts(inputs, dtype, op, codec, memory)
     return reduced(inputs, Wire(dtype, op, codec, n), algorithm)
@@ -373,12 +360,12 @@ def wire_bytes(dtype: str, codec: str) -> int:
     return 2 if codec != "none" else np.dtype(NUMPY[dtype]).itemsize
 
 
-def allreduce_payload(count: int, n: int, rank: int, item: int, table: Table = ()) -> int:
+def allreduce_payload(count: int, n: int, rank: int, item: int) -> int:
     """Bytes of payload that a rank sends: every chunk on each hop that starts at it; where it is
     not a ring, everything to everyone, to each its part and to all its own part's result,
     everything once in each round, or each part up and down its tree."""
     bounds = chunk_bounds(count, n)
-    algorithm = choose(count * item, n, table)
+    algorithm = choose(count * item, n)
     if algorithm == "one_shot":
         return (n - 1) * count * item
     if algorithm == "direct":

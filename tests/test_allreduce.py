@@ -32,6 +32,7 @@ from reference import NUMPY, OPS, Array
 from tensors import bits, elements, hash_of, same_but_for_nans, special, tensor
 
 from ringcomm import Communicator, Config, MismatchError, _native
+from ringcomm.bootstrap import bringup
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -223,6 +224,24 @@ def test_by_two_threads(world: int, algorithm: str) -> None:
     with World(world, lanes=world - 1, config=config, engines="own") as ranks:
         assert {comm.stats()["threads"] for comm in ranks.comms} == {2}
         assert_right(ranks, todo)
+
+
+def test_slower_links_have_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the bits show."""
+    inputs = [elements("f32", 1000, rank) for rank in range(4)]
+    expected = {
+        name: bits(reference.allreduce(inputs, "f32", "sum", algorithm=name))
+        for name in ("direct", "doubling")
+    }
+    assert expected["direct"] != expected["doubling"]
+    config = Config(timeout=30.0, shared_memory=False)
+    for mbit, name in ((0, "doubling"), (100, "direct")):
+        monkeypatch.setattr(bringup, "slowest", lambda *_, mbit=mbit: mbit)
+        with World(4, bring_up="tcp", config=config) as world:
+            told = f"model of {mbit} Mbit/s links" if mbit else "model"
+            assert [comm.algorithms for comm in world.comms] == [told] * 4
+            for sums in world.run(lambda comm: comm.allreduce(inputs[comm.rank].copy())):
+                assert bits(sums) == expected[name]
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,10 @@ def test_settings_that_cannot_work(
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tun"]) == 2
-    assert "unknown command 'tun': did you mean tune?\nusage:" in capsys.readouterr().err
+    assert main(["keygn"]) == 2
+    assert "unknown command 'keygn': did you mean keygen?\nusage:" in capsys.readouterr().err
+    assert main(["tune", "--show"]) == 2
+    assert "tune is gone: the cost model chooses" in capsys.readouterr().err
 
 
 def test_tab_shows_the_public_names_alone() -> None:

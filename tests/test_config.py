@@ -65,7 +65,7 @@ def test_sequences_become_tuples() -> None:
         ({"insecure": "no"}, "insecure='no': give True or False"),
         ({"secret_fd": "3"}, "secret_fd='3': give a whole number from -1"),
         ({"secret_file": 3}, "secret_file=3: give a file's path"),
-        ({"tune_table": b"x"}, "tune_table=b'x': give a file's path, or off"),
+        ({"tune_table": "off"}, r"Config\(\): tune_table= is gone: the cost model goes by"),
         ({"kernel_set": 3}, "kernel_set=3: give a name, such as avx2"),
         ({"algorithm": ["ring"]}, r"algorithm=\['ring'\]: give one of"),
         ({"algorithm": "rin"}, "did you mean ring?"),
@@ -93,7 +93,6 @@ ENVIRONMENT: dict[str, tuple[str, Any]] = {
     "peer_timeout": ("5", 5.0),
     "algorithm": ("direct", "direct"),
     "shared_memory": ("0", False),
-    "tune_table": ("/var/lib/tuned.json", "/var/lib/tuned.json"),
     "spin_us": ("0", 0),
     "timeline": ("/tmp/trace-{rank}.json", "/tmp/trace-{rank}.json"),
     "threads": ("2", 2),
@@ -286,6 +285,7 @@ def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
         ("RINGCOMM_COMPRESION", "did you mean RINGCOMM_COMPRESSION?"),
         ("ringcomm_timeout", "did you mean RINGCOMM_TIMEOUT?"),
         ("RINGCOMM_XYZZY", "RINGCOMM_XYZZY is set, and ringcomm has no such setting"),
+        ("RINGCOMM_TUNE_TABLE", "RINGCOMM_TUNE_TABLE is gone: the cost model goes by the speed"),
     ],
 )
 def test_an_unknown_variable_is_warned_of_once(

@@ -31,8 +31,6 @@ EXCEPTIONS = {
         "_pipe",
         "_slot",
     },
-    "tools/tune.py": {"_joined"},
-    "tools/tuning.py": {"_follow"},
     "torch/buckets.py": {"_run"},
     "torch/reducing.py": {"_shortcut"},
     "torch/submit.py": {"_run"},

@@ -462,7 +462,7 @@ def overlap_rows() -> dict[str, Any]:
     for point in overlap.points(False):
         hosts, parameters = point.settings["hosts"], 30_000_000
         compute_s = 2 * overlap.limit_s(parameters, 1000)
-        exchange_s = 1.05 * overlap.predicted_s(hosts, parameters, 1000)[0]
+        exchange_s = 1.05 * overlap.predicted_s(hosts, parameters, 1000)
         rows[point.name] = row_of(
             "overlap",
             point.name,

@@ -138,7 +138,6 @@ def environment(tree: Tree, **more: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "RINGCOMM_TUNE_TABLE": "off",
         "RINGCOMM_INTERFACES": "lo",
         "RINGCOMM_LOG": "error",
         **more,

@@ -110,7 +110,7 @@ FACE int face_choose(uint64_t count, int world_size, int repeats)
     int sum = 0;
     for (int i = 0; i < repeats; i++) {
         rc_call call = allreduce_of(count + (uint64_t)i);
-        sum += (int)plan_choose(&call, world_size, 4 * call.count, RC_AUTO);
+        sum += (int)plan_choose(&call, world_size, 4 * call.count, 0, RC_AUTO);
     }
     return sum;
 }

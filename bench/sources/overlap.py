@@ -8,8 +8,8 @@ tenth of the size. With overlap buckets hold a thirtieth of the gradient, and th
 after backward: that bounds 8 hosts by 98.6 % of linear.
 
 Measured exchanges are held against the cost model by which the library chooses its algorithm
-(csrc/plan/choose.c; its prices are in ringcomm.tools.costs), with the port's goodput for the price
-of a byte. Lines end with the hosts that were measured: what a hop takes shows little beside the
+(csrc/plan/choose.c), which of so many bytes is the ring, with the port's goodput for the price of a
+byte. Lines end with the hosts that were measured: what a hop takes shows little beside the
 bytes up to there, and would decide how they go on.
 """
 
@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.site import Site
-
-from ringcomm.tools import costs
 
 from . import steps
 from .source import Claim, Found, Point
@@ -43,8 +41,7 @@ HARNESS = 1
 MBIT, PARAMETERS, LAYERS = 1000.0, 30e6, 30
 COMPUTE_PER_EXCHANGE, FORWARD = 2.0, 1 / 3
 MEASURED = (8, 1, 2, 4, 3, 5, 6, 7)
-ALGORITHMS = ("ring", "direct", "one_shot", "doubling", "halving")
-SHOWS = 0.05  # of a ring's time: what another algorithm must save, as in plan_choose()
+HOP_S = 50e-6  # HOP_NS of csrc/plan/choose.c
 LINEAR, MODEL_WITHIN = 0.95, 0.10
 AFTER, DURING = "after backward", "during backward"
 
@@ -102,19 +99,10 @@ def measure(point: Point) -> dict[str, Any]:
 # ---- the model ----
 
 
-def predicted_s(hosts: int, parameters: int, mbit: float) -> tuple[float, str]:
-    """The exchange of one tensor by the cost model, and the algorithm that is chosen by it."""
-    if hosts == 1:
-        return 0.0, "-"
-    prices = dataclasses.replace(costs.MODEL, byte=8 / (mbit * 1e6 * steps.GOODPUT))
-    times = {}
-    for algorithm in ALGORITHMS:
-        hops, messages, sent = costs.counts(algorithm, hosts, 4 * parameters)
-        times[algorithm] = hops * prices.hop + messages * prices.message + sent * prices.byte
-    best = min(times, key=lambda name: times[name])
-    if times["ring"] - times[best] < SHOWS * times["ring"]:
-        best = "ring"
-    return times[best], best
+def predicted_s(hosts: int, parameters: int, mbit: float) -> float:
+    """The exchange of one tensor by the cost model."""
+    bytes_s = 2 * (hosts - 1) / hosts * 4 * parameters * 8 / (mbit * 1e6 * steps.GOODPUT)
+    return 2 * (hosts - 1) * HOP_S + bytes_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +121,6 @@ class Line:
     exchange: float | None
     hop_s: float | None
     model: float
-    algorithm: str
 
     @property
     def off(self) -> float | None:
@@ -147,7 +134,7 @@ def lines(found: Found) -> list[Line]:
     for row in sorted(found.values(), key=lambda row: int(row["settings"]["hosts"])):
         hosts, mbit = row["settings"]["hosts"], row["settings"]["mbit"]
         limit = limit_s(row["parameters"], mbit)
-        model, algorithm = predicted_s(hosts, row["parameters"], mbit)
+        model = predicted_s(hosts, row["parameters"], mbit)
         exchange = hop_s = None
         if hosts > 1:
             taken_s = steps.exchange_s(row["ways"], AFTER)
@@ -162,7 +149,6 @@ def lines(found: Found) -> list[Line]:
                 exchange,
                 hop_s,
                 model / limit,
-                algorithm,
             )
         )
     return made
@@ -224,7 +210,6 @@ def table(found: Found) -> list[Sequence[str]]:
         "exchange over 2 S/B",
         "cost model",
         "model's error",
-        "model's algorithm",
     )
     made: list[Sequence[str]] = [heads]
     for line in lines(found):
@@ -237,7 +222,6 @@ def table(found: Found) -> list[Sequence[str]]:
                 number(line.exchange),
                 number(line.model),
                 off,
-                line.algorithm,
             )
         )
     return made
@@ -251,7 +235,7 @@ def notes(found: Found) -> list[str]:
     return [
         f"Beyond its bytes the exchange takes {min(hops):.1f} to {max(hops):.1f} ms for each "
         f"hop of the ring here, on cores that the hosts share; the cost model has "
-        f"{1e3 * costs.MODEL.hop:g} ms. A curve of more hosts would follow from that figure "
+        f"{1e3 * HOP_S:g} ms. A curve of more hosts would follow from that figure "
         "alone, so it ends with the points."
     ]
 

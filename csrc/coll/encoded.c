@@ -32,8 +32,8 @@ void encoded_layout(rc_layout *out, const work_env *env, const rc_call *call)
     plan p;
     quant q;
     quant_init(&q, env->engine->kernels, call, env->contributors);
-    plan_init(&p, call, plan_choose(call, env->world_size, 0, RC_AUTO), env->rank, env->world_size,
-              quant_segment(&q, env->segment_bytes));
+    plan_init(&p, call, plan_choose(call, env->world_size, 0, 0, RC_AUTO), env->rank,
+              env->world_size, quant_segment(&q, env->segment_bytes));
     int is_direct = p.algorithm == RC_DIRECT;
     uint64_t start = is_direct ? plan_src_offset(&p, (uint32_t)p.rank) : 0;
     *out = (rc_layout){.parts = is_direct ? (uint64_t)p.world_size : 1,

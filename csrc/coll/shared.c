@@ -348,7 +348,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     codec_init(&run->codec, kernels, &among_ranks, env->world_size);
     if (s->hosts > 1)
         codec_leave_unfinished(&run->codec);
-    if (takes_whole(s, run, work_wanted(&w->call, env)))
+    if (takes_whole(s, run, env->algorithm))
         run->chunks = 1;
     else
         room = region_part_bytes(&s->region);

@@ -348,16 +348,10 @@ uint64_t work_wire_bytes(const rc_call *call, const work_env *env)
     return call->count * c.wire_bytes;
 }
 
-rc_algorithm work_wanted(const rc_call *call, const work_env *env)
-{
-    if (env->algorithm != RC_AUTO || call->collective != RC_ALLREDUCE)
-        return env->algorithm;
-    return plan_tuned(&env->table, work_wire_bytes(call, env));
-}
-
 rc_algorithm work_algorithm(const rc_call *call, const work_env *env)
 {
-    return plan_choose(call, env->world_size, work_wire_bytes(call, env), work_wanted(call, env));
+    return plan_choose(call, env->world_size, work_wire_bytes(call, env), env->link_mbit,
+                       env->algorithm);
 }
 
 static uint64_t segment_limit(const rc_work *w)

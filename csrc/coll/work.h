@@ -52,7 +52,7 @@ typedef struct work_env {
     uint32_t segment_bytes;
     int one_host; /* all ranks share one */
     rc_algorithm algorithm;
-    plan_table table;   /* for RC_AUTO */
+    uint32_t link_mbit; /* for RC_AUTO; 0: not known */
     peer_link **links;  /* by rank; NULL for this rank */
     pool *buffers;      /* of segment_bytes */
     out_frame **frames; /* free list */
@@ -114,9 +114,6 @@ void work_release(rc_work *w);
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems);
 /* Bytes of a call's elements as they travel. */
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
-/* The algorithm that the setting, or the table of all-reduces, wants for a call; RC_AUTO: neither
- * says. */
-rc_algorithm work_wanted(const rc_call *call, const work_env *env);
 /* The algorithm of a call that does not go through shared memory. */
 rc_algorithm work_algorithm(const rc_call *call, const work_env *env);
 

@@ -177,15 +177,9 @@ typedef struct rc_comm_config {
     int32_t one_host; /* 1: all ranks share a host, so links are as fast as its memory, and what
                          costs is the handling of frames; same on all ranks */
     uint32_t threads; /* 2: another thread of the engine sends what long works send; 0, 1: none */
+    uint32_t link_mbit; /* Mbit/s of a port of the slowest rank, by which RC_AUTO chooses; 0: not
+                           known, and taken for 1000; same on all ranks */
 } rc_comm_config;
-
-/* A row of a tuned table: all-reduces of at most up_to bytes on the wire, and more than the row
- * before it has, run by algorithm; RC_AUTO: what the cost model says. */
-typedef struct rc_tuned {
-    uint64_t up_to;
-    rc_algorithm algorithm;
-} rc_tuned;
-#define RC_MAX_TUNED 64
 
 void rc_comm_config_init(rc_comm_config *config);
 rc_result rc_comm_create(rc_comm **out, rc_engine *engine, const rc_comm_config *config);
@@ -209,11 +203,6 @@ rc_result rc_comm_watch_ports(rc_comm *comm, int fd);
  * those by RC_DIRECT and RC_ONE_SHOT, and broadcasts where config.algorithm is one of these. Closes
  * fd, also on failure. Before rc_comm_start; on all ranks or on none. */
 rc_result rc_comm_share(rc_comm *comm, const int32_t *hosts, int fd);
-/* Makes all-reduces follow a table where config.algorithm is RC_AUTO: count rows, 0 to
- * RC_MAX_TUNED, in ascending order of up_to; larger ones follow the cost model. The same on all
- * ranks, between the same two collectives. RC_INVALID_STATE while a work is in flight, or a tensor
- * is being copied from a GPU for one (rc_pipe_submit). */
-rc_result rc_comm_tune(rc_comm *comm, const rc_tuned *rows, int count);
 /* Opens the communicator for work. RC_INVALID_STATE if a peer has no lane. */
 rc_result rc_comm_start(rc_comm *comm);
 /* Fails all pending and later works here and, naming this rank and reason, on every other rank. */

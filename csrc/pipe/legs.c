@@ -207,7 +207,6 @@ static void reach_core(rc_flight *f, int flies)
     if (flies)
         queue_append(&p->flying, f);
     p->underway--;
-    atomic_fetch_sub(&p->comm->staging, 1);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }

@@ -373,7 +373,6 @@ static void take_off(rc_flight *f)
     pthread_mutex_lock(&p->lock);
     queue_append(&p->entering, f);
     p->underway++;
-    atomic_fetch_add(&p->comm->staging, 1);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }

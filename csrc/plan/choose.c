@@ -20,29 +20,40 @@
  *
  * A chain of N-1 hops passes on S bytes in segments of C. With FRAME for the handling of a segment,
  * the last byte arrives after S/C FRAME + S/B + HOP + (N-2) (HOP + C/B): the least time is at
- * C = sqrt(S FRAME B / (N-2)). (16 MiB and 4 MiB from one of 8 ranks: 4 and 15 % less time than in
- * segments of 256 KiB, from one of 4 3 and 6 %.)
+ * C = sqrt(S FRAME B / (N-2)), with the B of 1 Gbit/s. (16 MiB and 4 MiB from one of 8 ranks: 4 and
+ * 15 % less time than in segments of 256 KiB, from one of 4 3 and 6 %.)
  *
- * Where a table was measured (python -m ringcomm tune), what it says of a size stands for the
- * setting, and the model is asked only where it says nothing.
+ * An all-reduce's B is what the network ports say of themselves, not a measured rate: with that the
+ * choice, and the order of a sum, would change from start to start. Of one port, as a small message
+ * is a single segment, which takes one.
  *
- * Pure, and a function of what all ranks know alike: the call, the world, the setting, the table.
+ * Pure, and a function of what all ranks know alike: the call, the world, the setting, the speed.
  */
 #include <math.h>
 
 #include "plan.h"
 
-/* Between hosts whose threads sleep when they wait; 1 Gbit/s, where it matters most. Beside them
- * `python -m ringcomm tune` prints those that would fit what it has measured (tools/costs.py). */
+/* Between hosts whose threads sleep when they wait. */
 #define HOP_NS 50e3
 #define MESSAGE_NS 25e3
 #define FRAME_NS 20e3
+/* What TCP carries of 1 Gbit/s. */
 #define BYTES_PER_NS 0.117
+/* Where the speed is not known; and above which a byte costs as much as it does at this one, in
+ * copies, checksums and system calls. */
+#define UNKNOWN_MBIT 1000
+#define MOST_MBIT 5000
 /* Of a segment in a chain; smaller ones lose in handling what they save, where ranks share cores.
  */
 #define LEAST_LINK_BYTES 32768
 /* A ring's hops show until they are less than this part of its time. */
 #define SHOWS 0.05
+
+static double bytes_per_ns(uint32_t link_mbit)
+{
+    uint32_t mbit = link_mbit == 0 ? UNKNOWN_MBIT : link_mbit < MOST_MBIT ? link_mbit : MOST_MBIT;
+    return BYTES_PER_NS / 1000 * mbit;
+}
 
 /* The time of an all-reduce whose bytes take this long on the wire, in ns. */
 static double time_of(rc_algorithm algorithm, int world_size, double whole)
@@ -72,7 +83,7 @@ static rc_algorithm one_plan(const rc_call *call, int world_size)
 }
 
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
-                         rc_algorithm wanted)
+                         uint32_t link_mbit, rc_algorithm wanted)
 {
     static const rc_algorithm others[] = {RC_ONE_SHOT, RC_DOUBLING, RC_DIRECT, RC_HALVING};
     if (world_size > 1 && plan_quantises(call))
@@ -81,7 +92,7 @@ rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_byte
         return RC_RING;
     if (wanted != RC_AUTO)
         return wanted;
-    double whole = (double)wire_bytes / BYTES_PER_NS;
+    double whole = (double)wire_bytes / bytes_per_ns(link_mbit);
     double ring = time_of(RC_RING, world_size, whole), least = ring;
     rc_algorithm best = RC_RING;
     for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
@@ -131,12 +142,4 @@ rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorith
     double one_shot = SHARED_HOP_NS + n * whole;
     double direct = 2 * SHARED_HOP_NS + (3 * (n - 1) + 1) / n * whole;
     return one_shot <= direct ? RC_ONE_SHOT : RC_DIRECT;
-}
-
-rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes)
-{
-    for (int i = 0; i < table->count; i++)
-        if (wire_bytes <= table->rows[i].up_to)
-            return table->rows[i].algorithm;
-    return RC_AUTO;
 }

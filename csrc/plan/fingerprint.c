@@ -29,7 +29,6 @@ static const char *const caller_names[] = {
     "all_reduce() of a sparse tensor",
     "split()",
     "allreduce_many()",
-    "python -m ringcomm tune",
 };
 enum { CALLERS = sizeof caller_names / sizeof *caller_names };
 

@@ -81,17 +81,10 @@ rc_algorithm plan_choose_shared(int world_size, uint64_t wire_bytes, rc_algorith
 
 #define PLAN_NO_CHUNK UINT32_MAX
 
-/* Rows in ascending order of up_to, as rc_comm_tune takes them. */
-typedef struct plan_table {
-    int count;
-    rc_tuned rows[RC_MAX_TUNED];
-} plan_table;
-
-/* What a table says of that many bytes on the wire; RC_AUTO where it says nothing. */
-rc_algorithm plan_tuned(const plan_table *table, uint64_t wire_bytes);
-/* The algorithm that wanted (RC_AUTO: the cost model) gives this call. */
+/* The algorithm that wanted (RC_AUTO: the cost model, over links of link_mbit Mbit/s; 0: not known)
+ * gives this call. */
 rc_algorithm plan_choose(const rc_call *call, int world_size, uint64_t wire_bytes,
-                         rc_algorithm wanted);
+                         uint32_t link_mbit, rc_algorithm wanted);
 
 /* segment_elems: upper bound, at least PLAN_ALIGN; the plan takes smaller segments where a chunk
  * would else be one single segment and not pipeline. */

@@ -6,7 +6,6 @@ until run() hands the lanes over; close() leaves none behind, whatever happened 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import socket
 import time
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..config import Config
 from ..errors import ConfigError
-from . import commit, netlink, probe, tuned, unpaired
+from . import commit, netlink, probe, unpaired
 from .blobs import Record
 from .dialer import Target
 from .greeting import MAX_PORTS, Greeting, Offer, exchange_round
@@ -23,7 +22,7 @@ from .joined import LaneSocket, Mesh, RailInfo
 from .lanes import LaneId, LaneMaker, Plan
 from .launch import Identity
 from .netlink import Address
-from .rails import Endpoint, Pairing, Port, meet, meet_on_link, pair_all
+from .rails import Endpoint, Pairing, Port, meet, meet_on_link, pair_all, slowest
 from .rendezvous import Exchange
 from .secret import Secret, check_exposed
 from .shared_memory import share
@@ -40,7 +39,6 @@ from .sockets import (
 )
 from .system import describe, require_descriptors
 from .terms import Key, job_hash
-from .tuned import Cluster
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
 _MOST_UNPAIRED = 4  # hosts that one host says a line about
@@ -73,6 +71,7 @@ class Bringup:
         self._watch: socket.socket | None = None
         self._ports: list[tuple[Port, ...]] = []
         self._pairings: dict[int, list[Pairing]] = {}
+        self._link_mbit = 0
         self._maker: LaneMaker | None = None
         self._rates: dict[int, float] = {}  # as probed, bytes per second by rail
 
@@ -85,7 +84,9 @@ class Bringup:
         began = time.monotonic()
         deadline = min(deadline, began + left)
         self._ports = [offer.ports for offer in offers]
-        self._pairings = pair_all(self._ports)[self._rank]
+        pairings = pair_all(self._ports)
+        self._pairings = pairings[self._rank]
+        self._link_mbit = slowest(self._ports, pairings, self._host_numbers)
         self._warn_unpaired()
         self._maker = maker = LaneMaker(self._plan())
         maker.run(
@@ -93,19 +94,15 @@ class Bringup:
             lambda loop, ring: exchange.alarm(loop, ring, maker.lost),
         )
         self._warn_shared_subnet()
-        cluster = Cluster.of(self._host_numbers, self._ports, self._hosts)
-        table = tuned.load(self._config, cluster) if self._rank == 0 else None
         lanes = (lane for lane in self._maker.made if lane.lane != probe.PROBE_LANE)
-        mine = commit.Made.of(lanes, self._maker.rows(), table)
+        mine = commit.Made.of(lanes, self._maker.rows())
         made = exchange_round(exchange, deadline, mine.to_fields, self._read_made)
         commit.check(made, self._hosts, time.monotonic() - began)
         self._measure()
         shared = share(
             exchange, deadline, self._rank, self._host_numbers, self._config.shared_memory
         )
-        mesh = self._mesh(commit.agreed(made, self._rank), made, shared)
-        table = tuned.fitting(made[0].table, mesh.in_memory, self._rank)
-        return dataclasses.replace(mesh, cluster=cluster, table=table)
+        return self._mesh(commit.agreed(made, self._rank), made, shared)
 
     def close(self) -> None:
         """Closes what was not handed over."""
@@ -362,6 +359,7 @@ class Bringup:
             shared=[] if shared is None else [shared],
             watch=[] if self._watch is None else [self._watch.detach()],
             in_memory=shared is not None,
+            link_mbit=self._link_mbit,
         )
 
     def _rail_info(self, pairing: Pairing) -> RailInfo:

@@ -2,9 +2,7 @@
 
 A lane counts if both its ends made it. Invariants: every rank judges all pairs from the same
 parts, so all succeed or all raise the same table; a pair of ranks without any lane is a failure,
-a rail without any, beside one that has some, is left out. In the same round rank 0 says which
-algorithms all ranks take (tuned.py).
-"""
+a rail without any, beside one that has some, is left out."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from .blobs import Record
 from .greeting import MAX_PORTS
 from .lanes import LaneId
 from .report import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
-from .tuned import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +23,12 @@ class Made:
     lanes: frozenset[LaneId]
     rows: tuple[Row, ...]
     """How each rail fared that this rank tried to make."""
-    table: Table | None = None
-    """Which algorithms it would have all ranks take; rank 0's counts."""
 
     @classmethod
-    def of(cls, lanes: Iterable[LaneId], rows: Iterable[Row], table: Table | None = None) -> Made:
+    def of(cls, lanes: Iterable[LaneId], rows: Iterable[Row]) -> Made:
         """The failures come first, in case not all rows fit."""
         ordered = sorted(rows, key=lambda row: (row.state == CONNECTED, row))
-        return cls(frozenset(lanes), tuple(ordered[:MAX_ROWS]), table)
+        return cls(frozenset(lanes), tuple(ordered[:MAX_ROWS]))
 
     def to_fields(self) -> dict[str, Any]:
         """For a blob: one bit per lane."""
@@ -42,8 +37,7 @@ class Made:
             key = (lane.peer, lane.rail)
             masks[key] = masks.get(key, 0) | 1 << lane.lane
         links = [{"peer": p, "rail": r, "lanes": mask} for (p, r), mask in sorted(masks.items())]
-        fields = {"links": links, "rows": [row.to_fields() for row in self.rows]}
-        return fields if self.table is None else {**fields, "table": self.table.to_fields()}
+        return {"links": links, "rows": [row.to_fields() for row in self.rows]}
 
     @classmethod
     def from_record(cls, record: Record, world_size: int, lanes_per_rail: int) -> Made:
@@ -55,8 +49,7 @@ class Made:
             mask = link.integer("lanes", 0, (1 << lanes_per_rail) - 1)
             lanes.update(LaneId(peer, rail, i) for i in range(lanes_per_rail) if mask >> i & 1)
         rows = tuple(Row.from_record(row, world_size) for row in record.records("rows", MAX_ROWS))
-        table = Table.from_record(record.object("table")) if record.has("table") else None
-        return cls(frozenset(lanes), rows, table)
+        return cls(frozenset(lanes), rows)
 
 
 def agreed(made: Sequence[Made], rank: int) -> list[LaneId]:

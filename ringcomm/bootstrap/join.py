@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config import TUNE_TABLE_OFF, Config
+from ..config import Config
 from ..errors import ConfigError
 from . import mesh
 from .launch import Identity, identify, placed
@@ -124,8 +124,7 @@ def regroup(
     number: int,
     failed: Callable[[], bool],
 ) -> Joined | None:
-    """Joins some ranks of a mesh anew, with lanes of their own. A tuned table is for all of them
-    in their order, and no other group follows one.
+    """Joins some ranks of a mesh anew, with lanes of their own.
 
     Args:
         members: ranks of the parent in the order that they shall have; empty for a rank that
@@ -141,10 +140,8 @@ def regroup(
         return None
     job = f"{parent.job}/{number}:{','.join(map(str, members))}"
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
-    same = list(members) == list(range(parent.mesh.world_size))
-    settings = config if same else config.replaced(tune_table=TUNE_TABLE_OFF)
     with typed_errors():
-        joined = mesh.join(identity, settings, parent.secret, exchange, epoch)
+        joined = mesh.join(identity, config, parent.secret, exchange, epoch)
     busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from .tuned import Cluster, Table
-
 
 @dataclasses.dataclass(frozen=True)
 class RailInfo:
@@ -67,10 +65,9 @@ class Mesh:
     watch: list[int] = dataclasses.field(default_factory=list)
     """Descriptor of a netlink socket that tells of the ports of this host (netlink.subscribe);
     empty if no lane leaves the host, if there is none, or once it is handed on."""
-    cluster: Cluster | None = None
-    """What a tuned table depends on; None in a world of one."""
-    table: Table | None = None
-    """The tuned table that all ranks follow, if rank 0 has one."""
+    link_mbit: int = 0
+    """Nominal speed of the links between hosts, the same on all ranks; 0: not known, or no such
+    links."""
 
     @property
     def single_host(self) -> bool:

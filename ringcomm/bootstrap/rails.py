@@ -18,7 +18,7 @@ rail or a ConfigError that names both; a port serves at most one rail.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError
 from .netlink import Address
@@ -103,6 +103,27 @@ def _pair(
     raise ConfigError(
         f"ranks {low} and {high} have no network in common, not even a version of IP: "
         f"{_addresses(ours)} and {_addresses(theirs)}. Name their interfaces"
+    )
+
+
+def slowest(
+    ports_by_rank: Sequence[Sequence[Port]],
+    pairings: Sequence[Mapping[int, Sequence[Pairing]]],
+    host_numbers: Sequence[int],
+) -> int:
+    """The fastest rail's speed between the two hosts where it is least, by what the ports say of
+    themselves, in Mbit/s. 0: two hosts know of none, or there is one host."""
+    return min(
+        (
+            max(
+                min(ports_by_rank[low][p.ours].mbit_per_s, ports_by_rank[high][p.theirs].mbit_per_s)
+                for p in rails
+            )
+            for low, peers in enumerate(pairings)
+            for high, rails in peers.items()
+            if low < high and host_numbers[low] != host_numbers[high]
+        ),
+        default=0,
     )
 
 

@@ -23,7 +23,7 @@ from ..bootstrap.secret import Secret, check_exposed, load
 from ..bootstrap.system import typed_errors
 from ..bootstrap.terms import Key, job_hash
 from ..communicator import Communicator
-from ..config import TUNE_TABLE_OFF, Config, names_arguments
+from ..config import Config, names_arguments
 from ..errors import (
     AbortedError,
     BootstrapError,
@@ -304,8 +304,7 @@ class Membership:
             comm.close(_CLOSE_S)
         go = formation.go
         seconds = min(self._config.connect_timeout, max(self._grace_s, _LEAST_FORMING_S))
-        table = self._config.tune_table if len(go.members) == self.world_size else TUNE_TABLE_OFF
-        settings = self._config.replaced(connect_timeout=seconds, tune_table=table)
+        settings = self._config.replaced(connect_timeout=seconds)
         job = f"{self._job}, epoch {go.epoch}"
         identity = Identity(
             rank=go.members.index(self.rank),

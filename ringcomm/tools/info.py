@@ -11,8 +11,7 @@ from rich.table import Table
 from .. import __version__, _native, cuda
 from ..bootstrap.interfaces import Interface, choose, list_interfaces
 from ..bootstrap.secret import VARIABLE as SECRET
-from ..bootstrap.tuned import default_folder, default_tables
-from ..config import OTHER_VARIABLES, TUNE_TABLE_OFF, Config
+from ..config import OTHER_VARIABLES, Config
 from ..errors import ConfigError
 
 
@@ -45,19 +44,6 @@ def _ports() -> Table:
     return table
 
 
-def _algorithms(config: Config) -> str:
-    """What a job that starts here would choose them by, as far as that is known before it does."""
-    if config.algorithm != "auto":
-        return config.algorithm
-    if config.tune_table == TUNE_TABLE_OFF:
-        return "model"
-    if config.tune_table:
-        return f"table {config.tune_table}, where it fits the job, else model"
-    if not default_tables():
-        return f"model (no tables in {default_folder()})"
-    return f"table of {default_folder()} that fits the job, else model"
-
-
 def _settings(config: Config) -> Table:
     """What ``ringcomm.init()`` would go by here, and where each value is from."""
     table = Table("setting", "value", "from", box=None, pad_edge=False)
@@ -70,8 +56,8 @@ def _settings(config: Config) -> Table:
 
 
 def main() -> int:
-    """Prints version, kernel sets, CUDA, what chooses algorithms, interfaces and settings; returns
-    1 where the settings cannot work."""
+    """Prints version, kernel sets, CUDA, interfaces and settings; returns 1 where the settings
+    cannot work."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     engine = _native.acquire_engine("")
     sets = [
@@ -93,7 +79,6 @@ def main() -> int:
         console.print(_ports())
         console.print(f"settings     {error}", soft_wrap=True)
         return 1
-    console.print(f"algorithms   {_algorithms(config)}", soft_wrap=True)
     console.print(_ports())
     console.print()
     console.print(_settings(config))

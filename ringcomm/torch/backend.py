@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..api import stand_in
 from ..bootstrap.join import join_through_store
 from ..communicator import Communicator
-from ..config import TUNE_TABLE_OFF, Config
+from ..config import Config
 from ..errors import ConfigError
 from . import guards
 from .group import RingcommGroup, world_comm
@@ -75,7 +75,7 @@ def open_group(
     Args:
         timeout: of its collectives, and for all ranks to come here.
         options: an Options; a Config; None: those of the default group, or the environment's.
-        whole: the default group, which alone may follow a tuned table.
+        whole: it is the default group.
 
     Raises:
         ConfigError: (a ValueError) the settings cannot work.
@@ -84,8 +84,6 @@ def open_group(
     chosen = _options(options)
     seconds = timeout.total_seconds()
     config = chosen.config.replaced("torch", timeout=min(max(seconds, 0.001), 1e6))
-    if not whole:
-        config = config.replaced(tune_table=TUNE_TABLE_OFF)
     joined = join_through_store(config, rank, size, store, f"torch:{name}", seconds)
     comm = Communicator(joined, chosen.compression or "none")
     group = RingcommGroup(store, comm, chosen, _regroup)

@@ -11,7 +11,7 @@ from typing import TypedDict
 from typing_extensions import Unpack
 
 from ..codecs import Compression, parse
-from ..config import Algorithm, Config, compression_from_env
+from ..config import REMOVED, Algorithm, Config, compression_from_env
 from ..errors import ConfigError
 from .settings import takes
 
@@ -29,7 +29,6 @@ class _ConfigFields(TypedDict, total=False):
     peer_timeout: float
     algorithm: Algorithm
     shared_memory: bool
-    tune_table: str
     spin_us: int
     threads: int
     kernel_set: str
@@ -58,7 +57,7 @@ class Options:
         ConfigError: (a ValueError) a value that cannot work.
     """
 
-    @takes(_ConfigFields)
+    @takes(_ConfigFields, removed=REMOVED)
     def __init__(
         self, compression: Compression | None = None, **settings: Unpack[_ConfigFields]
     ) -> None:

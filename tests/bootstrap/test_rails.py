@@ -8,7 +8,7 @@ import ipaddress
 import pytest
 
 from ringcomm.bootstrap import unpaired
-from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair_all
+from ringcomm.bootstrap.rails import Endpoint, Pairing, Port, meet, number, pair_all, slowest
 from ringcomm.errors import ConfigError
 
 
@@ -122,6 +122,22 @@ def test_ports_of_known_speeds() -> None:
     (there,) = missing([[fast, slow], [port("10.1.0.2/24")]], 0, "ab")
     assert "rail 0 (eth 10.0.0.0/24" in there
     assert "1 of 2 ports, 20% of the bandwidth" in there
+
+
+def test_the_slowest_link_between_hosts() -> None:
+    def known(address: str, mbit: int) -> Port:
+        return dataclasses.replace(port(address), mbit_per_s=mbit)
+
+    def speed(*ranks: list[Port], hosts: tuple[int, ...] = (0, 1, 2)) -> int:
+        return slowest(ranks, pair_all(ranks), hosts)
+
+    fast = [[known(f"10.0.0.{i}/24", 10000), known(f"10.1.0.{i}/24", 1000)] for i in range(3)]
+    assert speed(*fast) == 10000  # of two rails the faster
+    assert speed(*fast[:2], [known("10.0.0.9/24", 2500)]) == 2500
+    assert speed(*fast[:2], fast[2][1:]) == 1000
+    assert speed(*fast[:2], [port("10.0.0.9/24")]) == 0  # not known
+    assert speed(*fast[:2], [known("10.0.0.9/24", 100)], hosts=(0, 1, 1)) == 100
+    assert speed([port("127.0.0.1/8")], [known("10.0.0.1/24", 100)], hosts=(0, 0)) == 0
 
 
 def test_every_port_has_its_counterpart() -> None:

@@ -51,38 +51,6 @@ static void bad_configurations_are_refused(void)
     rc_engine_free(e);
 }
 
-static void bad_tables_are_refused(void)
-{
-    world *w = world_open((world_options){.size = 2});
-    rc_comm *c = w->comms[0];
-    rc_tuned rows[RC_MAX_TUNED + 1], bad[] = {{7, RC_RING}, {7, RC_DIRECT}};
-    for (int i = 0; i <= RC_MAX_TUNED; i++)
-        rows[i] = (rc_tuned){(uint64_t)i * 4096, RC_AUTO};
-    CHECK_EQ(rc_comm_tune(c, rows, RC_MAX_TUNED), RC_OK);
-    CHECK_EQ(rc_comm_tune(c, NULL, 0), RC_OK);
-    CHECK_EQ(rc_comm_tune(NULL, rows, 1), RC_INVALID_ARGUMENT);
-    CHECK_EQ(rc_comm_tune(c, NULL, 1), RC_INVALID_ARGUMENT);
-    CHECK_EQ(rc_comm_tune(c, rows, -1), RC_INVALID_ARGUMENT);
-    CHECK_EQ(rc_comm_tune(c, rows, RC_MAX_TUNED + 1), RC_INVALID_ARGUMENT);
-    CHECK_EQ(rc_comm_tune(c, bad, 2), RC_INVALID_ARGUMENT);
-    bad[1].up_to = 6;
-    CHECK_EQ(rc_comm_tune(c, bad, 2), RC_INVALID_ARGUMENT);
-    bad[0].algorithm = (rc_algorithm)RC_ALGORITHM_COUNT;
-    CHECK_EQ(rc_comm_tune(c, bad, 1), RC_INVALID_ARGUMENT);
-    rc_call call = small_call(RC_ALLREDUCE, data[0], 16); /* the other rank has not called it */
-    rc_work *work = submit(c, &call);
-    CHECK_EQ(rc_comm_tune(c, rows, 1), RC_INVALID_STATE);
-    call.src = call.dst = data[1];
-    rc_work *other = submit(w->comms[1], &call);
-    rc_error error;
-    CHECK_EQ(outcome(work, &error), RC_OK);
-    CHECK_EQ(outcome(other, &error), RC_OK);
-    CHECK_EQ(rc_comm_tune(c, rows, 1), RC_OK);
-    rc_work_free(work);
-    rc_work_free(other);
-    world_close(w);
-}
-
 /* ---- what a call takes ---- */
 
 static void refused(world *w, rc_call call, const char *text)
@@ -483,7 +451,6 @@ int main(void)
 {
     static const check_test tests[] = {
         {"bad_configurations_are_refused", bad_configurations_are_refused},
-        {"bad_tables_are_refused", bad_tables_are_refused},
         {"bad_calls_are_refused", bad_calls_are_refused},
         {"buffers_that_are_not_used_may_be_null", buffers_that_are_not_used_may_be_null},
         {"in_place_is_exact_or_refused", in_place_is_exact_or_refused},

@@ -9,10 +9,15 @@ static rc_call call_of(int collective, uint64_t count)
     return (rc_call){.collective = (rc_collective)collective, .dtype = RC_F32, .count = count};
 }
 
-static rc_algorithm chosen(int world_size, uint64_t bytes)
+static rc_algorithm chosen_over(uint32_t link_mbit, int world_size, uint64_t bytes)
 {
     rc_call call = call_of(RC_ALLREDUCE, bytes / 4);
-    return plan_choose(&call, world_size, bytes, RC_AUTO);
+    return plan_choose(&call, world_size, bytes, link_mbit, RC_AUTO);
+}
+
+static rc_algorithm chosen(int world_size, uint64_t bytes)
+{
+    return chosen_over(0, world_size, bytes);
 }
 
 /* How often the busiest rank sends the tensor. */
@@ -56,17 +61,38 @@ static void choice_follows_the_world(void)
         CHECK_EQ(chosen(n, 256 << 10), RC_HALVING);
 }
 
+/* The slower the links, the less is sent; not known is 1 Gbit/s, and some speed is enough. */
+static void choice_follows_the_links(void)
+{
+    static const uint32_t speeds[] = {10, 100, 1000, 2500, 5000};
+    for (int n = 2; n <= 64; n++)
+        for (uint64_t bytes = 4; bytes < 64 << 20; bytes += bytes / 4 + 1) {
+            double last = 0;
+            for (unsigned i = 0; i < CHECK_COUNT(speeds); i++) {
+                double now = sent_by(chosen_over(speeds[i], n, bytes), n);
+                CHECK(now >= last);
+                last = now;
+            }
+            CHECK_EQ(chosen(n, bytes), chosen_over(1000, n, bytes));
+            CHECK_EQ(chosen_over(400000, n, bytes), chosen_over(5000, n, bytes));
+        }
+    CHECK_EQ(chosen_over(100, 4, 8192), RC_DIRECT);
+    CHECK_EQ(chosen_over(1000, 4, 8192), RC_DOUBLING);
+    CHECK_EQ(chosen_over(1000, 4, 49152), RC_DIRECT);
+    CHECK_EQ(chosen_over(2500, 4, 49152), RC_DOUBLING);
+}
+
 static void choice_is_overruled_and_for_allreduce_alone(void)
 {
     rc_call call = call_of(RC_ALLREDUCE, 1);
     for (int wanted = RC_RING; wanted < RC_ALGORITHM_COUNT; wanted++) {
-        CHECK_EQ(plan_choose(&call, 4, 4, (rc_algorithm)wanted), wanted);
-        CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, (rc_algorithm)wanted), wanted);
-        CHECK_EQ(plan_choose(&call, 1, 4, (rc_algorithm)wanted), RC_RING);
+        CHECK_EQ(plan_choose(&call, 4, 4, 100, (rc_algorithm)wanted), wanted);
+        CHECK_EQ(plan_choose(&call, 4, UINT64_C(1) << 36, 0, (rc_algorithm)wanted), wanted);
+        CHECK_EQ(plan_choose(&call, 1, 4, 0, (rc_algorithm)wanted), RC_RING);
     }
     for (int collective = 1; collective < RC_COLLECTIVE_COUNT; collective++) {
         call = call_of(collective, 1);
-        CHECK_EQ(plan_choose(&call, 4, 4, RC_ONE_SHOT), RC_RING);
+        CHECK_EQ(plan_choose(&call, 4, 4, 0, RC_ONE_SHOT), RC_RING);
     }
 }
 
@@ -112,35 +138,17 @@ static void other_collectives_are_not_chains(void)
             CHECK_EQ(limit(collective, 8, 1 << 20, 65536), 65536);
 }
 
-/* A row is for its last byte too, and the model has what is above the last row. */
-static void table_has_exact_bounds(void)
-{
-    plan_table t = {.count = 3,
-                    .rows = {{0, RC_DIRECT}, {1000, RC_RING}, {UINT64_C(1) << 40, RC_AUTO}}};
-    CHECK_EQ(plan_tuned(&t, 0), RC_DIRECT);
-    CHECK_EQ(plan_tuned(&t, 1), RC_RING);
-    CHECK_EQ(plan_tuned(&t, 1000), RC_RING);
-    CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
-    t.rows[2] = (rc_tuned){UINT64_MAX, RC_ONE_SHOT};
-    CHECK_EQ(plan_tuned(&t, 1001), RC_ONE_SHOT);
-    CHECK_EQ(plan_tuned(&t, UINT64_MAX), RC_ONE_SHOT);
-    t.count = 2;
-    CHECK_EQ(plan_tuned(&t, 1001), RC_AUTO);
-    t.count = 0;
-    CHECK_EQ(plan_tuned(&t, 0), RC_AUTO);
-}
-
 int main(void)
 {
     static const check_test tests[] = {
         {"choice_follows_the_size", choice_follows_the_size},
         {"choice_follows_the_world", choice_follows_the_world},
+        {"choice_follows_the_links", choice_follows_the_links},
         {"choice_is_overruled_and_for_allreduce_alone",
          choice_is_overruled_and_for_allreduce_alone},
         {"chains_are_cut_finer_the_longer_they_are", chains_are_cut_finer_the_longer_they_are},
         {"segments_are_the_square_root", segments_are_the_square_root},
         {"other_collectives_are_not_chains", other_collectives_are_not_chains},
-        {"table_has_exact_bounds", table_has_exact_bounds},
     };
     return check_run(tests, CHECK_COUNT(tests));
 }
