@@ -1,8 +1,7 @@
-"""What a user sees when a rank is killed, leaves, stops, or calls something else."""
+"""What a user sees when a rank is killed, leaves, stops, or does not call."""
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from faults import deadlines, deaths, mismatches
+from faults import deadlines, deaths
 from faults.job import Job, Nursery, nursery_of
 from patience import PROMPT
 
@@ -21,6 +20,9 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
     with nursery_of("numpy", "ringcomm") as made:
         made.environment["RINGCOMM_SHARED_MEMORY"] = str(int(request.param == "memory"))
         yield made
+
+
+over_links = pytest.mark.parametrize("nursery", ["links"], indirect=True)
 
 
 def check_lost(event: dict[str, Any], culprit: int, since: float) -> None:
@@ -84,6 +86,7 @@ def test_killed_while_works_are_pending(nursery: Nursery) -> None:
 # ---- leaving ----
 
 
+@over_links
 @pytest.mark.parametrize(
     ("how", "code", "kind", "words"),
     [
@@ -117,12 +120,12 @@ def test_leaving_while_others_call(
 # ---- silence ----
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_stopped_for_long_is_lost(nursery: Nursery, lanes: int) -> None:
+@over_links
+def test_stopped_for_long_is_lost(nursery: Nursery) -> None:
     """As a whole: no lane is to blame."""
     limit = 2.5
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit, lanes=lanes)
+        job.start(deaths.stop_and_go, heartbeat=0.2, peer_timeout=limit, lanes=2)
         job.expect_all("ready")
         since = job.signal(2, signal.SIGSTOP)
         for event in job.expect_all("failed", [0, 1]):
@@ -137,10 +140,10 @@ def test_stopped_for_long_is_lost(nursery: Nursery, lanes: int) -> None:
         job.finish([2])
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_short_stop_is_survived(nursery: Nursery, lanes: int) -> None:
+@over_links
+def test_a_short_stop_is_survived(nursery: Nursery) -> None:
     with Job(nursery, 3) as job:
-        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0, lanes=lanes)
+        job.start(deaths.stop_and_go, heartbeat=0.1, peer_timeout=10.0, lanes=2)
         job.expect_all("ready")
         for rank in range(3):
             job.signal(rank, signal.SIGSTOP)
@@ -150,51 +153,6 @@ def test_a_short_stop_is_survived(nursery: Nursery, lanes: int) -> None:
         for event in job.expect_all("failed"):
             assert event["kind"] is None, event
         job.finish()
-
-
-# ---- mismatches ----
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def mismatched(nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Job]:
-    """A job that runs every case of mismatches.CASES, one communicator after the other."""
-    with Job(nursery, request.param) as job:
-        job.start(mismatches.run_cases)
-        yield job
-        job.finish()
-
-
-@pytest.mark.parametrize("name", mismatches.CASES)
-def test_mismatched_calls(mismatched: Job, name: str) -> None:
-    words = mismatches.CASES[name][2]
-    for rank in range(mismatched.world_size):
-        event = mismatched.expect(rank, name)
-        assert event["kind"] == "MismatchError", event
-        assert event["took"] < PROMPT
-        if mismatched.world_size == 2:
-            assert event["rank"] == 1 - rank, event
-        for word in ("rank 1 called", *words):
-            assert word in event["text"], event
-        assert re.search("rank [02] called", event["text"]), event
-
-
-@pytest.fixture(scope="module")
-def short(nursery: Nursery) -> Iterator[Job]:
-    """A job that runs every case of mismatches.SHORT_CASES."""
-    with Job(nursery, 2) as job:
-        job.start(mismatches.run_short_cases)
-        yield job
-        job.finish()
-
-
-@pytest.mark.parametrize("name", mismatches.SHORT_CASES)
-def test_one_call_less(short: Job, name: str) -> None:
-    event = short.expect(0, name)
-    assert event["kind"] == "PeerLostError", event
-    assert event["rank"] == 1
-    assert event["took"] < PROMPT
-    assert "has shut down without taking part" in event["text"]
-    assert short.expect(1, name)["kind"] is None
 
 
 # ---- deadlines ----
@@ -221,6 +179,7 @@ def test_a_collective_that_one_rank_never_calls(nursery: Nursery) -> None:
         job.finish()
 
 
+@over_links
 def test_a_receive_that_nobody_sends(nursery: Nursery) -> None:
     with Job(nursery, 2) as job:
         job.start(deadlines.recv_without_send, timeout=0.3)
@@ -228,38 +187,6 @@ def test_a_receive_that_nobody_sends(nursery: Nursery) -> None:
             assert event["kind"] == "CommTimeoutError", event
             assert "no send by rank 1" in event["text"]
             assert event["took"] < 0.3 + PROMPT
-        job.finish()
-
-
-def test_waiting_in_portions(nursery: Nursery) -> None:
-    with Job(nursery, 2) as job:
-        job.start(deadlines.wait_in_portions)
-        for timeout in (0, 0.05, 0.2):
-            event = job.expect(0, "portion")
-            assert event["kind"] == "CommTimeoutError", event
-            assert "goes on" in event["text"]
-            assert timeout <= event["took"] < timeout + PROMPT
-        event = job.expect(0, "open")
-        assert (event["done"], event["error"], event["elapsed"]) == (False, False, 0.0)
-        job.go(1)
-        event = job.expect(0, "over")
-        assert event["done"]
-        assert event["right"]
-        assert event["same"]
-        assert event["again"]
-        assert event["took"] > 0.2
-        job.finish()
-
-
-def test_timeouts_that_mean_nothing(nursery: Nursery) -> None:
-    with Job(nursery, 2) as job:
-        job.start(deadlines.bad_timeouts)
-        for rank in (0, 1):
-            for _ in range(4):
-                event = job.expect(rank, "refused")
-                assert event["kind"] == "ConfigError", event
-                assert "timeout" in event["text"]
-            assert job.expect(rank, "right")["kind"] is None
         job.finish()
 
 

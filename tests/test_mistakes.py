@@ -116,6 +116,8 @@ CONFIG_MISTAKES: list[tuple[Call, str]] = [
     (lambda c: c.send(x(), 1 - c.rank, tag=True), "tag=True: give an integer"),
     # the rest
     (lambda c: c.allreduce(x(), timeout=True), "timeout=True: give seconds above 0"),
+    (lambda c: c.allreduce(x(), timeout=float("nan")), "timeout=nan: give seconds above 0"),
+    (lambda c: c.allreduce(x(), timeout=float("inf")), "timeout=inf: give seconds above 0"),
     (lambda c: c.allreduce(x(), async_op=True, on_done=3), "on_done=3: give a function that takes"),
 ]
 

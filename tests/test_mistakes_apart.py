@@ -32,7 +32,7 @@ from ringcomm import (
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-SHORT, LONG = 0.5, 15.0  # seconds that collectives have: where nothing else tells, and elsewhere
+SHORT, LONG = 0.25, 15.0  # seconds that collectives have: where nothing else tells, and elsewhere
 Body = Callable[[Any], Any]  # of a Communicator, which mistakes need not use as it is typed
 Told = tuple[type[Exception] | tuple[type[Exception], ...], str] | None
 
@@ -166,6 +166,27 @@ COLLECTIVES = [
         r"broadcast\(f32\[4\], root=1\)",
     ),
     differ(
+        "each waits for the other's broadcast",
+        lambda c: c.broadcast(x(), 1),
+        lambda c: c.broadcast(x(), 0),
+        r"broadcast\(f32\[4\], root=1\)",
+        r"broadcast\(f32\[4\], root=0\)",
+    ),
+    differ(
+        "roots of a gather",
+        lambda c: c.gather(x(), 1),
+        lambda c: c.gather(x(), 0),
+        "gather.*root=1",
+        "gather.*root=0",
+    ),
+    differ(
+        "roots of a scatter",
+        lambda c: c.scatter(x(c.world_size), 1),
+        lambda c: c.scatter(x(c.world_size), 0),
+        "scatter.*root=1",
+        "scatter.*root=0",
+    ),
+    differ(
         "roots of a reduce",
         lambda c: c.reduce(x(), root=0),
         lambda c: c.reduce(x(), root=1),
@@ -174,6 +195,48 @@ COLLECTIVES = [
     ),
     differ("collectives", allreduce, lambda c: c.broadcast(x()), "allreduce", "broadcast"),
     differ("a barrier", allreduce, lambda c: c.barrier(), "allreduce", r"barrier\(\)"),
+    differ(
+        "a barrier and an empty tensor",
+        lambda c: c.barrier(),
+        lambda c: c.allreduce(x(0)),
+        r"barrier\(\)",
+        r"allreduce\(f32\[0\]",
+    ),
+    differ(
+        "little and much",
+        lambda c: c.allreduce(x(1)),
+        lambda c: c.allreduce(x(1 << 21)),
+        r"allreduce\(f32\[1\]",
+        r"allreduce\(f32\[2097152\]",
+    ),
+    differ(
+        "a reduce to all and to each its part",
+        lambda c: c.allreduce(x(6)),
+        lambda c: c.reduce_scatter(x(6)),
+        "allreduce",
+        "reduce_scatter",
+    ),
+    differ(
+        "an all-gather and an all-to-all",
+        lambda c: c.allgather(x(6)),
+        lambda c: c.alltoall(x(6)),
+        "allgather",
+        "alltoall",
+    ),
+    differ(
+        "a second call",
+        in_turn(allreduce, lambda c: c.allreduce(x(8))),
+        in_turn(allreduce, lambda c: c.allreduce(x(9))),
+        r"allreduce\(f32\[8\]",
+        r"allreduce\(f32\[9\]",
+    ),
+    differ(
+        "a broadcast that was sent long ago",
+        lambda c: c.broadcast(x(8)),
+        in_turn(lambda _: time.sleep(0.1), lambda c: c.broadcast(x(9))),
+        r"broadcast\(f32\[8\]",
+        r"broadcast\(f32\[9\]",
+    ),
     differ("a reduce to one and to all", lambda c: c.reduce(x()), allreduce, "reduce", "allreduce"),
     differ(
         "the order",
@@ -407,6 +470,30 @@ MESSAGES = [
         (lambda c: c.send(x(), 1), lambda c: c.recv(x(4, np.int32), 0)),
         ((MismatchError, r"send/recv\(f32\[4\]\)"), (MismatchError, r"send/recv\(i32\[4\]\)")),
     ),
+    *(
+        Row(
+            name,
+            (
+                in_turn(
+                    lambda _, late=late_send: time.sleep(late), lambda c, n=sent: c.send(x(n), 1)
+                ),
+                lambda c, n=received: c.recv(x(n), 0),
+            ),
+            (
+                (MismatchError, rf"send/recv\(f32\[{sent}\]\)"),
+                (
+                    MismatchError,
+                    rf"\(f32\[{received}\]\), rank 0 called send/recv\(f32\[{sent}\]\)",
+                ),
+            ),
+        )
+        for name, sent, received, late_send in (
+            ("a message to who waits for another size", 9, 8, 0.1),
+            ("a large message", 1 << 21, 1 << 20, 0),
+            ("a message of nothing", 0, 8, 0),
+            ("a message where nothing is expected", 8, 0, 0),
+        )
+    ),
     late(
         "two receives",
         lambda c: c.recv(x(), 1),
@@ -449,6 +536,16 @@ def raises(_: Communicator) -> None:
 
 LIVES = [
     Row("an exception in between", (raises, allreduce), ((ZeroDivisionError, "own"), GONE)),
+    *(
+        Row(f"{name} that has left", (body, raises), (GONE, (ZeroDivisionError, "own")))
+        for name, body in (
+            ("a large all-reduce with one", lambda c: c.allreduce(x(1 << 21))),
+            ("a broadcast from one", lambda c: c.broadcast(x(), 1)),
+            ("a barrier with one", nothing),
+            ("a receive from one", lambda c: c.recv(x(), 1)),
+            ("a large message to one", lambda c: c.send(x(1 << 22), 1)),
+        )
+    ),
     Row(
         "an exception beside a collective in flight",
         (in_turn(lambda c: c.allreduce(x(), async_op=True), raises), in_turn(allreduce, allreduce)),
@@ -604,7 +701,7 @@ FEEDBACK = [
 
 def outcome(comm: Communicator, row: Row) -> BaseException | None:
     try:
-        row.does[comm.rank](comm)
+        row.does[comm.rank % 2](comm)
         comm.barrier()
     except Exception as error:
         comm.close()
@@ -612,22 +709,47 @@ def outcome(comm: Communicator, row: Row) -> BaseException | None:
     return None
 
 
-def outcomes(row: Row, memory: int = 0) -> list[BaseException | None]:
+def outcomes(row: Row, n: int = 2, memory: int = 0) -> list[BaseException | None]:
     config = Config(timeout=row.timeout)
-    return run_ranks(2, lambda comm: outcome(comm, row), config=config, memory=memory)
+    return run_ranks(n, lambda comm: outcome(comm, row), config=config, memory=memory)
 
 
 def require_told(row: Row, errors: list[BaseException | None]) -> None:
-    for told, error in zip(row.told, errors, strict=True):
+    for rank, (told, error) in enumerate(zip(row.told, errors, strict=True)):
         if told is None:
             assert error is None
         else:
             assert isinstance(error, told[0]), repr(error)
             assert re.search(told[1], str(error)), str(error)
+            if told == GONE or IN_ORDER in told[1]:
+                assert error.rank == 1 - rank, repr(error)
 
 
 OVER_LINKS = [*COLLECTIVES, *ARGUMENTS, *MESSAGES, *LIVES, *FEEDBACK]
-IN_MEMORY = [*COLLECTIVES, *LIVES, *FEEDBACK]
+IN_MEMORY = [*COLLECTIVES, *LIVES]
+OF_THREE = [
+    row
+    for row in COLLECTIVES
+    if row.name
+    in (
+        "sizes",
+        "large sizes",
+        "an empty tensor",
+        "dtypes",
+        "ops",
+        "codecs",
+        "roots of a broadcast",
+        "each waits for the other's broadcast",
+        "roots of a gather",
+        "roots of a scatter",
+        "collectives",
+        "a barrier",
+        "the order",
+        "a reduce to all and to each its part",
+        "an all-gather and an all-to-all",
+        "a second call",
+    )
+]
 
 
 @pytest.mark.parametrize("row", OVER_LINKS, ids=[row.name for row in OVER_LINKS])
@@ -638,3 +760,12 @@ def test_a_mistake_of_two_ranks(row: Row) -> None:
 @pytest.mark.parametrize("row", IN_MEMORY, ids=[row.name for row in IN_MEMORY])
 def test_a_mistake_of_two_ranks_that_share_memory(row: Row) -> None:
     require_told(row, outcomes(row, memory=2))
+
+
+@pytest.mark.parametrize("row", OF_THREE, ids=[row.name for row in OF_THREE])
+def test_a_mistake_of_the_second_rank_of_three(row: Row) -> None:
+    """All three are told of it."""
+    for error in outcomes(row, 3):
+        assert isinstance(error, MismatchError), repr(error)
+        assert re.search("rank 1 called", str(error)), str(error)
+        assert re.search("rank [02] called", str(error)), str(error)

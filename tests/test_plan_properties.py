@@ -45,7 +45,8 @@ MOST_COUNT = 2**36 - 1
 JOIN, MERGE = 2, 3  # PLAN_JOIN, PLAN_MERGE
 NO_CHUNK = 2**32 - 1
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def plain_declarations(header: str) -> str:
@@ -379,7 +380,7 @@ def deliver_all(ranks: Mapping[int, Rank], data: st.DataObject) -> int:
     return sent
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 @given(call=calls(6), count=st.one_of(st.integers(0, 12), st.integers(0, 1600)), data=st.data())
 def test_any_order_of_arrival_gives_the_stated_result(
     lib: Any, call: tuple[str, int, int, int, int], count: int, data: st.DataObject
@@ -395,7 +396,7 @@ def test_any_order_of_arrival_gives_the_stated_result(
         assert rank.dst.tolist() == wanted
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 @given(
     kind=st.sampled_from(
         [
@@ -489,7 +490,7 @@ class Symbols:
         return first + second
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@thorough
 @given(
     algorithm=st.sampled_from(["DOUBLING", "HALVING"]),
     n=st.integers(2, 16),

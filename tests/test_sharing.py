@@ -61,7 +61,7 @@ def test_processes_that_may_not_reach_each_other(nursery: Nursery) -> None:
 def test_waiting_is_asleep(nursery: Nursery, spin_us: int) -> None:
     """Less than a twentieth of a core while a rank is late, next to nothing when idle."""
     with Job(nursery, 2) as job:
-        job.start(memory.wait_for_the_late, spin_us=spin_us, seconds=1.8)
+        job.start(memory.wait_for_the_late, spin_us=spin_us, seconds=0.9)
         assert job.expect(1, "waited")["share"] < 0.05
         job.go(0)
         for said in job.expect_all("idle"):

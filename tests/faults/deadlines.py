@@ -26,37 +26,6 @@ def call_without(rank: Rank, absent: int, timeout: float) -> None:
     rank.attempt("later", lambda: comm.allreduce(tensor))
 
 
-def wait_in_portions(rank: Rank) -> None:
-    """Rank 0 waits for a work, briefly, until rank 1 has called it too."""
-    comm = rank.open()
-    tensor = np.full(100_003, rank.number + 1, dtype=np.float32)
-    if rank.number == 1:
-        rank.wait_for_go()
-        comm.allreduce(tensor)
-        return
-    work = comm.allreduce(tensor, async_op=True)
-    for timeout in (0, 0.05, 0.2):
-        rank.attempt("portion", lambda t=timeout: work.wait(timeout=t))
-    rank.emit("open", done=work.done(), error=work.exception() is not None, elapsed=work.elapsed)
-    result = work.wait()
-    rank.emit(
-        "over",
-        done=work.done(),
-        right=bool((result == 3).all()),
-        same=result is tensor,
-        again=work.wait(timeout=0) is tensor,
-        took=work.elapsed,
-    )
-
-
-def bad_timeouts(rank: Rank) -> None:
-    """Timeouts that mean nothing are refused, and nothing has been submitted."""
-    comm = rank.open()
-    for timeout in (0, -1, float("nan"), float("inf")):
-        rank.attempt("refused", lambda t=timeout: comm.allreduce(np.ones(4), timeout=t))
-    rank.attempt("right", lambda: comm.allreduce(np.ones(4)))
-
-
 def recv_without_send(rank: Rank, timeout: float) -> None:
     """Rank 0 waits for what rank 1 never sends."""
     comm = rank.open()

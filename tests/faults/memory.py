@@ -99,5 +99,5 @@ def wait_for_the_late(rank: Rank, spin_us: int, seconds: float) -> None:
             comm.allreduce(tensor)
     comm.barrier()
     time.sleep(0.1)
-    rank.emit("idle", share=_least_share(lambda: time.sleep(1.0), 1.0, 0.02))
+    rank.emit("idle", share=_least_share(lambda: time.sleep(0.6), 0.6, 0.02))
     comm.barrier()
