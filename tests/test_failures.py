@@ -155,41 +155,6 @@ def test_a_short_stop_is_survived(nursery: Nursery) -> None:
         job.finish()
 
 
-# ---- deadlines ----
-
-
-def test_a_collective_that_one_rank_never_calls(nursery: Nursery) -> None:
-    with Job(nursery, 3) as job:
-        job.start(deadlines.call_without, absent=2, timeout=0.5)
-        job.expect(1, "called")
-        since = time.monotonic()
-        job.go(0)
-        for event in job.expect_all("failed", [0, 1]):  # the patient one with the other
-            assert event["kind"] == "CommTimeoutError", event
-            assert "TimeoutError" in event["kinds"]
-            assert event["rank"] == 2
-            assert "rank 2 has not called it" in event["text"]
-            assert 0.5 <= event["at"] - since < 0.5 + PROMPT
-        job.go(2)
-        event = job.expect(2, "failed")
-        assert event["kind"] == "CommTimeoutError"
-        assert "rank 0 gave up waiting for this rank, and said: " in event["text"], event
-        for event in job.expect_all("later"):
-            assert event["kind"] == "CommTimeoutError", event
-        job.finish()
-
-
-@over_links
-def test_a_receive_that_nobody_sends(nursery: Nursery) -> None:
-    with Job(nursery, 2) as job:
-        job.start(deadlines.recv_without_send, timeout=0.3)
-        for event in job.expect_all("failed"):
-            assert event["kind"] == "CommTimeoutError", event
-            assert "no send by rank 1" in event["text"]
-            assert event["took"] < 0.3 + PROMPT
-        job.finish()
-
-
 # ---- abort ----
 
 

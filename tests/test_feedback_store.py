@@ -25,7 +25,6 @@ from ringcomm import (
     ConfigError,
     ErrorFeedback,
     FeedbackStore,
-    MismatchError,
     TensorError,
 )
 from ringcomm.codecs import BLOCK
@@ -332,16 +331,6 @@ def test_a_state_of_something_else(state: Any, says: str) -> None:
             feedback.load_state_dict(state, world.comms[0])
 
 
-def test_residuals_of_allgathers_are_not_saved() -> None:
-    def body(comm: Communicator) -> None:
-        feedback = ErrorFeedback()
-        comm.allgather(ones(), compression="onebit", feedback=feedback)
-        with pytest.raises(ConfigError, match="made by all-gathers"):
-            feedback.gather_state_dict(comm)
-
-    run_ranks(2, body)
-
-
 def test_the_default_communicator() -> None:
     feedback = ErrorFeedback(3)
     with pytest.raises(ringcomm.NotInitializedError):
@@ -412,17 +401,6 @@ def test_a_thousand_small_tensors_are_saved_by_a_few_collectives() -> None:
             assert len(mine["worker"]) == len(mine["owner"]) == size
             assert bits(mine["worker"]) == bits(its["worker"])
             assert bits(mine["owner"]) == bits(its["owner"])
-
-
-def test_ranks_with_different_stores_are_told() -> None:
-    def body(comm: Communicator) -> None:
-        store = FeedbackStore()
-        store.add("a", 5)
-        store.add("b" if comm.rank else "c", 5)
-        with pytest.raises(MismatchError, match="different tensors, sizes or ops; rank"):
-            store.gather_state_dict(comm)
-
-    run_ranks(2, body)
 
 
 def store_of(**counts: int) -> FeedbackStore:

@@ -13,7 +13,7 @@ from ranks import World
 from reference import Array
 from tensors import bits, elements
 
-from ringcomm import CommTimeoutError, Communicator, MismatchError, TensorError
+from ringcomm import CommTimeoutError, Communicator, TensorError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -117,15 +117,6 @@ def test_a_bad_tensor_is_refused_before_anything_is_sent(
                 comm.allreduce_many(tensors, compression=compression)
             assert comm.stats()["works"] == 0
         ranks.run(lambda comm: comm.barrier())
-
-
-def test_different_tensors_are_a_mismatch() -> None:
-    def body(comm: Communicator) -> None:
-        with pytest.raises(MismatchError, match="rank 0 called"):
-            comm.allreduce_many([np.ones(10, np.float32)] * 1 + [np.ones(comm.rank + 1)])
-
-    with World(2) as ranks:
-        ranks.run(body)
 
 
 def test_wait_with_a_timeout() -> None:

@@ -244,16 +244,6 @@ def test_no_ending_leaves_anything(nursery: Nursery, ending: str) -> None:
     check_nothing_left(nursery, ending, 3 if ending == "without a world" else 8)
 
 
-def test_a_work_holds_what_the_caller_drops(nursery: Nursery) -> None:
-    with Job(nursery, 2) as job:
-        job.start(endings.dropped_tensors)
-        assert job.expect(0, "dropped")["alive"]
-        job.go(1)
-        for event in job.expect_all("waited"):
-            assert event["right"]
-        job.finish()
-
-
 # ---- descriptors that the program closes ----
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
-from patience import PATIENCE
+from beside import Done
 from ranks import World
 
 import ringcomm
@@ -20,149 +19,32 @@ from ringcomm.config import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-RIGHT = """
-from typing import Any
-
-import numpy as np
-
-import ringcomm
+mypy = pytest.mark.beside(
+    *(sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "{folder}"),
+    *("tests/typed/right.py", "tests/typed/wrong.py"),
+)
 
 
-def log(work: ringcomm.Work) -> None:
-    print(work.name, work.seq, work.elapsed, work.done())
-
-
-def typed(x: np.ndarray[Any, np.dtype[np.float32]], later: bool) -> ringcomm.Work | None:
-    op: ringcomm.Op = "avg"
-    codec: ringcomm.Compression = "int8"
-    algorithm: ringcomm.Algorithm = "ring"
-    half: float = float(ringcomm.allreduce(x, op, compression=codec).mean()) / 2
-    ringcomm.recv(x, None, tag=3).sum()
-    rows: list[float] = ringcomm.allgather(x).tolist()
-    both = ringcomm.allreduce_many([x, x])
-    both[0].sum()
-    stats: ringcomm.Stats = ringcomm.default_communicator().stats()
-    per_lane: float = stats["lanes"][0]["rtt_s"] + stats["rails"][0]["share"] + half + len(rows)
-    print(per_lane, ringcomm.Config(algorithm=algorithm).sources()["lanes"])
-    ringcomm.allreduce_many([x], async_op=True).wait(2.0)
-    work = ringcomm.broadcast(x, async_op=later)
-    return work if isinstance(work, ringcomm.Work) else ringcomm.barrier(async_op=True)
-
-
-def train(x: Any) -> str | None:
-    config = ringcomm.Config(interfaces=("eth0", "eth1"), lanes=2, timeout=30.0)
-    comm: ringcomm.Communicator = ringcomm.init(0, 1, config=config, timeout=5.0)
-    ringcomm.allreduce(x, "avg", compression="bf16", out=np.empty_like(x), timeout=1.0)
-    ringcomm.broadcast(x, root=0, async_op=True).wait()
-    feedback, store = ringcomm.ErrorFeedback(), ringcomm.FeedbackStore()
-    ringcomm.allreduce(x, compression="onebit", feedback=feedback)
-    ringcomm.reduce_scatter(x, compression="int8", feedback=False)
-    ringcomm.allreduce_many([x, x], compression="int4", feedback=[store["a"], store["b"]])
-    store.load_state_dict(store.state_dict(), strict=False)
-    store.loss_scale = 2 * feedback.loss_scale
-    left: float = float(abs(feedback.worker).max()) + feedback.owner_start
-    print(left)
-    with comm.split(color=0, key=comm.rank) or comm as part:
-        part.allreduce(x, on_done=log, async_op=True)
-        rows = part.allgather(x, out=None)
-        sent: int = part.stats()["wire_bytes"]
-        print(rows, sent, part.kernel_set, part.world_size + 1)
-    try:
-        comm.send(x, 1)
-        comm.recv(x, src=1, timeout=2.5)
-    except ringcomm.PeerLostError as error:
-        lost: int | None = error.rank
-        print(lost, error.elapsed)
-        return error.host
-    except (ConnectionError, TimeoutError):
-        comm.abort("gone")
-    ringcomm.barrier(comm=comm)
-    ringcomm.shutdown()
-    return comm.host_of(0)
-"""
-
-WRONG = [
-    "ringcomm.allreduce(x, 3)",
-    "ringcomm.allreduce(x, copression='bf16')",
-    "ringcomm.allreduce(x, compression='bf61')",
-    "ringcomm.allreduce(x, compression='topk:0.1')",
-    "ringcomm.allreduce_many([x], compression='bf61')",
-    "ringcomm.allgather(x, compression='bf61')",
-    "ringcomm.init().reduce_scatter(x, compression='int4 ')",
-    "ringcomm.allreduce(x, 'mean')",
-    "ringcomm.reduce(x, 0, 'average')",
-    "ringcomm.reduce(x, 'sum')",
-    "ringcomm.Config(algorithm='tree')",
-    "ringcomm.Config(lane=2)",
-    "ringcomm.init(lanes=2)",
-    "ringcomm.allreduce(x).wait()",
-    "ringcomm.allreduce(x, async_op=True).append(1)",
-    "ringcomm.init().broadcast(x, async_op=True)[0]",
-    "ringcomm.barrier().wait()",
-    "ringcomm.allreduce(x, comm=0)",
-    "ringcomm.init().stats()['wire_byte']",
-    "ringcomm.init().stats()['lanes'][0]['rate'].upper()",
-    "ringcomm.allreduce(x, 'sum', 'bf16')",
-    "ringcomm.allreduce(x, feedback=True)",
-    "ringcomm.allreduce(x, feedback={})",
-    "ringcomm.FeedbackStore()[0]",
-    "ringcomm.ErrorFeedback().count + 1",
-    "ringcomm.init('0')",
-    "ringcomm.Config(lanes='2')",
-    "ringcomm.Config().lanes = 3",
-    "ringcomm.rank() + ''",
-    "ringcomm.init().split(0).close()",
-    "ringcomm.RingcommError('x', rnk=1)",
-    "ringcomm.no_such_thing",
-]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mypy's, shared: the second run need not read numpy's types again."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-def mypy(folder: Path, cache: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """mypy --strict over one file that imports ringcomm as installed."""
+def complaints(done: Done, name: str) -> set[int]:
+    """Numbers of the lines of a file in which mypy finds an error."""
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
-    (folder / "example.py").write_text(text)
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--python-version",
-            "3.10",
-            "--config-file",
-            str(ROOT / "pyproject.toml"),
-            "--cache-dir",
-            str(cache),
-            "--no-error-summary",
-            "example.py",
-        ],
-        cwd=folder,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    assert "wrong.py:" in done.output, done.output
+    return {int(line) for line in re.findall(rf"{name}:(\d+): error: ", done.output)}
 
 
-def test_what_users_write_is_well_typed(tmp_path: Path, cache: Path) -> None:
-    done = mypy(tmp_path, cache, RIGHT)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+@mypy
+def test_what_users_write_is_well_typed(beside: Done) -> None:
+    assert not complaints(beside, "right.py"), beside.output
 
 
-def test_what_users_get_wrong_is_found(tmp_path: Path, cache: Path) -> None:
-    lines = ["import ringcomm", "x = bytearray(4)", *WRONG]
-    done = mypy(tmp_path, cache, "\n".join(lines) + "\n")
-    for number, code in enumerate(WRONG, start=3):
-        assert f"example.py:{number}: error: " in done.stdout, f"{code}\n{done.stdout}{done.stderr}"
-    for number in range(1, 3):
-        assert f"example.py:{number}:" not in done.stdout
+@mypy
+def test_what_users_get_wrong_is_found(beside: Done) -> None:
+    text = (ROOT / "tests/typed/wrong.py").read_text()
+    before, _, wrong = text.partition("x = bytearray(4)\n")
+    first = before.count("\n") + 2
+    lines = set(range(first, first + len(wrong.splitlines())))
+    assert complaints(beside, "wrong.py") == lines, beside.output
 
 
 def test_the_names_that_types_have_are_those_that_work() -> None:

@@ -127,6 +127,7 @@ def test_a_call_that_times_out_fails_the_communicator_and_names_the_absent() -> 
             work.wait()
         assert time.monotonic() - began < 0.3 + PROMPT
         assert comm.rank or time.monotonic() - began > 0.25
+        assert isinstance(caught.value, TimeoutError)
         assert caught.value.seq == 0
         assert 0.25 < caught.value.elapsed < 0.3 + PROMPT
         assert caught.value.rank == 2

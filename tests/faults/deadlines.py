@@ -13,28 +13,6 @@ from patience import until
 import ringcomm
 
 
-def call_without(rank: Rank, absent: int, timeout: float) -> None:
-    """All ranks but one call allreduce, rank 0 last and with this timeout; the absent one comes too
-    late. Before the first heartbeats, so that each call is announced."""
-    comm = rank.open(heartbeat=30.0)
-    if rank.number in (0, absent):
-        rank.wait_for_go()
-    tensor = np.ones(1 << 16, dtype=np.float32)
-    work = comm.allreduce(tensor, async_op=True, timeout=timeout if rank.number == 0 else 50)
-    rank.emit("called")
-    rank.attempt("failed", work.wait)
-    rank.attempt("later", lambda: comm.allreduce(tensor))
-
-
-def recv_without_send(rank: Rank, timeout: float) -> None:
-    """Rank 0 waits for what rank 1 never sends."""
-    comm = rank.open()
-    if rank.number == 0:
-        rank.attempt("failed", lambda: comm.recv(np.ones(4), 1, timeout=timeout))
-    else:
-        rank.attempt("failed", lambda: comm.recv(np.ones(4), 0, timeout=60))
-
-
 def aborted_by_another(rank: Rank, aborter: int, reason: str) -> None:
     """One rank calls abort, from a thread, while the others (and itself) wait."""
     comm = rank.open()

@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -157,23 +156,6 @@ ENDINGS: dict[str, Callable[[Rank], None]] = {
     "without a world": _no_bring_up,
     "with splits": _splits,
 }
-
-
-def dropped_tensors(rank: Rank) -> None:
-    """Works and tensors that the caller drops while they are in flight."""
-    comm = rank.open()
-    if rank.number == 1:
-        rank.wait_for_go()
-    tensor = np.full(1 << 18, rank.number + 1, dtype=np.float32)
-    watched = weakref.ref(tensor)
-    work = comm.allreduce(tensor, async_op=True)
-    comm.allreduce(np.ones(1 << 18), async_op=True)  # of which nothing is kept here
-    del tensor
-    gc.collect()
-    rank.emit("dropped", alive=watched() is not None)
-    result = work.wait()
-    rank.emit("waited", right=bool((result == 3).all()))
-    comm.barrier()
 
 
 def exit_at_once(rank: Rank, how: str) -> None:
