@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quantised_reference import CODECS
 from ranks import run_ranks
 
 from ringcomm import Communicator, ConfigError, ErrorFeedback, FeedbackStore
@@ -18,8 +19,9 @@ from ringcomm import Communicator, ConfigError, ErrorFeedback, FeedbackStore
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 COUNT = 5000
-CODECS = ("int8", "fp8", "int4", "onebit")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch  # before any rank does, whose states are torch's from then on
 
 
 def steps(comm: Communicator, store: FeedbackStore, codec: str, first: int, last: int) -> list[Any]:
@@ -38,8 +40,6 @@ def stored(state: dict[str, Any]) -> dict[str, Any]:
     """As it comes back from a file."""
     if not HAS_TORCH:
         return copy.deepcopy(state)
-    import torch
-
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -47,8 +47,7 @@ def stored(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("codec", "world"), [*zip(CODECS, (2, 3, 3, 2), strict=True)])
 def test_an_exact_state_goes_on_to_the_bit(codec: str, world: int) -> None:
     saved: dict[int, dict[bool, Any]] = {rank: {} for rank in range(world)}
     whole: dict[int, list[Any]] = {}
@@ -102,15 +101,16 @@ DAMAGE: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_none_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:
+def test_what_is_none_is_refused() -> None:
     def body(comm: Communicator) -> None:
         store = FeedbackStore()
         steps(comm, store, "int4", 0, 1)
-        state = copy.deepcopy(store.state_dict(comm)["tensors"]["w"])
-        damage(state)
-        with pytest.raises(ConfigError):
-            store["w"].load_state_dict(state, comm)
+        saved = store.state_dict(comm)["tensors"]["w"]
+        for damage in DAMAGE:
+            state = copy.deepcopy(saved)
+            damage(state)
+            with pytest.raises(ConfigError):
+                store["w"].load_state_dict(state, comm)
 
     run_ranks(3, body)
 
@@ -119,7 +119,6 @@ def test_what_is_none_is_refused(damage: Callable[[dict[str, Any]], object]) -> 
 @pytest.mark.parametrize("codec", ["int4", "onebit"])
 def test_the_hook_goes_on_to_the_bit(codec: str) -> None:
     pytest.importorskip("torch")
-    import torch
     from ddp_buckets import LARGE, THRESHOLD, Net, gradients_of, reduce
 
     from ringcomm.torch import HookState
