@@ -6,6 +6,7 @@ whatever was wrong, the same process can join properly afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -94,6 +95,13 @@ def test_explicit_address(nursery: Nursery, host: str) -> None:
         check_joined(job)
 
 
+@pytest.mark.torch
+def test_a_store_of_torch(torch_nursery: Nursery) -> None:
+    with Job(torch_nursery, 2) as job:
+        job.start(joining.by_store, port=free_port())
+        check_joined(job)
+
+
 def test_two_jobs_at_once(nursery: Nursery) -> None:
     """Their MASTER_PORTs are neighbours, so each tries ports that the other may have."""
     with Job(nursery, 3) as first, Job(nursery, 3) as second:
@@ -170,25 +178,22 @@ def test_world_sizes_that_differ(nursery: Nursery) -> None:
         check_joined(job, quietly=False)  # rank 0 logs whom it turned away
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_numbers_that_do_not_fit(nursery: Nursery) -> None:
+    refused = [
         ({"rank": 2, "world_size": 2}, "does not fit"),
         ({"rank": -1, "world_size": 2}, "does not fit"),
         ({"rank": 0, "world_size": 0}, "world_size=0"),
         ({"rank": 0}, "world_size is missing"),
         ({"world_size": 2}, "rank is missing"),
         ({"init_method": "http://127.0.0.1:1"}, "tcp://host:port"),
-    ],
-)
-def test_numbers_that_do_not_fit(nursery: Nursery, arguments: dict[str, Any], words: str) -> None:
+    ]
     with Job(nursery, 1) as job:
-        job.start(joining.badly, arguments=[arguments], settings=[OK])
-        event = job.expect(0, "refused")
-        assert event["kind"] == "ConfigError", event
-        assert words in event["text"]
-        assert event["took"] < PROMPT
-        job.go()
+        job.start(joining.refused, arguments=[arguments for arguments, _ in refused])
+        for _, words in refused:
+            event = job.expect(0, "refused")
+            assert event["kind"] == "ConfigError", event
+            assert words in event["text"]
+            assert event["took"] < PROMPT
         check_joined(job)
 
 
@@ -216,8 +221,10 @@ def test_secrets(nursery: Nursery) -> None:
         job.finish()
 
 
-@pytest.mark.parametrize("who", [0, 1, 2])
-@pytest.mark.parametrize("how", [joining.dies_in_init, joining.dies_in_split])
+@pytest.mark.parametrize(
+    ("how", "who"),
+    [(joining.dies_in_init, 0), (joining.dies_in_split, 1), (joining.dies_in_split, 2)],
+)
 def test_a_rank_dies_while_lanes_are_made(
     nursery: Nursery, how: Callable[[Rank, int], None], who: int
 ) -> None:
@@ -233,19 +240,21 @@ def test_a_rank_dies_while_lanes_are_made(
             assert event["at"] - died < PROMPT
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("left", [0, 1, 3, 5])
-def test_few_descriptors(nursery: Nursery, who: int, left: int) -> None:
+def test_few_descriptors(nursery: Nursery) -> None:
     """Rank who says which limit it is and how much is needed, and the others blame no secret."""
-    with Job(nursery, 3) as job:
-        job.start(joining.with_few_descriptors, who=who, left=left, timeout=1.5)
-        for rank, event in enumerate(job.expect_all("refused")):
-            assert "BootstrapError" in event["kinds"], event
-            assert "secret" not in event["text"]
-            if rank == who:
-                assert "ulimit -n" in event["text"]
-        assert all(event["kind"] is None for event in job.expect_all("closed"))
-        job.finish(quietly=False)
+    cases = [(0, 0), (0, 3), (0, 5), (1, 0), (1, 1)]
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(nursery, 3)) for _ in cases]  # they wait at the same time
+        for job, (who, left) in zip(jobs, cases, strict=True):
+            job.start(joining.with_few_descriptors, who=who, left=left, timeout=1.5)
+        for job, (who, _) in zip(jobs, cases, strict=True):
+            for rank, event in enumerate(job.expect_all("refused")):
+                assert "BootstrapError" in event["kinds"], event
+                assert "secret" not in event["text"]
+                if rank == who:
+                    assert "ulimit -n" in event["text"]
+            assert all(event["kind"] is None for event in job.expect_all("closed"))
+            job.finish(quietly=False)
 
 
 NOBODY = 65534
@@ -253,19 +262,23 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several
 
 
 @AS_ROOT
-@pytest.mark.parametrize("uids", [[0, NOBODY], [NOBODY, 0], [NOBODY, NOBODY, 65533]])
-def test_another_user_without_a_secret(nursery: Nursery, uids: list[int]) -> None:
+def test_another_user_without_a_secret(nursery: Nursery) -> None:
     """The job's name, which anybody can know, lets no other user in; both ends are told why."""
-    with Job(nursery, len(uids)) as job:
-        job.start(joining.as_users, uids=uids, timeout=3.0)
-        job.expect_all("here")
-        job.go()
-        for rank, event in enumerate(job.expect_all("refused")):
-            assert "BootstrapError" in event["kinds"], event
-            if rank == 0 or uids[rank] != uids[0]:
-                assert "other user" in event["text"], event
-                assert "python -m ringcomm keygen FILE" in event["text"]
-        job.finish(quietly=False)  # rank 0 logs whom it turned away
+    worlds = [[0, NOBODY], [NOBODY, 0], [NOBODY, NOBODY, 65533]]
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(nursery, len(uids))) for uids in worlds]
+        for job, uids in zip(jobs, worlds, strict=True):
+            job.start(joining.as_users, uids=uids, timeout=3.0)
+            job.expect_all("here")
+        for job in jobs:  # they wait at the same time
+            job.go()
+        for job, uids in zip(jobs, worlds, strict=True):
+            for rank, event in enumerate(job.expect_all("refused")):
+                assert "BootstrapError" in event["kinds"], event
+                if rank == 0 or uids[rank] != uids[0]:
+                    assert "other user" in event["text"], event
+                    assert "python -m ringcomm keygen FILE" in event["text"]
+            job.finish(quietly=False)  # rank 0 logs whom it turned away
 
 
 @AS_ROOT

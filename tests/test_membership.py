@@ -88,11 +88,10 @@ def test_killed_in_mid_round(nursery: Nursery, victim: int) -> None:
         stop(job, *others)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_paused_in_mid_round_and_back(nursery: Nursery, victim: int) -> None:
+def test_paused_in_mid_round_and_back(nursery: Nursery) -> None:
     """The others go on after the grace time. When it wakes up it has been left behind, and gets the
     state at the end of their round."""
-    grace_s = 2.0
+    victim, grace_s = 0, 2.0
     with Job(nursery, 3) as job:
         for rank in range(3):
             hold = 3 if rank == victim else -1
@@ -144,7 +143,7 @@ def test_short_pause_is_no_loss(nursery: Nursery) -> None:
         job.start(rounds.work, grace_s=20.0, work_s=0.05)
         round_where(job, 2, number=1)
         job.signal(2, signal.SIGSTOP)
-        time.sleep(1.0)
+        time.sleep(0.3)
         job.signal(2, signal.SIGCONT)
         job.go(0)
         for rank in range(3):
@@ -153,12 +152,11 @@ def test_short_pause_is_no_loss(nursery: Nursery) -> None:
         job.finish()
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_started_again(nursery: Nursery, forks: bool) -> None:
+def test_started_again(nursery: Nursery) -> None:
     """Another process takes the place of one that was killed; whose child does not hold it."""
     with Job(nursery, 3) as job:
         for rank in range(3):
-            job.start(rounds.work, ranks=[rank], work_s=0.1, forks=forks and rank == 1)
+            job.start(rounds.work, ranks=[rank], work_s=0.1, forks=rank == 1)
         round_where(job, 1, number=1)
         job.signal(1, signal.SIGKILL)
         job.wait_exit(1)
@@ -218,10 +216,10 @@ def test_started_again_where_others_have_the_ports(member_lives: bool) -> None:
             assert f"127.0.0.1:{port}" in str(failure.value)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.netns
-def test_of_two_halves_the_larger_goes_on(victim: int) -> None:
+def test_of_two_halves_the_larger_goes_on() -> None:
     """One host of three is cut off without a word."""
+    victim = 0
     reason = netlab.why_unavailable()
     if reason:
         pytest.skip(reason)

@@ -273,7 +273,7 @@ def any_state(draw: st.DrawFn) -> tuple[View, float]:
     return view, draw(st.floats(0.0, 1000.0))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(any_state())
 def test_whatever_the_state(case: tuple[View, float]) -> None:
     """No round of too few; none without who decided; all members were ready; waiting is to a time
@@ -473,7 +473,7 @@ def test_who_was_left_behind_does_not_go_on_alone(nothing_left: None) -> None:
     longer than the grace time."""
 
     def works(one: Agreement) -> Go:
-        time.sleep(2.5)
+        time.sleep(1.5)
         return comes(0, history=(1, 8), number=9)(one)
 
     ranks = Ranks(2, min_peers=1, grace_s=1.0)
@@ -485,10 +485,12 @@ def test_who_was_left_behind_does_not_go_on_alone(nothing_left: None) -> None:
     assert (made[0].members, made[0].joined, made[0].number) == ((0, 1), (1,), 9)
 
 
-def test_too_few_over_connections(ranks: Ranks) -> None:
+def test_too_few_over_connections(nothing_left: None) -> None:
+    ranks = Ranks(3, grace_s=0.5)
     ranks.all[0].close()
     ranks.all[1].close()
     [outcome] = ranks.run({2: comes(2)}).values()
+    ranks.close()
     assert isinstance(outcome, PeerLostError)
     assert "1 of at least 2 ranks are here (rank 2)" in str(outcome)
 
@@ -496,7 +498,7 @@ def test_too_few_over_connections(ranks: Ranks) -> None:
 def test_two_ranks_that_look_for_each_other_stay_connected(nothing_left: None) -> None:
     """Both dial at once: neither closes what the other keeps."""
     job, give_up = job_hash("test"), time.monotonic() + PATIENCE
-    for _ in range(20):
+    for _ in range(6):
         both = [agreement(Terms(rank, 2, 2, 3.0, 6.0), job) for rank in range(2)]
         books = [messages.read_book("", one.own_places, 2) for one in both]
 

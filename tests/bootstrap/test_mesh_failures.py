@@ -180,7 +180,7 @@ def test_pair_that_cannot_connect(port: int, monkeypatch: pytest.MonkeyPatch) ->
         return dataclasses.replace(honest, port=1) if (self._rank, peer) == (2, 1) else honest
 
     redirect(monkeypatch, change)
-    outcomes = join_world(3, port, connect_timeout=2.0, interfaces=("lo", "lo"))
+    outcomes = join_world(3, port, connect_timeout=1.2, interfaces=("lo", "lo"))
     assert len(set(texts(outcomes))) == 1
     for outcome in outcomes.values():
         assert isinstance(outcome.error, JoinError)
@@ -189,7 +189,7 @@ def test_pair_that_cannot_connect(port: int, monkeypatch: pytest.MonkeyPatch) ->
             (1, 2, 1, "refused"),
         }
         assert "127.0.0.1:1 " in str(outcome.error)
-        assert outcome.seconds < 2.0 + PROMPT
+        assert outcome.seconds < 1.2 + PROMPT
 
 
 def test_addresses_that_were_tampered_with(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_addresses_that_were_tampered_with(port: int, monkeypatch: pytest.Monkey
         return dataclasses.replace(honest, port=ports.get((self._rank, peer), honest.port))
 
     redirect(monkeypatch, change)
-    outcomes = join_world(4, port, connect_timeout=2.0)
+    outcomes = join_world(4, port, connect_timeout=1.2)
     for outcome in outcomes.values():
         assert isinstance(outcome.error, JoinError)
         rows = {(row.rank, row.seen_from): row for row in outcome.error.rows}

@@ -15,7 +15,7 @@ import pytest
 from bringup_world import Outcome, identity, run_ranks
 from patience import PATIENCE, PROMPT, until
 
-from ringcomm.bootstrap import hub, member, rendezvous
+from ringcomm.bootstrap import hub, meeting, member, rendezvous, rivals
 from ringcomm.bootstrap.blobs import MAX_BYTES
 from ringcomm.bootstrap.handshake import Server
 from ringcomm.bootstrap.hub import HEADER
@@ -87,7 +87,7 @@ def test_hub(world_size: int, port: int) -> None:
 
 
 def test_rank_0_comes_last(port: int) -> None:
-    outcomes = over_tcp(3, port, late={0: 0.5})
+    outcomes = over_tcp(3, port, late={0: 0.2})
     assert all(o.value == expected(3, 3) for o in outcomes.values())
 
 
@@ -174,7 +174,7 @@ def test_rank_0_leaves(port: int) -> None:
 
 def test_wrong_secret_is_in_every_table(port: int) -> None:
     other = Secret(b"q" * 32)
-    outcomes = over_tcp(3, port, patience=1.0, secrets={2: other})
+    outcomes = over_tcp(3, port, patience=0.7, secrets={2: other})
     for rank in (0, 1):
         assert rows(outcomes[rank]) == [(2, "authentication failed")]
     assert rows(outcomes[2]) == [(0, "authentication failed")]
@@ -191,7 +191,7 @@ def test_wrong_secret_where_several_ports_are_tried(port: int) -> None:
         ports = tuple(range(port, port + 3))
         return dataclasses.replace(identity(rank, 2, port), master_ports=ports)
 
-    outcomes = over_tcp(2, port, patience=1.0, who=who, secrets={1: Secret(b"q" * 32)})
+    outcomes = over_tcp(2, port, patience=0.7, who=who, secrets={1: Secret(b"q" * 32)})
     assert (0, "authentication failed") in rows(outcomes[1])
     for outcome in outcomes.values():
         assert isinstance(outcome.error, AuthenticationError)
@@ -207,7 +207,7 @@ def test_other_job(port: int) -> None:
 
 def test_two_processes_claim_one_rank(port: int) -> None:
     me = {0: 0, 1: 1, 2: 1}
-    outcomes = over_tcp(3, port, patience=1.0, who=lambda r: identity(me[r], 3, port))
+    outcomes = over_tcp(3, port, patience=0.7, who=lambda r: identity(me[r], 3, port))
     refused = [o for r, o in outcomes.items() if r and rows(o) == [(0, "duplicate")]]
     assert len(refused) == 1
     assert "already rank 1" in str(refused[0].error)
@@ -219,11 +219,11 @@ def test_two_processes_claim_rank_0(port: int, candidates: int) -> None:
     """Whether the second finds another port, or none: both are told, and it at once."""
     ports = tuple(range(port, port + candidates))
     zero = Identity(0, 2, None, None, "127.0.0.1", ports, "env", "job")
-    outcomes = over_tcp(2, port, patience=4.0, who=lambda _: zero)
+    outcomes = over_tcp(2, port, patience=2.0, who=lambda _: zero)
     first, second = sorted(outcomes.values(), key=lambda o: -o.seconds)
     assert isinstance(second.error, BootstrapError)
     assert "two processes of this job say that they are rank 0" in str(second.error)
-    assert second.seconds < 3.5
+    assert second.seconds < 1.5
     assert rows(first) == [(0, "duplicate"), (1, "never came to the rendezvous")]
     assert "another process of this job says that it is rank 0" in str(first.error)
 
@@ -235,7 +235,7 @@ def test_rank_0_of_another_job_is_no_rival(port: int) -> None:
         ports, job = (port, port + 1), "other" if rank == 2 else "job"
         return Identity(rank % 2, 2, None, None, "127.0.0.1", ports, "env", job)
 
-    waiting = {"who": lambda _: who(2), "patience": 4.0}
+    waiting = {"who": lambda _: who(2), "patience": 2.0}
     other = threading.Thread(target=over_tcp, args=(1, port), kwargs=waiting)
     other.start()
     assert until(lambda: _listens(port))
@@ -317,7 +317,10 @@ def test_world_sizes_that_differ(port: int) -> None:
     assert rows(outcomes[0]) == [(1, "unexpected peer")]
 
 
-def test_exact_port_in_use(port: int) -> None:
+def test_exact_port_in_use(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is silent when it is asked whether it is rank 0, and does not go."""
+    monkeypatch.setattr(meeting, "_IN_USE_PATIENCE", 0.2)
+    monkeypatch.setattr(rivals, "_PATIENCE", 0.2)
     in_use = pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use")
     with socket.create_server(("127.0.0.1", port)), in_use:
         open_tcp(identity(0, 2, port), Config(), None, time.monotonic() + 5)
@@ -399,7 +402,7 @@ def test_hub_survives_a_broken_member(message: bytes, port: int) -> None:
         try:
             if rank == 1:
                 exchange._sock.sendall(message)  # type: ignore[attr-defined]
-                time.sleep(0.2)
+                time.sleep(0.05)
                 return None
             return exchange.allgather(b"x", deadline)
         except ConnectionError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from faults.rank import Rank
+from patience import PATIENCE
 from ports import free_port
 
 import ringcomm
@@ -51,6 +53,16 @@ def by_environment(rank: Rank, tag: int) -> None:
     ringcomm.shutdown()
 
 
+def by_store(rank: Rank, port: int) -> None:
+    """Joins over a torch Store that rank 0 serves until all are in, which the sum shows."""
+    from torch.distributed import TCPStore
+
+    wait = datetime.timedelta(seconds=PATIENCE)
+    store = TCPStore("127.0.0.1", port, rank.world_size, rank.number == 0, wait)
+    _check(rank, ringcomm.init(store=store))
+    ringcomm.shutdown()
+
+
 def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:
     """init with the arguments and settings at this rank's number, and once more as it should be."""
     config = ringcomm.Config(**settings[rank.number])
@@ -59,6 +71,14 @@ def badly(rank: Rank, arguments: list[dict[str, Any]], settings: list[dict[str, 
     rank.wait_for_go()
     good = dataclasses.replace(config, interfaces=(), lanes=1, secret_file="", connect_timeout=30.0)
     _check(rank, ringcomm.init(config=good))
+    ringcomm.shutdown()
+
+
+def refused(rank: Rank, arguments: list[dict[str, Any]]) -> None:
+    """init with each of these arguments, and once more as it should be."""
+    for wrong in arguments:
+        rank.attempt("refused", lambda wrong=wrong: ringcomm.init(**wrong))  # type: ignore[misc]
+    _check(rank, ringcomm.init())
     ringcomm.shutdown()
 
 
