@@ -5,7 +5,9 @@
 
 The nursery imports what it is told to and starts no thread, so what it forks is as good as a fresh
 interpreter: a rank leaves through the interpreter's own exit, with its atexit handlers and its
-uncaught exceptions. Run as a script:  nursery.py FD MODULE...
+uncaught exceptions. Where PyTorch is imported, the exit ends with those handlers, unless the rank's
+environment has WHOLE_EXIT: taking PyTorch apart makes copies of all pages that the ranks share,
+which takes each of them a second and more. Run as a script:  nursery.py FD MODULE...
 
 Invariants: a rank inherits nothing but its three descriptors; the nursery ends, and kills what it
 forked, when the test's end of the control socket closes.
@@ -13,6 +15,7 @@ forked, when the test's end of the control socket closes.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import gc
 import importlib
@@ -22,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -102,6 +106,15 @@ def obey(order: Order) -> None:
     function(Rank(order.events), **order.arguments)
 
 
+def leave() -> None:
+    """Ends this process as the interpreter does, but takes nothing apart."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start some jobs deaf to it
     for module in sys.argv[2:]:
@@ -111,6 +124,8 @@ def main() -> None:
         order = serve(control)
     if order is not None:
         obey(order)
+        if "torch" in sys.modules and "WHOLE_EXIT" not in os.environ:
+            leave()
 
 
 if __name__ == "__main__":
