@@ -6,9 +6,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import asynchrony, groups
-from faults.job import Job, Nursery, clean_environment
+from faults.job import Job, Nursery
 from faults.rank import Rank
 from patience import PATIENCE, PROMPT
 from ports import free_port
@@ -39,27 +36,28 @@ def nursery(torch_nursery: Nursery) -> Nursery:
     return torch_nursery
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_collectives_are_gloos(nursery: Nursery, world: int) -> None:
-    with Job(nursery, world, LOOPBACK) as job:
+def test_collectives_are_gloos(nursery: Nursery) -> None:
+    with Job(nursery, 3, LOOPBACK) as job:
         job.start(groups.collectives)
         job.expect_all("equal")
         job.finish(quietly=False)
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "role",
+    ("role", "world"),
     [
-        groups.shapes,
-        groups.messages,
-        asynchrony.asynchronous,
+        (groups.shapes, 3),
+        (groups.messages, 3),
+        (asynchrony.asynchronous, 3),
         pytest.param(
             asynchrony.promises,
+            2,
             marks=pytest.mark.skipif(
                 before(2, 5), reason="2.4 tells no group of ours that it is destroyed"
             ),
         ),
+        (asynchrony.nested, 2),
+        (groups.by_functions, 2),
     ],
 )
 def test_results_are_right(nursery: Nursery, role: Role, world: int) -> None:
@@ -95,30 +93,8 @@ def test_what_a_work_has_left_to_do_may_end_with_its_group() -> None:
     assert asked == [True]
 
 
-@pytest.mark.parametrize(
-    "role",
-    [
-        asynchrony.nested,
-        groups.by_functions,
-        pytest.param(
-            groups.compiled,
-            marks=pytest.mark.skipif(
-                before(2, 5),
-                reason="torch.compile of 2.4 asks for a group in all_gather_into_tensor",
-            ),
-        ),
-    ],
-)
-def test_results_are_right_on_two_ranks(nursery: Nursery, role: Role) -> None:
-    with Job(nursery, 2, LOOPBACK) as job:
-        job.start(role)
-        job.expect_all("right")
-        job.finish(quietly=False)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_many_groups_at_once(nursery: Nursery, world: int) -> None:
-    with Job(nursery, world, {**LOOPBACK, "AGAIN": str(free_port())}) as job:
+def test_many_groups_at_once(nursery: Nursery) -> None:
+    with Job(nursery, 3, {**LOOPBACK, "AGAIN": str(free_port())}) as job:
         job.start(groups.many_groups)
         for event in job.expect_all("right"):
             assert event["backend"] == "ringcomm" or "cpu:ringcomm" in event["backend"]
@@ -219,32 +195,12 @@ def test_without_its_scheme_under_another_launcher(
     dist.destroy_process_group()
 
 
-def test_under_another_launcher() -> None:
+def test_under_another_launcher(nursery: Nursery) -> None:
     """mpirun's variables, without mpirun: torch's env:// would not know them."""
-    code = """
-        import torch, torch.distributed as dist, ringcomm.torch
-        dist.init_process_group("ringcomm", init_method="ringcomm://")
-        x = torch.ones(3)
-        dist.all_reduce(x)
-        assert x[0] == 2 and dist.get_world_size() == 2
-        dist.destroy_process_group()
-    """
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **clean_environment(),
-            **LOOPBACK,
-            "PMIX_NAMESPACE": f"test{os.getpid()}",
-            "OMPI_COMM_WORLD_RANK": str(rank),
-            "OMPI_COMM_WORLD_SIZE": "2",
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        }
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for process in ranks:
-        _, said = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, said
+    with Job(nursery, 2, {**LOOPBACK, "PMIX_NAMESPACE": f"test{os.getpid()}"}) as job:
+        job.start(groups.launched)
+        job.expect_all("right")
+        job.finish(quietly=False)
 
 
 def test_bad_input_is_refused(nursery: Nursery) -> None:
@@ -296,7 +252,7 @@ def test_shapes_are_compared_in_detail(nursery: Nursery) -> None:
 
 
 def test_timeouts_and_the_end(nursery: Nursery) -> None:
-    with Job(nursery, 2, LOOPBACK) as job:
+    with Job(nursery, 2, {**LOOPBACK, "WHOLE_EXIT": "1"}) as job:
         job.start(groups.timeouts)
         late = job.expect(0, "late")
         assert late["kind"] == "CommTimeoutError"

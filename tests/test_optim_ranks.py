@@ -12,8 +12,9 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
+from faults.job import Job, Nursery
+from faults.rank import Rank
 from optim_steps import THRESHOLD, Net, flat, mean_gradients, set_gradients
-from ranks import run_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm.torch
@@ -22,14 +23,14 @@ from ringcomm.torch import attach, sparse
 from ringcomm.torch.optim import SGD, Lion
 
 pytestmark = pytest.mark.torch
-ENV = {"RINGCOMM_INTERFACES": "lo", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+LOOPBACK = {"RINGCOMM_INTERFACES": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def in_a_group() -> None:
+def in_a_group(forked: Rank) -> None:
     """No warning of silence, and what plain torch gets from the mean gradients."""
     warnings.simplefilter("error")
     dist.init_process_group("ringcomm")
-    rank = dist.get_rank()
+    rank = forked.number
     model, expected = Net(seed=rank), Net(seed=0)
     optimizer = SGD(model.parameters(), 0.1, compression="none", threshold=THRESHOLD)
     assert optimizer.comm is dist.group.WORLD.comm
@@ -41,6 +42,7 @@ def in_a_group() -> None:
         plain.step()
     assert torch.allclose(flat(model), flat(expected), atol=1e-5)
     beside_ddp(rank)
+    forked.emit("right")
     dist.destroy_process_group()
 
 
@@ -60,8 +62,11 @@ def beside_ddp(rank: int) -> None:
         ours.step()
 
 
-def test_in_a_process_group() -> None:
-    run_processes(2, in_a_group, env=ENV)
+def test_in_a_process_group(torch_nursery: Nursery) -> None:
+    with Job(torch_nursery, 2, LOOPBACK) as job:
+        job.start(in_a_group)
+        job.expect_all("right")
+        job.finish(quietly=False)
 
 
 def test_without_a_communicator_it_says_what_to_do() -> None:

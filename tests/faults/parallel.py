@@ -4,6 +4,7 @@ on gloo, and what becomes of the weights."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 import torch._dynamo  # which DDP imports when it is first used: here once for all ranks
 import torch.distributed as dist
+from faults import groups
 from faults.rank import Rank
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +30,7 @@ except ImportError:  # before 2.6
     from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor
 
-WIDTH, STEPS = 24, 50
+WIDTH, STEPS = 24, 8
 
 
 class Net(nn.Module):
@@ -76,68 +77,62 @@ def _flat(model: nn.Module) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _job(backend: str) -> Iterator[None]:
+def _job(rank: Rank, backend: str, folder: str) -> Iterator[None]:
     """The process group. No DDP on it may outlive the block: it would be the one to destroy the
     group, and holds the GIL meanwhile; gloo's destructor then waits for its thread, and that for
     the GIL, with which it gives up the last call's tensors (PyTorch issue 56297)."""
     torch.set_num_threads(1)
-    torch.manual_seed(3)
-    dist.init_process_group(backend)
+    store = f"file://{folder}/{backend}.store"
+    dist.init_process_group(
+        backend, init_method=store, rank=rank.number, world_size=rank.world_size
+    )
     yield
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _keep(rank: Rank, folder: str, backend: str, values: torch.Tensor) -> None:
-    torch.save(values, f"{folder}/{backend}-{rank.number}.pt")
+def trainings(rank: Rank, folder: str, names: list[str]) -> None:
+    """Each of the TRAININGS of these names, on gloo and on ringcomm; keeps what the rank has at the
+    end of each."""
+    for backend in ("gloo", "ringcomm"):
+        with _job(rank, backend, folder):
+            for name in names:
+                torch.manual_seed(3)
+                values = TRAININGS[name](rank, backend)
+                torch.save(values, f"{folder}/{name}-{backend}-{rank.number}.pt")
     rank.emit("trained")
 
 
-OPTIONS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
-
-
-def ddp(rank: Rank, backend: str, folder: str, mode: str) -> None:
-    """Fifty steps of DDP in one of its modes."""
-    with _job(backend):
-        _keep(rank, folder, backend, _ddp(rank, backend, mode))
-
-
-def _ddp(rank: Rank, backend: str, mode: str) -> torch.Tensor:
-    options = {name: True for name in OPTIONS if name in mode}
+def _ddp(
+    rank: Rank, backend: str, *, mode: str = "plain", zero: bool = False, **options: Any
+) -> torch.Tensor:
+    """DDP in one of its modes; zero: with an optimizer whose states are shared out."""
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.005, **options)
     if mode == "hosts" and backend == "ringcomm":
         hosts = [dist.new_group([first, first + 1], backend="gloo") for first in (0, 2)]
         state = ringcomm.torch.HierarchicalState(local_group=hosts[rank.number // 2])
         model.register_comm_hook(state, ringcomm.torch.allreduce_hook)
-    make: Any = torch.optim.SGD
-    if mode == "zero":
+    if zero:
         optimizer: Any = ZeroRedundancyOptimizer(
             model.parameters(), torch.optim.Adam, lr=0.01, overlap_with_ddp=False
         )
     else:
-        optimizer = make(model.parameters(), lr=0.1, momentum=0.9)
-    steps = STEPS + 3 * rank.number if mode == "join" else STEPS
-    with Join([model]) if mode == "join" else contextlib.nullcontext():
-        _train(model, optimizer, mode, steps, model.no_sync)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _train(model, optimizer, mode, STEPS, model.no_sync)
     return _flat(model)
 
 
-def joined(rank: Rank, backend: str, folder: str) -> None:
-    """Ranks of which one has fewer batches, and the others divide by how many are left."""
-    with _job(backend):
-        _keep(rank, folder, backend, _joined(rank))
-
-
-def _joined(rank: Rank) -> torch.Tensor:
+def _joined(rank: Rank, backend: str, *, by_how_many_are_left: bool) -> torch.Tensor:
+    """DDP whose rank 0 has fewer batches."""
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with model.join(divide_by_initial_world_size=False):
+    with model.join(divide_by_initial_world_size=not by_how_many_are_left):
         _train(model, optimizer, "join", STEPS + 3 * rank.number, model.no_sync)
     return _flat(model)
 
 
-def low_rank(rank: Rank, backend: str, folder: str) -> None:
+def _low_rank(rank: Rank, backend: str) -> torch.Tensor:
     """PyTorch's PowerSGD, whose callbacks of one all-reduce wait for two others, rank 0's for rank
     1. Of one bucket: of more, the order of its calls differs between ranks."""
     orthogonalize = powerSGD_hook._orthogonalize
@@ -147,11 +142,6 @@ def low_rank(rank: Rank, backend: str, folder: str) -> None:
         orthogonalize(*arguments)
 
     powerSGD_hook._orthogonalize = late
-    with _job(backend):
-        _keep(rank, folder, backend, _low_rank(rank))
-
-
-def _low_rank(rank: Rank) -> torch.Tensor:
     wide = [nn.Linear(8 * WIDTH, 8 * WIDTH) for _ in range(3)]
     model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), *wide))
     state = powerSGD_hook.PowerSGDState(
@@ -159,18 +149,62 @@ def _low_rank(rank: Rank) -> torch.Tensor:
     )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(10):
+    for step in range(5):
         optimizer.zero_grad()
         time.sleep(0.03 * rank.number)
         model(_batch(step, rank.number)).square().sum().backward()
         optimizer.step()
+    powerSGD_hook._orthogonalize = orthogonalize
     return _flat(model)
 
 
-def compiled(rank: Rank) -> None:
-    """A few steps of torch.compile(DDP(model)), which need no C++ compiler, beside the same without
-    the compiler."""
-    with _job("ringcomm"):
+def _sharded(rank: Rank, backend: str) -> torch.Tensor:
+    """FSDP2."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = Net()
+    for layer in model.row:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _train(model, optimizer, "plain", STEPS, contextlib.nullcontext)
+    return _flat(model)
+
+
+def _tensors(rank: Rank, backend: str) -> torch.Tensor:
+    """DTensor on a mesh of two dimensions: redistributions and a product."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("a", "b"))
+    x = torch.arange(64.0).reshape(8, 8)
+    rows = distribute_tensor(x, mesh, [Shard(0), Replicate()])
+    columns = rows.redistribute(mesh, [Replicate(), Shard(1)])
+    product = (rows @ columns).redistribute(mesh, [Replicate(), Replicate()]).to_local()
+    assert torch.equal(product, x @ x)
+    return product
+
+
+TRAININGS: dict[str, Callable[[Rank, str], torch.Tensor]] = {
+    "plain": _ddp,
+    "no_sync": functools.partial(_ddp, mode="no_sync"),
+    "find_unused_parameters": functools.partial(
+        _ddp, mode="find_unused_parameters", find_unused_parameters=True
+    ),
+    "static_graph": functools.partial(_ddp, static_graph=True),
+    "gradient_as_bucket_view": functools.partial(_ddp, gradient_as_bucket_view=True),
+    "zero": functools.partial(_ddp, zero=True),
+    "hosts": functools.partial(_ddp, mode="hosts"),
+    "join": functools.partial(_joined, by_how_many_are_left=False),
+    "join_by_how_many_are_left": functools.partial(_joined, by_how_many_are_left=True),
+    "low_rank": _low_rank,
+    "fully_shard": _sharded,
+    "dtensor": _tensors,
+}
+
+
+def compiled(rank: Rank, folder: str) -> None:
+    """Collectives, and a few steps of DDP, within torch.compile, which here needs no C++ compiler:
+    beside the same without it."""
+    with _job(rank, "ringcomm", folder):
+        groups.check_compiled()
+        rank.emit("collectives")
         for mode in ("plain", "norm", "static_graph", "hook"):
             results = [_steps(rank, mode, call) for call in (_as_it_is, _compiled)]
             torch.testing.assert_close(*results)
@@ -200,30 +234,3 @@ def _steps(rank: Rank, mode: str, change: Callable[[nn.Module], Any]) -> torch.T
         call(_batch(step, rank.number)).square().sum().backward()
         optimizer.step()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def sharded(rank: Rank, backend: str, folder: str) -> None:
-    """Fifty steps of FSDP2."""
-    with _job(backend):
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        model = Net()
-        for layer in model.row:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        _train(model, optimizer, "plain", STEPS, contextlib.nullcontext)
-        _keep(rank, folder, backend, _flat(model))
-
-
-def tensors(rank: Rank, backend: str, folder: str) -> None:
-    """DTensor on a mesh of one or two dimensions: redistributions and a product."""
-    with _job(backend):
-        n = dist.get_world_size()
-        mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("a", "b"))
-        x = torch.arange(64.0).reshape(8, 8)
-        rows = distribute_tensor(x, mesh, [Shard(0), Replicate()])
-        columns = rows.redistribute(mesh, [Replicate(), Shard(1)])
-        product = (rows @ columns).redistribute(mesh, [Replicate(), Replicate()])
-        total = mesh["a"].get_group().size(), mesh["b"].get_group().size()
-        _keep(rank, folder, backend, product.to_local())
-        rank.emit("mesh", sizes=total, right=torch.equal(product.to_local(), x @ x))
