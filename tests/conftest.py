@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Ranks are threads here, and more than there are cores: a team of threads for each only spins.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
 import pytest
 from beside import APART, Beside, Done
 from faults.job import Nursery, clean_environment, nursery_of
