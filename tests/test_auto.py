@@ -187,13 +187,13 @@ def near_best(ranks: Ranks) -> bool:
 
 
 @pytest.mark.parametrize("gbit", [0.1, 0.3, 1.0, 3.0, 10.0])
-@pytest.mark.parametrize("compute_s", [0.03, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("compute_s", [0.03, 0.3])
 def test_it_settles_within_5_percent_of_the_best(gbit: float, compute_s: float) -> None:
     site = Site(gbit * GBIT, compute_s, codec_s={"int8": 1.5e-9, "int4": 2e-9})
     ranks = Ranks(site).run(100)
     assert near_best(ranks), (ranks.used[-1], ranks.changes)
     assert len(ranks.changes) <= 1
-    ranks.run(1000)  # it looks for a gentler one now and then
+    ranks.run(500)  # it looks for a gentler one now and then
     taken = [site.step_s(CODECS[name]) for name in ranks.used[60:]]
     assert sum(taken) <= 1.05 * best(site) * len(taken)
 
@@ -235,7 +235,7 @@ def test_adapters_travel_at_bf16_at_most() -> None:
     assert [str(rung) for rung in rungs] == ["none", "bf16"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_follows_a_tenfold_drop_and_comes_back(seed: int) -> None:
     site = Site(10 * GBIT, 0.25, noise=0.05)
     ranks = Ranks(site, seed=seed).run(157)
@@ -252,7 +252,7 @@ def test_it_follows_a_tenfold_drop_and_comes_back(seed: int) -> None:
     assert len(ranks.changes) <= 6
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_makes_it_change_hardly_ever(seed: int) -> None:
     """On links where two codecs are about as good, too."""
     for gbit in (0.5, 0.66, 1.0, 1.3, 2.0, 2.6):

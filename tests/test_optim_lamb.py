@@ -23,7 +23,7 @@ from ranks import run_ranks
 from reference import Array
 
 from ringcomm import Communicator
-from ringcomm.torch.optim import OneBitAdam, OneBitLamb
+from ringcomm.torch.optim import OneBitLamb
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
 
@@ -32,7 +32,7 @@ HYPER: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_
 SETTINGS = LambSettings(lr=0.01, b1=0.9, b2=0.95, eps=1e-8, decay=0.05)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_our_own_update_is_that_of_its_formula(n: int) -> None:
     """With renewals of the variance, and elements without one."""
     shapes, steps, freeze, dead = [(32, 40)], 20, 6, 5
@@ -95,34 +95,3 @@ def test_a_tensor_without_any_gradient() -> None:
     )
     assert all(np.isfinite(one).all() for one in outcomes[0][0][-1])
     assert outcomes[0][0][-1][1].tobytes() == start_values(shapes)[1].tobytes()
-
-
-def test_a_restart_goes_on_to_the_bit() -> None:
-    """And a state of another method is refused by its name."""
-    shapes, steps = [(32, 40), (7,)], 12
-
-    def body(comm: Communicator) -> None:
-        def make(values: Any) -> Any:
-            return OneBitLamb(values, freeze=4, comm=comm, threshold=0)
-
-        def go(params: Any, optimizer: Any, first: int, last: int) -> None:
-            for step in range(first, last):
-                give(params, gradient(shapes, step, comm.rank))
-                optimizer.step()
-
-        whole = parameters(shapes)
-        go(whole, make(whole), 1, steps)
-        half = parameters(shapes)
-        first = make(half)
-        go(half, first, 1, 7)
-        state = first.state_dict()
-        second = make(half)
-        second.load_state_dict(state)
-        go(half, second, 7, steps)
-        for a, b in zip(whole, half, strict=True):
-            assert a.detach().numpy().tobytes() == b.detach().numpy().tobytes()
-        other = OneBitAdam(half, comm=comm)
-        with pytest.raises(ValueError, match="OneBitLamb"):
-            other.load_state_dict(state)
-
-    run_ranks(2, body)

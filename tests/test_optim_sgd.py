@@ -53,14 +53,13 @@ def of_torch(ranks: int, steps: int, **settings: Any) -> torch.Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize("codec", ["none", "onebit"])
 @pytest.mark.parametrize("settings", CASES)
-def test_one_rank_is_torchs_sgd(settings: dict[str, Any], codec: str) -> None:
+def test_one_rank_is_torchs_sgd(settings: dict[str, Any]) -> None:
     """But for a rounding more in each operation that torch's CPU kernels may fuse."""
 
     def body(comm: Communicator) -> torch.Tensor:
         def make(params: Any, comm: Communicator) -> SGD:
-            return SGD(params, comm=comm, compression=codec, threshold=THRESHOLD, **settings)
+            return SGD(params, comm=comm, compression="onebit", threshold=THRESHOLD, **settings)
 
         return flat(steps_of(comm, make, range(5))[0])
 
@@ -68,9 +67,10 @@ def test_one_rank_is_torchs_sgd(settings: dict[str, Any], codec: str) -> None:
     assert torch.allclose(run_ranks(1, body)[0], of_torch(1, 5, **settings), rtol=0, atol=most)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("settings", CASES + DECAYED)
-def test_without_a_codec_it_is_torchs_sgd(ranks: int, settings: dict[str, Any]) -> None:
+def test_without_a_codec_it_is_torchs_sgd(settings: dict[str, Any]) -> None:
+    ranks = 3
+
     def body(comm: Communicator) -> Any:
         def make(params: Any, comm: Communicator) -> SGD:
             return SGD(params, comm=comm, compression="none", **settings)
@@ -168,13 +168,12 @@ def test_a_bit_per_parameter() -> None:
             optimizer.step()
         return comm.stats()["wire_bytes"] - before, optimizer.carried
 
-    for ranks in (2, 4):
-        with World(ranks) as world:
-            plain = world.run(lambda comm: sent(comm, "none"))
-            bits = world.run(lambda comm: sent(comm, "onebit"))
-        for (all_plain, own_plain), (all_bits, own_bits) in zip(plain, bits, strict=True):
-            assert 28 * all_bits <= all_plain
-            assert 28 * own_bits <= own_plain
+    with World(2) as world:
+        plain = world.run(lambda comm: sent(comm, "none"))
+        bits = world.run(lambda comm: sent(comm, "onebit"))
+    for (all_plain, own_plain), (all_bits, own_bits) in zip(plain, bits, strict=True):
+        assert 28 * all_bits <= all_plain
+        assert 28 * own_bits <= own_plain
 
 
 def test_warm_up_steps_are_gentle() -> None:

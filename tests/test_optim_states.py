@@ -43,16 +43,6 @@ def apart() -> Callable[..., WireOptimizer]:
     return lambda params, comm: OneBitAdam(params, 1e-2, freeze=1, comm=comm, threshold=THRESHOLD)
 
 
-MAKES = {
-    "none": sgd("none"),
-    "int8": sgd("int8"),
-    "int4": sgd("int4"),
-    "onebit": sgd("onebit"),
-    "lion": lion(),
-    "apart": apart(),
-}
-
-
 def saved(state: Any) -> Any:
     """As a file would have it."""
     file = io.BytesIO()
@@ -62,12 +52,11 @@ def saved(state: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "dtype"),
-    [*((name, 3, torch.float32) for name in MAKES), ("onebit", 2, torch.bfloat16)],
+    ("codec", "ranks", "dtype"), [("int4", 3, torch.float32), ("onebit", 2, torch.bfloat16)]
 )
-def test_a_restart_goes_on_to_the_bit(name: str, ranks: int, dtype: torch.dtype) -> None:
+def test_a_restart_goes_on_to_the_bit(codec: str, ranks: int, dtype: torch.dtype) -> None:
     """Momenta, master copies and residuals: each rank's own."""
-    make = MAKES[name]
+    make = sgd(codec)
 
     def body(comm: Communicator) -> tuple[Any, Any]:
         model, optimizer = steps_of(comm, make, range(5), Net(dtype))
@@ -90,7 +79,7 @@ def test_torchs_form_is_kept() -> None:
     find the groups."""
 
     def body(comm: Communicator) -> None:
-        model, optimizer = steps_of(comm, MAKES["none"], range(2))
+        model, optimizer = steps_of(comm, sgd("none"), range(2))
         state = optimizer.state_dict()
         plain = torch.optim.SGD(model.parameters(), 0.1, 0.9)
         theirs = plain.state_dict()
@@ -109,7 +98,7 @@ def test_torchs_form_is_kept() -> None:
     run_ranks(1, body)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (3, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_in_another_world_the_sum_of_what_was_sent_is_exact(before: int, after: int) -> None:
     """With momentum 0 and lr 1 the parameters have the sum of what arrived."""
 
@@ -165,13 +154,13 @@ def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None
     files: list[Any] = []
 
     def save(comm: Communicator) -> None:
-        model, optimizer = steps_of(comm, MAKES["onebit"], range(3))
+        model, optimizer = steps_of(comm, sgd("onebit"), range(3))
         if comm.rank == 0:
             files.extend(saved([model.state_dict(), optimizer.state_dict()]))
 
     def load(comm: Communicator) -> tuple[float, torch.nn.Module]:
         model = Net()
-        optimizer = MAKES["onebit"](list(model.parameters()), comm)
+        optimizer = sgd("onebit")(list(model.parameters()), comm)
         model.load_state_dict(files[0])
         optimizer.load_state_dict(files[1])
         kept = sum(float(abs(optimizer.feedback[one].worker).sum()) for one in optimizer.feedback)
@@ -189,7 +178,7 @@ def test_another_ranks_state_starts_residuals_from_zero_with_a_warning() -> None
 
 def test_a_state_of_another_method_is_refused_by_name() -> None:
     def body(comm: Communicator) -> None:
-        model, optimizer = steps_of(comm, MAKES["onebit"], range(2))
+        model, optimizer = steps_of(comm, sgd("onebit"), range(2))
         state, before = optimizer.state_dict(), flat(model)
         other = lion()(list(model.parameters()), comm)
         with pytest.raises(ConfigError, match="state is of SGD, and this optimizer is Lion"):
@@ -208,9 +197,9 @@ def test_a_state_of_another_method_is_refused_by_name() -> None:
 
 def test_a_state_of_another_model_changes_nothing() -> None:
     def body(comm: Communicator) -> None:
-        model, optimizer = steps_of(comm, MAKES["onebit"], range(2))
+        model, optimizer = steps_of(comm, sgd("onebit"), range(2))
         small = [torch.nn.Parameter(torch.zeros(70, 80)), torch.nn.Parameter(torch.zeros(3))]
-        other = MAKES["onebit"](small, comm)
+        other = sgd("onebit")(small, comm)
         small[0].grad = torch.ones(70, 80)
         other.step()
         before = other.state_dict()
@@ -228,7 +217,7 @@ def test_a_state_of_another_model_changes_nothing() -> None:
 
 def test_a_state_of_before_the_first_step() -> None:
     def body(comm: Communicator) -> torch.Tensor:
-        model, optimizer = steps_of(comm, MAKES["onebit"], [])
+        model, optimizer = steps_of(comm, sgd("onebit"), [])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             optimizer.load_state_dict(saved(optimizer.state_dict()))
@@ -236,6 +225,6 @@ def test_a_state_of_before_the_first_step() -> None:
         return flat(model)
 
     def plain(comm: Communicator) -> torch.Tensor:
-        return flat(steps_of(comm, MAKES["onebit"], range(2))[0])
+        return flat(steps_of(comm, sgd("onebit"), range(2))[0])
 
     assert torch.equal(run_ranks(2, body)[0], run_ranks(2, plain)[0])

@@ -18,7 +18,7 @@ from ringcomm.torch.tensors import all_finite
 from ringcomm.torch.tiles import tile_elements
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_left")]
-SHAPES = [(300, 217), (40, 33), (77,)]
+SHAPES = [(50, 43), (40, 33), (77,)]
 
 
 def span_of(count: int) -> Span:
@@ -30,8 +30,7 @@ def span_of(count: int) -> Span:
     return made
 
 
-@pytest.mark.parametrize("kind", [OneBitAdam, OneBitLamb])
-@pytest.mark.parametrize("eps", [1e-8, 0.0])
+@pytest.mark.parametrize(("kind", "eps"), [(OneBitAdam, 0.0), (OneBitLamb, 1e-8)])
 def test_tiles_change_no_bit(
     kind: type[OneBitAdam], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,10 +51,17 @@ def train(
         return [*seen, weights(model)]
 
 
-@pytest.mark.parametrize("make", [SGD, Adam])
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("exchange", ["gather", "owner"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("make", "staleness", "exchange", "overlap"),
+    [
+        (SGD, 0, "gather", True),
+        (SGD, 1, "owner", False),
+        (Adam, 0, "owner", True),
+        (Adam, 1, "gather", False),
+        (Adam, 1, "owner", True),
+        (SGD, 0, "gather", False),
+    ],
+)
 def test_all_ranks_have_the_same_bits(
     make: Made, staleness: int, exchange: str, overlap: bool
 ) -> None:
@@ -216,8 +223,9 @@ def test_weights_that_somebody_else_writes_are_taken() -> None:
         run_ranks(2, lambda comm, late=staleness: run(comm, late))
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "overlap"), [(torch.float32, True), (torch.bfloat16, False), (torch.float64, True)]
+)
 def test_parameters_whose_data_is_assigned_are_followed(dtype: Any, overlap: bool) -> None:
     """Other memory, another order of elements in it, another shape."""
 
@@ -390,8 +398,7 @@ def test_ranks_that_make_other_optimizers_fail_at_once(name: str, values: Any) -
     run_ranks(2, run)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("changed", ["lr", "steps"])
+@pytest.mark.parametrize(("changed", "staleness"), [("lr", 0), ("steps", 1)])
 def test_ranks_with_other_rates_fail_at_the_step(changed: str, staleness: int) -> None:
     """Nothing of that step is applied."""
 
