@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from faults import asynchrony, groups
-from faults.job import Job, Nursery
+from faults.job import Job, Nursery, clean_environment
 from faults.rank import Rank
 from patience import PATIENCE, PROMPT
 from ports import free_port
@@ -201,6 +205,22 @@ def test_under_another_launcher(nursery: Nursery) -> None:
         job.start(groups.launched)
         job.expect_all("right")
         job.finish(quietly=False)
+
+
+def test_under_torchrun() -> None:
+    """Whose agent keeps the store."""
+    program = str(Path(__file__).parent / "faults" / "launched.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, program, "--group"],
+        env={**clean_environment(), **LOOPBACK},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted((one["rank"], one["values"]) for one in printed) == [(0, [3.0]), (1, [3.0])]
 
 
 def test_bad_input_is_refused(nursery: Nursery) -> None:

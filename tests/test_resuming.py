@@ -70,6 +70,8 @@ def test_a_killed_run_goes_on_along_the_curve_of_the_unbroken_one(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     whole = losses(nursery, tmp_path / "whole")
+    (report,) = events(tmp_path / "whole.jsonl", "report")
+    assert 0 < report["sent_bytes_per_step"] < 0.25 * report["gradient_bytes_per_step"]
     assert len(whole) == 30
     assert whole[-1] < whole[0] - 0.05
     before = losses(nursery, tmp_path / "killed", dies_in=21)
@@ -80,7 +82,9 @@ def test_a_killed_run_goes_on_along_the_curve_of_the_unbroken_one(
 
     path = tmp_path / "dropped" / "checkpoint.pt"
     state = torch.load(path, weights_only=True)
-    assert all(one["worker"].any() for one in state["method"]["feedback"]["tensors"].values())
+    kept = state["method"]["feedback"]["tensors"]
+    assert set(kept) < set(state["model"])
+    assert all(one["worker"].any() for one in kept.values())
     torch.save({**state, "method": {}}, path)
     dropped = losses(nursery, tmp_path / "dropped", "--resume")
     assert apart(dropped, whole[15:]) > 3 * apart(resumed, whole[15:])

@@ -1,15 +1,16 @@
 """The program that test_launchers.py has started by launchers: every rank checks a sum and prints
 one line of JSON.
 
-    launched.py [--mpi] [--tag N]
+    launched.py [--mpi | --group] [--tag N]
 
---mpi joins over MPI.COMM_WORLD; without it, the launcher's environment alone has to do. --tag
-makes the sums of two jobs different.
+--mpi joins over MPI.COMM_WORLD, --group as PyTorch's process group; without either, the launcher's
+environment alone has to do. --tag makes the sums of two jobs different.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -22,12 +23,19 @@ import ringcomm
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--group", action="store_true")
     parser.add_argument("--tag", type=int, default=1)
     options = parser.parse_args()
     if options.mpi:
         from mpi4py import MPI
 
         comm = ringcomm.init(mpi=MPI.COMM_WORLD)
+    elif options.group:
+        import torch.distributed
+
+        importlib.import_module("ringcomm.torch")  # which registers the backend
+        torch.distributed.init_process_group("ringcomm")
+        comm = ringcomm.default_communicator()
     else:
         comm = ringcomm.init()
     # Sums of these are exact in bf16, which has 8 significant bits.
@@ -37,7 +45,10 @@ def main() -> None:
     heavy = sorted({"torch", "mpi4py", "cupy"} & set(sys.modules))
     line = {"rank": comm.rank, "world": comm.world_size, "values": values, "heavy": heavy}
     os.write(1, (json.dumps(line) + "\n").encode())  # whole, among other ranks' lines
-    ringcomm.shutdown()
+    if options.group:
+        torch.distributed.destroy_process_group()
+    else:
+        ringcomm.shutdown()
 
 
 if __name__ == "__main__":
