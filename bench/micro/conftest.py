@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +109,15 @@ def pages(size: int) -> np.ndarray:
     return whole[skip : skip + size // 4]
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def no_launcher() -> Iterator[None]:
     """Takes away what would make a benchmark a rank of something else."""
-    for name in list(os.environ):
-        if name.startswith(("RINGCOMM_", "OMPI_", "PMI", "SLURM_")) or name in (
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-        ):
-            monkeypatch.delenv(name)
+    single = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in single or name.startswith(("RINGCOMM_", "OMPI_", "PMI", "SLURM_")):
+                patch.delenv(name)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
