@@ -13,15 +13,17 @@
 #include "../cuda/fake_libcuda.h"
 #include "check.h"
 
-/* Of tests/cuda/small_kernels.c. */
-static const char *const gpu_kernels[] = {"fill", "scale"};
-enum { GPU_FILL, GPU_SCALE, GPU_KERNELS };
+/* As much of ringcomm/kernels.ptx as a driver that runs none of it looks at; what is launched is
+ * tests/cuda/emulate.h. */
+static const char *const gpu_kernels[] = {"ringcomm_unpack_bf16", "ringcomm_scale"};
+enum { GPU_UNPACK, GPU_SCALE, GPU_KERNELS };
 #define GPU_PTX                                                                                    \
     ".version 8.0\n.target sm_60\n.address_size 64\n"                                              \
-    ".visible .entry fill(\n\t.param .u64 fill_param_0,\n\t.param .f32 fill_param_1,\n"            \
-    "\t.param .u64 fill_param_2\n)\n{\n\tret;\n}\n"                                                \
-    ".visible .entry scale(.param .u64 .ptr .global scale_param_0,\n.param .u64 scale_param_1,\n"  \
-    ".param .f32 scale_param_2\n)\n{\n\tret;\n}\n"
+    ".visible .entry ringcomm_unpack_bf16(\n\t.param .u64 unpack_param_0,\n"                       \
+    "\t.param .u64 unpack_param_1,\n\t.param .u64 unpack_param_2\n)\n{\n\tret;\n}\n"               \
+    ".visible .entry ringcomm_scale(.param .u64 .ptr .global scale_param_0,\n"                     \
+    ".param .u64 scale_param_1,\n.param .f32 scale_param_2,\n.param .u64 scale_param_3\n)\n"       \
+    "{\n\tret;\n}\n"
 
 /* Sets the environment for fake_cuda_reset: "FAKE_CUDA_INIT=100 FAKE_CUDA_DEVICES=2". */
 static inline void gpu_settings(const char *settings)
@@ -34,7 +36,7 @@ static inline void gpu_settings(const char *settings)
         unsetenv(name);
     }
     setenv("FAKE_CUDA_MEMORY_MB", "64", 1);
-    setenv("FAKE_CUDA_KERNELS", SMALL_KERNELS, 1);
+    setenv("FAKE_CUDA_KERNELS", KERNELS_LIBRARY, 1);
     snprintf(text, sizeof text, "%s", settings);
     for (char *state, *one = strtok_r(text, " ", &state); one != NULL;
          one = strtok_r(NULL, " ", &state)) {

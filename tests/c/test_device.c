@@ -100,12 +100,12 @@ static void what_is_too_old_does_without_kernels(void)
 
 static void a_kernel_that_is_missing_is_a_failure(void)
 {
-    static const char *const names[] = {"fill", "pack"};
+    static const char *const names[] = {"ringcomm_scale", "ringcomm_pack"};
     cuda_device *device = NULL;
     rc_error error;
     error_clear(&error);
     CHECK_EQ(device_open(&device, gpu_driver(""), 0, GPU_PTX, names, 2, &error), RC_DEVICE);
-    gpu_expect(&error, RC_DEVICE, "lack pack");
+    gpu_expect(&error, RC_DEVICE, "lack ringcomm_pack");
     CHECK(device == NULL);
     gpu_close(NULL);
 }
@@ -189,7 +189,7 @@ static void *send_around(void *of)
     uint64_t count = COUNT;
     float factor = 2,
           *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    void *arguments[] = {&at, &count, &factor};
+    void *arguments[] = {&at, &at, &factor, &count};
     error_clear(&error);
     CHECK_EQ(device_enter(device, &visit, &error), RC_OK);
     CHECK_EQ(device_stream_create(device, &stream, &error), RC_OK);
@@ -237,8 +237,8 @@ static rc_result use(cuda_device *device, void *page, rc_error *error)
     cu_event event = NULL;
     cu_address at = 0;
     uint64_t count = 4;
-    float value = 2;
-    void *arguments[] = {&at, &value, &count}, *pinned = NULL;
+    float factor = 2;
+    void *arguments[] = {&at, &at, &factor, &count}, *pinned = NULL;
     rc_result result = device_stream_create(device, &stream, error);
     if (result == RC_OK)
         result = device_event_create(device, &event, error);
@@ -251,7 +251,9 @@ static rc_result use(cuda_device *device, void *page, rc_error *error)
     if (result == RC_OK)
         result = device_check_pointer(device, at, BYTES, error);
     if (result == RC_OK)
-        result = device_launch(device, GPU_FILL, 1, 32, stream, arguments, error);
+        result = DEVICE_CALL(device, error, cuMemcpyHtoDAsync, at, page, BYTES, stream);
+    if (result == RC_OK)
+        result = device_launch(device, GPU_SCALE, 1, 32, stream, arguments, error);
     if (result == RC_OK)
         result = DEVICE_CALL(device, error, cuMemcpyDtoHAsync, page, at, BYTES, stream);
     if (result == RC_OK)
@@ -296,7 +298,7 @@ static void fails_cleanly_with(int code)
         rc_error error;
         error_clear(&error);
         fake_cuda_fail("*", k, code);
-        page[3] = 0;
+        page[3] = 1;
         if (open_and_use(driver, page, &error) != RC_OK) {
             failures++;
             CHECK(strstr(error.message, "failed on GPU 0") != NULL);

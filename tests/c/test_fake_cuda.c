@@ -219,11 +219,11 @@ static void kernels_run_in_their_turn_with_arguments_of_their_launch(void)
     rc_error error;
     error_clear(&error);
     uint64_t count = COUNT;
-    float value = 7, factor = 3;
-    void *fill[] = {&s.at, &value, &count}, *scale[] = {&s.at, &count, &factor};
-    CHECK_EQ(device_launch(s.device, GPU_FILL, 1, 32, s.ours, fill, &error), RC_OK);
+    float factor = 3;
+    void *scale[] = {&s.at, &s.at, &factor, &count};
+    CHECK_EQ(fake_cuda_add(s.ours, s.at, 7, COUNT), CU_OK);
     CHECK_EQ(device_launch(s.device, GPU_SCALE, 1, 32, s.ours, scale, &error), RC_OK);
-    value = factor = 0;
+    factor = 0;
     count = 1;
     CHECK(first_of(&s) == 0);
     CHECK_EQ(cuStreamSynchronize(s.ours), CU_OK);
@@ -238,10 +238,11 @@ static void a_write_past_the_end_shows(void)
     stage s = stage_open("");
     rc_error error;
     error_clear(&error);
-    uint64_t count = COUNT + 1;
-    float value = 7;
-    void *fill[] = {&s.at, &value, &count};
-    CHECK_EQ(device_launch(s.device, GPU_FILL, 1, 32, s.ours, fill, &error), RC_OK);
+    cu_address to = s.at + sizeof(float);
+    uint64_t count = COUNT;
+    float factor = 1;
+    void *scale[] = {&to, &s.at, &factor, &count};
+    CHECK_EQ(device_launch(s.device, GPU_SCALE, 1, 32, s.ours, scale, &error), RC_OK);
     device_free(s.device, s.at);
     stage_drop(&s, "past the end");
 }
@@ -252,12 +253,12 @@ static void a_kernel_on_freed_memory_breaks_the_context(void)
     rc_error error;
     error_clear(&error);
     uint64_t count = 1;
-    float value = 7;
+    float factor = 7;
     cu_address gone;
-    void *fill[] = {&gone, &value, &count};
+    void *scale[] = {&s.at, &gone, &factor, &count};
     CHECK_EQ(cuMemAlloc_v2(&gone, 64), CU_OK);
     CHECK_EQ(cuMemFree_v2(gone), CU_OK);
-    CHECK_EQ(device_launch(s.device, GPU_FILL, 1, 32, s.ours, fill, &error), RC_OK);
+    CHECK_EQ(device_launch(s.device, GPU_SCALE, 1, 32, s.ours, scale, &error), RC_OK);
     CHECK_EQ(cuStreamSynchronize(s.ours), CU_ILLEGAL_ADDRESS);
     CHECK_EQ(cuMemAlloc_v2(&gone, 64), CU_ILLEGAL_ADDRESS);
     stage_close(&s); /* gives everything back all the same */

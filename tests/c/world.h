@@ -23,7 +23,7 @@
  * before that thread has noted that its sendmsg is over. What orders the two is the wire, which the
  * sanitizer does not know: it takes a sendmsg to read until it returns. What is read before it (the
  * CRC), and sendmsg itself in the tests of single lanes, are still looked at. */
-__attribute__((visibility("default"), used)) const char *__tsan_default_options(void);
+__attribute__((visibility("default"), used, weak)) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
     return "intercept_send=0";

@@ -1,12 +1,12 @@
 /* emulate.c - csrc/cuda/kernels.cu, compiled as C and run by fibres; see emulate.h.
  *
- * A fibre is entered once by its context, and from then on by longjmp, which leaves the signal mask
- * alone and so makes no system call. The fibres of a thread outlive its launches.
+ * A fibre is entered once by its context, and from then on by the compiler's own longjmp: it leaves
+ * the signal mask alone, and no sanitizer of the program takes its stack for the thread's. The
+ * fibres of a thread outlive its launches.
  */
 #include "emulate.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -17,9 +17,19 @@ enum { LANES = 32, MOST_THREADS = 256, STACK = 64 << 10, COLOUR = 448 };
 
 enum waits { FOR_NOTHING, FOR_BALLOT, FOR_SHUFFLE, FOR_BLOCK, TO_BE_STARTED };
 
+typedef void *jump[5]; /* where to go on, for __builtin_longjmp */
+
+/* Of functions that another fibre may run in the middle of: what calls them expects nothing of any
+ * register. */
+#ifdef __clang__
+#define SWITCHES __attribute__((noinline))
+#else
+#define SWITCHES __attribute__((noipa))
+#endif
+
 typedef struct fibre {
     ucontext_t entry;
-    jmp_buf at;
+    jump at;
     int entered;
     enum waits waits;
     unsigned value, from, result; /* of what it waits for; from: a lane */
@@ -29,7 +39,7 @@ typedef struct fibre {
 typedef struct machine {
     fibre fibres[MOST_THREADS];
     fibre *now;
-    jmp_buf scheduler;
+    jump scheduler;
     void (*kernel)(void **params);
     void **params;
 } machine;
@@ -41,14 +51,20 @@ typedef struct uint3 {
 static _Thread_local machine *here;
 static _Thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-static unsigned wait_for(enum waits what, unsigned value, unsigned from)
+/* Not where the place was noted: compilers do not take both in one function. */
+static SWITCHES void go_to(jump place)
+{
+    __builtin_longjmp(place, 1);
+}
+
+static SWITCHES unsigned wait_for(enum waits what, unsigned value, unsigned from)
 {
     fibre *self = here->now;
     self->waits = what;
     self->value = value;
     self->from = from;
-    if (_setjmp(self->at) == 0)
-        _longjmp(here->scheduler, 1);
+    if (__builtin_setjmp(self->at) == 0)
+        go_to(here->scheduler);
     return self->result;
 }
 
@@ -61,15 +77,15 @@ static void live(void)
 }
 
 /* Until it waits for something. */
-static void go_on(machine *m, unsigned thread)
+static SWITCHES void go_on(machine *m, unsigned thread)
 {
     fibre *f = &m->fibres[thread];
     m->now = f;
     threadIdx.x = thread;
-    if (_setjmp(m->scheduler) != 0)
+    if (__builtin_setjmp(m->scheduler) != 0)
         return;
     if (f->entered)
-        _longjmp(f->at, 1);
+        go_to(f->at);
     f->entered = 1;
     setcontext(&f->entry);
 }

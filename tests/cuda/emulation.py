@@ -13,19 +13,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 #: Of everything whose bits count.
 EXACT = ("-std=gnu11", "-O1", "-ffp-contract=off", "-fno-math-errno")
-#: Of emulate.c. A misaligned access ends the process, as it would end a context.
-EMULATED = (
-    "-fno-strict-aliasing",
-    "-fsanitize=alignment",
-    "-fsanitize-undefined-trap-on-error",
-    "-U_FORTIFY_SOURCE",
-    "-pthread",
-    "-Wall",
-    "-Wextra",
-    "-Wconversion",
-    "-Werror",
-    "-Wno-unknown-pragmas",
-)
+#: Of emulate.c, as tests/c/Makefile gives them, too. A misaligned access ends the process, as it
+#: would end a context.
+EMULATED = (f"@{HERE / 'emulate.flags'}",)
 
 
 def compiled(library: Path, sources: Sequence[Path], flags: Sequence[str] = ()) -> Path:
