@@ -9,6 +9,7 @@
 
 #include "../../csrc/base/error.h"
 #include "../../csrc/coll/keep.h"
+#include "../../csrc/coll/work.h"
 #include "check.h"
 #include "trial.h"
 

@@ -5,7 +5,7 @@
 
 static uint64_t seed = 424242u;
 
-static const uint64_t counts[] = {0, 1, 3, 255, 257, 5000, CHECK_LESS(70001, 17001)};
+static const uint64_t counts[] = {0, 1, 3, 255, 257, 5000, 17001};
 
 static rc_call drawn_call(int collective)
 {
@@ -60,12 +60,12 @@ static void each_algorithm(void)
     for (int a = RC_DIRECT; a < RC_ALGORITHM_COUNT; a++) {
         world_options options = {.algorithm = (rc_algorithm)a, .engines = 1};
         for (options.size = 2; options.size <= 5; options.size++)
-            run_kinds(options, 2);
+            run_kinds(options, 1);
         options.send_buffer = 1;
         options.segment_bytes = 4096;
         options.lanes = 2;
         for (options.size = 2; options.size <= 4; options.size++)
-            run_kinds(options, 2);
+            run_kinds(options, 1);
     }
 }
 
@@ -135,7 +135,7 @@ static void a_run_leaves_what_is_not_over(void)
 
 /* ---- floods: all submitted before any is waited for ---- */
 
-enum { FLOOD = 300 };
+enum { FLOOD = 100 };
 
 static void submit_flood(world *w, trial *trials, rc_work *works[FLOOD][WORLD_MAX], int rank)
 {
@@ -189,7 +189,7 @@ static void floods(void)
 /* Much more than the credit is ready to be sent when the receiver calls at last. */
 static void late_receiver_of_bulk(void)
 {
-    enum { COUNT = 200000 };
+    enum { COUNT = 60000 };
     for (int collective = RC_ALLREDUCE; collective <= RC_SEND; collective++) {
         world *w = world_open((world_options){.size = 3, .lanes = 2, .segment_bytes = 4096});
         rc_call call = {.collective = (rc_collective)collective, .dtype = RC_F32, .count = COUNT};
@@ -219,7 +219,7 @@ static void late_receiver_of_bulk(void)
  * What waits for the collective must not keep the send from its receiver. */
 static void small_send_behind_a_waiting_collective(void)
 {
-    enum { BULK = 1 << 20, SMALL = 100 };
+    enum { BULK = 1 << 18, SMALL = 100 };
     static float bulk[2][BULK], small[2][SMALL];
     world *w = world_open((world_options){.size = 2, .segment_bytes = 4096});
     rc_call reduce0 = small_call(RC_ALLREDUCE, bulk[0], BULK);
@@ -243,7 +243,7 @@ static void small_send_behind_a_waiting_collective(void)
 /* The other way round: bulk sends wait, a small collective goes by. */
 static void small_collective_behind_a_waiting_send(void)
 {
-    enum { BULK = 1 << 20, SMALL = 100 };
+    enum { BULK = 1 << 18, SMALL = 100 };
     static float bulk[2][BULK], small[3][SMALL];
     for (int root = 0; root < 3; root++) {
         world *w = world_open((world_options){.size = 3, .segment_bytes = 4096});

@@ -104,8 +104,8 @@ static void overlaps(void)
 static void beside_the_frames(void)
 {
     for (int collective = RC_ALLGATHER; collective <= RC_ALLTOALL; collective++)
-        for (int codec = 0; codec <= RC_CODEC_FP16; codec++)
-            for (int n = 1; n <= 3; n++) {
+        for (int codec = 0; codec <= RC_CODEC_BF16; codec++)
+            for (int n = 1; n <= 2; n++) {
                 rc_call call = {.collective = (rc_collective)collective,
                                 .dtype = RC_F32,
                                 .codec = (rc_codec)codec,

@@ -12,12 +12,11 @@ static void in_place_or_not(world *w, tensors *t, rc_feedback **feedback, rc_cod
 
 static void all_reduce_is_what_the_formulas_give(void)
 {
-    static const int sizes[] = {2, 3, 4, 5, 8};
+    static const int sizes[] = {2, 3, 5, 8};
     for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++) {
             int n = sizes[s];
-            const uint64_t counts[] = {0,   1,    (uint64_t)n - 1,          255, 256,
-                                       257, 3000, CHECK_LESS(100003, 30003)};
+            const uint64_t counts[] = {0, 1, (uint64_t)n - 1, 255, 256, 257, 3000, 30003};
             size_t large = c == s % CHECK_COUNT(codecs); /* one codec in each world */
             for (size_t k = 0; k < CHECK_COUNT(counts) - 1 + large; k++)
                 hold_to_formulas(n, counts[k], codecs[c], (s + c + k) % 2 ? RC_AVG : RC_SUM,
@@ -125,7 +124,7 @@ static void one_cluster(int hosts, int ranks, uint64_t count, rc_codec codec, rc
 
 static void hosts_quantise_what_their_ranks_have_added(void)
 {
-    static const uint64_t counts[] = {1, 255, 257, 513, CHECK_LESS(20003, 10007)};
+    static const uint64_t counts[] = {1, 257, 10007};
     for (size_t c = 0; c < CHECK_COUNT(codecs); c++)
         for (size_t k = 0; k < CHECK_COUNT(counts); k++) {
             one_cluster(2, 2, counts[k], codecs[c], RC_AVG);
@@ -173,7 +172,7 @@ static void one_half(rc_collective collective, int size, uint64_t each, rc_codec
 
 static void halves_are_what_the_formulas_give(void)
 {
-    static const uint64_t counts[] = {0, 1, 255, 256, 1000, CHECK_LESS(20003, 10007)};
+    static const uint64_t counts[] = {0, 1, 257, 10007};
     static const int sizes[] = {2, 3, 5};
     for (size_t s = 0; s < CHECK_COUNT(sizes); s++)
         for (size_t c = 0; c < CHECK_COUNT(codecs); c++)

@@ -1,4 +1,5 @@
 /* test_work.c - the work machine: every collective, and frames that no correct peer sends. */
+#include "../../csrc/coll/one_shot.h"
 #include "bag.h"
 
 /* ---- all collectives ---- */
@@ -41,12 +42,93 @@ static void bits_do_not_depend_on_segments(void)
 {
     trial t = {.call = {.collective = RC_ALLREDUCE, .dtype = RC_F32, .count = MOST},
                .world_size = 4};
-    for (segment_bytes = 1024; segment_bytes <= SEGMENT; segment_bytes *= 2)
-        for (int codec = 0; codec <= RC_CODEC_FP16; codec++) {
-            t.call.codec = (rc_codec)codec;
-            run_trial(&t);
-        }
+    for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++)
+        for (segment_bytes = 1024; segment_bytes <= SEGMENT; segment_bytes *= 2)
+            for (int codec = 0; codec <= RC_CODEC_FP16; codec++) {
+                algorithm = (rc_algorithm)a;
+                t.call.codec = (rc_codec)codec;
+                t.world_size = 4 + a % 3;
+                run_trial(&t);
+            }
+    algorithm = RC_RING;
     segment_bytes = SEGMENT;
+}
+
+/* ---- when a sum is made ---- */
+
+enum { RANKS = 3, SUMMANDS = 700, FEW = 5 };
+
+/* Rank 0 owns part 0, and passes it on when both others have brought theirs. */
+static void an_owner_passes_its_result_on(void)
+{
+    algorithm = RC_DIRECT;
+    open_sum(RANKS, SUMMANDS, RC_CODEC_NONE);
+    int before = bag_count;
+    CHECK(deliver_from_to(1, 0));
+    collect();
+    CHECK_EQ(bag_count, before - 1);
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(2, 0));
+    collect();
+    CHECK_EQ(bag_count, before - 2 + 2);
+    CHECK_EQ(summands[0][0], 6);
+    close_sum(SUMMANDS);
+}
+
+static void open_one_shot(rc_codec codec)
+{
+    algorithm = RC_ONE_SHOT;
+    open_sum(RANKS, FEW, codec);
+    CHECK_EQ(bag_count, RANKS * (RANKS - 1));
+}
+
+static void a_plain_one_is_sent_from_src(void)
+{
+    open_one_shot(RC_CODEC_NONE);
+    CHECK(one_shot_sends_src(sides[0].work));
+    for (int i = 0; i < bag_count; i++)
+        CHECK(bag[i].frame->payload == (const uint8_t *)summands[bag[i].from]);
+    close_sum(FEW);
+}
+
+/* All others' values are there: in place, the result must wait until its own have left for all. */
+static void the_join_waits_until_it_has_left(void)
+{
+    open_one_shot(RC_CODEC_NONE);
+    CHECK(deliver_from_to(1, 0));
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(0, 1));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(!work_complete(sides[0].work));
+    CHECK(deliver_from_to(0, 2));
+    CHECK_EQ(summands[0][0], 6);
+    CHECK(work_complete(sides[0].work));
+    close_sum(FEW);
+}
+
+static void it_may_leave_before_others_come(void)
+{
+    open_one_shot(RC_CODEC_NONE);
+    CHECK(deliver_from_to(0, 1));
+    CHECK(deliver_from_to(0, 2));
+    CHECK(deliver_from_to(1, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 6);
+    close_sum(FEW);
+}
+
+static void an_encoded_one_is_kept_in_a_buffer(void)
+{
+    open_one_shot(RC_CODEC_BF16);
+    CHECK(!one_shot_sends_src(sides[0].work));
+    CHECK(deliver_from_to(1, 0));
+    CHECK_EQ(summands[0][0], 1);
+    CHECK(deliver_from_to(2, 0));
+    CHECK_EQ(summands[0][0], 6); /* though it has left for nobody yet */
+    CHECK(!work_complete(sides[0].work));
+    close_sum(FEW);
 }
 
 /* ---- frames that no correct peer sends ---- */
@@ -57,7 +139,7 @@ static void nothing_is_kept_of_a_failed_work(void)
     static float src[5][MOST], dst[5][MOST];
     for (int a = RC_RING; a < RC_ALGORITHM_COUNT; a++)
         for (int codec = 0; codec <= RC_CODEC_FP16; codec++)
-            for (int delivered = 0; delivered < 12; delivered++) {
+            for (int delivered = 0; delivered < 40; delivered += 3) {
                 algorithm = (rc_algorithm)a;
                 open_world(5);
                 for (int rank = 0; rank < 5; rank++) {
@@ -71,7 +153,8 @@ static void nothing_is_kept_of_a_failed_work(void)
                 }
                 for (int i = 0; i < delivered; i++) {
                     collect();
-                    deliver((int)draw_below(&seed, (uint64_t)bag_count));
+                    if (bag_count > 0)
+                        deliver((int)draw_below(&seed, (uint64_t)bag_count));
                 }
                 for (int rank = 0; rank < 5; rank++)
                     abandon(&sides[rank]);
@@ -169,6 +252,11 @@ int main(void)
         {"copies", copies},
         {"barrier", barrier},
         {"bits_do_not_depend_on_segments", bits_do_not_depend_on_segments},
+        {"an_owner_passes_its_result_on", an_owner_passes_its_result_on},
+        {"a_plain_one_is_sent_from_src", a_plain_one_is_sent_from_src},
+        {"the_join_waits_until_it_has_left", the_join_waits_until_it_has_left},
+        {"it_may_leave_before_others_come", it_may_leave_before_others_come},
+        {"an_encoded_one_is_kept_in_a_buffer", an_encoded_one_is_kept_in_a_buffer},
         {"only_expected_frames_are_taken", only_expected_frames_are_taken},
         {"lengths_must_be_exact", lengths_must_be_exact},
         {"nothing_is_kept_of_a_failed_work", nothing_is_kept_of_a_failed_work},
