@@ -103,7 +103,7 @@ static void among_hosts(void)
             world *w = world_open((world_options){
                 .size = worlds[i].size, .hosts = worlds[i].hosts, .memory = 1, .engines = engines});
             for (int n = 0; n < CHECK_LESS(40, 16); n++) {
-                trial t = trial_draw(drawn_call_among_hosts(n % 8 ? 3000 : 30000), w->size, &seed);
+                trial t = trial_draw(drawn_call_among_hosts(n % 8 ? 3000 : 60000), w->size, &seed);
                 world_run(w, &t, &seed);
             }
             world_close(w);

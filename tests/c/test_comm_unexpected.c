@@ -180,7 +180,7 @@ static void many_receives_from_any_source(void)
 /* What goes on bit by bit is found among what does, not among all that is in flight. */
 static double reduce_beside(receive_fn *receive, uint32_t count)
 {
-    enum { ROUNDS = 10, ELEMS = 200000 };
+    enum { ROUNDS = 10, ELEMS = CHECK_LESS(200000, 50000) };
     static float values[2][ELEMS];
     world *w = world_open((world_options){.size = 2, .segment_bytes = 4096});
     receive_all(w, receive, count, 2);
