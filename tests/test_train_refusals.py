@@ -96,10 +96,11 @@ def test_a_missing_library_is_named(
 
 def test_help_and_bad_arguments_do_without_pytorch() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import runpy, sys; sys.modules['torch'] = None\n"
         "from ringcomm.train.__main__ import main\n"
         "assert main(['--batch', '0']) == 2\n"
-        "main(['--help'])"
+        "sys.argv[1:] = ['--help']\n"
+        "runpy.run_module('ringcomm.train', run_name='__main__')"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
