@@ -449,8 +449,10 @@ rc_result comm_start(rc_comm *c)
     }
     comm_open_ports(c);
     engine_schedule(c->engine, &c->member, clock_ns() + comm_tick_interval(c));
-    if (result != RC_OK)
+    if (result != RC_OK) {
+        comm_check_closed(c);
         comm_fail_text(c, result, -1, "a lane's descriptor is not a usable socket");
+    }
     engine_unlock(c->engine);
     return result;
 }

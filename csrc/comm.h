@@ -200,6 +200,9 @@ int comm_is_doubtful(const rc_comm *c, const lane *l);
 /* A lane is of no more use: why is set, but for rail and lane. The one place where the end of a
  * lane has its consequences. The lane may be closed already, if nothing can be told over it. */
 void comm_lose_lane(rc_comm *c, lane *l, rc_error *why);
+/* Fails if somebody else in this process has closed a lane's socket, or what the engine waits with:
+ * with every heartbeat, and before a failure that may be a consequence of it. */
+void comm_check_closed(rc_comm *c);
 /* "rail 1 between rank 0 (eth1 10.8.0.1 on a) and rank 2 (...)". Returns text. */
 const char *comm_name_lane(const rc_comm *c, const lane *l, char *text, size_t size);
 /* "; rail 1 ...: 1.3 MB unacknowledged, 0 B acknowledged in the last 10 s" for the lanes that have

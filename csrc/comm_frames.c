@@ -243,6 +243,7 @@ static rc_result end_abort(rc_comm *c, const lane *l, const frame_header *h)
     if (origin < 0 || origin >= c->env.world_size || origin == c->env.rank)
         origin = l->peer;
     rc_error error = seen_from_here(c, &theirs, origin);
+    comm_check_closed(c);
     comm_fail_by(c, &error, origin);
     return RC_ABORTED;
 }
@@ -302,6 +303,7 @@ static void room(lane *l)
 static void dead(lane *l)
 {
     rc_comm *c = comm_of(l);
+    comm_check_closed(c);
     if (l->goodbye || c->state != COMM_RUNNING) {
         lane_close(l);
         return;
@@ -315,13 +317,10 @@ static void dead(lane *l)
     if (l->error.code == RC_PROTOCOL)
         error_set(&error, RC_PROTOCOL, "on lane %d of rail %d from rank %d to rank %d %s%s%s",
                   l->index, l->rail, l->peer, c->env.rank, l->error.message, before_name, name);
-    else if (l->error.code == RC_SYSTEM)
-        error_set(&error, RC_SYSTEM, "lane %d of rail %d to rank %d is gone: on rank %d %s",
-                  l->index, l->rail, l->peer, c->env.rank, l->error.message);
     else
         error_set(&error, l->error.code, "rank %d is lost: %s%s%s", l->peer, l->error.message,
                   before_name, name);
-    error.rank = l->error.code == RC_SYSTEM ? c->env.rank : l->peer;
+    error.rank = l->peer;
     error.sys_errno = l->error.sys_errno;
     if (error.code != RC_PROTOCOL) /* it can still tell the peer why */
         lane_close(l);

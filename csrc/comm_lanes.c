@@ -99,6 +99,40 @@ void comm_lose_lane(rc_comm *c, lane *l, rc_error *why)
     comm_fail(c, why);
 }
 
+static lane *find_closed(const rc_comm *c)
+{
+    for (int rank = 0; rank < c->env.world_size; rank++) {
+        const peer_link *ln = c->env.links[rank];
+        for (int i = 0; ln != NULL && i < ln->lane_count; i++)
+            if (ln->lanes[i]->source.fd >= 0 && !engine_is_own(&ln->lanes[i]->source))
+                return ln->lanes[i];
+    }
+    return NULL;
+}
+
+void comm_check_closed(rc_comm *c)
+{
+    char which[120] = "those that it waits with";
+    rc_error why;
+    const lane *l = c->state == COMM_RUNNING ? find_closed(c) : NULL;
+    if (c->state != COMM_RUNNING || (l == NULL && engine_is_whole(c->engine)))
+        return;
+    if (l != NULL)
+        snprintf(which, sizeof which, "%d, the socket of lane %d of rail %d to rank %d",
+                 l->source.fd, l->index, l->rail, l->peer);
+    error_clear(&why);
+    error_set(&why, RC_SYSTEM,
+              "another part of this process closed descriptors of ringcomm on rank %d: %s "
+              "(os.closerange, closefrom, or a close too many)",
+              c->env.rank, which);
+    why.rank = c->env.rank;
+    if (l != NULL) {
+        why.rail = l->rail;
+        why.lane = l->index;
+    }
+    comm_fail(c, &why);
+}
+
 /* ---- how lanes fare ---- */
 
 /* Notes how far a lane has come since the last look. lived: of the time since, that in which the

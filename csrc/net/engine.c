@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
 #include "../base/error.h"
 #include "../base/thread.h"
-#include "descriptors.h"
 #include "polled.h"
 #include "sender.h"
 
@@ -21,8 +21,10 @@ enum {
     PARK_MS = 20,
     /* The most that the driver waits before a round for those that want the lock. */
     ADMIT_MS = 1,
-    /* A pause after which an epoll set that is none is tried again. */
-    REFUSED_US = 1000
+    /* No sleep is longer, so that one that nobody can end any more does not hold up the end. */
+    LONGEST_SLEEP_MS = 1000,
+    /* And where the epoll set is lost. */
+    REFUSED_US = 10000
 };
 
 static void *progress(void *arg);
@@ -72,7 +74,8 @@ static void call_sleepers(rc_engine *e)
 
 static void destroy(rc_engine *e)
 {
-    descriptors_close(e);
+    pollset_close(&e->set);
+    free(e->sources);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->parked);
     pthread_cond_destroy(&e->admitted);
@@ -97,7 +100,7 @@ rc_result rc_engine_create(rc_engine **out, const char *kernel_set)
     thread_init_cond(&e->admitted);
     thread_init_cond(&e->done_ready);
     e->kernels = kernels_find(kernel_set);
-    int is_open = descriptors_open(e);
+    int is_open = pollset_open(&e->set);
     rc_result result = e->kernels == NULL ? RC_INVALID_ARGUMENT : RC_SYSTEM;
     if (e->kernels != NULL && is_open)
         result = thread_start(&e->thread, progress, e) ? RC_OK : RC_SYSTEM;
@@ -118,11 +121,11 @@ void rc_engine_free(rc_engine *e)
     engine_lock(e);
     e->stopping = 1;
     pthread_cond_signal(&e->parked);
-    descriptors_ring(e);
+    pollset_ring(&e->set);
     engine_unlock(e);
     pthread_join(e->thread, NULL);
     sender_stop(e->sender);
-    descriptors_close(e);
+    pollset_close(&e->set);
     engine_done *entry;
     while ((entry = engine_pop_done(e, 0)) != NULL)
         entry->drop(entry);
@@ -149,64 +152,88 @@ void rc_engine_after_fork(rc_engine *e)
 {
     if (atomic_exchange(&e->forked, 1))
         return; /* a child of this child: the numbers may be other files by now */
-    for (engine_source *source = e->sources; source != NULL; source = source->next)
-        if (source->fd >= 0 && descriptors_is_own(source))
-            close(source->fd);
+    for (size_t slot = 0; slot < e->slots; slot++)
+        if (e->sources[slot] != NULL && engine_is_own(e->sources[slot]))
+            close(e->sources[slot]->fd);
     sender_after_fork(e->sender);
-    descriptors_close(e);
+    pollset_close(&e->set);
 }
 
 /* ---- sources and members ---- */
 
+int engine_is_own(const engine_source *source)
+{
+    struct stat is;
+    return fstat(source->fd, &is) == 0 && is.st_dev == source->device && is.st_ino == source->inode;
+}
+
+int engine_is_whole(rc_engine *e)
+{
+    return pollset_ring(&e->set) && (e->sender == NULL || pollset_ring(&e->sender->set));
+}
+
+/* The first that is free: e->slots without memory for one more. */
+static size_t find_slot(rc_engine *e)
+{
+    size_t slot = 0;
+    while (slot < e->slots && e->sources[slot] != NULL)
+        slot++;
+    if (slot < e->slots)
+        return slot;
+    engine_source **more = realloc(e->sources, (slot + 1) * sizeof(engine_source *));
+    if (more == NULL)
+        return slot;
+    more[slot] = NULL;
+    e->sources = more;
+    e->slots++;
+    return slot;
+}
+
+static int add(rc_engine *e, engine_source *source, uint32_t events)
+{
+    size_t slot = find_slot(e);
+    struct epoll_event event = {.events = events, .data.u64 = slot};
+    struct stat is;
+    if (slot == e->slots || fstat(source->fd, &is) != 0 ||
+        epoll_ctl(e->set.epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0)
+        return 0;
+    source->device = is.st_dev;
+    source->inode = is.st_ino;
+    source->events = events;
+    source->slot = slot;
+    e->sources[slot] = source;
+    return 1;
+}
+
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error)
 {
-    struct epoll_event event = descriptors_event(e, source, events);
-    if (!descriptors_note(source) ||
-        epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
-        int number = errno;
-        error_set(error, RC_SYSTEM, "epoll refuses a lane's socket (errno %d)", number);
-        error->sys_errno = number;
-        return RC_SYSTEM;
-    }
-    source->events = events;
-    source->prev = NULL;
-    source->next = e->sources;
-    if (e->sources != NULL)
-        e->sources->prev = source;
-    e->sources = source;
-    return RC_OK;
+    if (add(e, source, events))
+        return RC_OK;
+    int number = errno;
+    error_set(error, RC_SYSTEM, "epoll refuses a lane's socket (errno %d)", number);
+    error->sys_errno = number;
+    return RC_SYSTEM;
 }
 
 void engine_watch(rc_engine *e, engine_source *source, uint32_t events)
 {
     if (source->fd < 0 || source->events == events)
         return;
-    struct epoll_event event = descriptors_event(e, source, events);
-    epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, source->fd, &event);
+    struct epoll_event event = {.events = events, .data.u64 = source->slot};
+    epoll_ctl(e->set.epoll_fd, EPOLL_CTL_MOD, source->fd, &event);
     source->events = events;
-}
-
-void engine_forget(rc_engine *e, engine_source *source)
-{
-    source->fd = -1;
-    if (source->prev != NULL)
-        source->prev->next = source->next;
-    else
-        e->sources = source->next;
-    if (source->next != NULL)
-        source->next->prev = source->prev;
 }
 
 void engine_remove(rc_engine *e, engine_source *source)
 {
-    int fd = source->fd;
-    if (fd < 0)
+    if (source->fd < 0)
         return;
-    if (descriptors_is_own(source)) {
-        epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-        close(fd);
+    if (engine_is_own(source)) {
+        epoll_ctl(e->set.epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+        close(source->fd);
     }
-    engine_forget(e, source);
+    e->sources[source->slot] = NULL;
+    source->fd = -1;
 }
 
 void engine_join(rc_engine *e, engine_member *member)
@@ -217,7 +244,7 @@ void engine_join(rc_engine *e, engine_member *member)
     if (e->members != NULL)
         e->members->prev = member;
     e->members = member;
-    descriptors_ring(e);
+    pollset_ring(&e->set);
 }
 
 void engine_leave(rc_engine *e, engine_member *member)
@@ -235,7 +262,7 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due)
     if (due < member->due)
         member->due = due;
     if (e->sleeping && due < e->sleep_until)
-        descriptors_ring(e);
+        pollset_ring(&e->set);
 }
 
 void engine_pump(rc_engine *e, engine_member *member)
@@ -243,14 +270,14 @@ void engine_pump(rc_engine *e, engine_member *member)
     member->pumped = 1;
     member->pump(member);
     if (member->expects && e->sleeping)
-        descriptors_ring(e); /* it does not look there yet */
+        pollset_ring(&e->set); /* it does not look there yet */
 }
 
 void engine_pump_later(rc_engine *e, engine_member *member)
 {
     member->pumped = 1;
     if (e->sleeping)
-        descriptors_ring(e);
+        pollset_ring(&e->set);
 }
 
 void engine_quiesce(rc_engine *e)
@@ -258,7 +285,7 @@ void engine_quiesce(rc_engine *e)
     enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
     uint64_t pass = e->passes;
     while (e->driver != ENGINE_REST && e->passes == pass) {
-        descriptors_ring(e);
+        pollset_ring(&e->set);
         sleep_until_changed(e, clock_ns() + QUIESCE_MS * CLOCK_MS);
     }
 }
@@ -300,14 +327,7 @@ static int epoll_timeout(uint64_t now, uint64_t until)
     if (until <= now)
         return 0;
     uint64_t ms = (until - now + CLOCK_MS - 1) / CLOCK_MS;
-    return ms > 60000 ? 60000 : (int)ms;
-}
-
-static void clear_wake(rc_engine *e)
-{
-    uint64_t count;
-    ssize_t ignored = read(e->wake_fd, &count, sizeof count);
-    (void)ignored;
+    return ms > LONGEST_SLEEP_MS ? LONGEST_SLEEP_MS : (int)ms;
 }
 
 /* A driver with events pending is back at the lock before any thread that it woke by letting go of
@@ -357,7 +377,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     int may_spin = spin != 0 && (polled->briefly || !e->crowded);
     int in_memory = polled->count > 0 && !e->crowded;
     if (timeout == 0)
-        return epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, 0);
+        return epoll_wait(e->set.epoll_fd, events, EVENTS_PER_PASS, 0);
     if (may_spin && (in_memory || e->spin_rest == 0)) {
         int count = polled_events(e, events, EVENTS_PER_PASS, start + spin, polled);
         int caught = count != 0 || polled_stirred(polled);
@@ -370,7 +390,7 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     }
     polled_doze(polled, 1);
     int stirred = polled_stirred(polled);
-    int count = epoll_wait(e->epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
+    int count = epoll_wait(e->set.epoll_fd, events, EVENTS_PER_PASS, stirred ? 0 : timeout);
     polled_doze(polled, 0);
     if (may_spin && !in_memory && clock_ns() - start < spin)
         judge_spin(e, 1);
@@ -385,7 +405,6 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     drain_submissions(e);
     int more = pump_members(e);
     uint64_t now = clock_ns();
-    descriptors_check(e, now);
     uint64_t due = run_timers(e, now);
     polled_members polled = polled_list(e);
     e->driver = driver;
@@ -400,22 +419,16 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
         engine_unlock(e);
         count = wait_for_events(e, events, timeout, now, spin, &polled);
         interrupted = count < 0 && errno == EINTR;
-        int refused = count < 0 && !interrupted;
-        if (refused)
+        if (count < 0 && !interrupted)
             usleep(REFUSED_US);
         engine_lock(e);
-        if (refused)
-            e->checked_at = 0; /* the next round makes another epoll set, if it can */
         e->sleeping = 0;
     }
     drain_submissions(e);
     for (int i = 0; i < count; i++) {
-        engine_source *source;
-        if (!descriptors_source(e, &events[i], &source))
-            e->checked_at = 0; /* the number is another epoll set's: the next round sees that */
-        else if (source == NULL)
-            clear_wake(e);
-        else if (source->fd >= 0)
+        uint64_t slot = events[i].data.u64;
+        engine_source *source = slot < e->slots ? e->sources[slot] : NULL;
+        if (source != NULL)
             source->ready(source, events[i].events);
     }
     sender_settle(e->sender);
@@ -450,7 +463,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
         } else {
             if (e->driver == ENGINE_PROGRESS && !e->yielding) {
                 e->yielding = 1;
-                descriptors_ring(e);
+                pollset_ring(&e->set);
             }
             sleep_until_changed(e, deadline);
         }
@@ -466,7 +479,7 @@ int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg
 void engine_rouse(rc_engine *e)
 {
     if (e->sleeping)
-        descriptors_ring(e);
+        pollset_ring(&e->set);
 }
 
 void engine_changed(rc_engine *e)
@@ -474,14 +487,14 @@ void engine_changed(rc_engine *e)
     e->news = 1;
     call_sleepers(e);
     if (e->sleeping && e->driver == ENGINE_WAITER)
-        descriptors_ring(e); /* it may be the driver's own work that another thread finished */
+        pollset_ring(&e->set); /* it may be the driver's own work that another thread finished */
 }
 
 void engine_submit(rc_engine *e, int waits)
 {
     atomic_store(&e->submitted, 1);
     if (pthread_mutex_trylock(&e->lock) != 0) {
-        descriptors_ring(e);
+        pollset_ring(&e->set);
         if (!waits)
             pthread_cond_signal(&e->parked); /* who holds the lock need not be driving */
         return;

@@ -17,8 +17,10 @@
  * of rc_engine marked otherwise, and what is handed over to the second thread, if there is one
  * (sender.h). The engine knows descriptors and members, not what they mean.
  *
- * Invariants. Handlers run under the lock and never wait. A descriptor's events may be reported
- * once more after engine_remove; engine_quiesce waits until that cannot happen.
+ * Invariants. Handlers run under the lock and never wait, and none of a source that was removed. A
+ * number that is another file's by now, as somebody else in the process has closed the source's, is
+ * never closed. Where the set is lost that way (pollset.h) the driver goes on without it, from
+ * timer to timer: it is the members who find out (engine_is_whole) and fail.
  */
 #ifndef RINGCOMM_ENGINE_H
 #define RINGCOMM_ENGINE_H
@@ -30,6 +32,7 @@
 
 #include "../include/ringcomm.h"
 #include "../kernels/kernels.h"
+#include "pollset.h"
 
 #define ENGINE_NEVER UINT64_MAX
 
@@ -40,11 +43,9 @@ typedef struct engine_source {
     int quiet;       /* it has something so seldom that nobody polls for it */
     void (*ready)(struct engine_source *source, uint32_t events);
     int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
-    /* Somebody else closed its descriptor, which had this number. It is out of the set already. */
-    void (*lost)(struct engine_source *source, int fd);
-    dev_t device; /* of its open file (descriptors.h) */
+    size_t slot;  /* in rc_engine.sources, and the data of its events */
+    dev_t device; /* of its open file */
     ino_t inode;
-    struct engine_source *next, *prev;
 } engine_source;
 
 /* Something that takes submissions and has deadlines: a communicator. What it waits for may also be
@@ -79,9 +80,7 @@ struct rc_engine {
     int sleepers;            /* threads that wait for changed */
     uint64_t alarms;         /* times that they were called */
     pthread_t thread;
-    atomic_int epoll_fd, wake_fd; /* descriptors.h */
-    uint64_t mark;                /* of the epoll set's events */
-    uint64_t checked_at;          /* when the driver looked at descriptors last, ns */
+    pollset set;
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
     atomic_int sleeping; /* the driver is inside epoll_wait, without the lock */
     int news;            /* a work finished since the driver last looked */
@@ -90,16 +89,17 @@ struct rc_engine {
     int active;          /* works in flight; kept by the members */
     int lengthy; /* of them too long for polling where ranks outnumber cores; kept likewise */
     int stopping;
-    uint64_t passes;       /* rounds of events handled */
-    uint64_t waited;       /* ns that threads have spent inside engine_drive */
-    uint64_t last_waiter;  /* when the last waiter left */
-    uint64_t sleep_until;  /* of the driver */
-    int spin_misses;       /* vain spins in a row */
-    int spin_rest;         /* waits to go without a spin */
-    int unlooked;          /* polls of memory in a row without a look at descriptors (polled.h) */
-    int crowded;           /* ranks outnumber cores: only brief works are polled for, yielding */
-    struct sender *sender; /* a second thread (sender.h), or NULL */
-    engine_source *sources;
+    uint64_t passes;         /* rounds of events handled */
+    uint64_t waited;         /* ns that threads have spent inside engine_drive */
+    uint64_t last_waiter;    /* when the last waiter left */
+    uint64_t sleep_until;    /* of the driver */
+    int spin_misses;         /* vain spins in a row */
+    int spin_rest;           /* waits to go without a spin */
+    int unlooked;            /* polls of memory in a row without a look at descriptors (polled.h) */
+    int crowded;             /* ranks outnumber cores: only brief works are polled for, yielding */
+    struct sender *sender;   /* a second thread (sender.h), or NULL */
+    engine_source **sources; /* by their slots; NULL: free */
+    size_t slots;
     engine_member *members;
     const kernel_set *kernels;
 
@@ -128,8 +128,10 @@ void engine_watch(rc_engine *e, engine_source *source, uint32_t events);
 /* Takes the source out and closes its descriptor. Under the lock; does nothing the second time. */
 void engine_remove(rc_engine *e, engine_source *source);
 
-/* The same, but leaves the descriptor alone: it is not the source's any more. */
-void engine_forget(rc_engine *e, engine_source *source);
+/* 1 if the source's number is still that of its open file. */
+int engine_is_own(const engine_source *source);
+/* 0 if somebody else in the process has closed what the engine or its sender waits with. */
+int engine_is_whole(rc_engine *e);
 
 void engine_join(rc_engine *e, engine_member *member);
 void engine_leave(rc_engine *e, engine_member *member);
@@ -139,8 +141,8 @@ void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
 void engine_pump(rc_engine *e, engine_member *member);
 /* The same from the next round on. */
 void engine_pump_later(rc_engine *e, engine_member *member);
-/* Returns when no event of a removed source can still be handled. Under the lock, which it lets go
- * meanwhile; not from a handler. */
+/* Returns when the driver looks no more at what a member that has left waits for. Under the lock,
+ * which it lets go meanwhile; not from a handler. */
 void engine_quiesce(rc_engine *e);
 
 /* After a work was put into an inbox: start it now, or have the driver do it. With waits the caller

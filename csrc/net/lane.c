@@ -17,7 +17,6 @@
 
 #include "../base/clock.h"
 #include "../base/error.h"
-#include "descriptors.h"
 #include "sender.h"
 
 enum {
@@ -42,28 +41,6 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
         error_set(&ln->error, code, "%s", what);
     ln->error.sys_errno = number;
     ln->handler->dead(ln);
-}
-
-static void lost(engine_source *source, int fd)
-{
-    char what[160];
-    snprintf(what, sizeof what,
-             "another part of this process closed descriptor %d, which is its socket "
-             "(os.closerange, closefrom, or a close too many)",
-             fd);
-    fail((lane *)source, RC_SYSTEM, 0, what);
-}
-
-/* A read was refused. */
-static void broke(lane *ln, int number)
-{
-    int fd = ln->source.fd;
-    if (descriptors_is_own(&ln->source)) {
-        fail(ln, RC_PEER_LOST, number, "the connection broke");
-        return;
-    }
-    engine_forget(ln->engine, &ln->source);
-    lost(&ln->source, fd);
 }
 
 /* ---- sending ---- */
@@ -345,7 +322,8 @@ void lane_stir(lane *ln)
         set_low_water(ln, 1);
 }
 
-/* One readv: the rest of the payload, then the buffer. */
+/* One system call: the rest of the payload, then the buffer. By recv, which reads no other file
+ * that may have the number by now. */
 static ssize_t fill(lane *ln, size_t *wanted)
 {
     memmove(ln->rbuf, ln->rbuf + ln->rbuf_start, ln->rbuf_end - ln->rbuf_start);
@@ -357,7 +335,9 @@ static ssize_t fill(lane *ln, size_t *wanted)
     if (missing > 0)
         iov[0].iov_base = ln->rx_place.data + ln->rx_have;
     *wanted = missing + iov[1].iov_len;
-    ssize_t got = readv(ln->source.fd, missing > 0 ? iov : iov + 1, missing > 0 ? 2 : 1);
+    ssize_t got = missing > 0
+                      ? recvmsg(ln->source.fd, &(struct msghdr){.msg_iov = iov, .msg_iovlen = 2}, 0)
+                      : recv(ln->source.fd, iov[1].iov_base, iov[1].iov_len, 0);
     if (got > 0) {
         size_t direct = (size_t)got < missing ? (size_t)got : missing;
         ln->rx_have += (uint32_t)direct;
@@ -380,7 +360,7 @@ static int take_turn(lane *ln)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 1;
         if (got < 0) {
-            broke(ln, errno);
+            fail(ln, RC_PEER_LOST, errno, "the connection broke");
             return 0;
         }
         if (got == 0) {
@@ -415,7 +395,7 @@ static void discard(lane *ln)
 {
     size_t budget = READ_BUDGET;
     while (budget > LANE_RBUF_BYTES) {
-        ssize_t got = read(ln->source.fd, ln->rbuf, LANE_RBUF_BYTES);
+        ssize_t got = recv(ln->source.fd, ln->rbuf, LANE_RBUF_BYTES, 0);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -460,7 +440,7 @@ static int look(engine_source *source)
 
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
 {
-    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look, .lost = lost};
+    ln->source = (engine_source){.fd = fd, .ready = ready, .look = look};
     ln->max_length = max_length;
     ln->epoch = epoch;
     ln->last_rx = clock_ns();
@@ -498,6 +478,10 @@ static out_frame *copy_rest(const lane *ln, const out_frame *frame)
 
 void lane_detach(lane *ln)
 {
+    if (!engine_is_own(&ln->source)) {
+        lane_close(ln);
+        return;
+    }
     leave_sender(ln);
     give_back(ln);
     const out_frame *head = ln->out.list.head;

@@ -4,7 +4,7 @@
  * (lane_push); what arrives is announced to the lane's handler when its header is known, so that
  * the handler says where the payload shall go, and again when the payload is there and checked.
  *
- *      link queue --> outbox --> sendmsg                      readv --> rbuf --> header
+ *      link queue --> outbox --> sendmsg                    recvmsg --> rbuf --> header
  *                     (several frames a call)                    \---> payload, straight into place
  *
  * A read takes the rest of the payload in progress and, behind it, the start of the next frame into

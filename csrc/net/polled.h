@@ -58,7 +58,7 @@ static inline int polled_beside(rc_engine *e, struct epoll_event *events, int mo
     if (polled->alone && ++e->unlooked < UNLOOKED)
         return 0;
     e->unlooked = 0;
-    return epoll_wait(e->epoll_fd, events, most, 0);
+    return epoll_wait(e->set.epoll_fd, events, most, 0);
 }
 
 /* epoll_wait for at most so many events, again and again until there is something or the deadline.
@@ -77,7 +77,7 @@ static inline int polled_events(rc_engine *e, struct epoll_event *events, int mo
             if (e->crowded)
                 sched_yield();
         }
-        count = epoll_wait(e->epoll_fd, events, most, 0);
+        count = epoll_wait(e->set.epoll_fd, events, most, 0);
         if (count == 0 && e->crowded)
             sched_yield();
     } while (count == 0 && clock_ns() < deadline);
@@ -88,8 +88,9 @@ static inline int polled_events(rc_engine *e, struct epoll_event *events, int mo
 static inline engine_source *polled_only_source(const rc_engine *e)
 {
     engine_source *only = NULL;
-    for (engine_source *source = e->sources; source != NULL; source = source->next) {
-        if (source->quiet)
+    for (size_t slot = 0; slot < e->slots; slot++) {
+        engine_source *source = e->sources[slot];
+        if (source == NULL || source->quiet)
             continue;
         if (only != NULL)
             return NULL;

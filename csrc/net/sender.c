@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,47 +15,19 @@ enum {
     /* Sent at a time: what is sealed is then still in cache, and other lanes get their turn. */
     BYTES_PER_SEND = 256 << 10,
     EVENTS_PER_WAIT = 32,
-    /* So that a bell that nobody can ring any more is noticed; and a pause if there is none. */
+    /* No sleep is longer, so that one that nobody can end any more does not hold up the end. */
     LONGEST_SLEEP_MS = 250,
-    REFUSED_US = 1000
+    /* And where the epoll set is lost. */
+    REFUSED_US = 10000
 };
 
 static void *run(void *arg);
 
 /* ---- life ---- */
 
-static int control_bell(const sender *s, int operation)
-{
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = atomic_load(&s->wake_fd)};
-    return epoll_ctl(atomic_load(&s->epoll_fd), operation, event.data.fd, &event) == 0;
-}
-
-/* In another order than the engine: where both have lost theirs, the pair that is made first gets
- * the numbers of the other's, which must not pass for that one. */
-static int open_fds(sender *s)
-{
-    atomic_store(&s->wake_fd, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    atomic_store(&s->epoll_fd, epoll_create1(EPOLL_CLOEXEC));
-    return control_bell(s, EPOLL_CTL_ADD);
-}
-
-/* 0 if somebody else in the process has closed them (descriptors.h has how that shows). */
-static int has_own_fds(const sender *s)
-{
-    return control_bell(s, EPOLL_CTL_MOD);
-}
-
-static void close_fds(sender *s)
-{
-    if (!has_own_fds(s))
-        return;
-    close(s->epoll_fd);
-    close(s->wake_fd);
-}
-
 static void destroy(sender *s)
 {
-    close_fds(s);
+    pollset_close(&s->set);
     pthread_cond_destroy(&s->rested);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -73,21 +44,12 @@ sender *sender_get(rc_engine *e)
     s->least = LEAST_BYTES;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->rested, NULL);
-    if (!open_fds(s) || !thread_start(&s->thread, run, s)) {
+    if (!pollset_open(&s->set) || !thread_start(&s->thread, run, s)) {
         destroy(s);
         return NULL;
     }
     e->sender = s;
     return s;
-}
-
-static void wake(const sender *s)
-{
-    uint64_t one = 1;
-    if (!has_own_fds(s))
-        return;
-    ssize_t ignored = write(s->wake_fd, &one, sizeof one); /* full means awake already */
-    (void)ignored;
 }
 
 void sender_stop(sender *s)
@@ -97,7 +59,7 @@ void sender_stop(sender *s)
     pthread_mutex_lock(&s->lock);
     s->stopping = 1;
     pthread_mutex_unlock(&s->lock);
-    wake(s);
+    pollset_ring(&s->set);
     pthread_join(s->thread, NULL);
     destroy(s);
 }
@@ -105,7 +67,7 @@ void sender_stop(sender *s)
 void sender_after_fork(sender *s)
 {
     if (s != NULL)
-        close_fds(s);
+        pollset_close(&s->set);
 }
 
 double sender_cpu_seconds(sender *s)
@@ -176,8 +138,8 @@ int sender_wants(const sender *s, const out_frame *frame)
 static int watch(const sender *s, outbox *box)
 {
     struct epoll_event event = {.events = (uint32_t)EPOLLOUT | (uint32_t)EPOLLET,
-                                .data.fd = box->fd};
-    return box->known || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, box->fd, &event) == 0;
+                                .data.u64 = (uint64_t)box->fd};
+    return box->known || epoll_ctl(s->set.epoll_fd, EPOLL_CTL_ADD, box->fd, &event) == 0;
 }
 
 int sender_hand_over(sender *s, outbox *box, int fd)
@@ -204,7 +166,7 @@ void sender_push(sender *s, outbox *box, out_frame *frame)
         s->asleep = 0;
     pthread_mutex_unlock(&s->lock);
     if (rouse)
-        wake(s);
+        pollset_ring(&s->set);
 }
 
 void sender_take_back(sender *s, outbox *box)
@@ -223,7 +185,7 @@ void sender_take_back(sender *s, outbox *box)
 void sender_forget(sender *s, outbox *box)
 {
     if (box->known)
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, box->fd, NULL);
+        epoll_ctl(s->set.epoll_fd, EPOLL_CTL_DEL, box->fd, NULL);
     box->known = 0;
 }
 
@@ -299,28 +261,15 @@ static void send_some(sender *s, outbox *box)
     pthread_mutex_lock(&s->lock);
 }
 
-/* A descriptor may be closed by now, or even another's: then this is a try too many. */
-static void has_room(const sender *s, int fd)
+/* It may be a number of nobody's, the bell's, or one that is another's by now: then this is a try
+ * too many. */
+static void has_room(const sender *s, uint64_t number)
 {
     outbox *box = s->first;
-    while (box != NULL && box->fd != fd)
+    while (box != NULL && (uint64_t)box->fd != number)
         box = box->next;
     if (box != NULL && box->state == OUTBOX_FULL)
         set_state(box, OUTBOX_READY);
-}
-
-/* The epoll set is none any more, or another's. Outboxes that were in it are tried once more; what
- * the lanes' own sockets have become is for the driver to see. */
-static void renew(sender *s)
-{
-    if (!open_fds(s))
-        return;
-    for (outbox *box = s->first; box != NULL; box = box->next) {
-        box->known = 0;
-        box->known = watch(s, box);
-        if (box->state == OUTBOX_FULL)
-            set_state(box, OUTBOX_READY);
-    }
 }
 
 /* Looks for sockets that have room again, with block until there is one or something else to do.
@@ -328,22 +277,15 @@ static void renew(sender *s)
 static void look(sender *s, int block)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
-    if (block && !has_own_fds(s))
-        renew(s);
     s->asleep = block;
     pthread_mutex_unlock(&s->lock);
-    int count = epoll_wait(s->epoll_fd, events, EVENTS_PER_WAIT, block ? LONGEST_SLEEP_MS : 0);
+    int count = epoll_wait(s->set.epoll_fd, events, EVENTS_PER_WAIT, block ? LONGEST_SLEEP_MS : 0);
     if (count < 0 && errno != EINTR)
         usleep(REFUSED_US);
     pthread_mutex_lock(&s->lock);
     s->asleep = 0;
-    for (int i = 0; i < count; i++) {
-        uint64_t ignored;
-        if (events[i].data.fd != s->wake_fd)
-            has_room(s, events[i].data.fd);
-        else if (read(s->wake_fd, &ignored, sizeof ignored) < 0)
-            continue; /* nothing there: cleared already */
-    }
+    for (int i = 0; i < count; i++)
+        has_room(s, events[i].data.u64);
 }
 
 static void *run(void *arg)

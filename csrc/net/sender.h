@@ -22,13 +22,14 @@
 
 #include "engine.h"
 #include "outbox.h"
+#include "pollset.h"
 
 typedef struct sender {
     rc_engine *engine;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t rested; /* a system call is over that somebody waits for */
-    atomic_int epoll_fd, wake_fd;
+    pollset set;
     int asleep, stopping;
     outbox *first, *last; /* those handed over, the one that waited longest first */
     atomic_int news;      /* some outbox has news */
