@@ -255,7 +255,7 @@ def test_descriptors_closed_by_the_program(nursery: Nursery, reused: bool) -> No
         assert event["kind"] == "PeerLostError", event
         event = job.expect(0, "failed")
         assert "RingcommError" in event["kinds"], event
-        assert "another part of this process closed descriptor" in event["text"], event
+        assert "another part of this process closed descriptors of ringcomm" in event["text"], event
         assert event["rank"] == 0
         event = job.expect(0, "over")
         assert event["used"] < 0.5, event

@@ -202,10 +202,12 @@ def interrupted_in_close(rank: Rank) -> None:
 def descriptors_closed_under_it(rank: Rank, reused: bool) -> None:
     """Something in rank 0 closes all descriptors but the test's, as a daemon does at its start, and
     opens files at their numbers. Reports the CPU that the second after that takes, what the next
-    call says, and whether something was written to a file."""
+    call says, and whether something was written to a file. Then the two meet again."""
     comm = rank.open(shared_memory=False)
     if rank.number == 1:
         rank.attempt("failed", comm.barrier)
+        ringcomm.shutdown()
+        rank.open(shared_memory=False).barrier()
         return
     theirs = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != rank.events]
     for fd in theirs:
@@ -222,6 +224,7 @@ def descriptors_closed_under_it(rank: Rank, reused: bool) -> None:
     used = time.process_time() - used
     rank.attempt("failed", comm.barrier)
     ringcomm.shutdown()
+    rank.open(shared_memory=False).barrier()
     sizes = [os.fstat(file).st_size for file in files]  # all still open, and empty
     rank.emit("over", used=used, sizes=sizes)
 
