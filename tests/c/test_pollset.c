@@ -135,8 +135,8 @@ static void run_once(const world *w)
 
 static world *open_world(uint32_t threads)
 {
-    world *w = world_open(
-        (world_options){.size = 2, .engines = 1, .threads = threads, .heartbeat_ms = 200});
+    world *w = world_open((world_options){
+        .size = 2, .engines = 1, .threads = threads, .spin_us = 1000, .heartbeat_ms = 200});
     run_once(w);
     return w;
 }
@@ -183,6 +183,19 @@ static void a_closed_socket_is_said(void)
             world_close(w);
             expect_untouched(fd, by, beside);
         }
+}
+
+/* Another rank sees the end of the connection at once, and tells all others that this one is lost.
+ */
+static void who_lost_it_knows_better(void)
+{
+    world *w = world_open((world_options){.size = 3, .engines = 1, .heartbeat_ms = 4000});
+    usleep(50000); /* the first timers are over, the next far off */
+    close(lane_fd(w, 0));
+    wait_for_failure(w->comms[0]);
+    rc_call call = small_call(RC_ALLREDUCE, data[0], 1000);
+    expect_failure(submit(w->comms[0], &call), RC_SYSTEM, closed_text);
+    world_close(w);
 }
 
 /* The set of the engine or of its sender, or the bell in it. */
@@ -250,6 +263,7 @@ int main(void)
         {"each_ring_ends_one_wait", each_ring_ends_one_wait},
         {"numbers_of_others_are_given_up", numbers_of_others_are_given_up},
         {"a_closed_socket_is_said", a_closed_socket_is_said},
+        {"who_lost_it_knows_better", who_lost_it_knows_better},
         {"a_closed_set_is_said", a_closed_set_is_said},
         {"losing_everything_burns_nothing", losing_everything_burns_nothing},
         {"nothing_leaks", nothing_leaks},
