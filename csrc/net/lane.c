@@ -87,9 +87,13 @@ static void drop_unsent(lane *ln, out_frame *rest)
 }
 
 /* The peer takes nothing more. It may have left in order, with its goodbye still to be read; so it
- * is the reading side that judges. */
+ * is the reading side that judges. But of a socket that is no more there is nothing to be read. */
 static void fall_mute(lane *ln)
 {
+    if (!engine_is_own(&ln->source)) {
+        fail(ln, RC_PEER_LOST, EBADF, "the connection broke");
+        return;
+    }
     ln->mute = 1;
     leave_sender(ln);
     give_back(ln);

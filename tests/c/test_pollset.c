@@ -155,12 +155,12 @@ static void wait_for_failure(const rc_comm *c)
         usleep(1000);
 }
 
-/* In a call, or in none: then a heartbeat's time finds it, before anything is sent. */
+/* In a call, at once; or in none: then a heartbeat's time finds it, before anything is sent. */
 static void a_closed_socket_is_said(void)
 {
     for (successor by = NOTHING; by < SUCCESSORS; by++)
         for (int idle = by == A_SOCKET; idle < 2; idle++) {
-            world *w = open_world(1);
+            world *w = open_world(1 + by % 2); /* with a sender, and without */
             rc_call call = small_call(RC_ALLREDUCE, data[0], 1000);
             rc_error error;
             int fd = lane_fd(w, 0), beside = replace(fd, by);
