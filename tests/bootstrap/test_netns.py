@@ -46,6 +46,7 @@ class Lab:
     def __init__(self) -> None:
         self._prefix = f"rcb{os.getpid()}"
         self.hosts: list[str] = []
+        self._bridges: set[int] = set()
         self._switch = self._namespace("sw")
 
     def _namespace(self, name: str) -> str:
@@ -58,33 +59,39 @@ class Lab:
     def ip(command: str) -> None:
         subprocess.run(["ip", *command.split()], check=True)
 
+    @staticmethod
+    def batch(namespace: str, *commands: str) -> None:
+        """Commands of ip in one process."""
+        text = "\n".join(commands)
+        subprocess.run(["ip", "-n", namespace, "-batch", "-"], input=text, text=True, check=True)
+
     def host(self, *ports: tuple[int, str], link_local: bool = False) -> None:
         """A host with eth0, eth1, ... each given as (bridge, address/prefix); with link-local
         addresses as well, as the kernel makes them by default, or without."""
         number = len(self.hosts)
         name = self._namespace(f"h{number}")
         self.hosts.append(name)
+        pairs, cables, addresses = [], [], []
         for index, (bridge, address) in enumerate(ports):
-            self._bridge(bridge)
             far = self.far_end(number, index)
-            self.ip(f"-n {name} link add eth{index} type veth peer name {far} netns {self._switch}")
-            self.ip(f"-n {self._switch} link set {far} master br{bridge} up")
-            if link_local:  # at once, not after a second in which nobody may have the same
-                self.inside(number, f"sysctl -qw net.ipv6.conf.eth{index}.accept_dad=0")
-            else:
-                self.ip(f"-n {name} link set eth{index} addrgenmode none")
-            self.ip(f"-n {name} link set eth{index} up")
+            if bridge not in self._bridges:
+                self._bridges.add(bridge)
+                cables += [f"link add br{bridge} type bridge", f"link set br{bridge} up"]
+            pairs.append(f"link add eth{index} type veth peer name {far} netns {self._switch}")
+            cables.append(f"link set {far} master br{bridge} up")
+            if not link_local:
+                addresses.append(f"link set eth{index} addrgenmode none")
             nodad = " nodad" if ":" in address else ""
-            self.ip(f"-n {name} addr add {address} dev eth{index}{nodad}")
-
-    def _bridge(self, number: int) -> None:
-        with contextlib.suppress(subprocess.CalledProcessError), open(os.devnull, "w") as null:
-            subprocess.run(
-                ["ip", "-n", self._switch, "link", "add", f"br{number}", "type", "bridge"],
-                check=True,
-                stderr=null,
-            )
-            self.ip(f"-n {self._switch} link set br{number} up")
+            addresses += [
+                f"link set eth{index} up",
+                f"addr add {address} dev eth{index}{nodad}",
+            ]
+        self.batch(name, *pairs)
+        self.batch(self._switch, *cables)
+        if link_local:  # at once, not after a second in which nobody may have the same
+            dads = [f"net.ipv6.conf.eth{index}.accept_dad=0" for index in range(len(ports))]
+            self.inside(number, f"sysctl -qw {' '.join(dads)}")
+        self.batch(name, *addresses)
 
     @staticmethod
     def far_end(host: int, index: int) -> str:
