@@ -77,15 +77,14 @@ def test_the_page_has_three_sizes_of_each_place() -> None:
     assert of_hosts == ["4 KiB", "256 KiB", "64 MiB"]
 
 
-@pytest.mark.parametrize("count", [0, 1, 100])
-def test_tables_and_pictures_of_any_rows(count: int, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    some = dict(list(rows().items())[:count])
-    table = collectives.table(some)
-    assert len({len(line) for line in table}) == 1
-    if not count:
-        assert {claim.verdict for claim in collectives.claims(some)} == {"not measured"}
-    page.draw(collectives, some, tmp_path / "one.png")
+def test_tables_and_pictures_of_any_rows(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    for count in (0, 1, 100):
+        some = dict(list(rows().items())[:count])
+        assert len({len(line) for line in collectives.table(some)}) == 1
+        collectives.draw(some, figure.Figure())
+    assert {claim.verdict for claim in collectives.claims({})} == {"not measured"}
+    page.draw(collectives, rows(), tmp_path / "one.png")
     assert (tmp_path / "one.png").stat().st_size > 1000
 
 

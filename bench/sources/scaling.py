@@ -111,14 +111,13 @@ ARTICLE = (
 
 def points(quick: bool) -> list[Point]:
     """One for each set of ports."""
-    size = {"parameters": PARAMETERS, "rounds": 5, "steps": 4, "settle": 12}
+    size = {"hosts": HOSTS, "parameters": PARAMETERS, "rounds": 5, "steps": 4, "settle": 12}
     if quick:
-        size = {"parameters": 1e5, "rounds": 1, "steps": 1, "settle": 3}
+        size = {"hosts": 2, "parameters": 1e5, "rounds": 1, "steps": 1, "settle": 3}
     return [
         Point(
             ports,
             {
-                "hosts": HOSTS,
                 "nics": PORTS[ports],
                 "layers": LAYERS,
                 **size,
