@@ -31,7 +31,7 @@ from training.watch import Watch  # noqa: E402
 
 from ringcomm import Communicator  # noqa: E402
 
-ALONE = 12  # steps in which compute is timed
+ALONE = 12  # steps in which compute is timed, at most as many as are trained
 
 
 def compute_s(comm: Communicator, run: Run) -> float:
@@ -40,7 +40,7 @@ def compute_s(comm: Communicator, run: Run) -> float:
     task = task_of(SETTINGS[run.setting])
     model, batches = task.model(run.seed), task.batches(run.seed, comm.rank, RANKS)
     taken = []
-    for _ in range(ALONE):
+    for _ in range(min(ALONE, run.steps)):
         inputs, targets = batches.next()
         began = time.perf_counter()
         task.loss_of(model, inputs, targets).backward()
