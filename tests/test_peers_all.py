@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -242,7 +244,7 @@ PLOT = ("--plot", "{folder}/out.png") if importlib.util.find_spec("matplotlib") 
     *PLOT,
 )
 def test_small_scenes(beside: Done) -> None:
-    """A sweep beside a burner and an idle communicator, through every output."""
+    """A sweep and an idle communicator, through every output."""
     pytest.importorskip("ringcomm")
     pytest.importorskip("torch")
     assert beside.code == 0, beside.output
@@ -280,6 +282,23 @@ def test_a_rate_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.stamps["s"], notes
     assert len(outcome.findings) == 1
     assert outcome.changes["s"][0] < outcome.stamps["s"][-1]
+
+
+def test_a_busy_scene_is_measured_beside_burners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    @contextlib.contextmanager
+    def burning(cores: int) -> Iterator[None]:
+        begun.append(cores)
+        yield
+
+    monkeypatch.setattr(all_scenes.burners, "burning", burning)
+    goals = (Goal("time_us", 1, 4096),)
+    scenes = [small_scenes.small(goals, "calm"), small_scenes.small(goals, "busy", busy=True)]
+    all_scenes.run(scenes, all_scenes.Settings((), tmp_path, rounds=1, floor=0), lambda _: None)
+    assert begun == [burners.all_cores()]
 
 
 def test_past_its_time_nothing_is_begun(tmp_path: Path) -> None:
