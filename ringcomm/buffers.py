@@ -131,7 +131,7 @@ def view(obj: Any, *, writable: bool) -> View:
         TensorError: not a tensor, an unsupported dtype, a device other than the CPU, or memory that
             would have to be written and is read-only or shared by several elements.
     """
-    torch = sys.modules.get("torch")
+    torch = storages.torch_of_caller()
     if torch is not None and isinstance(obj, torch.Tensor):
         return _torch_view(torch, obj, writable)
     return _numpy_view(obj, _as_array(obj), writable)

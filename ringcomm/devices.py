@@ -109,7 +109,7 @@ def view(obj: Any, *, writable: bool) -> View:
             receive a result.
         DeviceError: it is on a GPU, and no driver is to be had.
     """
-    torch = sys.modules.get("torch")
+    torch = storages.torch_of_caller()
     if torch is not None and isinstance(obj, torch.Tensor):
         if obj.device.type != "cuda":
             return buffers.view(obj, writable=writable)
@@ -132,7 +132,7 @@ def check_autograd(obj: Any) -> None:
     """
     if type(obj) is np.ndarray:
         return
-    torch = sys.modules.get("torch")
+    torch = storages.torch_of_caller()
     if torch is None or not isinstance(obj, torch.Tensor) or not obj.requires_grad:
         return
     if not torch.is_grad_enabled():

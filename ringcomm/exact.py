@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from . import storages
 from .errors import ConfigError, warn_caller
 from .residuals import Floats
 
@@ -150,7 +150,7 @@ def read(state: Mapping[str, Any], place: Place, name: str) -> ExactState:
 
 def as_callers(array: Floats) -> Any:
     """A torch tensor where torch has been imported, else the array."""
-    torch = sys.modules.get("torch")
+    torch = storages.torch_of_caller()
     return array if torch is None else torch.from_numpy(array)
 
 

@@ -63,8 +63,8 @@ def plain_memory(obj: Any) -> Plain | None:
         except (TypeError, ValueError, BufferError):  # a dtype that the buffer protocol has not
             return None
         return obj.dtype, address, obj.size, address
-    torch = sys.modules.get("torch")
-    if torch is None or kind is not torch.Tensor:
+    torch: Any = sys.modules.get("torch")
+    if kind is not getattr(torch, "Tensor", None):  # which a module in its import may not have yet
         return None
     strided = obj.is_cpu and obj.layout is torch.strided and not obj.is_nested
     if not strided or not obj.is_contiguous() or obj.is_neg():

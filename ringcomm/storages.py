@@ -11,6 +11,7 @@ Where it can be told afterwards, the collective raises TensorError.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,13 @@ _TO_SHARED = ("_share_fd_cpu_", "_share_filename_cpu_")
 #: Set by the communicators' module.
 user_of: Callable[[int, int], str] = lambda start, stop: ""  # noqa: E731
 _guarded: list[Any] = []  # the module torch
+
+
+def torch_of_caller() -> Any:
+    """The module torch, if the program has imported it; None while another thread is still at it:
+    by then nobody has a tensor of its."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "Tensor") else None
 
 
 def guard(torch: Any) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +23,10 @@ import pytest
 from patience import PATIENCE
 from ranks import run_ranks
 
-from ringcomm import Communicator, TensorError
+from ringcomm import Communicator, TensorError, devices
 from ringcomm.buffers import view
+from ringcomm.exact import as_callers
+from ringcomm.shortcut import plain_memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -473,3 +476,16 @@ def test_importing_brings_no_heavy_library_along() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_torch_that_another_thread_is_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is in sys.modules, and has nothing yet."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    given = {"list": [1.0], "array": np.ones(3, np.float32)[::-1]}
+    for tensor in given.values():
+        assert plain_memory(tensor) is None
+        devices.check_autograd(tensor)
+    assert devices.view(given["array"], writable=True).shape == (3,)
+    with pytest.raises(TensorError):
+        view(given["list"], writable=True)
+    assert as_callers(given["array"]) is given["array"]
