@@ -7,6 +7,7 @@ whatever was wrong, the same process can join properly afterwards.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -223,7 +224,7 @@ def test_secrets(nursery: Nursery) -> None:
 
 @pytest.mark.parametrize(
     ("how", "who"),
-    [(joining.dies_in_init, 0), (joining.dies_in_split, 1), (joining.dies_in_split, 2)],
+    [(joining.dies_in_init, 0), *((joining.dies_in_split, who) for who in range(3))],
 )
 def test_a_rank_dies_while_lanes_are_made(
     nursery: Nursery, how: Callable[[Rank, int], None], who: int
@@ -242,7 +243,7 @@ def test_a_rank_dies_while_lanes_are_made(
 
 def test_few_descriptors(nursery: Nursery) -> None:
     """Rank who says which limit it is and how much is needed, and the others blame no secret."""
-    cases = [(0, 0), (0, 3), (0, 5), (1, 0), (1, 1)]
+    cases = list(itertools.product((0, 1), (0, 1, 3, 5)))
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job(nursery, 3)) for _ in cases]  # they wait at the same time
         for job, (who, left) in zip(jobs, cases, strict=True):
