@@ -330,9 +330,17 @@ static void timers_run_when_due(void)
     rc_engine_free(e);
 }
 
-static int ticked_again(const void *arg)
+/* 1 if the member has ticked so often by the deadline. */
+static int wait_for_ticks(rc_engine *e, const member *m, int ticks, uint64_t deadline)
 {
-    return ((const member *)arg)->ticks >= 2;
+    int there = 0;
+    while (!there && clock_ns() < deadline) {
+        usleep(1000);
+        engine_lock(e);
+        there = m->ticks >= ticks;
+        engine_unlock(e);
+    }
+    return there;
 }
 
 /* The progress thread sleeps for ever; an earlier due time must reach it. */
@@ -341,19 +349,13 @@ static void schedule_wakes_the_sleeper(void)
     rc_engine *e = open_engine();
     member m = {.period = 0};
     join_member(e, &m); /* due at once, then never */
-    usleep(30000);
+    uint64_t deadline = clock_ns() + LONG_MS * CLOCK_MS;
+    CHECK(wait_for_ticks(e, &m, 1, deadline));
+    usleep(30000); /* until it sleeps */
     engine_lock(e);
     engine_schedule(e, &m.base, clock_ns() + 10 * CLOCK_MS);
     engine_unlock(e);
-    uint64_t deadline = clock_ns() + LONG_MS * CLOCK_MS;
-    int ticked = 0;
-    while (!ticked && clock_ns() < deadline) {
-        usleep(1000);
-        engine_lock(e);
-        ticked = ticked_again(&m);
-        engine_unlock(e);
-    }
-    CHECK(ticked);
+    CHECK(wait_for_ticks(e, &m, 2, deadline));
     leave_member(e, &m);
     rc_engine_free(e);
 }
