@@ -8,11 +8,12 @@ A test that is about such a command names it, and is given how it ended:
         assert beside.code == 0, beside.output
 
 conftest.py puts these tests last and starts what the chosen ones name when the first test begins.
-Commands run one after the other in each lane, and lanes at once: the C suites, marked lane="c",
-take as long as all others together. They run in the repository's root, in a process of their own
-(this file as a script), of low priority so that tests that measure time do not feel them; a command
-that two tests name runs once. "{folder}" in a command is a folder of its own, which the test finds
-as beside.folder.
+Commands run one after the other in each lane, and lanes at once: the C suites, marked lane="c", are
+one, for they build in one folder, and all others the other. A lane that is through takes what the
+other has last. They run in the repository's root, in a process of their own (this file as a
+script), of low priority so that tests that measure time do not feel them; a command that two tests
+name runs once. "{folder}" in a command is a folder of its own, which the test finds as
+beside.folder.
 
 Invariants: whatever becomes of pytest, nothing that a command started outlives it; a command whose
 test is not chosen is not run.
@@ -20,6 +21,7 @@ test is not chosen is not run.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -126,15 +128,18 @@ Job = tuple[str, Sequence[str]]  # a folder and a command
 
 def run_all(lanes: Sequence[Sequence[Job]], lifeline: IO[bytes]) -> None:
     """Runs the jobs of all lanes until the lifeline ends, which it waits for."""
-    running = [run_lane(jobs) for jobs in lanes]
+    left = [collections.deque(jobs) for jobs in lanes]
+    running = [run_lane(own, left) for own in left]
     while not select.select([lifeline], [], [], 0.05)[0]:
         for lane in running:
             next(lane, None)
 
 
-def run_lane(jobs: Sequence[Job]) -> Iterator[None]:
-    """Runs the jobs; yields whenever there is nothing to do but wait."""
-    for folder, command in jobs:
+def run_lane(own: collections.deque[Job], left: Sequence[collections.deque[Job]]) -> Iterator[None]:
+    """Runs a lane's own jobs, and then the last of whichever lane has most left; yields whenever
+    there is nothing to do but wait."""
+    while own or any(left):
+        folder, command = own.popleft() if own else max(left, key=len).pop()
         code = yield from run_one(command, Path(folder) / "output")
         told = Path(folder) / "told"
         told.write_text(str(code))

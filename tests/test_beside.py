@@ -42,6 +42,14 @@ def test_lanes_run_at_once(tmp_path: Path) -> None:
         assert running.result(first).code == running.result(second).code == 0
 
 
+def test_a_lane_that_is_through_takes_what_another_has_last(tmp_path: Path) -> None:
+    """The first command waits for what the second one does."""
+    first = ("sh", "-c", f"until [ -e {tmp_path}/b ]; do sleep 0.01; done")
+    second = ("sh", "-c", f"touch {tmp_path}/b")
+    with beside.Beside([[("true",)], [first, second]], tmp_path / "own", os.environ) as running:
+        assert running.result(first).code == running.result(second).code == 0
+
+
 def test_nothing_is_left(tmp_path: Path) -> None:
     """Not even what has left its session and lost its parent."""
     with start(tmp_path, ("sh", "-c", SLEEPS), ("sh", "-c", f"touch {tmp_path}/second")):
