@@ -25,8 +25,8 @@ _guarded: list[Any] = []  # the module torch
 
 
 def torch_of_caller() -> Any:
-    """The module torch, if the program has imported it; None while another thread is still at it:
-    by then nobody has a tensor of its."""
+    """The module torch; None where the program has not imported it, or is still about to in another
+    thread: then nobody holds a tensor of torch."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "Tensor") else None
 
