@@ -79,7 +79,7 @@ def points(quick: bool) -> list[Point]:
     rate, every, limit_s, at_most = RATE, EVERY, LIMIT_S, 2 * STEPS
     if quick:
         names, seeds = ["int4 hook"], SEEDS[:1]
-        rate, every, limit_s, at_most = 1000.0, 2, 5.0, 4
+        rate, every, limit_s, at_most = 1000.0, 2, 300.0, 4
 
     def point(name: str, seed: int) -> Point:
         way = METHODS[name]
