@@ -1,12 +1,12 @@
-"""The accepting side of bring-up: strangers knock, peers come in.
+"""The accepting side of bring-up: authenticates incoming connections and hands them over.
 
     listener --accept--> new --complete HELLO--> greeted --PROOF--> welcome(sock, terms)
                           |                        |
                           +------------------------+--> turned away: wrong bytes, wrong key,
                                                         too slow, too many
 
-A place among the greeted is for who has sent a complete, well-formed HELLO; a peer's has usually
-come when its connection is accepted. Others have few places, and lose them first.
+A connection is greeted once it has sent a complete, well-formed HELLO; a peer's has usually arrived
+when its connection is accepted. Connections without one have few places and lose them first.
 
 Invariants: at most MAX_NEW new connections and NEW_PER_ADDRESS from one address, of which the
 oldest gives way at once; each ends after NEW_PATIENCE seconds, or after CROWDED_PATIENCE where
@@ -35,7 +35,7 @@ from .terms import Outcome, RefusedError, Terms
 MAX_NEW, NEW_PER_ADDRESS = 64, 8
 MAX_GREETED = 256
 NEW_PATIENCE, CROWDED_PATIENCE = 1.0, 0.05
-"""Seconds for a whole HELLO: where nobody else waits, and where others do."""
+"""Seconds for a whole HELLO: with no other connection waiting, and with others waiting."""
 PATIENCE = 5.0
 """Seconds for the rest of the handshake."""
 GREETED_GRACE = 0.1
@@ -50,18 +50,19 @@ TurnedAway = Callable[[str, RefusedError, Terms | None], None]
 
 
 class Acceptor:
-    """Accepts on the listeners, which it owns, and hands over who passes the handshake.
+    """Accepts on the listeners, which it owns, and hands over connections that pass the handshake.
 
     Args:
         loop: where its sockets are watched.
         listeners: listening, non-blocking.
         new_server: makes the handshake of one connection.
         welcome: takes each authenticated socket and what its peer proved to be.
-        turned_away: told the address, the reason and the claims of each that was refused after a
-            well-formed HELLO.
+        turned_away: called with the address, the reason and the claims of each connection that
+            was refused after a well-formed HELLO.
 
     Attributes:
-        trouble: what this process lacked when it last failed to accept; empty if it never did.
+        trouble: the resource this process lacked when it last failed to accept; empty if it
+            never failed.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class Acceptor:
 
     @property
     def pending(self) -> int:
-        """Connections that are not yet through."""
+        """Number of connections that have not finished the handshake."""
         return len(self._new) + len(self._greeted)
 
     def close(self) -> None:
-        """Closes the listeners and every connection that is not yet through."""
+        """Closes the listeners and every connection that has not finished the handshake."""
         for pending in self._new.all() + self._greeted.all():
             self._drop(pending)
         for listener in self._listeners:
@@ -107,7 +108,7 @@ class Acceptor:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPT_BATCH):
-            if listener not in self._listeners:  # the last peer is in, and this is over
+            if listener not in self._listeners:  # the last peer is in, and close() was called
                 return
             if not self._room_for_greeted():
                 self._pause(listener, _FULL_PAUSE)
@@ -145,7 +146,7 @@ class Acceptor:
             self._turn_away(victim, RefusedError("too many at once", outcome=Outcome.TIMEOUT))
 
     def _promote(self, pending: _Pending) -> None:
-        """Its HELLO is complete and well formed."""
+        """Moves a connection whose HELLO is complete to the greeted ones."""
         self._new.remove(pending)
         self._evict(self._greeted.in_the_way(pending.address))
         self._greeted.add(pending)
@@ -197,7 +198,7 @@ class _Pending:
         owner._loop.watch(sock, READ, self.read)
 
     def read(self) -> None:
-        """Takes what has come, as far as the handshake goes."""
+        """Feeds the received bytes to the handshake, up to its end."""
         try:
             while not self.over and not self.server.done:
                 self._advance(self._receive())
@@ -214,7 +215,7 @@ class _Pending:
                 self._owner._welcome(self.sock, self.server.claimed)
 
     def _receive(self) -> bytes:
-        """All that the handshake wants next. Raises BlockingIOError if not all is there."""
+        """Returns all bytes of the next message. Raises BlockingIOError until they have arrived."""
         while len(self._data) < self.server.want:
             part = self.sock.recv(self.server.want - len(self._data))
             if not part:

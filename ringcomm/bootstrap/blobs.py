@@ -1,4 +1,4 @@
-"""What ranks tell each other: strict JSON in ASCII, bounded, checked field by field.
+"""Messages between ranks during bring-up: strict JSON in ASCII, bounded, checked by field.
 
 Invariants: nothing received is evaluated, unpickled or used before its type and range were
 checked; a blob is at most 64 KiB; whatever a peer sends, the only error is a BootstrapError that
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def pack(fields: dict[str, Any]) -> bytes:
-    """The blob for fields. Raises ConfigError if it would be over the limit."""
+    """Encodes fields as a blob. Raises ConfigError if it would exceed MAX_BYTES."""
     blob = json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
     if len(blob) > MAX_BYTES:
         raise ConfigError(
@@ -38,7 +38,7 @@ class Record:
 
     @classmethod
     def unpack(cls, source: str, blob: bytes) -> Record:
-        """The object in blob; source ("rank 3") is for messages. Raises BootstrapError."""
+        """Decodes a blob; source ("rank 3") is for messages. Raises BootstrapError."""
         if len(blob) > MAX_BYTES:
             raise _malformed(source, "is too long")
         try:
@@ -52,21 +52,21 @@ class Record:
         return cls(source, fields)
 
     def text(self, name: str) -> str:
-        """A printable string."""
+        """Returns a field that is a printable string."""
         value = self._get(name, str)
         if len(value) > _MAX_TEXT or not value.replace("\n", " ").isprintable():
             raise _malformed(self._source, f"has an unprintable {name!r}")
         return value
 
     def integer(self, name: str, low: int, high: int) -> int:
-        """A whole number from low to high."""
+        """Returns a field that is a whole number from low to high."""
         value = self._get(name, int)
         if isinstance(value, bool) or not low <= value <= high:
             raise _malformed(self._source, f"has {name!r} out of range")
         return value
 
     def number(self, name: str, low: float, high: float) -> float:
-        """A number from low to high."""
+        """Returns a field that is a number from low to high."""
         value = self._fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _malformed(self._source, f"has no number {name!r}")
@@ -75,26 +75,26 @@ class Record:
         return float(value)
 
     def records(self, name: str, limit: int) -> list[Record]:
-        """A list of at most limit objects."""
+        """Returns a field that is a list of at most limit objects."""
         value = self._get(name, list)
         if len(value) > limit or not all(isinstance(item, dict) for item in value):
             raise _malformed(self._source, f"has a bad list {name!r}")
         return [Record(self._source, item) for item in value]
 
     def object(self, name: str) -> Record:
-        """An object in the object."""
+        """Returns a field that is itself an object."""
         return Record(self._source, self._get(name, dict))
 
     def names(self) -> list[str]:
-        """The names of all fields."""
+        """Returns the names of all fields."""
         return list(self._fields)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a field."""
+        """True if the object has a field of this name."""
         return name in self._fields
 
     def malformed(self, what: str) -> BootstrapError:
-        """The error to raise where fields do not go together; what: "has ..."."""
+        """Returns the error to raise where fields contradict each other; what: "has ..."."""
         return _malformed(self._source, what)
 
     def _get(self, name: str, kind: type[T]) -> T:

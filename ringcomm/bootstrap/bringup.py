@@ -1,6 +1,6 @@
 """Rounds 2 to 5 of a bring-up, for one rank: offer, connect, commit, share.
 
-mesh.py has the whole sequence and what comes out of it. Invariants: this object owns every socket
+mesh.py has the whole sequence and its result. Invariants: this object owns every socket
 until run() hands the lanes over; close() leaves none behind, whatever happened before.
 """
 
@@ -41,7 +41,7 @@ from .system import describe, require_descriptors
 from .terms import Key, job_hash
 
 _COMMIT_MARGIN = 1.0  # seconds of the deadline kept for the last round
-_MOST_UNPAIRED = 4  # hosts that one host says a line about
+_MOST_UNPAIRED = 4  # hosts that one host logs a line about
 _log = logging.getLogger("ringcomm")
 
 
@@ -76,7 +76,7 @@ class Bringup:
         self._rates: dict[int, float] = {}  # as probed, bytes per second by rail
 
     def run(self, exchange: Exchange, deadline: float) -> Mesh:
-        """Raises as connect() does."""
+        """Runs rounds 2 to 5 and returns the mesh. Raises the errors of mesh.connect()."""
         offers = exchange_round(
             exchange, deadline, lambda: self._offer(deadline).to_fields(), Offer.from_record
         )
@@ -105,7 +105,7 @@ class Bringup:
         return self._mesh(commit.agreed(made, self._rank), made, shared)
 
     def close(self) -> None:
-        """Closes what was not handed over."""
+        """Closes every socket that was not handed over."""
         if self._maker is not None:
             self._maker.close()
         for listener in self._listeners:
@@ -121,7 +121,7 @@ class Bringup:
 
     @property
     def _speaks(self) -> bool:
-        """This rank is the first of its host: what is true of the host need be said only once."""
+        """True on the first rank of each host, which alone logs facts about the host."""
         return self._host_numbers.index(self._host_numbers[self._rank]) == self._rank
 
     def _offer(self, deadline: float) -> Offer:
@@ -142,19 +142,19 @@ class Bringup:
             f"connecting to all {self._world} ranks, over {', '.join(i.name for i in chosen)},",
         )
         self._interfaces = chosen
-        if not self._single_host:  # before there are lanes: what becomes of a port is not missed
+        if not self._single_host:  # before lanes are made, so that no change of a port is missed
             self._watch = netlink.subscribe()
         self._warn(addresses)
         ports = tuple(self._listen(interface) for interface in chosen)
         return Offer(max(0.0, deadline - time.monotonic()), ports)
 
     def _most_lanes(self, ports: int) -> int:
-        """Of this rank, probes included, if all its ports reach all ranks."""
+        """Number of this rank's lanes, probes included, if all its ports reach all ranks."""
         probes = 0 if self._single_host or not self._config.probe else 1
         return ports * (self._config.lanes + probes) * (self._world - 1)
 
     def _warn(self, addresses: Sequence[str]) -> None:
-        """What one rank of each host says about the host's ports."""
+        """Warns, once on each host, if anyone who reaches its ports can join or read along."""
         if not self._speaks:
             return
         if self._secret is None and not all(map(is_loopback, addresses)):
@@ -176,7 +176,8 @@ class Bringup:
         return Port(interface.name, speed, tuple(endpoints), self._listen_on_link(interface))
 
     def _listen_on_link(self, interface: Interface) -> Endpoint | None:
-        """On its link-local address, if only that keeps its traffic on it and there is one."""
+        """Listens on the port's link-local address, if there is one and only it keeps the port's
+        traffic on the port; else returns None."""
         address = interface.link_local
         if address is None or not needs_link_local(interface, self._interfaces):
             return None
@@ -244,7 +245,8 @@ class Bringup:
         return Target(str(there.address.ip), there.port, str(here.address.ip), scope=scope)
 
     def _warn_unpaired(self) -> None:
-        """Once on each host: a port that another host has no counterpart of costs its speed."""
+        """Warns, once on each host, of ports that stay unused because another host has no
+        counterpart."""
         if not self._speaks:
             return
         offered = unpaired.Offered(self._ports, self._hosts, self._host_numbers)
@@ -255,9 +257,9 @@ class Bringup:
             _log.warning("so it is between %d more hosts", len(found) - _MOST_UNPAIRED)
 
     def _warn_shared_subnet(self) -> None:
-        """Where ports share a subnet, what keeps each lane on its own port must be asked of the
-        kernel, unless the lane goes by link-local addresses. The lanes work all the same, over the
-        ports that the kernel takes."""
+        """Warns if ports share a subnet and the kernel does not keep each lane on its own port.
+        Lanes over link-local addresses stay on theirs. The others work all the same, over the
+        ports that the kernel routes them by."""
         routed = list(self._routed_in_shared_subnet()) if self._speaks else []
         if not routed:
             return
@@ -286,7 +288,8 @@ class Bringup:
             )
 
     def _routed_in_shared_subnet(self) -> Iterator[tuple[int, Pairing]]:
-        """Rails by a port that shares a subnet, unless their lanes go by link-local addresses."""
+        """Yields (peer, pairing) of the rails whose port shares a subnet with another one and
+        whose lanes do not all use link-local addresses."""
         assert self._maker is not None
         for peer, pairings in self._pairings.items():
             for pairing in () if self._same_host(peer) else pairings:
@@ -301,7 +304,7 @@ class Bringup:
                     yield peer, pairing
 
     def _addresses(self, peer: int, pairing: Pairing) -> tuple[Endpoint, Endpoint]:
-        """Ours and the peer's on a rail."""
+        """Returns our and the peer's address on a rail."""
         ours = self._ports[self._rank][pairing.ours]
         found = meet(ours, self._ports[peer][pairing.theirs])
         assert found is not None  # else pair() had raised
@@ -311,7 +314,8 @@ class Bringup:
         return self._host_numbers[peer] == self._host_numbers[self._rank]
 
     def _measure(self) -> None:
-        """Fills _rates. Ports that several ranks of a host use at once count with their share."""
+        """Measures the rails and fills _rates. Ranks of a host probe at once, so each measures
+        its share of a port."""
         assert self._maker is not None
         ours = probe.target(self._rank, self._host_numbers)
         connections = {
@@ -381,11 +385,11 @@ class Bringup:
         return LaneSocket(*lane, sock.detach(), speed, here, there, port)
 
     def _end(self, rank: int, port: int, address: str) -> str:
-        """An end of a lane, for errors."""
+        """Describes an end of a lane, for errors."""
         return f"{self._ports[rank][port].name} {address.split('%')[0]} on {self._hosts[rank]}"
 
     def _speed(self, lane: LaneId, pairing: Pairing) -> float:
-        """Of a lane to another host, in bytes per second; 0.0: not known."""
+        """Speed of a lane to another host in bytes per second; 0.0: not known."""
         if lane.rail in self._rates:
             return self._rates[lane.rail] / self._config.lanes
         speeds = (

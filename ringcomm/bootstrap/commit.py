@@ -18,20 +18,20 @@ from .report import CONNECTED, MAX_ROWS, NOT_SEEN, Row, join_error
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Round 3: what one rank has made."""
+    """Round 3: the lanes that one rank has made."""
 
     lanes: frozenset[LaneId]
     rows: tuple[Row, ...]
-    """How each rail fared that this rank tried to make."""
+    """Outcome of each rail that this rank tried to make."""
 
     @classmethod
     def of(cls, lanes: Iterable[LaneId], rows: Iterable[Row]) -> Made:
-        """The failures come first, in case not all rows fit."""
+        """Sorts failures first, in case not all rows fit."""
         ordered = sorted(rows, key=lambda row: (row.state == CONNECTED, row))
         return cls(frozenset(lanes), tuple(ordered[:MAX_ROWS]))
 
     def to_fields(self) -> dict[str, Any]:
-        """For a blob: one bit per lane."""
+        """Returns the fields for a blob, with one bit per lane."""
         masks: dict[tuple[int, int], int] = {}
         for lane in self.lanes:
             key = (lane.peer, lane.rail)
@@ -41,7 +41,7 @@ class Made:
 
     @classmethod
     def from_record(cls, record: Record, world_size: int, lanes_per_rail: int) -> Made:
-        """From a blob. Raises BootstrapError."""
+        """Reads the fields of a blob. Raises BootstrapError."""
         lanes: set[LaneId] = set()
         for link in record.records("links", world_size * MAX_PORTS):
             peer = link.integer("peer", 0, world_size - 1)
@@ -53,7 +53,7 @@ class Made:
 
 
 def agreed(made: Sequence[Made], rank: int) -> list[LaneId]:
-    """The lanes of rank that both ends made, in order."""
+    """Returns the lanes of rank that both ends made, in order."""
     return sorted(
         lane for lane in made[rank].lanes if lane._replace(peer=rank) in made[lane.peer].lanes
     )
@@ -72,14 +72,14 @@ def check(made: Sequence[Made], hosts: Sequence[str], waited: float) -> None:
 
 
 def _why(made: Sequence[Made], low: int, high: int) -> list[Row]:
-    """What the two ranks say about each other; the higher one dialled."""
+    """Returns the rows of the two ranks about each other; the higher one dialled."""
     rows = [row for row in made[high].rows if row.rank == low]
     rows += [row for row in made[low].rows if row.rank == high and row.state != NOT_SEEN]
     return rows or [Row(low, high, "", "connected at one end only")]
 
 
 def reason(made: Sequence[Made], a: int, b: int, rail: int) -> str:
-    """Why a rail between two ranks has no lane."""
+    """Says why a rail between two ranks has no lane."""
     low, high = min(a, b), max(a, b)
     for row in made[high].rows:
         if (row.rank, row.rail) == (low, rail) and row.state != CONNECTED:

@@ -1,12 +1,12 @@
-"""The connecting side of bring-up: one address, tried until it answers as the right peer.
+"""The connecting side of bring-up: tries one address until the right peer answers.
 
     WAITING --> CONNECTING --> SHAKING --> DONE
        ^------------+-------------+            (or STOPPED, from any state)
 
 Invariants: ``state`` and ``detail`` always say, in the words of report.py, how the latest try
-went; a peer's refusal is trusted only if it is proven; once connected, it stays until the other
-end answers or closes, for it has a place in the peer's queue, where strangers may stand before
-it; a Dial owns its socket until it hands it over.
+went; a peer's refusal is trusted only if it is proven; once connected, a Dial waits until the
+other end answers or closes, so that it keeps its place in the peer's queue, where strangers may
+be before it; a Dial owns its socket until it hands it over.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from .terms import Outcome, RefusedError
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two tries: doubled from the first to the longest."""
 
-_CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # of the first, second and every later try
+_CONNECT_PATIENCE = (1.5, 3.0, 5.0)  # seconds for the first, second and every later try
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where to connect, and from where."""
+    """Address to connect to, and the local end to connect from."""
 
     address: str
     port: int
     source: str = ""
     """Local numeric address to bind; empty: the kernel's choice."""
     device: str = ""
-    """Interface to bind to where permitted; empty: none. Every other try goes without: the route
-    may need it."""
+    """Interface to bind to where permitted; empty: none. Every second try does not bind, as the
+    route may lead over another interface."""
     scope: int = 0
     """Index of the interface by which a link-local IPv6 is reached."""
     link_local: Target | None = None
-    """Another way to the same port of the peer, for every other try, the first among them."""
+    """Another way to the same port of the peer, used in the first, third, ... try."""
 
 
 class _State(enum.Enum):
@@ -66,7 +66,7 @@ class Dial:
         target: the address.
         new_client: makes the handshake of one try, given its socket.
         connected: takes the authenticated socket, once.
-        refused: told each RefusedError; may call stop().
+        refused: called with each RefusedError; may call stop().
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Dial:
 
     @property
     def is_over(self) -> bool:
-        """True once it has handed over its socket, or was stopped."""
+        """True once the socket was handed over, or stop() was called."""
         return self._phase in (_State.DONE, _State.STOPPED)
 
     def stop(self) -> None:
@@ -166,7 +166,7 @@ class Dial:
 
     @staticmethod
     def _met_itself(sock: socket.socket) -> bool:
-        """True if nobody listens and the kernel picked the very port we dial as our own."""
+        """True if nobody listens and the kernel chose the port we dial as our local one."""
         try:
             return bool(sock.getsockname() == sock.getpeername())
         except OSError:
@@ -233,7 +233,10 @@ class Dial:
         self._timer = self._loop.call_at(time.monotonic() + seconds, lambda: self._retry(state))
 
     def _retry(self, state: str, detail: str = "", heard: bool = False) -> None:
-        """heard: the peer itself said why; a later failure to connect says less."""
+        """Closes the socket and schedules the next try.
+
+        heard: the peer itself gave the reason; a later failure to connect does not replace it.
+        """
         self._hang_up()
         if heard or not self._heard:
             self.state, self.detail = state, detail

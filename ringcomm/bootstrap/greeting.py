@@ -1,7 +1,7 @@
-"""The first two rounds of bring-up: who is where with which settings, then who listens where.
+"""The first two rounds of bring-up: hosts and settings of all ranks, then where they listen.
 
-Invariants: whatever a rank cannot do, it says in its part of the round, so that nobody waits for
-it; fields that must agree are compared by every rank, which therefore all raise the same error;
+Invariants: a rank that fails says so in its part of the round, so that nobody waits for it;
+every rank compares the fields that must agree, so all raise the same error;
 each part is checked field by field before use.
 """
 
@@ -33,7 +33,8 @@ def exchange_round(
     make: Callable[[], Fields],
     read: Callable[[int, Record], T],
 ) -> list[T]:
-    """One round: everyone's part, as read by ``read(rank, record)``, in rank order.
+    """Runs one round and returns the parts of all ranks in rank order, read by
+    ``read(rank, record)``.
 
     If make() fails, the other ranks are told why before its error is raised here. Raises that,
     or BootstrapError naming the ranks that failed so.
@@ -73,15 +74,15 @@ class Greeting:
     session: str
     """Random; rank 0's stands for this bring-up in every lane's handshake."""
     settings: dict[str, str]
-    """What must be equal on all ranks, by name."""
+    """Settings that must be equal on all ranks, by name."""
 
     def to_fields(self) -> Fields:
-        """For a blob."""
+        """Returns the fields for a blob."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_record(cls, _rank: int, record: Record) -> Greeting:
-        """From a blob. Raises BootstrapError."""
+        """Reads the fields of a blob. Raises BootstrapError."""
         settings = record.object("settings")
         return cls(
             host=record.text("host"),
@@ -127,7 +128,7 @@ def check_settings(greetings: Sequence[Greeting]) -> None:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0-2, 5"."""
+    """Formats ranks as "rank 3" or "ranks 0-2, 5"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -143,16 +144,16 @@ class Offer:
     """Round 2: where one rank listens."""
 
     seconds_left: float
-    """Until its own deadline; the earliest counts for all."""
+    """Seconds until the rank's own deadline; the earliest counts for all."""
     ports: tuple[Port, ...]
 
     def to_fields(self) -> Fields:
-        """For a blob."""
+        """Returns the fields for a blob."""
         return {"seconds_left": self.seconds_left, "ports": [_port_fields(p) for p in self.ports]}
 
     @classmethod
     def from_record(cls, rank: int, record: Record) -> Offer:
-        """From a blob. Raises BootstrapError."""
+        """Reads the fields of a blob. Raises BootstrapError."""
         ports = tuple(_read_port(rank, port) for port in record.records("ports", MAX_PORTS))
         if not ports:
             raise BootstrapError(f"rank {rank} offers no port", rank=rank)

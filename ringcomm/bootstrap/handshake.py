@@ -1,7 +1,7 @@
-"""Mutual HMAC-SHA256 challenge-response: who may hand a socket to the core, and as whom.
+"""Mutual HMAC-SHA256 challenge-response: authenticates each connection before the core gets it.
 
     client                                  server
-      HELLO     128 bytes  ------------------>    who I am, whom I want, my nonce
+      HELLO     128 bytes  ------------------>    the client's rank, the rank it wants, its nonce
                 <------------------  CHALLENGE     48 bytes   its nonce
       PROOF      32 bytes  ------------------>    HMAC(key, "client" | HELLO | CHALLENGE)
                 <------------------  VERDICT       64 bytes   yes or no, and
@@ -64,15 +64,15 @@ _UNEXPECTED_CODE = 254
 _DUPLICATE_CODE = 255
 
 Vet = Callable[[], RefusedError | None]
-"""Why the process at the other end of a connection is not let in, whatever it says; or None."""
+"""Returns why the process at the other end is refused, whatever it proves; or None."""
 
 
 class Client:
-    """The connecting side: send first(), then feed() what comes, ``want`` bytes at a time.
+    """The connecting side: send first(), then feed() the received bytes, ``want`` at a time.
 
     Args:
-        key: ours.
-        terms: what we are and want.
+        key: our key.
+        terms: the connection that we want.
         vet: asked as soon as the other end has said something.
     """
 
@@ -97,16 +97,16 @@ class Client:
         )
         self._challenge = b""
         self._proof = b""
-        self._doubt: RefusedError | None = None  # what vet has said of one that has hung up
+        self._doubt: RefusedError | None = None  # vet's answer for an end that has hung up
         self.want = _PREFIX_BYTES
         self.done = False
 
     def first(self) -> bytes:
-        """What to send at once."""
+        """Returns the HELLO to send at once."""
         return self._hello
 
     def feed(self, data: bytes) -> bytes:
-        """Takes exactly ``want`` bytes; returns what to send. Raises RefusedError."""
+        """Takes exactly ``want`` bytes; returns the bytes to send. Raises RefusedError."""
         if self._proof:
             self._check_verdict(data)
             self.want = 0
@@ -123,7 +123,7 @@ class Client:
         return self._proof
 
     def closed(self) -> RefusedError:
-        """The failure to report if the other end closes now."""
+        """Returns the failure to report if the other end closes now."""
         return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
     def _check_prefix(self) -> None:
@@ -133,7 +133,7 @@ class Client:
         if version != VERSION:
             raise version_differs(version, VERSION)
         self._doubt = self._vet() if self._vet is not None else None
-        # An end that has hung up since may have said why: that comes first.
+        # An end that has hung up since may have sent its reason, which comes first.
         if self._doubt is not None and self._doubt.outcome != Outcome.CLOSED:
             raise self._doubt
 
@@ -173,11 +173,11 @@ class Client:
 
 
 class Server:
-    """The accepting side: feed() what comes, ``want`` bytes at a time, and send what it returns.
+    """The accepting side: feed() the received bytes, ``want`` at a time, and send the answers.
 
     Args:
-        key: ours.
-        terms: what is accepted; client_rank, rail and lane are the client's to say.
+        key: our key.
+        terms: the terms to accept; the client chooses client_rank, rail and lane.
         admit: called with the client's proven terms; returns None, or the RefusedError to end with
             (from unexpected() or duplicate()).
         vet: asked when the client has sent its HELLO.
@@ -202,17 +202,17 @@ class Server:
         self.done = False
         self.refusal: RefusedError | None = None
         self.claimed: Terms | None = None
-        """What the client says it is; proven only when done, or if refusal.proven."""
+        """Terms that the client claims; proven only when done, or if refusal.proven."""
 
     @property
     def greeted(self) -> bool:
-        """The client has sent a complete, well-formed HELLO."""
+        """True once the client has sent a complete, well-formed HELLO."""
         return bool(self._challenge)
 
     def feed(self, data: bytes) -> bytes:
-        """Takes exactly ``want`` bytes; returns what to send.
+        """Takes exactly ``want`` bytes; returns the bytes to send.
 
-        Raises RefusedError where the only good answer is to close without a word.
+        Raises RefusedError where the connection is to be closed without an answer.
         """
         if not self._hello:
             return self._take_prefix(data)
@@ -221,7 +221,7 @@ class Server:
         return self._take_proof(data)
 
     def closed(self) -> RefusedError:
-        """The failure to report if the other end closes now."""
+        """Returns the failure to report if the other end closes now."""
         return RefusedError("closed by the other end", outcome=Outcome.CLOSED)
 
     def _take_prefix(self, data: bytes) -> bytes:
@@ -257,7 +257,7 @@ class Server:
         stranger = self._vet() if self._vet is not None else None
         if stranger is not None and stranger.outcome == Outcome.OTHER_USER:
             return self._refuse_early(stranger)
-        if stranger is not None:  # it has gone, or we cannot tell now
+        if stranger is not None:  # the client has gone, or its user cannot be told now
             raise stranger
         self._challenge = self._make_challenge(Outcome.OK)
         self.want = _PROOF_BYTES
@@ -277,7 +277,7 @@ class Server:
         return verdict + self._key.sign(b"server", self._hello, self._challenge, proof, verdict)
 
     def _judge(self, claimed: Terms) -> tuple[int, int]:
-        """The verdict's code and value; sets refusal if the code is not 0."""
+        """Returns the verdict's code and value; sets refusal if the code is not 0."""
         for position, field in enumerate(_COMPARED, start=1):
             ours, theirs = getattr(self._terms, field), getattr(claimed, field)
             if ours != theirs:
@@ -336,7 +336,7 @@ def run(sock: socket.socket, machine: Client | Server, deadline: float) -> None:
 
 
 def _receive(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly size bytes, or fewer if the other end closed."""
+    """Receives exactly size bytes, or fewer if the other end closed."""
     data = b""
     while len(data) < size:
         _arm(sock, deadline)

@@ -4,9 +4,10 @@
     member --BLOB(round, seconds left)-----> hub         each round
     member <--ALL(round), or FAILED(table)-- hub
 
-Invariants: only who passed the handshake is listened to; a message is at most 64 KiB to the hub;
-the bring-up ends for all at the earliest deadline of any, and then, or as soon as a member
-leaves, the hub tells everyone who is missing, so that all raise the same table; no threads, the
+Invariants: the hub reads only from members that passed the handshake; a message to the hub is at
+most 64 KiB; the bring-up ends for all at the earliest deadline of any, and then, or as soon as a
+member leaves, the hub sends all members the missing ranks, so that all raise the same table; no
+threads, the
 hub works only inside rank 0's allgather(). The listeners close once all members are in.
 """
 
@@ -34,7 +35,7 @@ HEADER = struct.Struct("<BxHII")
 """kind, round, milliseconds until the sender's deadline, payload bytes."""
 BLOB, ALL, FAILED = 1, 2, 3
 LENGTH = struct.Struct("<I")
-"""In ALL, before each rank's blob."""
+"""Length before each rank's blob in ALL."""
 
 _FLUSH_PATIENCE = 1.0
 
@@ -43,8 +44,8 @@ class Hub:
     """Rank 0's end of the rendezvous.
 
     Takes over the listeners. key and terms are those of the handshake (server_rank 0). taken: the
-    ports that somebody else has, where another process that takes itself for rank 0 would be.
-    peer_timeout: of whose host nothing comes for so long is lost.
+    ports that another process has, which may be a second rank 0 of this job. peer_timeout:
+    seconds without a packet from a member's host after which the member is lost.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Hub:
         self._rivals = rivals.RivalSearch(self._loop, key, terms, taken)
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """See rendezvous.Exchange."""
+        """Gathers the blobs of all members and sends all to each; see rendezvous.Exchange."""
         self._round += 1
         self._deadline = min(self._deadline, deadline)
         for member in self._members.values():
@@ -90,7 +91,7 @@ class Hub:
         return blobs
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
-        """See rendezvous.Exchange. A member's next message is kept until its round."""
+        """Rings as soon as a member has left; keeps a member's next message until its round."""
 
         def look() -> None:
             self._loop.catch_up()
@@ -111,13 +112,13 @@ class Hub:
     # -- what the members do --
 
     def expect_by(self, deadline: float) -> None:
-        """A member's own deadline."""
+        """Takes a member's deadline if it is earlier than the hub's."""
         if deadline < self._deadline:
             self._deadline = deadline
             self._loop.call_at(deadline, lambda: None)  # wakes the loop
 
     def lost(self, rank: int, why: str) -> None:
-        """A member's connection ended."""
+        """Notes that a member's connection ended."""
         self._gone.setdefault(rank, why)
 
     # -- the round --
@@ -166,7 +167,7 @@ class Hub:
         return join_error(headline, rows)
 
     def _row(self, rank: int) -> Row | None:
-        """What is wrong with a rank, if anything is."""
+        """Returns a row with what is wrong with a rank; None if nothing is."""
         member = self._members.get(rank)
         if member is None:
             trouble = self._acceptor.trouble if self._acceptor is not None else ""
@@ -226,11 +227,11 @@ class _Member:
 
     @property
     def flushed(self) -> bool:
-        """All that was to be sent is sent."""
+        """True if no message is left to send."""
         return not self._outbox
 
     def next_round(self) -> None:
-        """Forgets this round's blob; the next may have come already."""
+        """Forgets this round's blob and reads the next, if it has arrived already."""
         self.blob = None
         self._parse()
 

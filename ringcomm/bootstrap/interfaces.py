@@ -35,19 +35,20 @@ class Interface:
     """"loopback", "ethernet", or the kernel's name for a software device ("veth", "bond", ...)."""
     up: bool
     running: bool
-    """A cable is plugged in, as far as the driver knows."""
+    """True if a cable is plugged in, as far as the driver knows."""
     loopback: bool
     virtual: bool
-    """A container, virtual machine or tunnel device: used only if there is nothing else."""
+    """True for a container, virtual machine or tunnel device, used only if there is no other."""
     mbit_per_s: int | None
     """Speed of a hardware port; None where it is not known (or made up, as by veth)."""
     addresses: tuple[Address, ...]
-    """IPv4 first, then IPv6, link-local ones last in each; none that is tentative or deprecated."""
+    """Addresses, IPv4 first, then IPv6, link-local ones last in each; none that is tentative or
+    deprecated."""
 
     @property
     def usable(self) -> tuple[Address, ...]:
-        """At most one address per family, the ones to give to peers. Link-local IPv4 serves where
-        there is nothing else; link-local IPv6 would need each peer's own scope."""
+        """Addresses to give to peers, at most one per family. Link-local IPv4 counts only if
+        there is no other; link-local IPv6 never, as it needs each peer's own scope."""
         picked: dict[int, Address] = {}
         for address in self.addresses:
             if address.is_link_local and (address.version == 6 or not self.only_link_local):
@@ -57,18 +58,18 @@ class Interface:
 
     @property
     def link_local(self) -> Address | None:
-        """Its link-local IPv6: what is sent to one can leave by the port alone that is named with
-        it, and only the port that has it answers."""
+        """Link-local IPv6 address of the port, or None. Packets to such an address leave only by
+        the port that is named with it, and only the port that has the address answers."""
         local = (a for a in self.addresses if a.version == 6 and a.is_link_local)
         return next(local, None)
 
     @property
     def only_link_local(self) -> bool:
-        """True if no address was given to it on purpose."""
+        """True if all its addresses are link-local, that is, none was assigned on purpose."""
         return all(address.is_link_local for address in self.addresses)
 
     def describe(self) -> str:
-        """One line: name, state, speed, addresses."""
+        """Returns one line with name, state, speed and addresses."""
         state = "up" if self.up and self.running else "no carrier" if self.up else "down"
         speed = f", {self.mbit_per_s} Mbit/s" if self.mbit_per_s else ""
         where = ", ".join(str(address) for address in self.addresses) or "no address"
@@ -76,7 +77,7 @@ class Interface:
 
 
 def list_interfaces() -> list[Interface]:
-    """All network ports of this network namespace, in the kernel's order."""
+    """Lists all network ports of this network namespace, in the kernel's order."""
     by_link: dict[int, list[netlink.LinkAddress]] = {}
     for entry in netlink.addresses():
         if not entry.flags & (_IFA_TENTATIVE | _IFA_DADFAILED | _IFA_DEPRECATED):
@@ -106,7 +107,8 @@ def _preference(entry: netlink.LinkAddress) -> tuple[bool, bool, bool]:
 
 
 def _speed(link: netlink.Link) -> int | None:
-    """Mbit/s as the driver says; None if it does not, or if /sys is another namespace's."""
+    """Returns Mbit/s as the driver reports them; None if it does not, or if /sys is another
+    namespace's."""
     base = f"/sys/class/net/{link.name}/"
     try:
         with open(base + "ifindex", encoding="ascii") as file:
@@ -122,15 +124,15 @@ def _speed(link: netlink.Link) -> int | None:
 def choose(
     names: Sequence[str], single_host: bool, interfaces: Sequence[Interface] | None = None
 ) -> list[Interface]:
-    """The ports to use, in rail order.
+    """Returns the ports to use, in rail order.
 
     Args:
         names: ports asked for; one may stand twice (two rails). Empty: on a single host the
             loopback, else every real port that is up, in the kernel's order.
         single_host: all ranks share this host.
-        interfaces: what there is; list_interfaces() if None.
+        interfaces: the host's ports; list_interfaces() if None.
 
-    Raises ConfigError, listing what there is, if a named port does not exist, is down or has no
+    Raises ConfigError, listing the host's ports, if a named port does not exist, is down or has no
     address, or if nothing is left.
     """
     present = list_interfaces() if interfaces is None else list(interfaces)

@@ -1,4 +1,4 @@
-"""From what the caller gave to a Mesh: who am I, where do we meet, connect.
+"""Turns the arguments of ringcomm.init into a Mesh: identifies this rank, meets, connects.
 
 Invariants: exactly one carrier is used to meet: an mpi4py communicator or a torch Store if the
 caller gave one, else our own TCP rendezvous. It is closed before this returns, well or not.
@@ -23,7 +23,7 @@ from .system import typed_errors
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """A mesh, and what is needed to join some of its ranks again."""
+    """A mesh, with the settings to join some of its ranks again."""
 
     mesh: Mesh
     config: Config
@@ -89,7 +89,7 @@ def _mpi_identity(mpi: Any) -> Identity:
         rank, world_size = int(mpi.Get_rank()), int(mpi.Get_size())
     except (AttributeError, TypeError):
         raise ConfigError("mpi= takes an mpi4py communicator, such as MPI.COMM_WORLD") from None
-    except RuntimeError as error:  # what mpi4py's own exception is, as for COMM_NULL
+    except RuntimeError as error:  # base of mpi4py's own exception, e.g. for COMM_NULL
         raise ConfigError(
             f"mpi= takes a communicator that this process belongs to: {error}"
         ) from error
@@ -127,11 +127,11 @@ def regroup(
     """Joins some ranks of a mesh anew, with lanes of their own.
 
     Args:
-        members: ranks of the parent in the order that they shall have; empty for a rank that
-            belongs to no group, which takes part in the exchange all the same and gets None.
-        gather: joins equal-sized parts of all ranks of the parent, in order of rank.
+        members: ranks of the parent in their new order; empty on a rank that belongs to no
+            group, which takes part in the exchange all the same and gets None.
+        gather: concatenates equal-sized parts of all ranks of the parent, in order of rank.
         number: counts the regroupings of this parent; the same on all ranks.
-        failed: whether the parent has failed, so that gather will raise.
+        failed: returns True if the parent has failed, so that gather will raise.
     """
     config, epoch = parent.config, (parent.epoch * 1009 + number) % 2**32
     exchange = GatherExchange(gather, members, mesh.ROUNDS, config.connect_timeout, failed)
@@ -142,6 +142,6 @@ def regroup(
     identity = _identity(list(members).index(parent.mesh.rank), len(members), "split", job)
     with typed_errors():
         joined = mesh.join(identity, config, parent.secret, exchange, epoch)
-    busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # the other groups' too
+    busy = max(joined.ranks_on_machine, parent.mesh.ranks_on_machine)  # counts other groups, too
     joined = dataclasses.replace(joined, ranks_on_machine=busy)
     return Joined(joined, config, parent.secret, job, epoch)

@@ -1,4 +1,4 @@
-"""What a bring-up results in: the mesh of all ranks, ready to be handed to the core.
+"""Result of a bring-up: the mesh of all ranks, ready to be handed to the core.
 
 Invariants: plain data; the file descriptors in it belong to whoever holds the Mesh.
 """
@@ -29,20 +29,20 @@ class LaneSocket:
     lane: int
     """Number of the connection on its rail."""
     fd: int
-    """Detached: whoever takes the lane closes it."""
+    """Descriptor of the socket; whoever takes the lane closes it."""
     bytes_per_s: float
-    """Speed as probed, or else that of the slower of the two ports; 0.0: not known."""
+    """Speed as probed, else that of the slower of the two ports; 0.0: not known."""
     here: str = ""
     """Port, address and host of this end, for errors."""
     there: str = ""
-    """Of the other."""
+    """Port, address and host of the other end."""
     port: int = 0
-    """Index of the network interface here, if the lane ends with it; else 0."""
+    """Index of the local interface that the lane depends on; 0 if it depends on none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """All ranks, joined."""
+    """Connections between all ranks, as one rank sees them."""
 
     rank: int
     world_size: int
@@ -52,26 +52,27 @@ class Mesh:
     """Ranks with equal numbers share a host (and its network namespace)."""
     rails: list[RailInfo]
     lanes: list[LaneSocket]
-    """By peer, rail and lane; the same lanes at both ends."""
+    """Lanes by peer, rail and lane; both ends have the same."""
     local_rank: int
     local_world_size: int
     ranks_on_machine: int
     """Ranks that share this machine's cores, in whichever container or network namespace."""
     shared: list[int] = dataclasses.field(default_factory=list)
-    """Descriptor of a file in memory that all ranks of this host have opened, and those of every
-    other host one of their own; empty if they have not, or once it is handed on."""
+    """Descriptor of a file in memory that all ranks of this host have opened, as the ranks of
+    every other host have opened theirs; empty if there is none, or once it is handed on."""
     in_memory: bool = False
-    """There is such a file."""
+    """True if the ranks of each host share a file in memory."""
     watch: list[int] = dataclasses.field(default_factory=list)
-    """Descriptor of a netlink socket that tells of the ports of this host (netlink.subscribe);
-    empty if no lane leaves the host, if there is none, or once it is handed on."""
+    """Descriptor of a netlink socket that reports changes of this host's ports
+    (netlink.subscribe); empty if no lane leaves the host, if the system has no such socket, or
+    once it is handed on."""
     link_mbit: int = 0
     """Nominal speed of the links between hosts, the same on all ranks; 0: not known, or no such
     links."""
 
     @property
     def single_host(self) -> bool:
-        """All ranks share one host."""
+        """True if all ranks share one host."""
         return len(set(self.host_numbers)) == 1
 
     def close(self) -> None:

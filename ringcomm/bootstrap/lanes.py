@@ -1,10 +1,9 @@
-"""Makes the lanes of one rank: dials the lower ranks, lets the higher ones in, in one loop.
+"""Makes the lanes of one rank: dials the lower ranks, accepts the higher ones, in one loop.
 
 Invariants: a lane that is not in ``made`` has no socket left; run() ends when every lane is made,
-at the deadline, or when each peer has a lane and nothing has moved for RAIL_GRACE seconds (a port
-that is dead while its sibling works must not hold up the start); a lane that went dark while others
-were waited for is not kept; who dials and who listens
-follows from the ranks alone.
+at the deadline, or when each peer has a lane and no lane was made for RAIL_GRACE seconds (a port
+that is dead while its sibling works must not hold up the start); a lane whose peer fell silent
+before run() ended is not kept; the higher rank dials the lower one.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from .sockets import keep_alive, show, silence, tune
 from .terms import Key, RefusedError, Role, Terms, duplicate, unexpected
 
 Alarm = Callable[[Loop, Callable[[], None]], None]
-"""Rings in a loop: see rendezvous.Exchange.alarm."""
+"""Calls a function in a loop once the bring-up has failed; see rendezvous.Exchange.alarm."""
 
 RAIL_GRACE = 3.0
 """Seconds without progress after which a rail is left out, if its peer has another."""
 _DARK = 2.0
-"""Seconds: kernels that hear each other let one pass."""
+"""Seconds of silence after which a lane is dead; two live kernels exchange a packet a second."""
 
 
 class LaneId(NamedTuple):
@@ -45,7 +44,7 @@ class LaneId(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What one rank is to make."""
+    """The lanes that one rank is to make."""
 
     rank: int
     world_size: int
@@ -53,7 +52,7 @@ class Plan:
     epoch: int
     key: Key
     listeners: Sequence[socket.socket]
-    """Taken over."""
+    """Listening sockets; the LaneMaker takes them over."""
     dials: dict[LaneId, Target]
     expected: frozenset[LaneId]
     """Lanes that higher ranks will dial."""
@@ -61,7 +60,7 @@ class Plan:
 
 
 class LaneMaker:
-    """Runs one Plan. close() it after use: whatever is not taken from ``made`` is closed."""
+    """Runs one Plan. close() it after use: it closes every socket not taken from ``made``."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -83,8 +82,8 @@ class LaneMaker:
         self._peers = {lane.peer for lane in self._all()}
 
     def run(self, deadline: float, alarm: Alarm | None = None) -> None:
-        """Makes what can be made by then, or until the alarm says that it is in vain."""
-        self._loop.repeat(RAIL_GRACE / 10, lambda: None)  # so that _settled() is asked
+        """Makes as many lanes as possible until the deadline, or until the alarm rings."""
+        self._loop.repeat(RAIL_GRACE / 10, lambda: None)  # wakes the loop to ask _settled()
         if alarm is not None:
             alarm(self._loop, self._give_up)
         self._loop.run(self._settled, deadline)
@@ -95,8 +94,8 @@ class LaneMaker:
                 self.made.pop(lane).close()
 
     def lost(self) -> list[Row]:
-        """A row for each peer that seems to have left: a lane of its has ended, or nothing listens
-        any more where it was to take any."""
+        """Returns a row for each peer that seems to have left: one of its lanes has ended, or
+        all its addresses refuse connections."""
         ended = {
             lane.peer
             for lane, sock in self.made.items()
@@ -109,7 +108,7 @@ class LaneMaker:
         return [Row(peer, self._plan.rank, "", LEFT) for peer in sorted(ended | deaf)]
 
     def close(self) -> None:
-        """Closes all that is left."""
+        """Closes every socket that was not taken from ``made``."""
         for dial in self._dials.values():
             dial.stop()
         self._acceptor.close()
@@ -119,7 +118,7 @@ class LaneMaker:
         self._loop.close()
 
     def rows(self) -> list[Row]:
-        """One row per peer and rail that was dialled, and per peer that was waited for in vain."""
+        """Returns one row per peer and rail that was dialled, and per peer that never dialled."""
         found: dict[tuple[int, int], Row] = {}
         for lane, dial in self._dials.items():
             if lane.lane == PROBE_LANE:
@@ -205,12 +204,12 @@ class LaneMaker:
             self._claims[peer] = Row(peer, self._plan.rank, address, text, str(refusal))
 
 
-# Nothing is sent on a lane before all are made; what comes before is no lane's.
+# No peer sends on a lane before all are made, so bytes that arrive earlier mean a broken lane.
 _ANYTHING = select.POLLIN | select.POLLRDHUP
 
 
 def _hung_up(sock: socket.socket, events: int) -> bool:
-    """True if the other end has closed, or if one of these events says so."""
+    """True if one of these events, an error or a hang-up is pending."""
     poll = select.poll()
     poll.register(sock, events)
     return bool(poll.poll(0))

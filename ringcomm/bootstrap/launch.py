@@ -1,4 +1,4 @@
-"""Who am I, of how many, and where do the ranks meet: one answer from many launchers.
+"""Rank, world size and meeting point of this process: one answer from many launchers.
 
 Sources, first match wins: explicit arguments; torchrun and plain RANK/WORLD_SIZE; Open MPI;
 MPICH and Intel MPI; Slurm; a world of one. launchers.py knows their variables, this file turns
@@ -38,15 +38,15 @@ class Identity:
     rank: int
     world_size: int
     local_rank: int | None
-    """Number of this rank on its host as the launcher counts it; None: it did not say."""
+    """Number of this rank on its host as the launcher counts it; None: not given."""
     local_world_size: int | None
     master_addr: str
-    """Where rank 0 listens for the rendezvous: a name or address; empty in a world of one."""
+    """Name or address at which rank 0 listens for the rendezvous; empty in a world of one."""
     master_ports: tuple[int, ...]
-    """Ports of the rendezvous in order of preference; one only: exactly that port."""
+    """Ports of the rendezvous in order of preference; a single one is used or the join fails."""
     launcher: str
     job: str
-    """Equal on all ranks of a job, and different in another job as far as the launcher tells."""
+    """Name of the job, equal on all its ranks; other jobs differ if the launcher names them."""
 
     @property
     def master_port(self) -> int:
@@ -60,15 +60,15 @@ def identify(
     init_method: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Identity:
-    """The Identity of this process.
+    """Returns the Identity of this process.
 
     Args:
-        rank, world_size: both or neither; they win over the environment.
+        rank, world_size: both or neither; they override the environment.
         init_method: ``"tcp://host:port"`` (IPv6 in brackets) for rank 0's address, ``"env://"``
-            to insist on a launcher's environment, None for whatever is there.
+            to require a launcher's environment, None to use one if it is set.
         env: the environment to read; os.environ if None.
 
-    Raises ConfigError for values that are half given, inconsistent or not numbers.
+    Raises ConfigError for values that are incomplete, inconsistent or not numbers.
     """
     env = os.environ if env is None else env
     if (rank is None) != (world_size is None):
@@ -95,7 +95,8 @@ def identify(
 
 
 def placed(rank: int, world_size: int) -> Identity:
-    """Of ranks that meet elsewhere, as over a torch Store. Raises ConfigError."""
+    """Returns the Identity of a rank that meets the others over a torch Store, at no address.
+    Raises ConfigError."""
     launched = Launched("explicit", rank, world_size)
     _check(launched)
     return _identity(launched, "", (), "store")
@@ -145,7 +146,7 @@ def _parse_init_method(init_method: str | None) -> tuple[str, int] | None:
 
 
 def _meeting_point(launched: Launched, env: Mapping[str, str]) -> Identity:
-    """The identity with the rendezvous address, from MASTER_* or from the launcher."""
+    """Returns the identity with the rendezvous address, from MASTER_* or from the launcher."""
     addr = env.get("MASTER_ADDR", "").strip()
     port = integer(env, "MASTER_PORT")
     if port is not None and not 1 <= port <= 65535:
@@ -180,7 +181,7 @@ def _meeting_point(launched: Launched, env: Mapping[str, str]) -> Identity:
 
 
 def derived_ports(job: str) -> tuple[int, ...]:
-    """The rendezvous ports of a job for which nobody chose one: the same on all its ranks."""
+    """Derives rendezvous ports from the job's name, the same on all ranks, if none was given."""
     ports: list[int] = []
     counter = 0
     while len(ports) < CANDIDATES:

@@ -1,7 +1,7 @@
-"""What each launcher says in its environment, as one Launched record.
+"""Reads each launcher's environment variables into one Launched record.
 
-Each reader returns None if its launcher's variables are not there, and raises ConfigError if they
-are there but half given or not numbers. The order in detect() is the order of trust: torchrun
+Each reader returns None if its launcher's variables are not set, and raises ConfigError if they
+are incomplete or not numbers. The order in detect() is the order of trust: torchrun
 inside Slurm is torchrun, mpirun inside Slurm is mpirun.
 """
 
@@ -19,7 +19,7 @@ Env = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """One launcher's account of this process."""
+    """Rank and job of this process as one launcher gives them."""
 
     launcher: str
     rank: int
@@ -27,7 +27,7 @@ class Launched:
     local_rank: int | None = None
     local_world_size: int | None = None
     job: str = ""
-    """Equal on all ranks; empty: the launcher does not name its jobs."""
+    """Name of the job, equal on all ranks; empty: the launcher does not name its jobs."""
     nodes: int | None = None
     first_host: str = ""
 
@@ -38,7 +38,7 @@ class Launched:
 
 
 def detect(env: Env) -> Launched | None:
-    """The first launcher whose variables are in env, or None."""
+    """Returns the record of the first launcher whose variables are in env, or None."""
     for reader in (_torchrun, _open_mpi, _hydra, _slurm, _pmi):
         found = reader(env)
         if found is not None:
@@ -50,7 +50,7 @@ def detect(env: Env) -> Launched | None:
 
 
 def integer(env: Env, name: str) -> int | None:
-    """The variable as a number of 0 or more; None if it is not set or empty."""
+    """Reads a variable as a number of 0 or more; None if it is not set or empty."""
     text = env.get(name, "").strip()
     if not text:
         return None
@@ -60,7 +60,7 @@ def integer(env: Env, name: str) -> int | None:
 
 
 def _pair(env: Env, rank: str, size: str) -> tuple[int, int] | None:
-    """Both numbers, or None if the first is not set; one without the other is an error."""
+    """Reads rank and size; None if rank is not set. Raises ConfigError if only size is not set."""
     first, second = integer(env, rank), integer(env, size)
     if first is None:
         return None
@@ -101,7 +101,7 @@ def _open_mpi(env: Env) -> Launched | None:
 
 
 def _hydra(env: Env) -> Launched | None:
-    """MPICH and Intel MPI started by mpiexec; PMI_RANK alone may also come from srun."""
+    """Reads the variables of mpiexec of MPICH and Intel MPI; PMI_RANK alone may also be srun's."""
     return _pmi(env) if "MPI_LOCALRANKID" in env else None
 
 
@@ -139,7 +139,7 @@ def _slurm(env: Env) -> Launched | None:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list such as ``gpu[03-07,11],big1``; empty if there is none.
+    """Returns the first host of a Slurm node list such as ``gpu[03-07,11],big1``, or "".
 
     Raises ConfigError if the list cannot be read.
     """
@@ -150,17 +150,18 @@ def first_host(nodelist: str) -> str:
 
 
 def _named(launched: Launched, job: str) -> Launched:
-    """launched with its job; one without an id is named after its launcher where all see that."""
+    """Returns launched with the name of its job. A job without an id that runs on one host is
+    named after the launcher's process, which all its ranks see."""
     if not job and launched.one_host:
         job = _parent_launcher()
     return dataclasses.replace(launched, job=f"{launched.launcher}:{job}")
 
 
 def _parent_launcher() -> str:
-    """Names the launcher process above this one.
+    """Identifies the launcher process above this one, or returns "" if there is none.
 
     Pid and start time of the nearest ancestor that starts MPI ranks: equal on all ranks of one
-    host, and another for another job, even through wrapper scripts. Empty if there is none.
+    host, and different in another job, even through wrapper scripts.
     """
     pid = os.getppid()
     while pid > 1:

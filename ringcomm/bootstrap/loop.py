@@ -1,8 +1,8 @@
-"""One selectors loop with timers, for sockets that are on their way to becoming lanes.
+"""Selector loop with timers, for sockets that are to become lanes.
 
 It exists only while ranks are joined, in the thread that joins them. Invariants: callbacks run in
 that thread only, never from within watch() or call_at(); a socket is watched by one callback;
-close() lets go of everything and closes no socket.
+close() forgets all sockets and closes none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks at what no descriptor tells of."""
+"""Seconds between two checks of a state that no descriptor reports."""
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -25,15 +25,15 @@ Callback = Callable[[], None]
 
 
 class Watched(Protocol):
-    """A socket, or another loop."""
+    """Object with a descriptor: a socket, or another loop."""
 
     def fileno(self) -> int:
-        """Its descriptor; negative if it is closed."""
+        """Returns the descriptor; negative if it is closed."""
         ...
 
 
 class Timer:
-    """A callback at a time; cancel() any number of times."""
+    """Callback that runs once at a time; cancel() may be called any number of times."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback: Callback | None = callback
@@ -44,7 +44,7 @@ class Timer:
 
 
 class Loop:
-    """Watches sockets and runs timers until told otherwise."""
+    """Watches sockets and runs timers while run() is called."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -52,7 +52,8 @@ class Loop:
         self._order = itertools.count()
 
     def fileno(self) -> int:
-        """Readable where a watched socket is ready, so that another loop can watch this one."""
+        """Returns a descriptor that is readable while a watched socket is ready, so that another
+        loop can watch this one."""
         return self._selector.fileno()
 
     def watch(self, sock: Watched, events: int, callback: Callback) -> None:
@@ -83,8 +84,8 @@ class Loop:
         self.call_at(time.monotonic() + seconds, again)
 
     def run(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Runs until the condition holds, checked after each event; returns whether it does at
-        the deadline. Whatever a callback raises ends the run."""
+        """Runs until the condition holds, checked after each event, or until the deadline.
+        Returns True if the condition holds. An exception of a callback ends the run."""
         while not until():
             now = time.monotonic()
             if now >= deadline:
@@ -93,12 +94,12 @@ class Loop:
         return True
 
     def catch_up(self) -> None:
-        """Does what is due, and waits for nothing."""
+        """Handles events and timers that are due, without waiting."""
         self._turn(0.0)
 
     def let_go(self) -> None:
-        """In a forked child: closes its copies of what is watched. The set of these is the
-        parent's, too, and stays as it is."""
+        """Closes a forked child's copies of the watched sockets. Does not unregister them, as the
+        child shares the kernel's set of watched descriptors with its parent."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -111,7 +112,7 @@ class Loop:
 
     def _turn(self, patience: float) -> None:
         for key, _ in self._selector.select(patience):
-            # An earlier callback of this round may have let go of this socket.
+            # An earlier callback of this round may have unregistered this socket.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         self._run_timers()

@@ -1,4 +1,4 @@
-"""Where the rendezvous is: names to addresses, and rank 0's listeners on them.
+"""Address of the rendezvous: resolves rank 0's name and opens its listeners.
 
 Invariants: rank 0 listens on the master address only, never on all addresses; an address that is
 not this host's, or a port that is taken, is a ConfigError that says so at once; nothing that
@@ -36,7 +36,7 @@ class PortsInUseError(ConfigError):
 
 
 def resolve(host: str) -> list[str]:
-    """The numeric addresses of host, in the resolver's order. Raises OSError (gaierror)."""
+    """Returns the numeric addresses of host, in the resolver's order. Raises OSError (gaierror)."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -44,8 +44,8 @@ def resolve(host: str) -> list[str]:
 def open_listeners(
     identity: Identity, config: Config, secret: Secret | None
 ) -> tuple[list[socket.socket], list[Target]]:
-    """Rank 0's listeners, all on one port: the first of identity.master_ports that is free. And
-    where the ports before it are, which somebody else has.
+    """Opens rank 0's listeners, all on the first of identity.master_ports that is free. Returns
+    them and the targets of the ports before it, which another process has.
 
     Raises PortsInUseError, ConfigError.
     """
@@ -97,7 +97,7 @@ def _is_numeric(host: str) -> bool:
 
 
 def _listen_all(addresses: list[str], port: int, identity: Identity) -> list[socket.socket]:
-    """Listeners on every address that is this host's; none if the port is taken on one of them.
+    """Listens on every address that is this host's; on none if the port is taken on one of them.
 
     Raises ConfigError if no address is this host's.
     """

@@ -1,4 +1,4 @@
-"""The other ranks' end of the rendezvous: find the hub, then speak when asked.
+"""The other ranks' end of the rendezvous: finds the hub, then sends one blob a round.
 
 All candidate ports of the master address are tried side by side, in order of preference; the first
 that proves to be this job's hub wins. Invariants: after open_member() there is one blocking
@@ -44,8 +44,8 @@ def open_member(
 ) -> Member:
     """Joins rank 0's hub.
 
-    Raises ConfigError if that needs a secret and there is none, BootstrapError with a table at
-    the deadline, or as soon as the hub itself says that this rank cannot join.
+    Raises ConfigError if the address needs a secret and there is none, BootstrapError with a
+    table at the deadline, or as soon as the hub itself says that this rank cannot join.
     """
     addresses = _resolve_by(identity, deadline)
     check_exposed(addresses, secret, config.insecure)
@@ -55,7 +55,8 @@ def open_member(
 
 
 def _resolve_by(identity: Identity, deadline: float) -> list[str]:
-    """A name that appears only when rank 0's host is up is waited for."""
+    """Resolves the master address; retries until the deadline, as the name may appear only when
+    rank 0's host is up."""
     while True:
         try:
             return resolve(identity.master_addr)
@@ -68,7 +69,7 @@ def _resolve_by(identity: Identity, deadline: float) -> list[str]:
 
 
 class _Search:
-    """Dials every candidate until one is the hub."""
+    """Dials every candidate port until one proves to be the hub."""
 
     def __init__(
         self, identity: Identity, addresses: Iterable[str], key: Key, terms: Terms
@@ -92,7 +93,7 @@ class _Search:
         ]
 
     def run(self, deadline: float) -> socket.socket:
-        """The socket of the hub. Raises BootstrapError."""
+        """Returns the socket of the hub. Raises BootstrapError."""
         try:
             self._loop.run(lambda: bool(self._found or self._verdict), deadline)
         finally:
@@ -122,7 +123,7 @@ class _Search:
             self._verdict = refusal
 
     def _rows(self) -> list[Row]:
-        """One row for each address and state; ports that fared alike share it."""
+        """Returns one row for each address and state; ports with the same state share it."""
         ports: dict[tuple[str, str, str], list[int]] = {}
         for dial in self._dials:
             fared = (dial.target.address, dial.state, dial.detail)
@@ -137,7 +138,7 @@ class _Search:
 
 
 class Member:
-    """The rendezvous as ranks other than 0 see it."""
+    """Rendezvous of a rank other than 0."""
 
     def __init__(self, identity: Identity, sock: socket.socket) -> None:
         self._rank = identity.rank
@@ -148,7 +149,7 @@ class Member:
         tune(sock)
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """See rendezvous.Exchange."""
+        """Sends this rank's blob and receives all blobs; see rendezvous.Exchange."""
         self._round += 1
         left_ms = max(0, min(int(1000 * (deadline - time.monotonic())), 2**32 - 1))
         try:
@@ -165,8 +166,8 @@ class Member:
             raise self._lost(f"the connection broke: {error.strerror}") from error
 
     def alarm(self, loop: Loop, ring: Callable[[], None], _lost: Lost) -> None:
-        """See rendezvous.Exchange. Between two rounds rank 0 speaks, or closes, only where the
-        bring-up has failed."""
+        """Rings when rank 0 sends or closes: between two rounds it does so only if the bring-up
+        has failed."""
 
         def look() -> None:
             loop.forget(self._sock)
@@ -216,7 +217,7 @@ class Member:
 
 
 def _split(payload: bytes, count: int) -> list[bytes] | None:
-    """The blobs of an ALL message, or None if it is malformed."""
+    """Returns the blobs of an ALL message, or None if it is malformed."""
     blobs, at = [], 0
     for _ in range(count):
         if len(payload) - at < LENGTH.size:

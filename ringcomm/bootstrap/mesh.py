@@ -1,6 +1,6 @@
-"""From an identity and a way to exchange bytes to connected sockets between all ranks.
+"""Connects all ranks, given this rank's identity and an Exchange of bytes with the others.
 
-    round 1  greet    who is on which host, with which settings      -> differences are errors
+    round 1  greet    host and settings of each rank                 -> differences are errors
     round 2  offer    which ports each rank listens on               -> rails are paired
              connect  the higher rank dials the lower one, every lane authenticated
     round 3  commit   which lanes each rank made                     -> both ends keep the same
@@ -31,7 +31,7 @@ from .system import require_descriptors
 __all__ = ["ROUNDS", "LaneSocket", "Mesh", "RailInfo", "connect", "join"]
 
 ROUNDS = 5
-"""Allgathers that a bring-up makes at most."""
+"""Most allgathers that a bring-up makes."""
 
 
 def join(
@@ -41,7 +41,7 @@ def join(
     exchange: Exchange | None = None,
     epoch: int = 0,
 ) -> Mesh:
-    """connect() over the given exchange, or over our own rendezvous; closes it in any case.
+    """Calls connect() over the given exchange, or over our own rendezvous, and closes it.
 
     Raises what connect() and rendezvous.open_tcp() raise.
     """

@@ -1,5 +1,4 @@
-"""The kernel's own list of links and addresses, by which link it routes, and whose a TCP socket is,
-over netlink.
+"""Asks the kernel over netlink for links, addresses, routes and the owner of a TCP socket.
 
 Only this file knows netlink. It asks the network namespace that the process is in, where /sys may
 still show another one. Invariants: nothing is changed, no privilege is needed, and attributes
@@ -44,7 +43,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _SOCKET_ID = struct.Struct("!HH16s16s")  # ports and addresses, from the socket's own side
 _DIAG = struct.Struct("=BBxxI")  # family, protocol, states
 _DIAG_ANSWER = struct.Struct("=BBxx48xIIIII")  # family, state; timer, queues, user, inode
-_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of any link, whatever its number
+_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any link, any cookie
 _PATIENCE = 5.0
 
 
@@ -75,15 +74,15 @@ class TcpSocket:
     """A TCP socket of this network namespace."""
 
     state: int
-    """TCP_ESTABLISHED is 1."""
+    """TCP state; 1 is TCP_ESTABLISHED."""
     uid: int
-    """Whose it is, as this process's user namespace numbers users."""
+    """User that owns the socket, as this process's user namespace numbers users."""
     inode: int
-    """0: no process holds it."""
+    """Inode of the socket; 0: no process holds it."""
 
 
 def links() -> list[Link]:
-    """Every interface of this network namespace, in the kernel's order."""
+    """Lists every interface of this network namespace, in the kernel's order."""
     found = []
     for body in _dump(_RTM_GETLINK, _RTM_NEWLINK):
         _family, _hardware, index, flags, _change = _LINK.unpack_from(body)
@@ -95,7 +94,7 @@ def links() -> list[Link]:
 
 
 def addresses() -> list[LinkAddress]:
-    """Every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
+    """Lists every IPv4 and IPv6 address of this network namespace, in the kernel's order."""
     found = []
     for body in _dump(_RTM_GETADDR, _RTM_NEWADDR):
         family, prefix, short_flags, _scope, index = _ADDR.unpack_from(body)
@@ -115,8 +114,8 @@ def addresses() -> list[LinkAddress]:
 
 
 def route(source: IPAddress, destination: IPAddress) -> int | None:
-    """Index of the link by which packets with this source leave for this destination, if they are
-    bound to no link; None if there is no such route."""
+    """Returns the index of the link that the routing table chooses for this source and
+    destination; None if there is no such route."""
     family = socket.AF_INET if source.version == 4 else socket.AF_INET6
     bits = source.max_prefixlen
     body = _ROUTE.pack(family, bits, bits)
@@ -131,8 +130,8 @@ def route(source: IPAddress, destination: IPAddress) -> int | None:
 
 
 def tcp_socket(local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
-    """The socket with these numeric addresses; None if there is none. Raises OSError where the
-    kernel does not tell."""
+    """Returns the socket with these numeric addresses; None if there is none. Raises OSError
+    where the kernel does not tell."""
     with contextlib.suppress(OSError):  # a kernel without sock_diag
         found = _tcp_socket_by_diag(local, remote)
         if found is not None:
@@ -178,8 +177,8 @@ def _proc_place(address: str, port: int) -> str:
 
 
 def subscribe() -> socket.socket | None:
-    """A socket to which the kernel tells every change of the links and addresses of this network
-    namespace from now on; None where it does not, as in some sandboxes."""
+    """Opens a socket on which the kernel reports every later change of this network namespace's
+    links and addresses; None where it does not, as in some sandboxes."""
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
     except OSError:
@@ -194,7 +193,7 @@ def subscribe() -> socket.socket | None:
 
 
 def _dump(request: int, answer: int) -> Iterator[bytes]:
-    """The bodies of all messages that answer one dump request."""
+    """Yields the bodies of all messages that answer one dump request."""
     body = struct.pack("=B19x", socket.AF_UNSPEC)
     try:
         yield from _ask(request, _NLM_F_DUMP, body, answer)
@@ -207,7 +206,7 @@ def _dump(request: int, answer: int) -> Iterator[bytes]:
 def _ask(
     request: int, flags: int, body: bytes, answer: int, protocol: int = _NETLINK_ROUTE
 ) -> Generator[bytes, None, None]:
-    """The bodies of the messages that answer a request. Raises OSError."""
+    """Sends a request and yields the bodies of the answers. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
         sock.settimeout(_PATIENCE)
         sock.bind((0, 0))

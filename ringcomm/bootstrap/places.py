@@ -1,4 +1,4 @@
-"""Who may hold a connection that is not authenticated yet, and who loses it first.
+"""Places for connections that are not authenticated yet, limited in all and per address.
 
 Invariants: never more than ``limit`` places in all nor ``per_address`` at one address; the next
 to lose a place is the oldest one of the address that holds the most.
@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasAddress(Protocol):
-    """What can hold a place."""
+    """Object that can hold a place, such as a pending connection."""
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
+        """Address of the connection's other end."""
         ...
 
 
@@ -35,24 +35,25 @@ class Places(Generic[T]):
         return self._count
 
     def in_the_way(self, address: str) -> T | None:
-        """Whose place one more from this address would need; None if there is room."""
+        """Returns the holder to remove before another from this address is added; None if there
+        is room."""
         same = self._by_address.get(address, OrderedDict())
         if len(same) >= self._per_address:
             return next(iter(same.values()))
         return self.first_to_go() if self._count >= self._limit else None
 
     def first_to_go(self) -> T | None:
-        """The oldest of the address with the most places; None if there is nobody."""
+        """Returns the oldest holder of the address with the most places; None if there is none."""
         most = max(self._by_address.values(), key=len, default=None)
         return next(iter(most.values())) if most else None
 
     def add(self, holder: T) -> None:
-        """Gives a place, for which there must be room."""
+        """Gives the holder a place; there must be room."""
         self._by_address.setdefault(holder.address, OrderedDict())[id(holder)] = holder
         self._count += 1
 
     def remove(self, holder: T) -> None:
-        """Takes it back, if the holder has one."""
+        """Takes the holder's place back, if it has one."""
         same = self._by_address.get(holder.address)
         if same is None or same.pop(id(holder), None) is None:
             return
@@ -61,5 +62,5 @@ class Places(Generic[T]):
             del self._by_address[holder.address]
 
     def all(self) -> list[T]:
-        """Every holder."""
+        """Returns every holder."""
         return [holder for same in self._by_address.values() for holder in same.values()]

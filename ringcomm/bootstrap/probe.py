@@ -1,17 +1,17 @@
-"""How fast the rails to the other hosts are, measured once while the ranks are joined.
+"""Measures the speed of the rails to the other hosts, once while the ranks are joined.
 
-A link of several lanes gives each its share by measured rates, and the first collective knows none.
+A link divides data among its lanes by measured rates, and the first collective has none yet.
 So each rank streams for FILL_S seconds to the next rank on another host, over all rails of that
 pair at once, while others stream to it: the traffic of a ring, in which every port of a switch
-sends and receives one stream. The receiver judges, by the later part of the stream, what a
-shaper's savings can no longer flatter; and tells the sender.
+sends and receives one stream. The receiver measures the later part of the stream, in which the
+saved-up tokens of a shaper are used up, and sends the rate back.
 
     each direction of a probe connection     zeros ... zeros | rate in kB/s, 8 bytes | end of stream
 
 A probe has connections of its own (LaneId.lane == PROBE_LANE), which are closed afterwards, so that
-nothing of it can be left in a lane, whatever happened. Invariants: a pair of ranks with one rail,
-or on one host, has none; measure() is over after at most LIMIT_S seconds and never raises: a rail
-that stalls is slow.
+none of its bytes can be left in a lane. Invariants: a pair of ranks with one rail, or on one host,
+has none; measure() is over after at most LIMIT_S seconds and never raises: a rail that stalls is
+slow.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ PROBE_LANE = 0xFFFF
 FILL_S = 0.1
 LIMIT_S = 0.3
 
-_JUDGED = 0.6  # the part of the stream's time that counts, from the end
+_JUDGED = 0.6  # the last part of the stream's time, which is measured
 _PIECE = 1 << 20
-_LEAST_AHEAD = 32 << 10  # unacknowledged bytes: what a slow rail must still get rid of
+_LEAST_AHEAD = 32 << 10  # least unacknowledged bytes to keep under way
 _RATE = struct.Struct("<Q")
 _ZEROS = bytes(_PIECE)
-_LOOK_EVERY = 0.001  # seconds; acknowledgements come unseen
-_SLOWEST = 1e5  # bytes per second, of a rail that brings nothing
+_LOOK_EVERY = 0.001  # seconds between looks at acknowledgements, which wake no selector
+_SLOWEST = 1e5  # bytes per second that stand for a rail on which nothing arrives
 
 
 def target(rank: int, host_numbers: Sequence[int]) -> int | None:
-    """The rank that rank streams to; None if all are on one host."""
+    """Returns the rank that rank streams to; None if all are on one host."""
     world = len(host_numbers)
     following = ((rank + step) % world for step in range(1, world))
     return next((r for r in following if host_numbers[r] != host_numbers[rank]), None)
 
 
 def peers(rank: int, host_numbers: Sequence[int], rails: Mapping[int, int]) -> set[int]:
-    """The ranks that rank needs probe connections to, given the number of rails to each."""
+    """Returns the ranks that rank needs probe connections to, given the number of rails to each."""
     ours = target(rank, host_numbers)
     return {
         peer
@@ -61,11 +61,11 @@ def peers(rank: int, host_numbers: Sequence[int], rails: Mapping[int, int]) -> s
 
 
 class _Stream:
-    """One probe connection: what goes out, what comes in, and what the other end says of it."""
+    """One probe connection: streams zeros, measures the received ones and exchanges the rates."""
 
     def __init__(self, sock: socket.socket, fills: bool) -> None:
         self.sock = sock
-        self.told = 0.0  # by the other end, bytes per second
+        self.told = 0.0  # rate that the other end measured, bytes per second
         self.fills = fills
         self.sending, self.receiving = True, True
         self._sent = 0
@@ -74,14 +74,15 @@ class _Stream:
         self._received = 0
 
     def guarded(self, act: Callable[[], None]) -> None:
-        """Does it; a connection that fails meanwhile is of no more use, and no failure."""
+        """Calls act; stops using the connection if it fails, which is no error."""
         try:
             act()
         except OSError:
             self.fills = self.sending = self.receiving = False
 
     def fill(self) -> None:
-        """Sends what may be under way: little at first, then in proportion to what got through."""
+        """Sends as much as may be unacknowledged: _LEAST_AHEAD plus a quarter of the bytes that
+        were acknowledged."""
         if not self.fills:
             return
         under_way = struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0]
@@ -93,7 +94,7 @@ class _Stream:
                 under_way += sent
 
     def drain(self, buffer: bytearray) -> None:
-        """Takes in what has come."""
+        """Receives, notes arrival time and size, and at the end of the stream reads the rate."""
         try:
             count = self.sock.recv_into(buffer)
         except BlockingIOError:
@@ -107,7 +108,7 @@ class _Stream:
                 self.told = _RATE.unpack(self._last)[0] * 1e3
 
     def finish(self) -> None:
-        """Tells the other end what came, behind what is still on its way."""
+        """Sends the measured rate behind the data and shuts down the sending side."""
         if self.sending:
             with contextlib.suppress(BlockingIOError):  # it is full: at the next turn
                 self.sock.send(_RATE.pack(round(self.heard() / 1e3)))
@@ -115,7 +116,7 @@ class _Stream:
                 self.sending = False
 
     def heard(self) -> float:
-        """Bytes per second in the later part of what came; 0.0 if nothing did."""
+        """Returns bytes per second in the later part of the received stream; 0.0 if none came."""
         if len(self._arrivals) < 2:
             return 0.0
         first, last = self._arrivals[0][0], self._arrivals[-1][0]
@@ -125,10 +126,10 @@ class _Stream:
 
 
 def measure(connections: Mapping[K, tuple[socket.socket, bool]]) -> dict[K, float]:
-    """Bytes per second that go out by each connection of which the second part is True.
+    """Measures all connections at once; returns the sending rates of those flagged True.
 
-    All of them are used at once. The first part is non-blocking and stays open. Empty if nothing
-    came through anywhere.
+    Rates are bytes per second; {} if no bytes arrived on any connection. The sockets are
+    non-blocking and stay open.
     """
     streams = {key: _Stream(sock, fills) for key, (sock, fills) in connections.items()}
     buffer = bytearray(_PIECE)

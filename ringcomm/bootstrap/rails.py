@@ -1,4 +1,4 @@
-"""Which port of one rank goes with which port of another: pure functions over addresses.
+"""Pairs the network ports of ranks into rails: pure functions over addresses.
 
 A rail is a network that ranks have a port on. Rails are numbered by first appearance, going
 through the ranks in order and each rank's ports in order, so rank 0's order is the canonical one:
@@ -34,14 +34,14 @@ class Endpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """A network port of a rank, as it tells the others."""
+    """A network port of a rank, as announced to the others."""
 
     name: str
     mbit_per_s: int
-    """0: not known."""
+    """Speed of the port; 0: not known."""
     endpoints: tuple[Endpoint, ...]
     link_local: Endpoint | None = None
-    """Where it listens beside these if it shares a subnet with another port of its rank."""
+    """Link-local endpoint, for a port that shares a subnet with another port of its rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pairing:
 
 
 def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
-    """The rail of every port of every rank."""
+    """Returns the rail number of every port of every rank."""
     rails: list[list[Address]] = []  # the addresses seen on each
     numbered = []
     for ports in ports_by_rank:
@@ -73,7 +73,7 @@ def number(ports_by_rank: Sequence[Sequence[Port]]) -> list[list[int]]:
 
 
 def pair_all(ports_by_rank: Sequence[Sequence[Port]]) -> list[dict[int, list[Pairing]]]:
-    """For each rank, the rails to each of its peers, in rail order.
+    """Returns, for each rank, the rails to each of its peers, in rail order.
 
     Raises ConfigError, the same on all ranks, if two ranks cannot be joined.
     """
@@ -111,8 +111,8 @@ def slowest(
     pairings: Sequence[Mapping[int, Sequence[Pairing]]],
     host_numbers: Sequence[int],
 ) -> int:
-    """The fastest rail's speed between the two hosts where it is least, by what the ports say of
-    themselves, in Mbit/s. 0: two hosts know of none, or there is one host."""
+    """Returns the least over all pairs of hosts of the fastest rail's nominal speed, in Mbit/s.
+    0: the speed between two hosts is not known, or there is one host."""
     return min(
         (
             max(
@@ -128,7 +128,8 @@ def slowest(
 
 
 def meet(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
-    """The two addresses to connect: in one subnet if there are such, else of one IP version."""
+    """Returns the two addresses to connect: in one subnet if possible, else of one IP version;
+    None if there are none."""
     pairs = [
         (mine, other)
         for mine in ours.endpoints
@@ -140,7 +141,8 @@ def meet(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
 
 
 def meet_on_link(ours: Port, theirs: Port) -> tuple[Endpoint, Endpoint] | None:
-    """The two link-local addresses to connect, if both have one and may be on one link."""
+    """Returns the two link-local addresses to connect, if both ports have one and share a subnet;
+    else None."""
     found = meet(ours, theirs)
     if found is None or ours.link_local is None or theirs.link_local is None:
         return None

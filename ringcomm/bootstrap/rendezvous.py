@@ -1,4 +1,4 @@
-"""How ranks that know only their number exchange a few bytes: one protocol, several carriers.
+"""Exchange of a few bytes between ranks that know only their number, over several carriers.
 
     Exchange.allgather(blob) -> every rank's blob, in rank order
 
@@ -6,13 +6,13 @@ Carriers: our own TCP hub (hub.py, member.py), a torch Store, an mpi4py communic
 function that gathers equal-sized bytes (a parent communicator). torch and mpi4py are never
 imported here; their objects come from the caller.
 
-What shows that a rank has died: the hub sees its connection end, and tells all; a parent
-communicator fails; in a Store and in MPI nothing does but the lanes that were made (suspicion.py),
-and whoever notices tells the others through the Store.
+Death of a rank is noticed as follows: the hub sees its connection end, and tells all; a parent
+communicator fails; in a Store and in MPI only the lanes that were made show it (suspicion.py),
+and the rank that notices tells the others through the Store.
 
 Invariants: allgather() returns or raises by about its deadline; all ranks make the same calls in
-the same order; blobs are bytes in and bytes out, never pickled; what comes back is checked for
-size only, its content is for blobs.py to judge.
+the same order; blobs are bytes in and bytes out, never pickled; received blobs are checked for
+size only, blobs.py checks their content.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ class Exchange(Protocol):
     """Carries blobs between ranks while they are being joined."""
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """Every rank's blob, in rank order.
+        """Sends this rank's blob to all and returns every rank's blob, in rank order.
 
         deadline is a time.monotonic(). Raises BootstrapError naming the ranks that are missing.
         """
         ...
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
-        """Has ring() called in this loop as soon as the next allgather is known to fail, for as
-        long as the loop runs.
+        """Arranges that ring() is called in this loop as soon as the next allgather is known to
+        fail, for as long as the loop runs.
 
-        lost tells which ranks seem to have left, to carriers that cannot see it themselves. It
-        is asked in later allgathers, too, which then end with what it says.
+        lost returns the ranks that seem to have left, for carriers that cannot see it themselves.
+        Later allgathers ask it, too, and end with an error if it names ranks.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of what the exchange holds. No rank waits for another here."""
+        """Releases the exchange's resources without waiting for another rank."""
         ...
 
 
 def open_tcp(
     identity: Identity, config: Config, secret: Secret | None, deadline: float
 ) -> Exchange:
-    """Our own rendezvous at identity's master address: the hub on rank 0, else a member of it.
+    """Opens our own rendezvous at identity's master address: the hub on rank 0, else a member.
 
     Raises ConfigError (no secret off loopback, port in use, not this host's address) before
-    anything listens, BootstrapError if rank 0 is not found by the deadline. A rank that was
-    there, and of whose host nothing comes for peer_timeout, is lost.
+    anything listens, BootstrapError if rank 0 is not found by the deadline. A connected rank is
+    lost if no packet from its host arrives for peer_timeout.
     """
     job = job_hash(identity.job)
     key = Key.derive(secret, job, config.insecure)
@@ -96,11 +96,11 @@ def _open_hub(
 
 
 class StoreExchange:
-    """Over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
+    """Exchange over an object with torch.distributed.Store's ``set``, ``get`` and ``wait``.
 
     Keys are ``prefix/use/round/rank``, where use counts how often this rank has met others in this
-    store (through ``add``, where the store has it), so that what an earlier meeting left behind is
-    not taken for this one's. Without ``add``, give each meeting a prefix of its own.
+    store (through ``add``, where the store has it), so that keys of an earlier meeting are not
+    taken for this one's. Without ``add``, give each meeting a prefix of its own.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, prefix: str = "ringcomm") -> None:
@@ -113,7 +113,7 @@ class StoreExchange:
         self._suspicion: Suspicion | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """See Exchange."""
+        """Puts the blob into the store and waits for all others; see Exchange."""
         if not self._use:
             counts = hasattr(self._store, "add")
             self._use = self._call("add", f"{self._prefix}/uses/{self._rank}", 1) if counts else 1
@@ -130,10 +130,10 @@ class StoreExchange:
         return blobs
 
     def close(self) -> None:
-        """The store is the caller's."""
+        """Does nothing: the store is the caller's."""
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
-        """See Exchange."""
+        """Rings once a rank seems to have left, by its lanes or by another rank's word."""
         self._suspicion = Suspicion(lost)
         self._suspicion.watch(loop, ring)
         if hasattr(self._store, "check"):
@@ -147,7 +147,7 @@ class StoreExchange:
         return f"{self._prefix}/{self._use}/left"
 
     def _raise_if_left(self) -> None:
-        """Ends a wait for a rank that has left, here and on the other ranks."""
+        """Raises JoinError if a rank has left, after telling the other ranks through the store."""
         if self._suspicion is None:
             return
         rows = self._suspicion.rows()
@@ -170,13 +170,13 @@ class StoreExchange:
             raise BootstrapError(f"the store failed in {method}(): {error}") from error
 
     def _wait(self, rank: int, deadline: float) -> bool:
-        """True once the rank's blob is there, False at the deadline."""
+        """Waits for the rank's blob; returns False if it has not come by the deadline."""
         if hasattr(self._store, "check"):
             return self._poll(self._key(rank), deadline)
         return self._block(self._key(rank), deadline)
 
     def _poll(self, key: str, deadline: float) -> bool:
-        """By asking: torch logs a warning for each wait() that times out."""
+        """Waits by check(), since torch logs a warning for each wait() that times out."""
         pause, look_at = 0.0005, time.monotonic() + LOOK_EVERY
         while not self._call("check", [key]):
             now = time.monotonic()
@@ -190,7 +190,7 @@ class StoreExchange:
         return True
 
     def _block(self, key: str, deadline: float) -> bool:
-        """By waiting, in slices short enough for Ctrl-C to be heard."""
+        """Waits by wait(), in slices short enough for Ctrl-C to be handled."""
         while True:
             began = time.monotonic()
             patience = max(0.001, min(_WAIT_SLICE, deadline - began))
@@ -217,16 +217,16 @@ class StoreExchange:
 
 
 class GatherExchange:
-    """Over a function that gathers the same number of bytes from every rank of a larger group.
+    """Exchange over a function that gathers equally many bytes from all ranks of a larger group.
 
     Args:
-        gather: called as ``gather(part, seconds)``, returns the parts of all ranks of the group,
-            joined in order; raises if that takes longer.
+        gather: called as ``gather(part, seconds)``, returns the parts of all ranks of the group
+            concatenated in order; raises if that takes longer.
         members: the group's ranks that make up this world, in order of their new ranks.
         rounds: allgathers that every world of this group makes, two calls of gather each. close()
-            makes the ones that are left, so that worlds whose bring-up ended early, and ranks
+            makes the remaining ones, so that worlds whose bring-up ended early, and ranks
             that belong to none, do not keep the others waiting. 0: close() does nothing.
-        failed: whether gather is known to raise from now on.
+        failed: returns True if gather is known to raise from now on.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class GatherExchange:
         self.suspicion: Suspicion | None = None
 
     def allgather(self, blob: bytes, deadline: float) -> list[bytes]:
-        """See Exchange."""
+        """Gathers the lengths of the blobs, then the blobs padded to the longest; see Exchange."""
         self._rounds_left -= 1
         lengths = self._call(_LENGTH.pack(len(blob)), deadline)
         sizes = [size for (size,) in _LENGTH.iter_unpack(lengths)]
@@ -258,13 +258,13 @@ class GatherExchange:
         return [parts[r * longest : r * longest + sizes[r]] for r in self._members]
 
     def alarm(self, loop: Loop, ring: Callable[[], None], lost: Lost) -> None:
-        """See Exchange."""
+        """Rings once gather is known to fail, or a rank's lanes show that it has left."""
         self.suspicion = Suspicion(lost)
         self.suspicion.watch(loop, ring)
         loop.repeat(LOOK_EVERY, lambda: ring() if self._failed() else None)
 
     def close(self) -> None:
-        """Makes the rounds that are left; what they gather, or fail with, is nobody's business."""
+        """Makes the remaining rounds and ignores their results and errors."""
         while self._rounds_left > 0:
             try:
                 self.allgather(b"", time.monotonic() + self._patience)
@@ -276,7 +276,7 @@ class GatherExchange:
 
 
 def mpi_exchange(comm: Any) -> GatherExchange:
-    """Over an mpi4py communicator, with buffers only: nothing is pickled."""
+    """Makes an exchange over an mpi4py communicator, with buffers only: nothing is pickled."""
     size = int(comm.Get_size())
 
     def gather(part: bytes, seconds: float) -> bytes:
@@ -287,7 +287,7 @@ def mpi_exchange(comm: Any) -> GatherExchange:
         while not request.Test():
             rows = exchange.suspicion.rows() if exchange.suspicion is not None else []
             if rows or time.monotonic() >= give_up:
-                # MPI may still write there: a collective cannot be cancelled.
+                # Keeps the buffers: MPI may still write there, as no collective can be cancelled.
                 _abandoned.append((request, mine, everyone))
                 if rows:
                     raise join_error(FAILED_HEADLINE, rows)

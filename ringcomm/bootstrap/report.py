@@ -1,4 +1,4 @@
-"""The table that a failed bring-up ends with: who was reached where, and why not.
+"""Table of a failed bring-up: where each rank was tried, and with what outcome.
 
 Invariants: every row names a rank and says one thing about it; rows travel between ranks as
 records, so that all of them show the same table.
@@ -34,29 +34,29 @@ _DENIED = (
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Row:
-    """One rank, as seen from another or from the rendezvous."""
+    """State of one rank, as seen from another or from the rendezvous."""
 
     rank: int
     """The rank that could not be reached."""
     seen_from: int
     """The rank that tried; -1: the rendezvous."""
     address: str
-    """Where it was tried; empty if nowhere."""
+    """Address that was tried; empty if none."""
     state: str
-    """One of the words above or an Outcome's text."""
+    """State of the rank: CONNECTED, REFUSED, ... or an Outcome's text."""
     detail: str = ""
     rail: int = -1
-    """-1: not about one rail."""
+    """Rail that was tried; -1: not about one rail."""
 
     def to_fields(self) -> dict[str, Any]:
-        """For a blob."""
+        """Returns the fields for a blob."""
         fields = dataclasses.asdict(self)
         fields["detail"] = self.detail[:200]
         return fields
 
     @classmethod
     def from_record(cls, record: Record, world_size: int) -> Row:
-        """From a blob. Raises BootstrapError."""
+        """Reads the fields of a blob. Raises BootstrapError."""
         return cls(
             rank=record.integer("rank", 0, world_size - 1),
             seen_from=record.integer("seen_from", -1, world_size - 1),
@@ -71,7 +71,7 @@ class JoinError(BootstrapError):
     """Not all ranks could be joined.
 
     Attributes:
-        rows: one for each rank and address that stood in the way.
+        rows: one for each rank and address that was tried.
     """
 
     def __init__(self, message: str, *, rows: Sequence[Row] = (), **fields: Any) -> None:
@@ -80,11 +80,11 @@ class JoinError(BootstrapError):
 
 
 class JoinDeniedError(JoinError, AuthenticationError):
-    """Not all ranks could be joined, and all that was wrong is who holds which secret."""
+    """Not all ranks could be joined, and the only reason is that they hold different secrets."""
 
 
 def join_error(headline: str, rows: Iterable[Row], hosts: Sequence[str] = ()) -> JoinError:
-    """The error with its table. hosts, where known, are the host names by rank."""
+    """Makes the error with its table. hosts, where known, are the host names by rank."""
     rows = sorted(rows)
     lines = [_line(row, hosts) for row in rows]
     failed = [row for row in rows if row.state != CONNECTED]
@@ -99,8 +99,8 @@ def join_error(headline: str, rows: Iterable[Row], hosts: Sequence[str] = ()) ->
 
 
 def _all_denied(failed: Sequence[Row]) -> bool:
-    """True if every rank that could not be reached said no; that nobody listens at other ports at
-    which it was tried changes nothing."""
+    """True if every rank that could not be reached denied the connection; refused connections at
+    other ports of such a rank do not count."""
     denied = {row.rank for row in failed if row.state in _DENIED}
     return bool(failed) and all(
         row.rank in denied and row.state in (*_DENIED, REFUSED) for row in failed

@@ -1,8 +1,8 @@
-"""Another process of this job that is rank 0, too: two were started with RANK=0, and no rank 1.
+"""Detects two processes of one job that were both started with RANK=0.
 
-Who finds a port of rank 0 in use asks there, as a client that says it is rank 0: only a hub of the
-same job that accepts its proof can answer that it has this rank already. Invariants: it costs
-rank 0 no time, but where it cannot listen anywhere; whoever else has the port is asked once.
+A rank 0 that finds a port in use connects there as a client that claims rank 0: only a hub of the
+same job, which has checked its proof, can answer that it has this rank already. Invariants: the
+search delays rank 0 only if it cannot listen anywhere; any other program on the port is asked once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sockets import show
 from .terms import Key, Outcome, RefusedError, Terms
 
 HEADLINE = "two processes of this job say that they are rank 0: give each a RANK of its own"
-_PATIENCE = 1.0  # seconds for a hub to answer that is waiting for its members
+_PATIENCE = 1.0  # seconds for a hub that waits for its members to answer
 
 
 class RivalSearch:
-    """Asks in a loop; ``found`` is a row for the other rank 0 once it has answered."""
+    """Dials the targets; ``found`` is a row for the other rank 0 once it has answered."""
 
     def __init__(self, loop: Loop, key: Key, terms: Terms, targets: Sequence[Target]) -> None:
         self.found: Row | None = None
@@ -42,7 +42,7 @@ class RivalSearch:
         ]
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Stops dialling."""
         for dial in self._dials:
             dial.stop()
 
@@ -58,7 +58,7 @@ class RivalSearch:
 
 
 def find_rival(targets: Sequence[Target], key: Key, terms: Terms) -> JoinError | None:
-    """The error to raise if another rank 0 of this job listens at one of these; else None."""
+    """Returns the error to raise if another rank 0 of this job listens at one of the targets."""
     loop = Loop()
     search = RivalSearch(loop, key, terms, targets)
     try:

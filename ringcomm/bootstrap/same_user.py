@@ -1,13 +1,12 @@
-"""Without a secret: which user's process is at the other end of a connection of this host.
+"""Checks, in a job without a secret, that the other end of a loopback connection is this user's.
 
-Where nobody was given a secret, the job's name is all that a rank can prove, and anybody can know
-that. But both ends of a connection over the loopback are sockets of one kernel, which knows whose
-they are, and tells everyone (sock_diag, or /proc/net/tcp). It needs no file that ranks would have
-to find and somebody to remove, so it serves processes in containers that share the network but
-no folder, too.
+Without a secret a rank can prove only the job's name, which anybody can know. But both ends of a
+connection over the loopback are sockets of one kernel, which tells everyone their owners
+(sock_diag, or /proc/net/tcp). This needs no file that ranks would have to find and somebody to
+remove, so it serves processes in containers that share the network but no folder, too.
 
-Invariants: fail closed: where the kernel does not tell, nobody is let in; a user that has no number
-in our user namespace is nobody's equal; nothing that the other end sends plays a part.
+Invariants: fail closed: where the kernel does not tell the owner, the connection is refused; a user
+without a number in our user namespace equals nobody; no byte that the other end sends matters.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ _ESTABLISHED = 1
 
 
 def vetting(key: Key, sock: socket.socket) -> Callable[[], RefusedError | None] | None:
-    """Handshake's vet for this connection; None if whoever holds the key may come."""
+    """Returns the handshake's vet for this connection; None if the key alone admits a process."""
     return (lambda: refusal(sock)) if key.same_user else None
 
 
 def refusal(sock: socket.socket) -> RefusedError | None:
-    """Why the other end of a connected TCP socket is not believed to be this user's; or None."""
+    """Returns the reason to refuse the other end of a connected TCP socket; None if it is this
+    user's."""
     try:
         here, there = sock.getsockname()[:2], sock.getpeername()[:2]
         ours = os.fstat(sock.fileno()).st_uid
@@ -42,7 +42,7 @@ def refusal(sock: socket.socket) -> RefusedError | None:
         if error.errno in OUT_OF_RESOURCES:
             return RefusedError(describe(error), outcome=Outcome.CLOSED)
         return other_user("this system does not tell whose process is at the other end")
-    # One that no process holds has no inode, and its user number means nothing.
+    # A socket that no process holds has no inode, and its user number means nothing.
     if found is None or found.state != _ESTABLISHED or not found.inode:
         return _gone()
     if found.uid != ours:
@@ -60,7 +60,7 @@ def _gone() -> RefusedError:
 
 
 def _is_known(found: TcpSocket) -> bool:
-    """False for the number that stands for all users that a user namespace does not know."""
+    """False if the owner's number stands for all users that this user namespace does not know."""
     return found.uid != _read_number("/proc/sys/kernel/overflowuid", 65534) or _knows_everyone()
 
 

@@ -1,8 +1,8 @@
-"""The job's secret: where it comes from, and an object that does not give it away.
+"""The job's secret: its sources, and an object that never shows the key.
 
 Sources, first match wins: ``Config.secret_fd``, ``Config.secret_file``, the RINGCOMM_SECRET
-variable. The variable is taken out of os.environ on first sight, so that children do not inherit
-it; a pipe can be read only once. Both are therefore remembered for this process's later
+variable. The variable is removed from os.environ when it is first read, so that children do not
+inherit it; a pipe can be read only once. Both are therefore remembered for this process's later
 communicators.
 
 Invariants: at least 32 bytes of key material; a file must be private to this user; neither repr,
@@ -29,7 +29,7 @@ VARIABLE = "RINGCOMM_SECRET"
 KEYGEN_HINT = "python -m ringcomm keygen FILE"
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
-_LONG_KEY = 48  # characters from which text that is nearly all hexadecimal was a key once
+_LONG_KEY = 48  # length from which a nearly hexadecimal text counts as a damaged key
 _MAX_TEXT = 4096  # bytes read from any source
 _FD_PATIENCE = 5.0  # seconds for a launcher to write into secret_fd
 
@@ -52,7 +52,7 @@ class Secret:
         self.key_id = key_id(self._material)
 
     def material(self) -> bytes:
-        """The key itself, for key derivation only."""
+        """Returns the key itself, for key derivation only."""
         return self._material
 
     def __repr__(self) -> str:
@@ -63,12 +63,12 @@ class Secret:
 
 
 def key_id(material: bytes) -> bytes:
-    """4 bytes that tell keys apart in messages and say nothing else about them."""
+    """Returns 4 bytes that tell keys apart in messages and reveal nothing else about them."""
     return hashlib.sha256(b"id" + material).digest()[:4]
 
 
 def load(config: Config, env: MutableMapping[str, str] | None = None) -> Secret | None:
-    """The job's secret, or None if no source is configured.
+    """Loads the job's secret; returns None if no source is configured.
 
     env is os.environ if None; RINGCOMM_SECRET is removed from it. Raises ConfigError for a source
     that cannot be read, is not private or holds too short a key.
@@ -82,9 +82,9 @@ def load(config: Config, env: MutableMapping[str, str] | None = None) -> Secret 
 
 
 def parse(text: bytes, source: str) -> Secret:
-    """The Secret in text: hexadecimal digits as keygen writes them, else the bytes themselves.
+    """Parses a Secret: hexadecimal digits as keygen writes them, else the bytes themselves.
 
-    Raises ConfigError where the text is no secret, or what is left of one.
+    Raises ConfigError where the text is no secret, or a damaged one.
     """
     text = text.strip()
     if not text:
@@ -111,9 +111,9 @@ def parse(text: bytes, source: str) -> Secret:
 
 
 def _damage(text: bytes) -> str:
-    """What tells that text was a key of hexadecimal digits and is damaged; empty if nothing does.
+    """Describes the damage of a text that was a hexadecimal key; "" for any other text.
 
-    A passphrase may be any text: even a long one has few characters that are such digits.
+    A passphrase may be any text: even a long one is never nearly all hexadecimal digits.
     """
     printed = text.replace(b"\0", b"")
     others = [byte for byte in printed if byte not in _HEX_DIGITS]
@@ -180,7 +180,7 @@ def _from_fd(fd: int) -> Secret:
 
 
 def _drain(fd: int) -> bytes:
-    """What fd holds up to its end, 4096 bytes at most."""
+    """Reads fd up to its end, 4096 bytes at most. Raises ConfigError if the end does not come."""
     text = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -198,9 +198,9 @@ def _drain(fd: int) -> bytes:
 
 
 def check_exposed(addresses: Iterable[str], secret: Secret | None, insecure: bool) -> None:
-    """Call before anything listens on, or talks to, these numeric addresses.
+    """Raises ConfigError if others reach one of these addresses, without a secret or insecure.
 
-    Raises ConfigError if others can reach one of them and there is neither a secret nor insecure.
+    Call it before anything listens on, or connects to, the numeric addresses.
     """
     exposed = sorted({address for address in addresses if not is_loopback(address)})
     if exposed and secret is None and not insecure:

@@ -1,9 +1,9 @@
-"""Memory for the ranks of one host: made by its first rank, opened by the others.
+"""Shared memory for the ranks of one host: made by its first rank, opened by the others.
 
-The first rank makes a file without a name (memfd) and says, in a round of the bring-up, which
-descriptor of which process that is; the others open it under /proc, which the kernel lets only the
-same user do. Nothing listens and nothing is left behind, however the processes end. Each then says
-in a further round whether it has it.
+The first rank makes a file without a name (memfd) and announces its process and descriptor in a
+round of the bring-up; the others open it under /proc, which the kernel permits only to the
+same user. Nothing listens and nothing is left behind, however the processes end. In a further
+round each rank reports whether it has opened the file.
 
 Invariants: the file that is opened carries the random name that was announced; either all ranks of
 the job get their host's memory, or none does, and one rank of each host says why; descriptors are
@@ -24,7 +24,7 @@ from .greeting import Fields, exchange_round
 from .rendezvous import Exchange
 
 MOST_RANKS = 64
-"""Of one host; REGION_MAX_RANKS in the core."""
+"""Most ranks of one host that share memory; REGION_MAX_RANKS in the core."""
 _PREFIX = "/memfd:ringcomm-"
 _BYTES_PER_RANK = 1 << 20  # more than the core's region has
 _log = logging.getLogger("ringcomm")
@@ -32,7 +32,7 @@ _log = logging.getLogger("ringcomm")
 
 @dataclasses.dataclass(frozen=True)
 class Handle:
-    """What a rank announces: where its file is, or that it has none to offer."""
+    """Announcement of a rank: the place of its file, or that it has none to offer."""
 
     willing: bool
     pid: int = 0
@@ -41,7 +41,7 @@ class Handle:
 
     @classmethod
     def from_record(cls, _rank: int, record: Record) -> Handle:
-        """From a blob. Raises BootstrapError."""
+        """Reads the fields of a blob. Raises BootstrapError."""
         return cls(
             bool(record.integer("willing", 0, 1)),
             record.integer("pid", 0, 2**31),
@@ -50,15 +50,15 @@ class Handle:
         )
 
     def to_fields(self) -> Fields:
-        """For a blob."""
+        """Returns the fields for a blob."""
         return {"willing": int(self.willing), "pid": self.pid, "fd": self.fd, "name": self.name}
 
 
 def share(
     exchange: Exchange, deadline: float, rank: int, host_numbers: Sequence[int], willing: bool
 ) -> int | None:
-    """The descriptor of this host's file; None if no rank gets any. Two rounds that all ranks take
-    part in, unless not all hosts have the same number of ranks, two or more.
+    """Returns the descriptor of this host's file; None if no rank gets any. All ranks take part
+    in its two rounds, unless the hosts have one rank each or different numbers of ranks.
 
     Args:
         host_numbers: by rank; ranks with equal numbers share a host.
@@ -102,7 +102,7 @@ def share(
 
 
 def _make() -> tuple[int | None, str]:
-    """A new file and the name by which /proc shows it; None and "" if the system gives us none."""
+    """Makes a file; returns its descriptor and its name in /proc, or None and "" on an error."""
     fd = None
     try:
         name = f"ringcomm-{secrets.token_hex(16)}"
@@ -115,14 +115,14 @@ def _make() -> tuple[int | None, str]:
 
 
 def _open(handle: Handle) -> tuple[int | None, str]:
-    """A descriptor of the host's file, or what is in the way."""
+    """Opens the host's file; returns its descriptor and "", or None and the reason."""
     if not handle.name:
         return None, "could not get any from its first rank"
     source = f"/proc/{handle.pid}/fd/{handle.fd}"
     fd = None
     try:
         if not handle.name.startswith(_PREFIX) or os.readlink(source) != handle.name:
-            return None, _another(handle)  # before it is opened, which does things to some files
+            return None, _another(handle)  # not opened, as opening some files has side effects
         fd = os.open(source, os.O_RDWR | os.O_CLOEXEC)
         if os.readlink(f"/proc/self/fd/{fd}") == handle.name:
             return fd, ""
@@ -140,8 +140,8 @@ def _another(handle: Handle) -> str:
 
 
 def _lack_of_room(ranks: int) -> str:
-    """What keeps this process from mapping as much as the core will, such as a limit of its own;
-    empty if nothing does. Later it would be too late to do without."""
+    """Tries to map as much memory as the core will; returns the reason why this process cannot,
+    or "". Once the core maps it, it is too late to do without shared memory."""
     size = ranks * _BYTES_PER_RANK
     try:
         fd = os.memfd_create("ringcomm-room", os.MFD_CLOEXEC)

@@ -1,4 +1,4 @@
-"""How a socket of ringcomm is set up, and what the host must allow for it.
+"""Set-up of ringcomm's sockets, and advice where the host's settings are in the way.
 
 Invariants: every socket is close-on-exec and non-blocking; an option that the kernel refuses is
 left out, never an error; nothing here waits.
@@ -21,22 +21,22 @@ _LAST_ACK = 56  # tcp_info's tcpi_last_ack_recv, milliseconds
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Of a numeric address."""
+    """Address family of a numeric address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def show(address: str, port: int) -> str:
-    """host:port, IPv6 in brackets."""
+    """Formats host:port, IPv6 in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def place(address: str, port: int, scope: int = 0) -> tuple[str | int, ...]:
-    """As a socket takes it. scope: index of the interface that a link-local IPv6 is used on."""
+    """Makes a socket address. scope: index of the interface that a link-local IPv6 is used on."""
     return (address, port, 0, scope) if ":" in address else (address, port)
 
 
 def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
-    """A listening socket on exactly this numeric address; port 0: any free one.
+    """Opens a listening socket on exactly this numeric address; port 0: any free one.
 
     Raises OSError.
     """
@@ -55,7 +55,7 @@ def listen(address: str, port: int = 0, scope: int = 0) -> socket.socket:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """The address of the other end; words if the connection has ended."""
+    """Returns the address of the other end, or a phrase if the connection has ended."""
     try:
         return show(*sock.getpeername()[:2])
     except OSError:
@@ -63,7 +63,7 @@ def peer_of(sock: socket.socket) -> str:
 
 
 def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
-    """No Nagle delay, and the first of these congestion controls that the kernel lets us have."""
+    """Disables Nagle's delay and sets the first congestion control that the kernel permits."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # the connection has ended
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,16 +74,16 @@ def tune(sock: socket.socket, congestion: Sequence[str] = ()) -> None:
 
 
 def end_when_silent(sock: socket.socket, peer_timeout: float) -> None:
-    """The kernel ends a connection of which nothing comes, not even an acknowledgement, for a third
-    of peer_timeout, give or take a second. A third, because where one direction alone is dead, the
-    end that still hears the other notices only when that one has fallen silent."""
+    """Has the kernel end a connection on which no packet, not even an acknowledgement, arrives for
+    a third of peer_timeout, give or take a second. A third, because if one direction alone is dead,
+    the end that still receives notices only once the other end has given up."""
     seconds = peer_timeout / 3
     _ask_for_life(sock, max(1, round(seconds / 4)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
 
 def keep_alive(sock: socket.socket, on: bool) -> None:
-    """Has the other end's kernel show each second that it is there, for silence(); or no more."""
+    """Turns keepalives on, each second, so that silence() shows a dead peer; or off."""
     if on:
         _ask_for_life(sock, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, on)
@@ -96,7 +96,7 @@ def _ask_for_life(sock: socket.socket, every: int) -> None:
 
 
 def silence(sock: socket.socket) -> float:
-    """Seconds since the last acknowledgement came."""
+    """Seconds since the last acknowledgement arrived."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
     return int.from_bytes(info[_LAST_ACK:], sys.byteorder) / 1000
 
@@ -111,20 +111,20 @@ def bind_to_device(sock: socket.socket, name: str) -> bool:
 
 
 def is_link_local(sock: socket.socket) -> bool:
-    """Whether a connected socket's own address is a link-local IPv6, and so its port's alone."""
+    """True if a connected socket's own address is a link-local IPv6, which only its port has."""
     address = str(sock.getsockname()[0]).split("%")[0]
     return ":" in address and ipaddress.ip_address(address).is_link_local
 
 
 def may_bind_to_device(name: str) -> bool:
-    """Whether the kernel permits it: before 5.7 it takes CAP_NET_RAW."""
+    """True if the kernel permits bind_to_device(); before 5.7 it takes CAP_NET_RAW."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         return bind_to_device(sock, name)
 
 
 def routing_advice(interface: Interface, address: Address, destination: Address) -> str:
-    """The commands without which what has this port's address leaves by another port, if it is
-    bound to no device; empty if it leaves by this one."""
+    """Returns commands that make packets from this port's address leave by this port if their
+    socket is bound to no device; empty if they do already."""
     if netlink.route(address.ip, destination.ip) == interface.index:
         return ""
     ip = "ip -6" if address.version == 6 else "ip"
@@ -136,7 +136,7 @@ def routing_advice(interface: Interface, address: Address, destination: Address)
 
 
 def shared_subnet(interface: Interface, others: Sequence[Interface]) -> bool:
-    """True if another of the interfaces has an address in one of this one's subnets."""
+    """True if another interface has an address in one of this interface's subnets."""
     ours = [address.network for address in interface.usable]
     return any(
         mine.version == theirs.version and mine.overlaps(theirs)
@@ -148,7 +148,7 @@ def shared_subnet(interface: Interface, others: Sequence[Interface]) -> bool:
 
 
 def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
-    """The sysctl lines without which ports that share a subnet share one port's traffic.
+    """Returns the sysctl lines that keep the traffic of ports in one subnet on their own ports.
 
     The kernel answers ARP for any of its addresses on any port, so without them both ports'
     traffic arrives on one. Empty if no two ports share a subnet or all is set.
@@ -167,12 +167,12 @@ def sysctl_advice(interfaces: Sequence[Interface]) -> list[str]:
 
 
 def device_binding_works(interface: Interface, others: Sequence[Interface]) -> bool:
-    """False where something that comes for a device-bound socket would come by another port.
+    """False where packets for a device-bound socket would arrive by another port.
 
     Among ports that share a subnet, a kernel with its default settings answers ARP for one port's
-    address on the others too and puts it into requests that it sends there. What then arrives on
-    the wrong port finds no socket, and the kernel resets the connection. A strict rp_filter drops
-    what arrives on a port that the routing table would not answer by.
+    address on the others too and puts it into requests that it sends there. A packet that then
+    arrives on the wrong port finds no socket, and the kernel resets the connection. A strict
+    rp_filter drops packets that arrive on a port that the routing table would not answer by.
     """
     if not shared_subnet(interface, others):
         return True
@@ -184,15 +184,15 @@ def device_binding_works(interface: Interface, others: Sequence[Interface]) -> b
 
 
 def needs_link_local(interface: Interface, others: Sequence[Interface]) -> bool:
-    """True if it shares a subnet with another of these ports and nothing else keeps its sockets'
-    traffic on it."""
+    """True if the port shares a subnet with another one and binding to the device does not keep
+    its sockets' traffic on it."""
     return shared_subnet(interface, others) and not (
         device_binding_works(interface, others) and may_bind_to_device(interface.name)
     )
 
 
 def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Interface]) -> None:
-    """Binds a connected socket to its port, if that helps and all that comes for it comes there.
+    """Binds a connected socket to its port, if the port shares a subnet and binding works.
 
     An accepted socket, too, answers through the routing table, which sends everything for a
     subnet that two ports share through one of them.
@@ -202,7 +202,7 @@ def keep_on_port(sock: socket.socket, interface: Interface, others: Sequence[Int
 
 
 def _sysctl(setting: str, name: str) -> int:
-    """The value in force: the larger of the interface's and that of "all"."""
+    """Returns the value in force: the larger of the interface's and that of "all"."""
     values = [0]
     for where in (name, "all"):
         with (

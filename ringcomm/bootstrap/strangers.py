@@ -1,4 +1,4 @@
-"""What the log says about connections that are not ours: one line per address per minute.
+"""Log of refused connections: one line per address per minute.
 
 Invariants: no byte that a stranger sent is logged; memory is bounded however many addresses come;
 safe from any thread, since the ranks of one process share the log.
@@ -17,7 +17,7 @@ QUIET = 60.0
 """Seconds between two lines about one address."""
 _MAX_ADDRESSES = 255
 _OTHERS = "more addresses"
-"""Stands for all that come while there is no room for them."""
+"""Stands for all addresses that come while the table is full."""
 
 
 class StrangerLog:
@@ -28,7 +28,7 @@ class StrangerLog:
         self._seen: collections.OrderedDict[str, list[float]] = collections.OrderedDict()
 
     def note(self, address: str, why: str, level: int = logging.INFO) -> None:
-        """A connection from address was turned away."""
+        """Logs or counts a connection from address that was turned away."""
         now = time.monotonic()
         with self._lock:
             if not self._has_room(address, now):
@@ -44,7 +44,8 @@ class StrangerLog:
         _log.log(level, "turned away a connection from %s: %s%s", address, why, since)
 
     def _has_room(self, address: str, now: float) -> bool:
-        """Whether the address has an entry, or can have that of one whose line is a minute old."""
+        """True if the address has an entry or can get one, after removing the oldest if its line
+        is a minute old."""
         if address in self._seen or len(self._seen) < _MAX_ADDRESSES:
             return True
         longest = next(known for known in self._seen if known != _OTHERS)
@@ -55,4 +56,4 @@ class StrangerLog:
 
 
 LOG = StrangerLog()
-"""The process's one log of strangers."""
+"""Log of strangers that all communicators of the process share."""

@@ -1,7 +1,7 @@
-"""What the operating system refuses while ranks are joined, in ringcomm's own errors.
+"""Errors of the operating system while ranks are joined, as ringcomm's own errors.
 
 Invariants: an OSError that reaches typed_errors() leaves it as a BootstrapError; where descriptors
-are what is missing, the text names the limit, what is open and what is needed.
+are missing, the text names the limit, the open ones and the needed ones.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from ..errors import BootstrapError, RingcommError
 
 _SPARE = 12
-"""Descriptors beside those that are counted: loops, the engine, shared memory, a file just read."""
+"""Descriptors beside the counted ones: loops, the engine, shared memory, a file just read."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raises a BootstrapError for an OSError of its body."""
+    """Turns an OSError of its body into a BootstrapError."""
     try:
         yield
     except RingcommError:
@@ -31,7 +31,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def describe(error: OSError) -> str:
-    """What the system said, and about which limit."""
+    """Returns the system's message, with the limit of open files if that was reached."""
     said = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         return f"{said} (this process may have {_limit()}: `ulimit -n` raises it)"
@@ -39,7 +39,7 @@ def describe(error: OSError) -> str:
 
 
 def require_descriptors(count: int, purpose: str) -> None:
-    """Raises BootstrapError if this process may not open so many more files, and a few besides."""
+    """Raises BootstrapError if this process may not open count more files and _SPARE besides."""
     limit = _limit()
     needed = count + _SPARE
     try:

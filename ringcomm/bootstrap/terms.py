@@ -1,4 +1,4 @@
-"""What a handshake is about: the key, the terms of the connection, and how it can fail.
+"""Data of a handshake: the key, the terms of the connection, and its possible failures.
 
 Invariants: a Key shows its id, never its bytes; the text of a RefusedError says only what the other
 end has either proven or shown to everyone.
@@ -17,7 +17,7 @@ from .secret import Secret, key_id
 
 
 class Role(enum.IntEnum):
-    """What the connection is for."""
+    """Purpose of the connection."""
 
     RENDEZVOUS = 1
     LANE = 2
@@ -32,7 +32,7 @@ class Level(enum.IntEnum):
 
 
 class Outcome(enum.IntEnum):
-    """How a handshake ended."""
+    """Result of a handshake."""
 
     OK = 0
     AUTHENTICATION_FAILED = 1
@@ -47,7 +47,7 @@ class Outcome(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """Words for a table."""
+        """Name of the outcome in lower case, for a table."""
         return self.name.lower().replace("_", " ")
 
 
@@ -55,8 +55,8 @@ class RefusedError(AuthenticationError):
     """The handshake failed.
 
     Attributes:
-        outcome: why.
-        proven: True if the end that says no holds the key, so that its word counts.
+        outcome: reason of the failure.
+        proven: True if the refusing end has proven that it holds the key.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class RefusedError(AuthenticationError):
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What both ends prove to hold."""
+    """Key that both ends prove to hold."""
 
     mac_key: bytes = dataclasses.field(repr=False)
     id: bytes
     level: Level
     same_user: bool = False
-    """Anybody can make this key: only processes of this user may be at the other end."""
+    """True for a key that anybody can make: the other end must be a process of this user."""
 
     @classmethod
     def derive(cls, secret: Secret | None, job: bytes, insecure: bool = False) -> Key:
-        """The key from the job's secret or, without one, from the job itself."""
+        """Derives the key from the job's secret or, without one, from the job itself."""
         if secret is None:
             material = hashlib.sha256(b"ringcomm open " + job).digest()
             return cls(material, key_id(material), Level.OPEN, same_user=not insecure)
@@ -87,23 +87,23 @@ class Key:
         return cls(mac_key, secret.key_id, Level.AUTHENTICATED)
 
     def sign(self, *parts: bytes) -> bytes:
-        """HMAC-SHA256 over the parts, whose lengths are fixed by their order."""
+        """Returns the HMAC-SHA256 over the parts, whose lengths are fixed by their order."""
         return hmac.new(self.mac_key, b"".join(parts), hashlib.sha256).digest()
 
     @property
     def name(self) -> str:
-        """Words for a message."""
+        """Name of the key for messages: its id, or "no secret"."""
         return "no secret" if self.level == Level.OPEN else f"key id {self.id.hex()}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What a connection is; both ends must mean the same."""
+    """Description of a connection, which both ends must agree on."""
 
     role: int
-    """A Role; any byte in terms that a client claims."""
+    """Role of the connection; any byte in terms that a client claims."""
     job: bytes
-    """32 bytes, see job_hash()."""
+    """Hash of the job's name, 32 bytes; see job_hash()."""
     world_size: int
     client_rank: int
     server_rank: int
@@ -113,12 +113,12 @@ class Terms:
 
 
 def job_hash(job: str) -> bytes:
-    """The 32 bytes that stand for a job in the handshake."""
+    """Returns the 32 bytes that stand for a job in the handshake."""
     return hashlib.sha256(b"ringcomm job " + job.encode()).digest()
 
 
 def key_differs(ours: Key, level: int, theirs: bytes) -> RefusedError:
-    """The other end shows another key id or security level."""
+    """Makes the error for an end with another key id or security level."""
     if level == ours.level == Level.OPEN:
         return RefusedError("it belongs to another job", outcome=Outcome.OTHER_JOB)
     if theirs == ours.id:
@@ -130,7 +130,7 @@ def key_differs(ours: Key, level: int, theirs: bytes) -> RefusedError:
 
 
 def version_differs(there: int, here: int) -> RefusedError:
-    """The other end speaks another version of the protocol."""
+    """Makes the error for an end with another version of the protocol."""
     return RefusedError(
         f"protocol version {there} there, {here} here: install the same ringcomm on both",
         outcome=Outcome.OTHER_VERSION,
@@ -146,7 +146,7 @@ _WORDS = {
 
 
 def term_differs(field: str, ours: object, theirs: object) -> RefusedError:
-    """The other end proved the key but means another connection."""
+    """Makes the error for an end that proved the key but wants another connection."""
     if field == "job":
         return RefusedError("it belongs to another job", outcome=Outcome.OTHER_JOB, proven=True)
     text = f"{_WORDS[field]} is {theirs} there and {ours} here"
@@ -154,7 +154,7 @@ def term_differs(field: str, ours: object, theirs: object) -> RefusedError:
 
 
 def unexpected(terms: Terms) -> RefusedError:
-    """This rank, rail or lane has no business here."""
+    """Makes the error for a rank, rail or lane that is not expected here."""
     return RefusedError(
         f"rank {terms.client_rank}, rail {terms.rail}, lane {terms.lane} is not expected there",
         outcome=Outcome.UNEXPECTED_PEER,
@@ -163,12 +163,12 @@ def unexpected(terms: Terms) -> RefusedError:
 
 
 def no_proof(key: Key) -> RefusedError:
-    """The client's proof is wrong."""
+    """Makes the error for a wrong proof of the client."""
     return RefusedError(f"no valid proof of {key.name}", outcome=Outcome.AUTHENTICATION_FAILED)
 
 
 def other_user(why: str) -> RefusedError:
-    """There is no secret, and the process at the other end is not known to be this user's."""
+    """Makes the error for a process that, without a secret, is not known to be this user's."""
     return RefusedError(
         f"{why}, and this job has no secret: start all ranks as one user, or give them a secret "
         "(python -m ringcomm keygen FILE; RINGCOMM_SECRET_FILE)",
@@ -177,7 +177,7 @@ def other_user(why: str) -> RefusedError:
 
 
 def duplicate(terms: Terms) -> RefusedError:
-    """This very connection exists already."""
+    """Makes the error for a connection that exists already."""
     if terms.role != Role.LANE:
         text = f"another process of this job is already rank {terms.client_rank}"
     else:

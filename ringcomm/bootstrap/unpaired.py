@@ -1,9 +1,9 @@
-"""Which ports of a job carry nothing to some host, because that host has none on their network.
+"""Finds ports that carry nothing to some host, because that host has none on their network.
 
 A port that was not found at the start (no carrier, another RINGCOMM_INTERFACES, an address in
-another subnet) makes no lane fail: the job would run at a part of its speed without a word.
-Invariants: pure functions over what all ranks have offered; a sentence for each host that lacks
-something, as seen from one host.
+another subnet) makes no lane fail: the job would run at a part of its speed without a warning.
+Invariants: pure functions over the ports that all ranks have offered; one sentence for each host
+that lacks a port, as seen from one host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .rails import Pairing, Port
 
 @dataclasses.dataclass(frozen=True)
 class Offered:
-    """What all ranks know after the second round of the bring-up, by rank."""
+    """Offers of all ranks in the second round of the bring-up, by rank."""
 
     ports: Sequence[Sequence[Port]]
     hosts: Sequence[str]
@@ -25,11 +25,12 @@ class Offered:
 
 
 def sentences(offered: Offered, rank: int, pairings: Mapping[int, Sequence[Pairing]]) -> list[str]:
-    """What rank's host and each other host lack for each other; empty if every port has its rail.
+    """Describes the ports that rank's host and each other host lack for each other, one sentence
+    a host; empty if every port has its rail.
 
     Args:
-        pairings: rank's, by peer. Of each other host its first rank is looked at, since the
-            ranks of a host have the same ports.
+        pairings: rank's rails, by peer. Only the first rank of each other host is compared,
+            since the ranks of a host have the same ports.
     """
     numbers = offered.host_numbers
     numbered = rails.number(offered.ports)
@@ -53,7 +54,7 @@ def _name(offered: Offered, rank: int) -> str:
 def _without(
     offered: Offered, numbered: Sequence[Sequence[int]], rank: int, paired: set[int]
 ) -> list[str]:
-    """Rank's ports that have no rail to the other host, in words."""
+    """Describes rank's ports that have no rail to the other host."""
     host = _name(offered, rank)
     return [
         f"rail {numbered[rank][index]} ({port.name} {_networks(port)} of host {host})"
@@ -71,7 +72,7 @@ def _lack(host: str, ports: Sequence[str]) -> list[str]:
 
 
 def _left(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> str:
-    """How much of the better equipped host's ports this job uses between the two."""
+    """Says how many ports of the host with more bandwidth this job uses between the two hosts."""
     by_rank = {rank: [p.ours for p in joined], peer: [p.theirs for p in joined]}
     better = max(by_rank, key=lambda r: _speed(offered.ports[r]))
     ports = offered.ports[better]
@@ -84,6 +85,6 @@ def _left(offered: Offered, rank: int, peer: int, joined: Sequence[Pairing]) -> 
 
 
 def _speed(ports: Sequence[Port]) -> float:
-    """The sum of the ports' speeds; their number where not all are known."""
+    """Returns the sum of the ports' speeds; their number where not all are known."""
     speeds = [port.mbit_per_s for port in ports]
     return float(sum(speeds)) if all(speeds) else float(len(ports))
