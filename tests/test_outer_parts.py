@@ -19,7 +19,7 @@ from outer_training import net
 from torch import nn
 
 from ringcomm import ConfigError, MismatchError
-from ringcomm.torch.outer import Carry, Lerp, Nesterov, Replace, Sparse
+from ringcomm.torch.outer import Nesterov, Sparse
 from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.fragments import buffers_of, cut, trained_of
 from ringcomm.torch.outer.header import Header, Headers
@@ -79,8 +79,6 @@ def test_the_law_of_rate_and_momentum() -> None:
         (lambda: Sparse(0.0), "Invalid density: 0.0"),
         (lambda: Sparse(decay=1.5), "Invalid decay: 1.5"),
         (lambda: Sparse(aggregate="sum"), "Invalid aggregate: 'sum'"),
-        (lambda: Lerp(1.5), "Invalid alpha: 1.5"),
-        (lambda: Lerp("x"), "Invalid alpha: 'x'"),  # type: ignore[arg-type]
         (lambda: Pace("ends"), "Invalid every: 'ends'"),  # type: ignore[arg-type]
         (lambda: Pace(2.5), "Invalid every: 2.5"),  # type: ignore[arg-type]
         (lambda: Pace(True), "Invalid every: True"),
@@ -97,19 +95,23 @@ def test_bad_settings(make: Any, text: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-# ---- merges ----
+# ---- what is trained meanwhile ----
 
 
-def test_merges() -> None:
-    at_send, progress, anchor = torch.randn(3, 7)
-    local = at_send + progress
-    torch.testing.assert_close(Carry()(local.clone(), at_send, anchor), anchor + progress)
-    assert torch.equal(Carry()(at_send.clone(), at_send, anchor), anchor)  # no progress: to the bit
-    torch.testing.assert_close(
-        Lerp(0.25)(local.clone(), at_send, anchor), 0.75 * anchor + 0.25 * local
-    )
-    assert torch.equal(Replace()(local.clone(), at_send, anchor), anchor)
-    assert torch.equal(Lerp(0)(local.clone(), at_send, anchor), anchor)
+def test_a_block_carries_its_progress_to_the_anchor() -> None:
+    layer = nn.Linear(3, 5)
+    block = Block(list(layer.named_parameters()), align=16)
+    at_send, anchor = block.local(), torch.randn(block.count)
+    block.anchor = anchor
+    block.carry(at_send)  # no progress: the anchor, to the bit
+    for (_, base), (_, tensor) in zip(block.parts(anchor), block.tensors, strict=True):
+        assert torch.equal(tensor, base)
+    at_send = block.local()
+    with torch.no_grad():
+        layer.weight += 2.0
+    block.carry(at_send)
+    torch.testing.assert_close(layer.weight.detach(), block.parts(anchor)[0][1] + 2.0)
+    assert torch.equal(layer.bias.detach(), block.parts(anchor)[1][1])
 
 
 # ---- paces ----

@@ -58,7 +58,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
         ({"feedback": "yes"}, "feedback='yes'"),
         ({"outer": "adam"}, "give one of mean, nesterov, sparse"),
         ({"outer": "sgd"}, "give Nesterov(gamma, mu=0)"),
-        ({"merge": "keep"}, "give one of carry, lerp, replace"),
+        ({"merge": "carry"}, "merge= is gone: what is trained during a delay is added"),
         ({"scaler": 3}, "give a torch.amp.GradScaler"),
         ({"min_peers": 1}, "give one of comm, peers and min_peers"),
         ({"timeout": -1}, "Invalid timeout: -1"),

@@ -21,9 +21,9 @@ from torch import nn
 
 from ringcomm import Communicator, Config, PeerLostError
 from ringcomm.torch import OuterStep
-from ringcomm.torch.outer import Carry, Lerp, Nesterov
+from ringcomm.torch.outer import Nesterov
+from ringcomm.torch.outer.blocks import Block
 from ringcomm.torch.outer.flight import Flight
-from ringcomm.torch.outer.merges import Merge
 from ringcomm.torch.tiles import tiles
 from ringcomm.torch.worker import Worker
 
@@ -229,15 +229,14 @@ def test_jobs_of_a_worker_run_in_their_order() -> None:
     assert seen == list(range(7))
 
 
-@pytest.mark.parametrize("merge", [Carry(), Lerp(0.3)], ids=repr)
-def test_in_pieces_no_bit_is_another(merge: Merge) -> None:
+def test_in_pieces_no_bit_is_another() -> None:
     local, at_send, anchor = (torch.randn(600_007) for _ in range(3))
     assert len(list(tiles(local, anchor))) > 1
-    if isinstance(merge, Carry):
-        wanted = (local - at_send) + anchor
-    else:
-        wanted = local.mul(0.3).add_(anchor, alpha=1 - 0.3)
-    assert torch.equal(merge(local, at_send, anchor), wanted)
+    wanted = (local - at_send) + anchor
+    block = Block([("weight", local)])
+    block.anchor = anchor
+    block.carry(at_send)
+    assert torch.equal(local, wanted)
 
 
 def test_a_large_fragment_moves_as_a_small_one_does() -> None:

@@ -322,9 +322,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
             yield f"outer {rule} {codec}", by_outer(outer=rule, codec=codec)
     yield "outer int8 with feedback", by_outer(codec="int8", feedback=True)
     yield "outer at the end", by_outer(every=None)
-    for merge in ("carry", "lerp", "replace"):
-        late = {"every": 4, "fragments": 2, "delay": 1, "merge": merge}
-        yield f"outer two fragments, delayed, {merge}", by_outer("SGD", **late)
+    yield "outer two fragments, delayed", by_outer("SGD", every=4, fragments=2, delay=1)
     for rule in ({"density": 0.1}, {"density": 0.1, "decay": 0.5, "aggregate": "senders"}):
         words = ", ".join(f"{key}={value}" for key, value in rule.items())
         yield f"outer sparse {words}", by_outer(outer=rule)

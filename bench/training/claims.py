@@ -82,10 +82,8 @@ CLAIMS = (
     Claim("outer", "outer-sparse-64", "outer-often", "printed"),
     Claim("outer", "outer-k1", "adamw", "printed"),
     Claim("outer", "outer-fragments", "outer-int4", "printed"),
-    *(
-        Claim("outer", f"outer-{merge}", "outer-int4", "printed")
-        for merge in ("delayed", "lerp", "replace")
-    ),
+    Claim("outer", "outer-delayed", "outer-int4", "printed"),
+    Claim("outer, equal time", "outer-delayed", "outer-waits", "printed"),
     Claim("outer, equal tokens", "outer-int4", "adamw", "printed", advised=True),
     Claim("outer, equal tokens", "outer-sparse", "adamw", "printed"),
     Claim("outer, equal tokens", "outer-mean", "adamw", "printed"),
@@ -131,7 +129,6 @@ CLAIMS = (
     Claim("known bad", "onebit-adam-no-mask", "onebit-adam-5", "bad"),
     Claim("known bad", "int4-no-feedback", "adamw", "bad"),
     Claim("known bad", "sgd-onebit-no-feedback", "sgd", "bad"),
-    Claim("known bad", "outer-replace", "outer-delayed", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer", "bad"),
     Claim("known bad", "outer-momentum-.9", "outer-mean", "bad", None, "T4"),
     Claim("known bad", "adamw-stale-raw", "adamw", "bad"),

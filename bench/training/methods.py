@@ -525,18 +525,14 @@ _OUTER = (
         every=4,
         rule=("Sparse", 1 / 64),
     ),
-    *(
-        dataclasses.replace(
-            _outer(
-                name, f"OuterStep, H = 10, int4, applied 4 later, {words}", delay=4, merge=merge
-            ),
-            sends=0.10,
-        )
-        for name, words, merge in (
-            ("outer-delayed", "carried", "carry"),
-            ("outer-replace", "replaced", "replace"),
-            ("outer-lerp", "half and half", "lerp"),
-        )
+    dataclasses.replace(
+        _outer("outer-delayed", "OuterStep, H = 10, int4, applied 4 later", delay=4),
+        sends=0.10,
+    ),
+    dataclasses.replace(
+        _outer("outer-waits", "OuterStep, H = 10, int4, waiting 4 steps a round, 71% of the steps"),
+        share=10 / 14,
+        tuned_as="outer-int4",
     ),
     dataclasses.replace(
         _outer("outer-fragments", "OuterStep, H = 10, int4, in 2 fragments", fragments=2),

@@ -6,20 +6,16 @@
 from __future__ import annotations
 
 from ..guards import IdenticalDataWarning
-from .merges import Carry, Lerp, Replace
 from .peers import FixedPeers
 from .report import OuterReport
 from .rules import Nesterov, Sparse
 from .step import OuterStep
 
 __all__ = [
-    "Carry",
     "FixedPeers",
     "IdenticalDataWarning",
-    "Lerp",
     "Nesterov",
     "OuterReport",
     "OuterStep",
-    "Replace",
     "Sparse",
 ]

@@ -18,7 +18,7 @@ import torch
 
 from ...errors import ConfigError
 from ..tensors import all_finite, repeat_last
-from .merges import Merge
+from ..tiles import tiles
 
 Named = tuple[str, torch.Tensor]
 
@@ -93,15 +93,17 @@ class Block:
         """Whether all values of the tensors are."""
         return all(all_finite(tensor) for _, tensor in self.tensors)
 
-    def merge(self, merge: Merge, at_send: torch.Tensor) -> None:
-        """Brings the tensors to the anchor, with what they have gained since ``at_send``, a flat
-        tensor, as the merge has it."""
+    def carry(self, at_send: torch.Tensor) -> None:
+        """Brings the tensors to the anchor, and adds what they have gained since ``at_send``, a
+        flat tensor. Where they have gained nothing they are the anchor, to the bit."""
         with torch.no_grad():
             for (_, then), (_, base), (_, tensor) in zip(
                 self.parts(at_send), self.parts(self.anchor), self.tensors, strict=True
             ):
                 own = tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
-                tensor.copy_(merge(own, then, base))
+                for gained, before, after in tiles(own, then, base):
+                    gained.sub_(before).add_(after)
+                tensor.copy_(own)
 
     def set_local(self, flat: torch.Tensor) -> None:
         """Writes a flat tensor into the model's."""

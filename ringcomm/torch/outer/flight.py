@@ -1,10 +1,10 @@
 """One round on its way: what this rank brings to it, and what has come back.
 
     Fragment    the units that travel together: parameters, and with the last fragment the buffers
-    Unit        a block with its outer rule, that rule's memory, its wire and its merge
+    Unit        a block with its outer rule, that rule's memory and its wire
     Flight      the deltas of a fragment, their header, and the works that carry them
 
-    training thread    copy weights | trains on ..................... | take, merge
+    training thread    copy weights | trains on ..................... | take, carry
     another thread                  | delta, send, receive, outer rule |
 
 Invariants: a flight's header leaves before its deltas, on all ranks. A rank that flushes sends its
@@ -28,7 +28,6 @@ from ...work import Work
 from ..tiles import tiles
 from .blocks import Block, Scratch
 from .header import Header, Headers
-from .merges import Merge
 from .rules import Memory, Rule
 from .wires import Sent, Wire
 
@@ -49,7 +48,6 @@ class Unit:
     block: Block
     rule: Rule
     wire: Wire
-    merge: Merge
     memory: Memory = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,11 +76,11 @@ class Unit:
         self.block.anchor, self.memory = ahead.anchor, ahead.memory
 
     def follow(self, at_send: torch.Tensor | None) -> None:
-        """Brings the local weights to the anchor."""
+        """Brings the local weights to the anchor, with what they have gained since the send."""
         if at_send is None:
             self.block.set_local(self.block.anchor)
             return
-        self.block.merge(self.merge, at_send)
+        self.block.carry(at_send)
 
 
 @dataclasses.dataclass

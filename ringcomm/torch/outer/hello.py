@@ -55,7 +55,7 @@ class Hellos:
         if other:
             raise MismatchError(
                 f"OuterStep is set up differently on ranks 0 and {other[0]}: model, weights that "
-                "are not trained, every, outer, compression, fragments, delay and merge must be "
+                "are not trained, every, outer, compression, fragments and delay must be "
                 "the same on all",
                 rank=other[0],
             )

@@ -23,7 +23,7 @@ class OuterReport:
         sent_bytes: payload that this rank has sent for them, after compression.
         training_s: seconds between OuterStep's calls.
         waited_s: seconds that it has waited for other ranks and for transfers.
-        own_s: seconds that it has computed itself: copies and merges; and deltas and outer rules,
+        own_s: seconds that it has computed itself: copies and carries; and deltas and outer rules,
             where no other thread sees to them.
         repeated: rounds that were begun anew, as a peer was lost.
         left: ranks that were lost or late, in the order of their leaving.

@@ -15,7 +15,6 @@ from ...communicator import Communicator
 from ...errors import ConfigError
 from ...membership.member import checked_grace
 from ..settings import require_number, require_whole
-from .merges import Merge, merge_of
 from .pace import Pace
 from .peers import Peers
 from .rules import Rule, Sparse, rule_of
@@ -32,7 +31,6 @@ class OuterSettings(TypedDict, total=False):
     feedback: bool | None
     fragments: int
     delay: int
-    merge: Literal["carry", "lerp", "replace"] | Merge
     comm: Communicator | None
     min_peers: int | None
     grace_s: float
@@ -52,7 +50,6 @@ class Chosen:
     pace: Pace
     rule: Rule
     wires: Wires
-    merge: Merge
     members: tuple[int, float] | None
     timeout: float | None
 
@@ -65,7 +62,6 @@ def choose(
     feedback: bool | None,
     fragments: int,
     delay: int,
-    merge: str | Merge,
     comm: Communicator | None,
     min_peers: int | None,
     grace_s: float,
@@ -92,7 +88,6 @@ def choose(
         pace,
         rule,
         SparseWires(rule) if isinstance(rule, Sparse) else dense,
-        merge_of(merge),
         members,
         timeout,
     )

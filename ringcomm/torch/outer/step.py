@@ -12,10 +12,9 @@ It is put together from parts that do not know each other:
 
     ticks.py      what ends an iteration         pace.py      when a round is due
     fragments.py  what travels together          wires.py     how deltas become their mean
-    rules.py      how the anchor follows them    merges.py    how the local weights follow it
-    rounds.py     the rounds, and their end      peers.py     who takes part
+    rules.py      how the anchor follows them    peers.py     who takes part
+    rounds.py     the rounds, and their end      guard.py     steps that are left out
     settings.py   what may be set                last_word.py  an end that was forgotten
-    guard.py      steps that are left out
 
 Invariants: the anchor is the same on all ranks, to the bit where they compute alike. Training
 without exchange is intended here, so the default process group is not warned of; an OuterStep that
@@ -55,7 +54,6 @@ from .flight import Fragment, Unit
 from .fragments import buffers_of, cut, trained_of
 from .guard import Guard
 from .last_word import LastWord
-from .merges import Carry, Merge
 from .peers import FixedPeers, Peers
 from .report import OuterReport
 from .rounds import Rounds
@@ -85,8 +83,7 @@ class OuterStep:
         feedback: None: error feedback where the codec needs it. True: with int8, too. False: none.
         fragments: in so many parts the parameters travel, at staggered times.
         delay: iterations that go on while a part travels, which another thread sees to; below
-            every / fragments.
-        merge: what then becomes of the local weights: "carry", "lerp", "replace", or Lerp(alpha).
+            every / fragments. What is trained meanwhile is added to the new anchor.
         scaler: the torch.amp.GradScaler, if there is one: iterations in which it skips the step
             count as well then.
         comm: the communicator; None: that of the default process group if its backend is
@@ -109,7 +106,11 @@ class OuterStep:
     Raises ConfigError for a setting that cannot work.
     """
 
-    @takes(OuterSettings, {"codec": "compression"})
+    @takes(
+        OuterSettings,
+        {"codec": "compression"},
+        {"merge": "is gone: what is trained during a delay is added to the new anchor"},
+    )
     def __init__(
         self,
         model: nn.Module,
@@ -121,7 +122,6 @@ class OuterStep:
         feedback: bool | None = None,
         fragments: int = 1,
         delay: int = 0,
-        merge: Literal["carry", "lerp", "replace"] | Merge = "carry",
         scaler: Any = None,
         comm: Communicator | None = None,
         min_peers: int | None = None,
@@ -142,7 +142,6 @@ class OuterStep:
             feedback=feedback,
             fragments=fragments,
             delay=delay,
-            merge=merge,
             comm=comm,
             min_peers=min_peers,
             grace_s=grace_s,
@@ -150,7 +149,7 @@ class OuterStep:
             timeout=timeout,
         )
         pace, rule, self._wires = chosen.pace, chosen.rule, chosen.wires
-        cut_up = _fragments(inner_of(model), fragments, rule, chosen.merge, self._wires)
+        cut_up = _fragments(inner_of(model), fragments, rule, self._wires)
         trained = [tensor for unit_ in cut_up for _, tensor in unit_.units[0].block.tensors]
         self._ids = {id(tensor) for tensor in trained}
         _require_own(optimizers, self._ids)
@@ -171,7 +170,6 @@ class OuterStep:
                 rule,
                 self._wires,
                 delay,
-                chosen.merge,
             )
         )
         self._about = about.encode()
@@ -458,23 +456,21 @@ def require_settings(**settings: Unpack[OuterSettings]) -> None:
     choose(**{**defaults, **settings})
 
 
-def _fragments(
-    model: nn.Module, count: int, rule: Rule, merge: Merge, wires: Wires
-) -> list[Fragment]:
+def _fragments(model: nn.Module, count: int, rule: Rule, wires: Wires) -> list[Fragment]:
     """The model's fragments. Buffers travel with the last one, exactly: to their mean, and integers
     to the largest."""
     fragments = []
     for number, named in enumerate(cut(trained_of(model), count)):
         block = Block(named, wires.align, wires.repeats)
         name = f"fragment {number}"
-        fragments.append(Fragment([Unit(name, block, rule, wires.wire(name, block.count), merge)]))
+        fragments.append(Fragment([Unit(name, block, rule, wires.wire(name, block.count))]))
     floating, whole = buffers_of(model)
     if floating:
         wire = DenseWire(None, None)
-        unit = Unit("buffers", Block(floating), MEAN(), wire, Carry())
+        unit = Unit("buffers", Block(floating), MEAN(), wire)
         fragments[-1].units.append(unit)
     if whole:
-        unit = Unit("counters", Block(whole), MEAN(), LargestWire(), Carry())
+        unit = Unit("counters", Block(whole), MEAN(), LargestWire())
         fragments[-1].units.append(unit)
     return fragments
 
