@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.site import Site
+from measure.options import list_of, parse_sizes
 from netlab import NetLabError
 from report.columns import aligned, markdown, size_name
-from sweep import _list_of, parse_sizes
 
 from ringcomm.codecs import parse
 
@@ -209,7 +209,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sizes", type=parse_sizes, default="1MB,25MB", help="bytes of the float32 tensor")
     add(
         "--codecs",
-        type=_list_of(None),
+        type=list_of(None),
         default="none,bf16,int8,int4,onebit",
         metavar="LIST",
         help="gentle ones first; none is plain float32",

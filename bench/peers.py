@@ -43,9 +43,9 @@ from comparison.standings import (
 )
 from lab.site import Site
 from libraries.contenders import CONTENDERS, ENVS, WHEELS
+from measure.options import list_of, parse_sizes
 from measure.physical import Physical
 from netlab import NetLabError
-from sweep import _list_of, parse_sizes
 
 SITES = ("loopback", "netlab")
 
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--all", action="store_true", help="every scene, with goals and verdicts")
     add(
         "--rows",
-        type=_list_of(GROUPS),
+        type=list_of(GROUPS),
         default=",".join(GROUPS),
         metavar="LIST",
         help=f"with --all, of {','.join(GROUPS)}; all unless given",
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --all, begin nothing after; 25 unless given, 5 with --quick",
     )
     add("--markdown", type=Path, metavar="FILE", help="with --all, the table to paste")
-    add("--where", type=_list_of(SITES), default="loopback", metavar=",".join(SITES))
+    add("--where", type=list_of(SITES), default="loopback", metavar=",".join(SITES))
     add("--ranks", type=int, default=2, help="on the loopback; 2 unless given")
     add("--hosts", type=int, default=2, help="of the netlab, one rank each; 2 unless given")
     add(
@@ -104,14 +104,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--libraries",
-        type=_list_of(tuple(CONTENDERS)),
+        type=list_of(tuple(CONTENDERS)),
         default=",".join(CONTENDERS),
         metavar="LIST",
         help=f"of {','.join(CONTENDERS)}; all unless given",
     )
     add(
         "--compression",
-        type=_list_of(None),
+        type=list_of(None),
         default="none",
         metavar="LIST",
         help="wire formats, a row each, of the libraries that have any; none unless given",

@@ -13,12 +13,9 @@ columns. The exit code is 1 if an element was wrong.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib.util
 import os
 import platform
-import re
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +26,9 @@ import numpy as np
 from libraries.adapters import PEERS
 from libraries.peer import COLLECTIVES, DTYPES, OPS, Peer, Place, What
 from measure.closed_form import MAX_WORLD
+from measure.control import address_of
 from measure.floor import Floor, FloorError, measure_floor
+from measure.options import list_of, parse_sizes
 from measure.timing import Row, Variant, measure_size
 from report.table import (
     Table,
@@ -43,18 +42,6 @@ from report.table import (
     write_json,
 )
 
-_UNITS = {
-    "": 1,
-    "K": 1 << 10,
-    "M": 1 << 20,
-    "G": 1 << 30,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-}
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -63,45 +50,6 @@ class UsageError(Exception):
 
 
 # --- options ---
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "4", "4K" (4096, as in nccl-tests), "4KB" (4000) or "4KiB" (4096)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", text.strip())
-    if not match or match[2].upper() not in _UNITS:
-        raise argparse.ArgumentTypeError(f"size {text!r}: give for example 4, 64K, 64M or 25MB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def parse_sizes(text: str) -> list[int]:
-    """Bytes of "4K,1M,25MB", or of a range "first:last[:factor]", factor 4 unless given."""
-    if ":" not in text:
-        return [parse_size(part) for part in text.split(",")]
-    first, last, *factor = text.split(":")
-    begin, end = parse_size(first), parse_size(last)
-    try:
-        step = float(factor[0]) if factor else 4.0
-    except ValueError:
-        step = 0.0
-    if len(factor) > 1 or step <= 1 or not 0 < begin <= end:
-        raise argparse.ArgumentTypeError(f"range {text!r}: give first:last[:factor], factor > 1")
-    sizes: list[int] = []
-    size = float(begin)
-    while size < end:
-        sizes.append(round(size))
-        size *= step
-    return [*sizes, end]
-
-
-def _list_of(names: Sequence[str] | None) -> Any:
-    def parse(text: str) -> list[str]:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        for part in parts:
-            if names is not None and part not in names:
-                raise argparse.ArgumentTypeError(f"{part!r}: choose from {', '.join(names)}")
-        return list(dict.fromkeys(parts))
-
-    return parse
 
 
 def _is_first_rank() -> bool:
@@ -133,14 +81,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--op", choices=OPS, default="sum")
     add(
         "--compression",
-        type=_list_of(None),
+        type=list_of(None),
         default="none,bf16",
         metavar="LIST",
         help="wire formats of ringcomm, a row each; none,bf16 unless given, where they apply",
     )
     add(
         "--against",
-        type=_list_of(("gloo", "mpi")),
+        type=list_of(("gloo", "mpi")),
         default="",
         metavar="gloo,mpi",
         help="other libraries to measure in the same job",
@@ -234,14 +182,7 @@ def rails_of(subject: Peer) -> list[tuple[str, str]]:
     names = [name for name in os.environ.get("RINGCOMM_INTERFACES", "").split(",") if name]
     if found or not names:
         return found or [("lo", "127.0.0.1")]
-    return [(name, _address_of(name)) for name in names]
-
-
-def _address_of(interface: str) -> str:
-    """IPv4 address of an interface (ioctl SIOCGIFADDR)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = interface.encode()[:15].ljust(40, b"\0")
-        return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, request)[20:24])
+    return [(name, address_of(name)) for name in names]
 
 
 def _agree(control: Peer, reason: str | None) -> str | None:

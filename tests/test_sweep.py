@@ -22,6 +22,7 @@ sys.path.insert(0, str(BENCH))
 import sweep  # noqa: E402
 from libraries.peer import DTYPES, OPS, Call, What  # noqa: E402
 from measure import closed_form, floor, timing  # noqa: E402
+from measure.options import parse_sizes  # noqa: E402
 from report.table import Table, add_ratios, comment, verdicts  # noqa: E402
 
 # --- options ---
@@ -38,13 +39,13 @@ from report.table import Table, add_ratios, comment, verdicts  # noqa: E402
     ],
 )
 def test_sizes(text: str, sizes: list[int]) -> None:
-    assert sweep.parse_sizes(text) == sizes
+    assert parse_sizes(text) == sizes
 
 
 @pytest.mark.parametrize("text", ["", "x", "4Q", "-1", "8:4", "4:8:1", "4:8:2:2", "0:8", "4:8:x"])
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        sweep.parse_sizes(text)
+        parse_sizes(text)
 
 
 def test_bf16_is_swept_only_where_it_applies() -> None:

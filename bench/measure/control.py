@@ -9,6 +9,7 @@ connection counts only once it has shown the job's token (PEERS_TOKEN), which th
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import os
 import socket
@@ -108,3 +109,10 @@ def _read(point: socket.socket, size: int) -> bytes:
             raise ConnectionError("a rank has left")
         data += part
     return bytes(data)
+
+
+def address_of(interface: str) -> str:
+    """IPv4 address of an interface (ioctl SIOCGIFADDR)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = interface.encode()[:15].ljust(40, b"\0")
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, request)[20:24])

@@ -81,7 +81,7 @@ def measure_floor(control: Control, rails: list[tuple[str, str]], seconds: float
 
 def _measure(control: Control, rails: list[tuple[str, str]], seconds: float, bound: bool) -> Floor:
     with contextlib.ExitStack() as stack:
-        outgoing, incoming = _connect(control, rails, bound, stack)
+        outgoing, incoming = connect(control, rails, bound, stack)
         used = outgoing[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         control.barrier()
         rates, sent, cpu, failure = _stream(outgoing, incoming, seconds)
@@ -106,7 +106,7 @@ def _raise_together(control: Control, failure: str) -> None:
             raise FloorError(f"the floor could not be measured: rank {rank}: {said}")
 
 
-def _connect(
+def connect(
     control: Control, rails: list[tuple[str, str]], bound: bool, stack: contextlib.ExitStack
 ) -> tuple[list[socket.socket], list[socket.socket]]:
     """One stream to the right and one from the left per rail, closed by the stack."""

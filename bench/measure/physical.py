@@ -36,10 +36,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sweep import _address_of
 
-from measure.control import Star
-from measure.floor import BUFFER_BYTES, WARM_S, FloorError, _connect
+from measure.control import Star, address_of
+from measure.floor import BUFFER_BYTES, WARM_S, FloorError, connect
 
 PING_BYTES = (4, 4096, 65536)
 COPY_BYTES = 64 << 20
@@ -111,9 +110,9 @@ def _open(
 ) -> tuple[list[socket.socket], list[socket.socket]]:
     """Streams to the right and from the left, a pair per rail."""
     try:
-        right, left = _connect(control, rails, True, stack)
+        right, left = connect(control, rails, True, stack)
     except FloorError:  # ports of one subnet that answer for each other lose bound streams
-        right, left = _connect(control, rails, False, stack)
+        right, left = connect(control, rails, False, stack)
     for stream in (*right, *left):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError):
@@ -252,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = os.environ["RINGCOMM_INTERFACES"].split(",")
     try:
         control = Star()
-        rails = [(name, _address_of(name)) for name in names]
+        rails = [(name, address_of(name)) for name in names]
         found = measure(control, rails, options.seconds, options.congestion)
     except (OSError, FloorError) as error:
         print(f"sweep: {error}", file=sys.stderr)
