@@ -530,8 +530,8 @@ _OUTER = (
         sends=0.10,
     ),
     dataclasses.replace(
-        _outer("outer-waits", "OuterStep, H = 10, int4, waiting 4 steps a round, 71% of the steps"),
-        share=10 / 14,
+        _outer("outer-waits", "OuterStep, H = 6, int4, waits 4 more a round, 60% of them", every=6),
+        share=0.6,
         tuned_as="outer-int4",
     ),
     dataclasses.replace(
