@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-/* Several vectors at once, the last ones first. */
+/* Copies blocks of several vectors, the last block first. */
 static void copy_backwards(uint8_t *dst, const uint8_t *src, size_t n)
 {
     typedef struct block {
@@ -54,7 +54,7 @@ void copy_past_cache(void *dst, const void *src, size_t n)
         for (int i = 0; i < VECTORS; i++)
             _mm_stream_si128((__m128i *)(to + at) + i, line[i]);
     }
-    _mm_sfence(); /* such stores are ordered by nothing else */
+    _mm_sfence(); /* nothing else orders streaming stores */
     memcpy(to + at, from + at, n - at);
 }
 

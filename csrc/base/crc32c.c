@@ -86,7 +86,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* x^n. */
+/* Returns x^n as a register. */
 static uint32_t power(size_t n)
 {
     uint32_t result = 1u << 31;
@@ -143,7 +143,7 @@ static uint32_t by_tables(uint32_t crc, const unsigned char *data, size_t n)
 #define HARDWARE __attribute__((target("sse4.2")))
 #define NEXT_WORD(crc, word) _mm_crc32_u64(crc, word)
 #define NEXT_BYTE(crc, byte) _mm_crc32_u8((uint32_t)(crc), byte)
-/* As wide as the instruction's result, so that nothing is narrowed inside the loop. */
+/* A register, as wide as the instruction's result so that nothing is narrowed inside the loop. */
 typedef uint64_t crc_register;
 
 static int hardware_supported(void)
@@ -208,15 +208,16 @@ HARDWARE static uint32_t by_instructions(uint32_t start, const unsigned char *da
 #define FOLDING __attribute__((target("avx2,pclmul,sse4.2,vpclmulqdq")))
 
 static append_table append_fold;
-static uint64_t fold_factor[2]; /* of the 8 bytes that come first, and of the others */
+static uint64_t fold_factor[2]; /* for the first 8 bytes of 16, for the others */
 
 static int folding_supported(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
 }
 
-/* As a word, a factor has the coefficient of x^0 in bit 63. Its product with another lies one bit
- * lower in two words than the coefficients would, and so counts x times as much. */
+/* Makes the factors that fold 16 bytes FOLD_STRIDE bytes on. In a 64-bit word bit 63 is the
+ * coefficient of x^0; the product of two words, in two words, lies one bit lower than its
+ * coefficients would, and so counts x times as much. */
 static void make_fold_factors(void)
 {
     fold_factor[0] = (uint64_t)power(8 * FOLD_STRIDE + 64 - 1) << 32;

@@ -5,12 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The checksum of n more bytes, where crc is that of the bytes before them, 0 at first:
- * crc32c(0, "123456789", 9) == 0xe3069283. Uses the CPU's instructions where it has them. */
+/* Extends crc, the checksum of the bytes before (0 at first), by n bytes: crc32c(0, "123456789", 9)
+ * == 0xe3069283. Uses the CPU's instructions where it has them. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 
-/* For tests and benches: how many methods this CPU has, and the same by one of them, where 0 is by
- * tables alone and the last one is crc32c's. */
+/* For tests and benchmarks: the number of methods that this CPU has, and the checksum by one of
+ * them. Method 0 uses tables alone; the last one is what crc32c uses. */
 int crc32c_methods(void);
 uint32_t crc32c_by(int method, uint32_t crc, const void *data, size_t n);
 

@@ -1,8 +1,8 @@
 /* crc32c_wide.c - see crc32c_wide.h. Empty but on x86-64.
  *
  * Long data is taken as crc32c.c does it: vectors are folded beside three registers of the CRC
- * instruction, which have a unit of their own. Meanwhile the next bytes of the data are asked for:
- * from memory that is twice as fast as what the CPU's own prefetchers make of four streams.
+ * instruction, which have a unit of their own. Meanwhile the next bytes of the data are prefetched:
+ * from memory that is twice as fast as leaving four streams to the CPU's own prefetchers.
  *
  *     crc -> [ folded, 4 vectors at a time ][ block, a ][ block, b ][ block, c ] -> crc ...
  *
@@ -36,13 +36,13 @@ enum {
     LONG = TURNS * TURN_ALL,
 };
 
-/* For the 8 bytes of 16 that come first, and for the others. */
+/* Factors of a fold: for the first 8 bytes of 16, and for the others. */
 typedef struct factors {
     uint64_t first, second;
 } factors;
 
 static factors by_vector, by_stride, by_turn;
-static uint64_t by_blocks[3]; /* one, two, three */
+static uint64_t by_blocks[3]; /* factors over one, two, three blocks */
 
 int crc32c_wide_supported(void)
 {
@@ -50,16 +50,17 @@ int crc32c_wide_supported(void)
            __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
 }
 
-/* As a word, a factor has the coefficient of x^0 in bit 63. Its product with another lies one bit
- * lower in two words than the coefficients would, and so counts x times as much. */
+/* Makes the factors that fold over so many bytes. In a 64-bit word bit 63 is the coefficient of
+ * x^0; the product of two words, in two words, lies one bit lower than its coefficients would, and
+ * so counts x times as much. */
 static factors factors_over(size_t bytes, uint32_t (*power)(size_t n))
 {
     return (factors){(uint64_t)power(8 * bytes + 64 - 1) << 32, (uint64_t)power(8 * bytes - 1)
                                                                     << 32};
 }
 
-/* The product of two registers is a word that counts x times as much, and the CRC instruction
- * multiplies it by x^32. */
+/* Makes all factors. Those over blocks allow for two things: the product of two registers is a word
+ * that counts x times as much, and the CRC instruction multiplies it by x^32. */
 void crc32c_wide_prepare(uint32_t (*power)(size_t n))
 {
     by_vector = factors_over(VECTOR, power);
@@ -94,7 +95,7 @@ WIDE static inline __m128i product(uint64_t crc, uint64_t factor)
                                 _mm_cvtsi64_si128((long long)factor), 0);
 }
 
-/* What three registers come to, each behind the blocks of those after it. */
+/* Joins registers, each moved on by the blocks after it: first by three, a by two, b by one. */
 WIDE static inline uint32_t append_blocks(uint64_t first, uint64_t a, uint64_t b, uint64_t c)
 {
     const __m128i last = _mm_xor_si128(product(a, by_blocks[1]), product(b, by_blocks[0]));
@@ -121,14 +122,14 @@ WIDE static inline __m512i fold(__m512i x, __m512i by, __m512i next)
     return _mm512_ternarylogic_epi64(first, second, next, 0x96); /* the sum of the three */
 }
 
-/* The first vector of the data, with what comes before it. */
+/* Loads the first vector of the data, with the register of the bytes before it added. */
 WIDE static inline __m512i begin(uint32_t crc, const unsigned char *data)
 {
     return _mm512_xor_si512(
         load(data), _mm512_inserti32x4(_mm512_setzero_si512(), _mm_cvtsi32_si128((int)crc), 0));
 }
 
-/* The register that a vector of data leaves. */
+/* Returns the register that a vector of data leaves. */
 WIDE static uint32_t remainder_of(__m512i x)
 {
     unsigned char bytes[VECTOR];
@@ -173,7 +174,8 @@ WIDE static uint32_t folded_beside_words(uint32_t crc, const unsigned char *data
 
 /* ---- short data ---- */
 
-/* All the strides of the data, at least one, as one vector that stands at the end of the last. */
+/* Folds all strides of the data, at least one, into one vector that stands at the end of the last.
+ */
 WIDE static inline __m512i fold_strides(uint32_t crc, const unsigned char *data, size_t strides)
 {
     const __m512i by = everywhere(&by_stride), by_one = everywhere(&by_vector);

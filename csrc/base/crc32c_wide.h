@@ -9,11 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* 1 where this CPU has the instructions. */
+/* Returns 1 if this CPU has the instructions. */
 int crc32c_wide_supported(void);
-/* Makes the constants; before the first crc32c_wide. power(n): x^n as a register (crc32c.c). */
+/* Makes the constants; called before the first crc32c_wide. power(n): x^n as a register (crc32c.c).
+ */
 void crc32c_wide_prepare(uint32_t (*power)(size_t n));
-/* The register after n more bytes. */
+/* Returns the register after n more bytes. */
 uint32_t crc32c_wide(uint32_t crc, const unsigned char *data, size_t n);
 
 #endif

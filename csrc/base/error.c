@@ -32,7 +32,7 @@ void error_clear(rc_error *error)
     error->rank = error->rail = error->lane = -1;
     error->seq = 0;
     error->elapsed_s = 0.0;
-    error->message[0] = '\0'; /* the rest is long, and each frame has an error at hand */
+    error->message[0] = '\0'; /* not the whole text: it is long, and each frame clears an error */
 }
 
 rc_result error_set(rc_error *error, rc_result code, const char *format, ...)

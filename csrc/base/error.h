@@ -8,7 +8,7 @@
 
 #include "../include/ringcomm.h"
 
-/* Pass a failure on to the caller. RC_AGAIN passes too: "not yet" needs no second path. */
+/* Passes a failure on to the caller. RC_AGAIN passes too: "not yet" needs no second path. */
 #define RC_TRY(expr)                                                                               \
     do {                                                                                           \
         rc_result try_result = (expr);                                                             \
@@ -18,7 +18,7 @@
 
 /* Clears an error to RC_OK with no rank, rail or lane. */
 void error_clear(rc_error *error);
-/* Sets code and message unless a failure is already there. Takes NULL. Returns code. */
+/* Sets code and message unless error holds a failure already. error may be NULL. Returns code. */
 rc_result error_set(rc_error *error, rc_result code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

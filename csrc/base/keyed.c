@@ -7,7 +7,7 @@ enum { FIRST_CAPACITY = 16 };
 
 static size_t bucket_of(uint64_t key, size_t capacity)
 {
-    key ^= key >> 32; /* of a tag and a number both halves count */
+    key ^= key >> 32; /* keys of a tag and a number differ in either half */
     key *= UINT64_C(0x9e3779b97f4a7c15);
     return (size_t)(key >> 32) & (capacity - 1);
 }
@@ -17,7 +17,7 @@ static keyed_entry **bucket_at(keyed_queues *t, uint64_t key)
     return t->capacity == 0 ? &t->only : &t->buckets[bucket_of(key, t->capacity)];
 }
 
-/* Where the first of a key's queue is chained, or would be. */
+/* Returns where the first of a key's queue is chained, or would be. */
 static keyed_entry **place_of(keyed_queues *t, uint64_t key)
 {
     keyed_entry **place = bucket_at(t, key);

@@ -24,26 +24,26 @@ typedef struct keyed_entry {
     struct keyed_entry *last;  /* of the first in a queue */
 } keyed_entry;
 
-/* All zeros is an empty one. */
+/* The queues; all zeros: none has entries. */
 typedef struct keyed_queues {
     keyed_entry **buckets;
     size_t capacity;     /* a power of two; 0 until the first push: then `only` is the bucket */
     keyed_entry *only;   /* where there was no memory for buckets */
-    size_t queues;       /* that have entries */
+    size_t queues;       /* with entries */
     size_t first_filled; /* no bucket before it has entries (keyed_pop_any) */
     uint64_t visited;    /* entries looked at, ever: for tests of the cost */
 } keyed_queues;
 
 /* Puts an entry at the end of its key's queue. */
 void keyed_push(keyed_queues *t, keyed_entry *entry, uint64_t key);
-/* The first of a key's queue; NULL if there is none. The others follow by `next`. */
+/* Returns the first entry of a key's queue; NULL if there is none. The others follow by `next`. */
 keyed_entry *keyed_first(keyed_queues *t, uint64_t key);
-/* Takes out the first of a key's queue; NULL if there is none. */
+/* Takes out the first entry of a key's queue; NULL if there is none. */
 keyed_entry *keyed_pop(keyed_queues *t, uint64_t key);
 /* Takes an entry out, from wherever it stands in its queue: constant time for the first. */
 void keyed_remove(keyed_queues *t, keyed_entry *entry);
-/* Takes out some entry; NULL if there is none. To empty all queues takes as long as they have
- * entries and buckets. */
+/* Takes out any entry; NULL if there is none. To empty all queues so takes time in proportion to
+ * their entries and buckets. */
 keyed_entry *keyed_pop_any(keyed_queues *t);
 /* Frees the table. The queues must be empty. */
 void keyed_destroy(keyed_queues *t);

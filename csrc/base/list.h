@@ -1,5 +1,5 @@
-/* list.h - a doubly linked list of what is embedded in its entries. All zeros is an empty one, and
- * an entry that is in none. No locking of its own. */
+/* list.h - a doubly linked list whose nodes are embedded in its entries. All zeros is an empty
+ * list, and a node that is in none. No locking of its own. */
 #ifndef RINGCOMM_LIST_H
 #define RINGCOMM_LIST_H
 
@@ -14,11 +14,11 @@ typedef struct list {
     list_node *head, *tail;
 } list;
 
-/* What a node is embedded in; NULL for no node. */
+/* Returns the structure that a node is embedded in; NULL for no node. */
 #define LIST_ENTRY(node, type, member)                                                             \
     ((node) == NULL ? NULL : (type *)(void *)((char *)(node) - offsetof(type, member)))
 
-/* Does nothing where it is in already. */
+/* Appends a node, unless it is in the list already. */
 static inline void list_append(list *l, list_node *node)
 {
     if (node->is_in)
@@ -31,7 +31,7 @@ static inline void list_append(list *l, list_node *node)
     l->tail = node;
 }
 
-/* Does nothing where it is not in. */
+/* Removes a node, if it is in the list. */
 static inline void list_remove(list *l, list_node *node)
 {
     if (!node->is_in)

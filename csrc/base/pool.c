@@ -78,7 +78,8 @@ void pool_return(pool *p, pool_buffer *buffer)
     p->idle++;
 }
 
-/* The allocator may keep what is freed, for as long as anything lies behind it. */
+/* Gives a buffer's pages back to the system: the allocator may keep what is freed for as long as
+ * anything lies behind it. */
 static void drop_pages(const pool_buffer *buffer, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), data = (uintptr_t)buffer->data;

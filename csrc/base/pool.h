@@ -33,14 +33,14 @@ typedef struct pool {
 void pool_init(pool *p, size_t bytes, int keep);
 /* Frees the idle buffers; every buffer must have been returned. */
 void pool_destroy(pool *p);
-/* NULL if memory is short. */
+/* Takes a buffer; NULL if memory is short. */
 pool_buffer *pool_take(pool *p);
-/* The buffer, to be returned once more. */
+/* Adds a holder, who returns the buffer as well. */
 pool_buffer *pool_share(pool_buffer *buffer);
-/* Gives up to most buffers back to the system that were not taken since the last mark. 1 if there
- * are more of them; if not, this is the next mark. */
+/* Frees up to most buffers that were not taken since the last mark. Returns 1 if more of them are
+ * left; else sets the next mark. */
 int pool_trim(pool *p, int most);
-/* Takes NULL. */
+/* Drops one holder; the last one's return makes the buffer free. buffer may be NULL. */
 void pool_return(pool *p, pool_buffer *buffer);
 
 #endif

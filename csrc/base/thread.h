@@ -1,7 +1,7 @@
-/* thread.h - threads of our own, and waits until a time by the clock of clock.h.
+/* thread.h - the library's own threads, and waits until a time by the clock of clock.h.
  *
- * A thread of ours takes no signals: they belong to the program's own threads, whose waits they are
- * meant to interrupt.
+ * The library's threads take no signals: they belong to the program's own threads, whose waits they
+ * are meant to interrupt.
  */
 #ifndef RINGCOMM_THREAD_H
 #define RINGCOMM_THREAD_H
@@ -12,7 +12,7 @@
 
 #include "clock.h"
 
-/* 1 if it runs; else 0, and errno says why. */
+/* Starts a thread. Returns 1, or 0 with errno set. */
 static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg)
 {
     sigset_t all, old;
@@ -25,7 +25,7 @@ static inline int thread_start(pthread_t *thread, void *(*run)(void *arg), void 
     return !failed;
 }
 
-/* A condition for thread_wait_until. */
+/* Initializes a condition for thread_wait_until. */
 static inline void thread_init_cond(pthread_cond_t *cond)
 {
     pthread_condattr_t attributes;

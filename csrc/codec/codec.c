@@ -44,7 +44,7 @@ void codec_take_encoded(rc_call *call)
     if (!call->encoded || call->codec > RC_CODEC_FP16)
         return;
     if (call->codec == RC_CODEC_FP16 && call->op == RC_AVG)
-        call->op = RC_SUM; /* they are shares of it by now */
+        call->op = RC_SUM; /* encoding has divided the values already (pre) */
     call->dtype = call->codec == RC_CODEC_FP16 ? RC_F16 : RC_BF16;
     call->codec = RC_CODEC_NONE;
 }
@@ -92,7 +92,7 @@ int codec_sends_plain(const codec *c)
     return codec_stores_plain(c) && c->pre == 1.0F;
 }
 
-/* n elements of src, at most BLOCK, as f32: where they lie, or widened into room. */
+/* Returns n elements of src, at most BLOCK, as f32: in place, or widened into room. */
 static const float *as_f32(const codec *c, const void *src, size_t start, size_t n, float *room)
 {
     if (c->dtype == RC_F32)
@@ -123,7 +123,8 @@ void codec_encode(const codec *c, void *wire, const void *src, size_t n)
     }
 }
 
-/* A rank's contribution to a block as the others see it: what came, or this rank's own. */
+/* Decodes a rank's contribution to a block as the others see it: wire as it came, or, where wire is
+ * NULL, the encoding of this rank's src. */
 static void decode_contribution(const codec *c, float *x, const uint16_t *wire, const void *src,
                                 size_t start, size_t count)
 {
@@ -173,7 +174,7 @@ static void reduce_half(const codec *c, uint16_t *out, const uint16_t *wire, con
     }
 }
 
-/* The same of values in their own dtype. last: with what an average has to do then. */
+/* Reduces values in their own dtype. last: with the scaling of an average. */
 static void reduce_plain(const codec *c, void *out, const void *first, const void *second, size_t n,
                          int last)
 {
@@ -192,7 +193,8 @@ void codec_reduce(const codec *c, void *out, const void *wire, const void *src, 
     reduce_plain(c, out, wire, src, n, last);
 }
 
-/* Every rank may do it for itself, and which payload a sum of NaNs has is unspecified: one for all.
+/* Makes all NaNs the same one: each rank may compute the result for itself, and which payload a sum
+ * of NaNs has is unspecified.
  */
 static void make_nans_equal(const codec *c, void *acc, size_t n)
 {
@@ -235,8 +237,8 @@ void codec_combine(const codec *c, void *out, const void *first, const void *sec
         make_nans_equal(c, out, n);
 }
 
-/* Ranks' values in their own dtype, block by block: the last operation writes to out, which may be
- * src. */
+/* Joins ranks' values in their own dtype, block by block. The last operation writes to out, which
+ * may be src. */
 static void join_plain(const codec *c, uint8_t *out, const void *const wires[], int world_size,
                        const uint8_t *src, size_t n)
 {
@@ -275,7 +277,7 @@ void codec_store(const codec *c, void *dst, const void *wire, size_t n)
     }
 }
 
-/* Puts a joined block where it belongs, encoded or as what its encoding means. */
+/* Writes a joined block to out: encoded, or encoded and decoded again. */
 static void put_joined(const codec *c, uint8_t *out, int encoded, const float *acc, size_t start,
                        size_t count)
 {

@@ -41,19 +41,19 @@ typedef struct codec {
     const kernel_half *half; /* the wire's 16-bit format; NULL if the wire holds the dtype's bits */
     rc_dtype dtype;
     rc_op op;          /* RC_SUM in place of RC_AVG */
-    float pre;         /* of 16-bit wires */
-    float post;        /* of 16-bit wires */
-    double plain_post; /* of the others: factor, or divisor for integers; 0: none */
-    size_t elem_bytes; /* in memory */
-    size_t wire_bytes; /* of one element */
+    float pre;         /* of 16-bit wires, before the first encoding */
+    float post;        /* of 16-bit wires, before the last encoding */
+    double plain_post; /* of other wires: factor, or divisor for integers; 0: none */
+    size_t elem_bytes; /* of one element in memory */
+    size_t wire_bytes; /* of one element on the wire */
 } codec;
 
-/* Makes a call of what is encoded already by 16 bits that of a tensor of 16-bit floats, which has
- * the same bits on the wire; others are left as they are. */
+/* Turns a call whose data is encoded in 16 bits already into that of a tensor of 16-bit floats,
+ * which has the same bits on the wire; leaves other calls as they are. */
 void codec_take_encoded(rc_call *call);
-/* dtype and codec must go together (codec_supports). */
+/* Prepares the codec of a call, whose dtype and codec must go together (codec_supports). */
 void codec_init(codec *c, const kernel_set *kernels, const rc_call *call, int world_size);
-/* Leaves what an average has to do last to another codec: this one's result goes on. */
+/* Leaves the scaling of an average to another codec, which reduces this one's result further. */
 void codec_leave_unfinished(codec *c);
 /* 1 if tensors of dtype can travel by this codec. */
 int codec_supports(rc_codec id, rc_dtype dtype);
@@ -67,13 +67,13 @@ int codec_stores_plain(const codec *c);
 void codec_encode(const codec *c, void *wire, const void *src, size_t n);
 /* out = wire op src; out may be wire, or with a plain store dst. last: the owner's hop. */
 void codec_reduce(const codec *c, void *out, const void *wire, const void *src, size_t n, int last);
-/* out = first op second, both as they travel, and so is out; it may be either. last: it is the sum
+/* out = first op second, all three as they travel; out may be first or second. last: out is the sum
  * of all. */
 void codec_combine(const codec *c, void *out, const void *first, const void *second, size_t n,
                    int last);
-/* out = the contributions of all ranks, joined: as elements of the tensor, or (encoded) as a result
- * travels. wires[rank]: as it came; NULL for this rank's own, which is made from src. out may be
- * src. */
+/* out = the joined contributions of all ranks: elements of the tensor, or (encoded) a result as it
+ * travels. wires[rank]: the contribution as it came; NULL for this rank's own, which is made from
+ * src. out may be src. */
 void codec_join(const codec *c, void *out, int encoded, const void *const wires[], int world_size,
                 const void *src, size_t n);
 /* dst = D(wire). */

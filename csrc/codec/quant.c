@@ -8,7 +8,7 @@
 
 enum {
     PIECE = 1024,       /* elements at a time; a few f32 pieces stay in the first cache */
-    FAR_BYTES = 4 << 20 /* of a tensor that goes around the caches */
+    FAR_BYTES = 4 << 20 /* larger tensors are written past the caches */
 };
 
 static const kernel_block *format_of(const kernel_set *kernels, rc_codec id)
@@ -45,7 +45,7 @@ size_t quant_segment(const quant *q, size_t bytes)
     return bytes / quant_bytes(q, PLAN_ALIGN) * PLAN_ALIGN;
 }
 
-/* Where the scales and codes of the elements from start on lie in the payload of n elements. */
+/* Scales and codes of the elements from start on, in the payload of n elements. */
 typedef struct coded {
     uint16_t *scales;
     uint8_t *codes;
@@ -66,7 +66,7 @@ static size_t piece_at(size_t start, size_t n)
 
 /* ---- elements ---- */
 
-/* n elements of src as f32: where they lie, or rounded into room. */
+/* Returns n elements of src as f32: in place, or rounded into room. */
 static const float *as_f32(const quant *q, const void *src, size_t start, size_t n, float *room)
 {
     if (q->dtype == RC_F32)
@@ -133,7 +133,7 @@ void quant_encode(const quant *q, uint8_t *wire, const void *src, const float *r
 
 /* ---- sums ---- */
 
-/* One rank's contribution, as it is or added to what is there. */
+/* Adds a rank's contribution to acc; rank 0's replaces acc. Returns 1 if a block is poisoned. */
 static int take_term(const quant *q, float *acc, const quant_terms *t, int rank, size_t start,
                      size_t count, size_t n)
 {
@@ -199,8 +199,8 @@ void quant_join_encoded(const quant *q, void *dst, uint8_t *wire, const quant_te
     }
 }
 
-/* 1 if a scale is not below 2^100. Of those below, the products with any code's number are below
- * 2^109, so no sum is infinite. */
+/* Returns 1 if a scale is 2^100 or larger. Smaller ones times any code's number are below 2^109, so
+ * no sum is infinite. */
 static int has_large_scale(const quant *q, const uint8_t *wire, size_t n)
 {
     enum { SIZE = 0x7fff, LARGE = (127 + 100) << 7 };

@@ -15,11 +15,11 @@
  *
  * A tensor of f64 is rounded to f32 first. post is 1/world_size for an average, else 1.
  *
- * A value that is not finite poisons its block: D is NaN there. Who encodes or decodes such a block
- * is told, so that all ranks can make the whole result NaN, and keep their residuals.
+ * A value that is not finite poisons its block: D is NaN there. Encoding and decoding report such a
+ * block, so that all ranks can make the whole result NaN and keep their residuals.
  *
- * Everything goes through in pieces that stay in the first cache; memory is read once and written
- * once. Pure: no state beyond the struct, no OS, no allocation. n may be 0.
+ * Data is processed in pieces that stay in the first cache; memory is read once and written once.
+ * Pure: no state beyond the struct, no OS, no allocation. n may be 0.
  */
 #ifndef RINGCOMM_QUANT_H
 #define RINGCOMM_QUANT_H
@@ -47,13 +47,14 @@ size_t quant_bytes(const quant *q, size_t n);
  */
 size_t quant_segment(const quant *q, size_t bytes);
 
-/* A contribution. residual: e, or NULL for 0; left: e', or NULL if it is not wanted; neither lies
- * within the other but as the same. *poisoned is set if a value is not finite, else left. */
+/* Encodes a contribution. residual: e, or NULL for 0; left: e', or NULL if it is not wanted; the
+ * two are the same memory or do not overlap. Sets *poisoned if a value is not finite, else leaves
+ * it. */
 void quant_encode(const quant *q, uint8_t *wire, const void *src, const float *residual,
                   float *left, size_t n, int *poisoned);
 
-/* What is summed: the contributions of all ranks as they came. That which is NULL is this rank's
- * own: src + residual (NULL: 0). */
+/* Terms of a sum: wires[rank] is a rank's contribution as it came; NULL for this rank's own, which
+ * is src + residual (NULL: 0). */
 typedef struct quant_terms {
     const void *const *wires;
     int count;
@@ -63,22 +64,22 @@ typedef struct quant_terms {
 
 /* dst = S * post; dst may be src. */
 void quant_join(const quant *q, void *dst, const quant_terms *terms, size_t n, int *poisoned);
-/* The result, encoded for the others and decoded to dst, which may be src, or NULL where it stays
- * as it is encoded. residual and left as above. */
+/* Encodes the result for the others and decodes it to dst, which may be src, or NULL where no
+ * decoded result is wanted. residual and left as in quant_encode. */
 void quant_join_encoded(const quant *q, void *dst, uint8_t *wire, const quant_terms *terms,
                         const float *residual, float *left, size_t n, int *poisoned);
 
-/* 1 if quant_join of contributions that are all encoded would find a value that is not finite.
- * Looks at the scales, and where they are so large that a sum might be none, at the sum. */
+/* Returns 1 if quant_join of contributions that are all encoded would find a value that is not
+ * finite. Looks at the scales, and at the sum where they are so large that it might overflow. */
 int quant_sum_is_poisoned(const quant *q, const quant_terms *terms, size_t n);
 
 /* dst = D(wire). */
 void quant_store(const quant *q, void *dst, const uint8_t *wire, size_t n, int *poisoned);
 
-/* 1 if that would find a poisoned block. */
+/* Returns 1 if quant_store would find a poisoned block. */
 int quant_is_poisoned(const quant *q, const uint8_t *wire, size_t n);
 
-/* 1 if n elements are neither NaN nor infinite. */
+/* Returns 1 if n elements are neither NaN nor infinite. */
 int quant_is_finite(rc_dtype dtype, const void *x, size_t n);
 /* dst = NaN. */
 void quant_fill_nan(rc_dtype dtype, void *dst, size_t n);

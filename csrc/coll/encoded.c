@@ -17,7 +17,7 @@ int encoded_suits(const rc_call *call, const work_env *env)
            env->world_size > 1;
 }
 
-/* Of a part's payloads. */
+/* Returns the bytes of a part's payloads. */
 static uint64_t bytes_of_part(const quant *q, const plan *p, uint64_t segment_bytes)
 {
     uint32_t segments = plan_segments(p, 0);

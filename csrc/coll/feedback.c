@@ -48,9 +48,9 @@ int feedback_suits(rc_feedback *f, rc_op op)
 
 /* ---- life ---- */
 
-/* Asks for large pages where there are whole ones: residuals pass by in three streams at once, and
- * small pages take their time to find, and more of it when they are first written to. Whether the
- * kernel has any makes no other difference. */
+/* Asks for large pages where whole ones fit: residuals pass by in three streams at once, and small
+ * pages take long to find, and longer when they are first written to. Without them nothing but
+ * speed changes. */
 static void want_huge_pages(uintptr_t start, uintptr_t end)
 {
     start = (start + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
@@ -59,7 +59,7 @@ static void want_huge_pages(uintptr_t start, uintptr_t end)
         (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
 }
 
-/* Zeros. Pages that are never written to cost nothing. */
+/* Allocates aligned zeros. Pages that are never written to cost nothing. */
 static float *allocate(uint64_t count, void **memory)
 {
     if (count > SIZE_MAX / sizeof(float) - ALIGNMENT)
@@ -154,7 +154,7 @@ void feedback_fold(rc_feedback *f, double factor)
 
 /* ---- a work ---- */
 
-/* All of the next buffer that the work does not write must be zero. */
+/* Makes the next buffer zero wherever the work does not write it. */
 static void prepare_next(rc_feedback *f, const feedback_use *use)
 {
     residual *next = &f->worker[!f->now];
@@ -166,7 +166,7 @@ static void prepare_next(rc_feedback *f, const feedback_use *use)
     marks_note_zero(&next->marks, use->exact);
 }
 
-/* The owner's share of a begin: owner_in and owner_out of view. */
+/* Prepares the owner's residuals for a work: owner_in and owner_out of view. */
 static rc_result begin_owner(rc_feedback *f, feedback_range owner, feedback_view *view)
 {
     RC_TRY(make_owner_room(f, range_is_empty(owner) ? 0 : owner.end - owner.start));

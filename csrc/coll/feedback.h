@@ -1,4 +1,4 @@
-/* feedback.h - residuals: what quantising a tensor has lost, kept for the next time.
+/* feedback.h - residuals: what quantising a tensor has lost, kept for the next call.
  *
  * Problem. A codec of few bits loses much of each value, always in the same way. What it lost is
  * kept and added to the next values, so that over many calls nothing is lost: the sum of all
@@ -12,14 +12,13 @@
  *
  *      current  --read-->  encode  --write-->  next          commit: next is the current one
  *
- * What is known to be zero is not read, and not written again (marks.h). So a rank's own part,
+ * Ranges known to be zero are not read, and not written again (marks.h). So a rank's own part,
  * which is never encoded as a contribution, costs no memory traffic.
  *
- * An owner's residual that does not fit the work (the world, the communicator or the plan is
- * another now) is added to the worker's residual (fold): what a rank would add to the result it may
- * as well contribute.
+ * An owner's residual that does not fit the work (another world, communicator or plan) is added to
+ * the worker's residual (fold): instead of adding it to the result the rank contributes it.
  *
- * Threading: the caller's while it is not claimed, else the engine's, under its lock; the claim
+ * Threading: the caller owns it while it is not claimed, else the engine, under its lock; the claim
  * hands it over.
  */
 #ifndef RINGCOMM_FEEDBACK_H
@@ -38,56 +37,57 @@ typedef struct residual {
     feedback_marks marks;
 } residual;
 
-/* Where a work finds residuals, and where it leaves what is lost. Pointers are to the first element
- * of the range that they are about; in: NULL if all is zero. */
+/* Residuals that a work reads (in; NULL if all are zero) and writes (out). Each pointer is to the
+ * first element of its range in feedback_use. */
 typedef struct feedback_view {
     const float *worker_in;
     float *worker_out;
     const float *owner_in;
     float *owner_out;
-    int exact_is_zero; /* worker_in has nothing in that range */
+    int exact_is_zero; /* worker_in is zero in the range `exact` */
 } feedback_view;
 
 struct rc_feedback {
-    atomic_int references; /* the caller's, and that of the work which uses it */
+    atomic_int references; /* the caller's, and that of the work that uses it */
     atomic_int claimed;    /* a work uses it (feedback_claim) */
     uint64_t count;
     residual worker[2];
     void *owner_memory;
     float *owner[2];      /* owner_room floats each */
-    uint64_t owner_room;  /* NULL and 0 until there is a part */
-    feedback_range owned; /* what owner[now] is about */
-    int now;              /* the current one of each pair */
+    uint64_t owner_room;  /* 0, and owner NULL, until this rank owns a part */
+    feedback_range owned; /* range of owner[now] */
+    int now;              /* index of the current buffer of each pair */
     int has_op;
-    rc_op op;                  /* whose results the residuals are about, if has_op */
+    rc_op op;                  /* of the results that the residuals belong to, if has_op */
     feedback_range next_owned; /* between begin and commit */
-    feedback_range prev_owned; /* what owner[!now] is about, if undoable */
-    atomic_int undoable;       /* the other one of each pair is as it was before the commit */
+    feedback_range prev_owned; /* range of owner[!now], if undoable */
+    atomic_int undoable;       /* the other buffers hold what was current before the commit */
 };
 
-/* What a work does with residuals. All ranges are of the feedback's elements. */
+/* Ranges of elements whose residuals a work reads and writes. */
 typedef struct feedback_use {
-    feedback_range worker; /* what it contributes; all other residuals must be zero */
-    feedback_range exact;  /* within it, what it contributes without encoding: nothing is lost */
-    feedback_range owner;  /* what it encodes for all */
-    double fold;           /* what a value contributed is multiplied by in a result, inverted */
+    feedback_range worker; /* that it contributes; all other residuals must be zero */
+    feedback_range exact;  /* within worker, contributed without encoding: nothing is lost */
+    feedback_range owner;  /* whose sums it encodes for all ranks */
+    double fold;           /* 1 / the factor of a contribution in the result */
 } feedback_use;
 
 rc_result feedback_create(rc_feedback **out, uint64_t count);
 /* Drops one reference; the last one frees. */
 void feedback_release(rc_feedback *f);
 
-/* For a work: 1 if it has the feedback from here on, with a reference; 0 if another has. */
+/* Claims the feedback for a work, with a reference. Returns 0 if another work has it. */
 int feedback_claim(rc_feedback *f);
-/* The end of that. */
+/* Ends the claim and drops its reference. */
 void feedback_unclaim(rc_feedback *f);
 
-/* 1 if residuals of results of this op can be used, or there are none. */
+/* Returns 1 if the residuals belong to results of this op, or there are none. */
 int feedback_suits(rc_feedback *f, rc_op op);
-/* 1 if all that a range of the worker's has is zero. */
+/* Returns 1 if the worker's residuals of a range are all zero. */
 int feedback_is_zero(rc_feedback *f, feedback_range range);
 
-/* RC_NO_MEMORY, or RC_OK: then comes the commit, or nothing. */
+/* Begins a work's use of residuals, which commit ends if the work succeeds. Returns RC_NO_MEMORY or
+ * RC_OK. */
 rc_result feedback_begin(rc_feedback *f, const feedback_use *use, feedback_view *view);
 void feedback_commit(rc_feedback *f, rc_op op);
 
@@ -96,10 +96,10 @@ void feedback_fold(rc_feedback *f, double factor);
 /* *out = a copy of count elements of src (f32 or f64) with the worker's residuals added, to be
  * freed. RC_NO_MEMORY or RC_OK. */
 rc_result feedback_absorb(rc_feedback *f, rc_dtype dtype, const void *src, void **out);
-/* All residuals are zero from here on. */
+/* Sets all residuals to zero. */
 void feedback_clear(rc_feedback *f);
 
-/* What rc_feedback_worker, _load and _rescale do. */
+/* Implement rc_feedback_worker, _load and _rescale. */
 float *feedback_worker(rc_feedback *f);
 rc_result feedback_load(rc_feedback *f, const float *worker, const float *owner, uint64_t start,
                         uint64_t count);

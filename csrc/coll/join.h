@@ -1,7 +1,7 @@
 /* join.h - contributions to the segments of one part, kept until every rank's has come.
  *
- * Contributions come in any order; a sum must not depend on it, so none is added before all are
- * there. Each holds a pool buffer, which makes this a way for little data.
+ * Contributions come in any order; a sum must not depend on it, so none is added before all have
+ * come. Each holds a pool buffer, so this suits small tensors.
  *
  * Threading: under the engine's lock.
  */
@@ -19,21 +19,21 @@ typedef struct join {
     const void **wires; /* [rank]; see join_wires */
 } join;
 
-/* expected: contributions that a segment waits for. RC_NO_MEMORY or RC_OK; a join of zeros, as one
- * without segments, needs no join_destroy. */
+/* Prepares a join. expected: contributions that a segment waits for. Returns RC_NO_MEMORY or RC_OK;
+ * a join of zeros, or without segments, needs no join_destroy. */
 rc_result join_init(join *j, uint32_t segments, int world_size, int expected);
-/* Gives back what is kept. */
+/* Gives the buffers back and frees the join. */
 void join_destroy(join *j, pool *buffers);
 
-/* Takes over a rank's contribution; 1 if it was the last one expected. */
+/* Takes over a rank's contribution. Returns 1 if it was the last one expected. */
 int join_keep(join *j, uint32_t segment, int rank, pool_buffer *buffer);
-/* Something else that is awaited like a contribution, and kept elsewhere if it is one: as that a
- * rank's own is free to be overwritten as far as one frame goes. 1 if it was the last thing
+/* Counts an event that the segment waits for like a contribution, as that a frame sent from src has
+ * left, so that this rank's own values may be overwritten. Returns 1 if it was the last one
  * expected. */
 int join_left(join *j, uint32_t segment);
-/* The contributions by rank, NULL where there is none; valid until the next call. */
+/* Returns the contributions by rank, NULL where there is none; valid until the next call. */
 const void *const *join_wires(join *j, uint32_t segment);
-/* Gives back a segment's contributions. */
+/* Gives back the buffers of a segment's contributions. */
 void join_drop(join *j, uint32_t segment, pool *buffers);
 
 #endif

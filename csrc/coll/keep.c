@@ -23,7 +23,8 @@ static void keep_encoded(const rc_work *w, uint8_t *dst, const uint8_t *src, uin
     }
 }
 
-/* As one copy of it all would go. In a world of one src and dst may overlap. */
+/* Copies a piece as one copy of all bytes would be made. In a world of one src and dst may overlap.
+ */
 static void keep_plain(uint8_t *dst, const uint8_t *src, size_t bytes, uint64_t all_bytes)
 {
     size_t apart = dst > src ? (size_t)(dst - src) : (size_t)(src - dst);

@@ -1,7 +1,8 @@
 /* marks.h - which elements of a buffer of residuals may be other than zero.
  *
- * A range outside which all is zero (live), and a hole in it that is zero, too. What is known to be
- * zero need be neither read nor written; what is not known may be zero all the same. Pure.
+ * The marks are a range outside which all is zero (live), and a hole in it that is zero, too. Zeros
+ * that are marked need be neither read nor written; unmarked elements may be zero all the same.
+ * Pure.
  */
 #ifndef RINGCOMM_MARKS_H
 #define RINGCOMM_MARKS_H
@@ -39,7 +40,7 @@ static inline feedback_range range_hull(feedback_range a, feedback_range b)
     return (feedback_range){a.start < b.start ? a.start : b.start, a.end > b.end ? a.end : b.end};
 }
 
-/* 1 if the range is known to be zero. */
+/* Returns 1 if the range is marked as zero. */
 static inline int marks_zero(const feedback_marks *m, feedback_range range)
 {
     return range_is_empty(range) || !range_overlaps(range, m->live) || range_covers(m->hole, range);

@@ -3,7 +3,8 @@
 
 #include "../base/error.h"
 
-/* The chunk numbers of all frames of one part differ, but not its place in the tensor. */
+/* A segment of a part. The chunk numbers of the frames of one part differ, but not its place in the
+ * tensor. */
 typedef struct piece {
     uint32_t part, segment, chunk;
     uint64_t elems;
@@ -34,7 +35,8 @@ rc_result merge_init(rc_work *w)
 
 /* ---- sending ---- */
 
-/* The value of a unit leaves, if this is its time. It stays here, too, where turns are left. */
+/* Sends the value of a unit if it leaves after this turn; keeps it here as well where turns are
+ * left. */
 static rc_result send_value(rc_work *w, const piece *at, turns_unit *unit)
 {
     uint32_t chunk = plan_leaving(&w->plan, at->part, unit->over);
@@ -85,7 +87,7 @@ rc_result merge_start(rc_work *w)
 
 /* ---- merging ---- */
 
-/* out = what was there and what came, in the plan's order. */
+/* out = this unit's value (or src) op what came, in the plan's order. */
 static void reduce(const rc_work *w, const piece *at, const turns_unit *unit, uint8_t *out,
                    const uint8_t *came, int last)
 {
@@ -99,7 +101,7 @@ static void reduce(const rc_work *w, const piece *at, const turns_unit *unit, ui
                   last);
 }
 
-/* The last turn at an owner: stores the result and passes it on. */
+/* Takes the last turn at an owner: stores the result and sends it on. */
 static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
 {
     uint8_t *dst = work_dst(w, at->chunk, at->segment), *out = came->data;
@@ -119,8 +121,8 @@ static rc_result finish_unit(rc_work *w, const piece *at, turns_unit *unit, pool
     return send_results(w, at, out, came);
 }
 
-/* A frame counts as received from its turn on, or the work would be over with the last frame to be
- * sent, and what waits for its turn be left. */
+/* Takes a unit's next turn. A frame counts as received only here, or the work would be over with
+ * the last frame to be sent while others still wait for their turn. */
 static rc_result take_turn(rc_work *w, const piece *at, turns_unit *unit, pool_buffer *came)
 {
     w->receives_left--;

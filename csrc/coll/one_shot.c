@@ -9,7 +9,8 @@ int one_shot_sends_src(const rc_work *w)
     return w->plan.algorithm == RC_ONE_SHOT && codec_sends_plain(&w->codec);
 }
 
-/* What is encoded is kept as it is sent. *last: the others' contributions are there. */
+/* Encodes a segment of this rank's contribution and keeps it for the join. *last: the others'
+ * contributions have come already. */
 static rc_result keep_contribution(rc_work *w, uint32_t chunk, uint32_t segment,
                                    pool_buffer **buffer, int *last)
 {

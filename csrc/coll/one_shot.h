@@ -1,7 +1,7 @@
 /* one_shot.h - how a work sends its contribution to every other rank. Part of work.c's machine.
  *
  * A contribution that needs no encoding is sent from src itself, and the join, which may overwrite
- * it, waits until it has left for everybody. One that is encoded lies in a buffer of its own.
+ * it, waits until it has left for all peers. An encoded one lies in a buffer of its own.
  *
  * Threading: under the engine's lock.
  */
@@ -10,9 +10,9 @@
 
 #include "work.h"
 
-/* 1 if the work is of this kind, and its contribution is sent from src. */
+/* Returns 1 if the work is one-shot and its contribution is sent from src. */
 int one_shot_sends_src(const rc_work *w);
-/* Queues everything to everyone. RC_NO_MEMORY or RC_OK. */
+/* Queues all segments to all peers. Returns RC_NO_MEMORY or RC_OK. */
 rc_result one_shot_start(rc_work *w);
 
 #endif

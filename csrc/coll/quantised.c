@@ -13,19 +13,19 @@ enum {
     AHEAD = 2 /* contributions to one peer that are not in a socket yet */
 };
 
-/* What is under way to a peer. */
+/* Contributions on their way to a peer. */
 typedef struct outflow {
-    uint32_t next;  /* segment */
+    uint32_t next;  /* segment to send next */
     uint32_t ahead; /* frames not in a socket yet */
 } outflow;
 
 struct quantised {
     quant codec;
-    feedback_view feedback; /* of NULLs without one, or without residuals */
+    feedback_view feedback; /* all NULL without feedback, or without residuals */
     uint64_t results_left;  /* segments of dst that are not final */
     int poisoned;
     int going_on;
-    rc_layout layout; /* of what is encoded already, else of zeros */
+    rc_layout layout; /* of source and result if they are encoded already, else zeros */
     outflow to[];     /* [rank] */
 };
 
@@ -63,13 +63,13 @@ uint64_t quantised_segment(const rc_work *w)
     return quant_segment(&w->quantised->codec, w->env->segment_bytes);
 }
 
-/* Where a segment's residuals begin in the worker's. */
+/* Returns the element of the worker's residuals at which a segment's begin. */
 static uint64_t src_elem(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     return plan_src_offset(&w->plan, chunk) + plan_segment_offset(&w->plan, segment);
 }
 
-/* ---- what is encoded already ---- */
+/* ---- source and result encoded already ---- */
 
 static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
 {
@@ -77,13 +77,13 @@ static uint8_t *payload_at(const rc_work *w, uint32_t place, uint32_t segment)
     return (uint8_t *)w->call.dst + place * l->part_bytes + segment * l->segment_bytes;
 }
 
-/* 1 if who has encoded this rank's contributions also adds them to the others'. */
+/* Returns 1 if the caller, who has encoded this rank's contribution, adds both ranks' itself. */
 static int is_left_to_caller(const rc_work *w)
 {
     return w->call.encoded && w->plan.algorithm == RC_ONE_SHOT;
 }
 
-/* A segment's payload: of the contribution, then of the result. */
+/* Returns the place of a segment's payload: of the contribution, then of the result. */
 static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
 {
     uint32_t place = is_left_to_caller(w) ? (uint32_t)plan_rank_at(&w->plan, chunk, 0)
@@ -91,7 +91,7 @@ static uint8_t *payload_of(const rc_work *w, uint32_t chunk, uint32_t segment)
     return payload_at(w, place, segment);
 }
 
-/* A segment of what lies there as it is. */
+/* Returns a segment of the own part, which lies there as float32. */
 static uint8_t *plain_of(const rc_work *w, uint32_t segment)
 {
     return (uint8_t *)w->call.dst + w->quantised->layout.plain +
@@ -100,7 +100,7 @@ static uint8_t *plain_of(const rc_work *w, uint32_t segment)
 
 /* ---- residuals ---- */
 
-/* The first of the feedback's elements that the work is about. */
+/* Returns the first of the feedback's elements that the work covers. */
 static uint64_t first_elem(const rc_work *w)
 {
     const rc_call *called = work_called(w);
@@ -108,7 +108,7 @@ static uint64_t first_elem(const rc_work *w)
     return w->is_shared ? within / w->codec.elem_bytes : 0;
 }
 
-/* The part that this rank owns. */
+/* Returns the part that this rank owns. */
 static feedback_range own_part(const rc_work *w)
 {
     const plan *p = &w->plan;
@@ -151,7 +151,8 @@ static float *left_at(float *residual, uint64_t elem)
 
 /* ---- results ---- */
 
-/* A segment of dst is final. Who decodes what is encoded asks (quantised_poisoned). */
+/* Counts a final segment of dst. After the last one a poisoned result is made NaN; who decodes an
+ * encoded result asks quantised_poisoned. */
 static void note_result(rc_work *w)
 {
     struct quantised *q = w->quantised;
@@ -175,7 +176,7 @@ static uint64_t count_results(const plan *p)
 
 /* ---- sending ---- */
 
-/* To be encoded when it leaves, if it is not yet. */
+/* Sends a segment of this rank's values, to be encoded when it leaves if it is not yet. */
 static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     out_frame *frame = work_frame(w, chunk, segment, 0);
@@ -192,7 +193,7 @@ static rc_result send_own(rc_work *w, uint32_t chunk, uint32_t segment)
     return RC_OK;
 }
 
-/* The chunk that begins here and goes to a peer first, or PLAN_NO_CHUNK. */
+/* Returns the chunk that begins here and goes to a peer first, or PLAN_NO_CHUNK. */
 static uint32_t chunk_towards(const plan *p, int peer)
 {
     uint32_t n = (uint32_t)p->world_size, rank = (uint32_t)p->rank;
@@ -201,7 +202,7 @@ static uint32_t chunk_towards(const plan *p, int peer)
     return plan_rank_at(p, rank, 1) == peer ? rank : PLAN_NO_CHUNK;
 }
 
-/* 1 if a contribution to a peer's part is left, and few enough are under way. */
+/* Returns 1 if a contribution to a peer's part is left to send, and few enough are under way. */
 static int may_leave(const rc_work *w, int peer)
 {
     const outflow *to = &w->quantised->to[peer];
@@ -224,7 +225,7 @@ static rc_result go_on_towards(rc_work *w, int peer)
     return send_own(w, chunk_towards(&w->plan, peer), to->next++);
 }
 
-/* Frames that reach a socket at once would call this again. */
+/* The flag going_on stops the recursion: a frame that reaches a socket at once calls this again. */
 rc_result quantised_go_on(rc_work *w)
 {
     struct quantised *q = w->quantised;
@@ -232,7 +233,7 @@ rc_result quantised_go_on(rc_work *w)
     rc_result result = RC_OK;
     if (q->going_on)
         return RC_OK;
-    work_retain(w); /* it may be over with the last frame, or by a failure */
+    work_retain(w); /* the last frame or a failure may end it */
     q->going_on = 1;
     for (int distance = 1; distance < n && result == RC_OK && w->env != NULL; distance++)
         if (may_leave(w, (rank + distance) % n))
@@ -275,7 +276,8 @@ static quant_terms terms_of(rc_work *w, uint32_t chunk, uint32_t segment)
                          .residual = at(residual, src_elem(w, chunk, segment))};
 }
 
-/* The owner's residuals are those of its part. */
+/* Joins a segment of the own part, encodes the sum with the owner's residuals, and sends it to all.
+ */
 static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const quant_terms *terms,
                                size_t elems)
 {
@@ -292,7 +294,8 @@ static rc_result join_and_send(rc_work *w, uint32_t segment, void *dst, const qu
     return work_send_result(w, segment, wire, quant_bytes(&q->codec, elems), buffer);
 }
 
-/* Both contributions to a segment lie in their places, and stay there: what a sum would tell. */
+/* Leaves both contributions to a segment where they lie, for the caller to add; only finds out
+ * whether their sum is finite. */
 static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     struct quantised *q = w->quantised;
@@ -305,7 +308,7 @@ static rc_result leave_both(rc_work *w, uint32_t chunk, uint32_t segment)
     return RC_OK;
 }
 
-/* All contributions to a segment are there. chunk: any that brings some. */
+/* Joins the contributions to a segment when all have come. chunk: any that brings some of it. */
 static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 {
     const plan *p = &w->plan;
@@ -327,7 +330,7 @@ static rc_result join_segment(rc_work *w, uint32_t chunk, uint32_t segment)
 
 /* ---- frames ---- */
 
-/* This rank's own values are those that the others decode. */
+/* Keeps this rank's own encoded values: it uses what the others decode. */
 static rc_result keep_own(rc_work *w, uint32_t chunk, uint32_t segment, pool_buffer *buffer)
 {
     struct quantised *q = w->quantised;
@@ -379,7 +382,7 @@ static rc_result store(rc_work *w, const frame_header *h, pool_buffer *buffer)
     return RC_OK;
 }
 
-/* A contribution that is not added here. */
+/* Puts a contribution that the caller adds itself into its place. */
 static rc_result put_beside(rc_work *w, const frame_header *h, pool_buffer *buffer)
 {
     memcpy(payload_of(w, h->chunk, h->segment), buffer->data, h->length);
@@ -400,7 +403,8 @@ rc_result quantised_end(rc_work *w, const frame_header *h, pool_buffer *buffer)
 
 /* ---- the end ---- */
 
-/* Among hosts: poison makes a chunk NaN, and this rank sees the chunks of all. */
+/* Returns 1 if the result is poisoned. Among hosts poison makes a chunk NaN, and this rank sees all
+ * chunks. */
 static int is_poisoned(const rc_work *w)
 {
     const rc_call *called = work_called(w);

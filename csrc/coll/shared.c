@@ -5,7 +5,7 @@
 #include "../base/error.h"
 #include "../plan/fingerprint.h"
 
-/* The most laps of one call. */
+/* Laps of one shared_pump at most. */
 enum { LAPS_PER_PUMP = 16 };
 
 static uint64_t smaller(uint64_t a, uint64_t b)
@@ -25,7 +25,7 @@ static uint64_t end_of(const rc_work *w)
 
 /* ---- geometry ---- */
 
-/* Elements of the tensor. */
+/* A range of the tensor's elements. */
 typedef struct span {
     uint64_t start, count;
 } span;
@@ -49,7 +49,7 @@ feedback_range shared_own_chunk(const shared_memory *s, uint64_t count)
     return (feedback_range){start, smaller(start + elems, count)};
 }
 
-/* Those of a chunk that pass in one lap. */
+/* Returns the elements of a chunk that pass in one lap. */
 static span span_of(const shared_run *run, uint32_t chunk, uint64_t lap)
 {
     span whole = chunk_of(run, chunk);
@@ -67,7 +67,7 @@ static uint8_t *dst_at(const shared_run *run, span at)
     return (uint8_t *)run->call.dst + at.start * run->codec.elem_bytes;
 }
 
-/* Where in a rank's contribution a chunk's elements lie. */
+/* Returns the place of a chunk's elements in a rank's contribution. */
 static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t chunk)
 {
     return region_contribution(&s->region, rank, lap) + chunk * region_part_bytes(&s->region);
@@ -75,19 +75,19 @@ static uint8_t *part_at(const shared_memory *s, int rank, uint64_t lap, uint32_t
 
 /* ---- the stages of a lap ---- */
 
-/* Of a broadcast; on a single host a rank's place is its rank. */
+/* Returns 1 for the root of a broadcast; on a single host a rank's place is its rank. */
 static int is_root(const shared_memory *s, const rc_work *w)
 {
     return s->region.self == w->shared.call.root;
 }
 
-/* 1 if the others need values of this rank. */
+/* Returns 1 if the others need values of this rank. */
 static int has_part(const shared_memory *s, const rc_work *w)
 {
     return w->shared.call.collective != RC_BROADCAST || is_root(s, w);
 }
 
-/* So many bytes are there for others to read. */
+/* Counts bytes put into shared memory for others to read. */
 static void count_bytes(shared_memory *s, rc_work *w, uint64_t bytes)
 {
     s->bytes += bytes;
@@ -111,8 +111,8 @@ static void contribute_lap(shared_memory *s, rc_work *w, uint64_t lap)
     region_advance(r, REGION_CONTRIBUTED);
 }
 
-/* Another rank's contribution to this lap is to another call. If it belongs to an earlier or later
- * collective, one of the two called the earlier one otherwise, over links. */
+/* Reports that another rank contributes to a different call. If that one belongs to an earlier or
+ * later collective, one of the two ranks called the earlier one otherwise, over links. */
 static rc_result mismatch(const shared_memory *s, const rc_work *w, int rank, uint64_t seq,
                           uint64_t fingerprint, rc_error *error)
 {
@@ -146,7 +146,7 @@ static rc_result check_calls(const shared_memory *s, const rc_work *w, uint64_t 
     return RC_OK;
 }
 
-/* Puts joined elements into the tensor. */
+/* Copies joined elements into the tensor. */
 static void store(const shared_run *run, span at, const uint8_t *result)
 {
     const codec *c = &run->codec;
@@ -156,14 +156,14 @@ static void store(const shared_run *run, span at, const uint8_t *result)
         codec_store(c, dst_at(run, at), result, at.count);
 }
 
-/* A result lies in its slot. */
+/* Announces a result that lies in its slot. */
 static void put_result(shared_memory *s, rc_work *w, uint64_t bytes)
 {
     count_bytes(s, w, bytes);
     region_advance(&s->region, REGION_RESULTED);
 }
 
-/* The root's values, as all decode them; the root may have them in place. */
+/* Stores the root's values, as all decode them; the root may have them in place. */
 static void take_broadcast(const shared_memory *s, const rc_work *w, uint64_t lap)
 {
     const shared_run *run = &w->shared;
@@ -172,7 +172,7 @@ static void take_broadcast(const shared_memory *s, const rc_work *w, uint64_t la
         store(run, span_of(run, 0, lap), part_at(s, run->call.root, lap, 0));
 }
 
-/* Everybody's contributions to the whole, or to this rank's chunk. */
+/* Joins all ranks' contributions to the whole, or to this rank's chunk. */
 static void join_contributions(shared_memory *s, rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
@@ -207,7 +207,7 @@ static rc_result join_lap(shared_memory *s, rc_work *w, uint64_t lap, rc_error *
     return RC_OK;
 }
 
-/* Among hosts: what links have made of this rank's chunk. */
+/* Puts this rank's chunk, reduced among hosts over links, into its slot. */
 static void result_lap(shared_memory *s, rc_work *w, uint64_t lap)
 {
     const shared_run *run = &w->shared;
@@ -221,7 +221,7 @@ static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 {
     region *r = &s->region;
     const shared_run *run = &w->shared;
-    uint32_t chunks = run->chunks; /* from the next rank on, so that not all read the same */
+    uint32_t chunks = run->chunks; /* begins at the next rank, so that not all read the same */
     for (uint32_t distance = 1; distance < chunks; distance++) {
         uint32_t chunk = ((uint32_t)r->self + distance) % chunks;
         span at = span_of(run, chunk, lap);
@@ -232,13 +232,13 @@ static void collect_lap(shared_memory *s, const rc_work *w, uint64_t lap)
 
 /* ---- one after the other ---- */
 
-/* Counts of laps that would let this rank go on; the least one of each stage. */
+/* Notes a count of laps to wait for; the least one of each stage counts. */
 static void await(uint64_t awaited[REGION_STAGES], region_stage stage, uint64_t laps)
 {
     awaited[stage] = smaller(awaited[stage], laps);
 }
 
-/* 1 if the slot for a lap is free: all are through with what was in it. */
+/* Returns 1 if the slot for a lap is free: all have read what was in it. */
 static int is_free(const shared_memory *s, region_stage readers, uint64_t lap, uint64_t *awaited)
 {
     if (lap < region_done_by_all(&s->region, readers) + REGION_DEPTH)
@@ -247,7 +247,7 @@ static int is_free(const shared_memory *s, region_stage readers, uint64_t lap, u
     return 0;
 }
 
-/* 1 if all have done a stage of a lap. */
+/* Returns 1 if all have done a stage of a lap. */
 static int is_there(const shared_memory *s, region_stage stage, uint64_t lap, uint64_t *awaited)
 {
     if (region_done_by_all(&s->region, stage) > lap)
@@ -256,7 +256,7 @@ static int is_there(const shared_memory *s, region_stage stage, uint64_t lap, ui
     return 0;
 }
 
-/* One lap of what the work that enters can do. */
+/* Advances the entering work by up to one lap: contributes and joins. */
 static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_error *error)
 {
     rc_work *w = s->entering;
@@ -273,7 +273,7 @@ static rc_result step_in(shared_memory *s, int *moved, uint64_t *awaited, rc_err
     return RC_OK;
 }
 
-/* One lap of what the first work can do. */
+/* Advances the first work by up to one lap: puts its result and collects. */
 static void step_out(shared_memory *s, int *moved, uint64_t *awaited)
 {
     rc_work *w = s->head;
@@ -327,7 +327,7 @@ shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error)
     return SHARED_BUSY;
 }
 
-/* 1 if each rank takes the whole tensor from all who contribute. */
+/* Returns 1 if each rank takes the whole tensor from all who contribute. */
 static int takes_whole(const shared_memory *s, const shared_run *run, rc_algorithm wanted)
 {
     uint64_t wire_bytes = run->call.count * run->codec.wire_bytes;
@@ -359,7 +359,7 @@ void shared_enter(shared_memory *s, rc_work *w, work_env *env)
     work_note_start(w);
     w->env = env;
     w->is_shared = 1;
-    w->receives_left = 1; /* stands for all laps; the last that is left */
+    w->receives_left = 1; /* stands for all laps; the last to be counted down */
     if (s->tail != NULL)
         s->tail->shared.next = w;
     else

@@ -6,13 +6,13 @@
  *   joins        everybody's contributions to its own chunk, in order of rank
  *   collects     the results of the other chunks
  *
- * (direct), or contributes everything and joins everything itself (one-shot). The maths are those
- * of the algorithm of that name over links, bit for bit. Laps overlap: a rank contributes some laps
- * ahead, so that two ranks at the same speed hardly ever wait for each other.
+ * (direct), or contributes everything and joins everything itself (one-shot). The arithmetic is
+ * that of the algorithm of the same name over links, bit for bit. Laps overlap: a rank contributes
+ * some laps ahead, so that two ranks at the same speed hardly ever wait for each other.
  *
  * Where all ranks share one host, a broadcast is one-shot with the root's contribution alone. A
  * barrier stays on links: there its frames come behind those of all that was called before, so it
- * ends only where these were the same calls.
+ * ends only if all ranks made the same calls.
  *
  * Among several hosts, each with as many ranks, the chunk that a rank has joined is its host's part
  * of a sum. The ranks that hold the same chunk, one of each host, all-reduce it over links, by the
@@ -21,8 +21,8 @@
  *     enter            contribute, join           links             result, collect       leave
  *   --------> head ----------------------> (among hosts: open) ---------------------> -------->
  *
- * Works enter one after the other, when the one before has joined its last lap, and leave in the
- * same order.
+ * Works enter one after the other, each when the one before has joined its last lap, and leave in
+ * the same order.
  *
  * Threading: under the engine's lock, but for shared_stirred.
  */
@@ -39,36 +39,36 @@ typedef struct shared_memory {
     int rank_at[REGION_MAX_RANKS]; /* the communicator's rank of each place in the region */
     rc_work *head, *tail;          /* works on their way, in order */
     rc_work *entering;             /* the last of them, or NULL once it has joined all its laps */
-    uint64_t laps;                 /* given to works so far */
-    uint64_t bytes;                /* put there for others to read */
-    const uint64_t *history;       /* the communicator's: fingerprints of the last collectives, */
+    uint64_t laps;                 /* that works have been given so far */
+    uint64_t bytes;                /* written for others to read */
+    const uint64_t *history;       /* fingerprints of the communicator's last collectives, */
     uint64_t history_length;       /* by seq modulo this */
 } shared_memory;
 
 typedef enum shared_event {
-    SHARED_WAITS,   /* for other ranks, or for links */
-    SHARED_BUSY,    /* there is more to do, but others want the lock now and then */
+    SHARED_WAITS,   /* waits for other ranks, or for links */
+    SHARED_BUSY,    /* more can be done, but other threads must get the lock now and then */
     SHARED_ENTERED, /* the work that was entering has joined all laps */
     SHARED_LEFT,    /* the first work has collected all laps */
     SHARED_FAILED   /* RC_MISMATCH: the ranks' calls differ */
 } shared_event;
 
-/* Lets w in. Nothing else may be entering. links: those of the work's communicator, or env, the
- * ranks that it will be about among hosts. */
+/* Lets w enter; no other work may be entering. env: of the links that it will use among hosts, else
+ * the communicator's. */
 void shared_enter(shared_memory *s, rc_work *w, work_env *env);
-/* The elements that a rank all-reduces with other hosts, of a tensor of count. */
+/* Returns the elements that a rank all-reduces with other hosts, of a tensor of count. */
 feedback_range shared_own_chunk(const shared_memory *s, uint64_t count);
-/* Among hosts: turns the work into one over links about its own chunk; work_start is next. */
+/* Turns the work, among hosts, into one over links on its own chunk; work_start is next. */
 void shared_open(shared_memory *s, rc_work *w);
-/* Goes on until something is to be said. *w is the work that has entered or left; error has peer
- * and seq if their calls differ. */
+/* Advances works until an event is to be reported. *w is the work that has entered or left; error
+ * has rank and seq if the calls differ. */
 shared_event shared_pump(shared_memory *s, rc_work **w, rc_error *error);
 /* Forgets all works. */
 void shared_drop(shared_memory *s);
-/* Tells the links which collectives their peers have called, as far as this shows here. */
+/* Notes in the links which collectives their peers have called, as far as the region shows it. */
 void shared_note_calls(const shared_memory *s);
 
-/* Without the lock, while works are on their way: 1 if shared_pump would go on. */
+/* Returns 1 if shared_pump could advance. Called without the lock, while there are works. */
 static inline int shared_stirred(const shared_memory *s)
 {
     return region_satisfied(&s->region, s->region.self);

@@ -1,8 +1,8 @@
-/* turns.h - values that are merged one after the other, in an order that is not that of arrival.
+/* turns.h - values that are merged in the plan's order, whatever the order in which they arrive.
  *
- * A unit is what is merged as a whole: a segment of a part. It has what was merged so far, and room
- * for a contribution to each turn still to come. Contributions hold pool buffers, as in join.h, but
- * only until their turn.
+ * A unit is merged as a whole: a segment of a part. It has the sum so far, and room for a
+ * contribution to each turn still to come. Contributions hold pool buffers, as in join.h, but only
+ * until their turn.
  *
  * Threading: under the engine's lock.
  */
@@ -13,8 +13,8 @@
 #include "../include/ringcomm.h"
 
 typedef struct turns_unit {
-    pool_buffer *value; /* what was merged so far; NULL: nothing yet, or gone */
-    uint32_t over;      /* turns */
+    pool_buffer *value; /* the sum so far; NULL: nothing yet, or sent away */
+    uint32_t over;      /* turns taken */
 } turns_unit;
 
 typedef struct turns {
@@ -23,15 +23,16 @@ typedef struct turns {
     pool_buffer **kept;   /* [unit][turn] */
 } turns;
 
-/* RC_NO_MEMORY or RC_OK; turns of zeros, as those without units, need no turns_destroy. */
+/* Prepares units of at most so many turns. Returns RC_NO_MEMORY or RC_OK; turns of zeros, or
+ * without units, need no turns_destroy. */
 rc_result turns_init(turns *t, uint32_t units, uint32_t most);
-/* Gives back what is kept. */
+/* Gives the buffers back and frees the turns. */
 void turns_destroy(turns *t, pool *buffers);
 
-/* Takes over the contribution to a turn. */
+/* Keeps the contribution to a turn, and takes over its buffer. */
 void turns_keep(turns *t, uint32_t unit, uint32_t turn, pool_buffer *buffer);
-/* The contribution to the unit's next turn, or NULL if it has not come or there is none. It is the
- * caller's from then on. */
+/* Takes out the contribution to the unit's next turn, for the caller to own; NULL if it has not
+ * come or there is none. */
 pool_buffer *turns_next(turns *t, uint32_t unit);
 
 #endif

@@ -39,7 +39,7 @@ void work_env_release(work_env *env, out_frame *frame)
     w->sends_left--;
     if (w->quantised != NULL)
         quantised_released(w, frame);
-    else if (one_shot_sends_src(w)) /* it has left for one, or never will: the work fails */
+    else if (one_shot_sends_src(w)) /* a frame has left, or never will: then the work fails */
         (void)joined_left(w, frame->header.segment); /* without memory of its own */
     frame->next = *env->frames;
     *env->frames = frame;
@@ -112,7 +112,7 @@ const rc_call *work_called(const rc_work *w)
 rc_result work_absorb(rc_work *w, int contributors)
 {
     rc_feedback *f = w->call.feedback;
-    f->undoable = 0; /* this is the last work that used it, and it can only be given up */
+    f->undoable = 0; /* no earlier work can be undone: this one takes its residuals */
     feedback_fold(f, work_divisor(&w->call, contributors));
     if (feedback_is_zero(f, (feedback_range){0, f->count}))
         return RC_OK;
@@ -121,7 +121,7 @@ rc_result work_absorb(rc_work *w, int contributors)
     return RC_OK;
 }
 
-/* Residuals that were sent without being encoded are gone, once they have arrived. */
+/* Clears residuals that were sent without being encoded, once they have arrived. */
 static void finish_absorbed(const rc_work *w, rc_result result)
 {
     const rc_call *call = work_called(w);
@@ -215,7 +215,8 @@ uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment)
     return (uint8_t *)w->call.dst + elems * w->codec.elem_bytes;
 }
 
-/* Bits are laid out by (phase, chunk, segment), all chunks as long as the first. */
+/* Returns a frame's bit. Bits are laid out by (phase, chunk, segment), all chunks as long as the
+ * first. */
 static uint64_t frame_number(const rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step)
 {
     uint64_t per_chunk = plan_segments(&w->plan, 0);
@@ -235,7 +236,7 @@ static rc_result make_bits(rc_work *w)
     return RC_NO_MEMORY;
 }
 
-/* Room for what is joined here: this rank's part, or everything; or for what is merged. */
+/* Makes room for what is joined or merged here; a ring needs none. */
 static rc_result make_room(rc_work *w)
 {
     const plan *p = &w->plan;
@@ -299,8 +300,9 @@ static rc_result start_chunks(rc_work *w)
     return RC_OK;
 }
 
-/* Where this rank has nothing to wait for: a leaf of a part's tree, one that sits out. What has the
- * farthest to go leaves first: the part of the rank before, then the one before that. */
+/* Sends the chunks for which this rank waits for nothing: as a leaf of a part's tree, or one that
+ * sits out. The chunk with the farthest to go leaves first: the part of the rank before, then the
+ * one before that. */
 static rc_result start_leaving(rc_work *w)
 {
     uint32_t parts = plan_parts(&w->plan);
@@ -368,7 +370,7 @@ rc_result work_start(rc_work *w, work_env *env)
     w->env = env;
     codec_init(&w->codec, env->engine->kernels, &w->call, env->contributors);
     if (w->is_shared && w->shared.codec.pre != 1.0F)
-        w->codec.pre = 1.0F; /* it is in the values by now */
+        w->codec.pre = 1.0F; /* the values are scaled by it already */
     if (quantised_takes(&w->call, env->world_size))
         RC_TRY(quantised_create(w));
     plan_init(&w->plan, &w->call, work_algorithm(&w->call, env), env->rank, env->world_size,
@@ -389,7 +391,8 @@ rc_result work_start(rc_work *w, work_env *env)
 
 /* ---- receiving ---- */
 
-/* The plan's ranks are those of the work's env, peers those of the communicator. */
+/* Returns 1 if a rank of the plan is this peer. The plan counts ranks as the work's env does, peers
+ * are the communicator's ranks. */
 static int is_rank(const rc_work *w, int rank, int peer)
 {
     const peer_link *ln = w->env->links[rank];
@@ -507,7 +510,7 @@ rc_result work_end(rc_work *w, const frame_header *h, rx_place *place)
     if (w->quantised != NULL)
         return quantised_end(w, h, buffer);
     plan_action action = plan_action_at(&w->plan, h->chunk, h->step);
-    w->receives_left -= action != PLAN_MERGE && action != PLAN_JOIN; /* which count in their turn */
+    w->receives_left -= action != PLAN_MERGE && action != PLAN_JOIN; /* counted when reduced */
     switch (action) {
     case PLAN_MERGE: return merge_take(w, h, buffer);
     case PLAN_JOIN: return joined_take(w, h, buffer);

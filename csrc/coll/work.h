@@ -2,17 +2,17 @@
  *
  * A work is a dataflow, not a list of steps. It starts by queueing the segments whose path begins
  * here. Each segment that arrives is reduced or stored, and sent on at once if its path goes on,
- * whatever the state of the others. The work is done when every frame it must receive has arrived
- * and every frame it must send is in a socket; it keeps two counters and one bit per frame; and
- * when what stays here of its own values is copied (keep.h).
+ * whatever the state of the others. The work is done when every frame it must receive has arrived,
+ * every frame it must send is in a socket, and its own values that stay here are copied (keep.h).
+ * It keeps two counters and one bit per frame.
  *
  * Where all ranks' contributions to a segment are joined, the segments that come before the last
  * one are kept in their pool buffers; where they are merged in turns (merge.h), those that come
  * before their turn.
  *
- * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it.
- * A segment that is final arrives in dst itself where no codec stands between, and is sent on from
- * there. src is only read. So nothing is copied that does not change.
+ * Memory. A segment to be reduced arrives in a pool buffer, is reduced in it and sent on from it. A
+ * segment that is final arrives in dst itself where no codec stands between, and is sent on from
+ * there. src is only read. So data is copied only where it changes.
  *
  * Invariants. The exactly-once bit of a frame is set before its payload is used. After work_finish
  * the caller's memory is not touched. Threading: under the engine's lock, but for the fields
@@ -30,19 +30,19 @@
 #include "join.h"
 #include "turns.h"
 
-/* How far a work is on its way through shared memory (shared.h). */
+/* Progress of a work through shared memory (shared.h). */
 typedef struct shared_run {
     struct rc_work *next;
     rc_call call;         /* as the caller made it; among hosts the work's own is about one chunk */
-    codec codec;          /* of what goes through */
+    codec codec;          /* of the data in shared memory */
     uint64_t first, laps; /* of the region's laps */
     uint32_t chunks;      /* one per rank, or the whole as one */
     uint64_t chunk_elems; /* the last chunks may be shorter, or empty */
     uint64_t lap_elems;   /* of each chunk */
-    int opened;           /* to links, which join the hosts */
+    int opened;           /* passed to links, which join the hosts */
 } shared_run;
 
-/* What the works of one communicator share. */
+/* Environment that the works of one communicator share. */
 typedef struct work_env {
     rc_engine *engine;
     int rank;
@@ -50,7 +50,7 @@ typedef struct work_env {
     int contributors; /* ranks whose values are in a result: among hosts more than world_size */
     uint32_t epoch;
     uint32_t segment_bytes;
-    int one_host; /* all ranks share one */
+    int one_host; /* all ranks are on one host */
     rc_algorithm algorithm;
     uint32_t link_mbit; /* for RC_AUTO; 0: not known */
     peer_link **links;  /* by rank; NULL for this rank */
@@ -58,10 +58,10 @@ typedef struct work_env {
     out_frame **frames; /* free list */
 } work_env;
 
-struct quantised; /* of its machine (quantised.c) */
+struct quantised; /* the state of quantised.c */
 
 struct rc_work {
-    engine_done done_entry;      /* first: rc_engine_take_done hands it back */
+    engine_done done_entry;      /* must be first: rc_engine_take_done returns it */
     struct rc_work *next, *prev; /* in the communicator's list of active works */
     keyed_entry by_name;         /* in `index`, a table of the communicator's (comm_active.c) */
     keyed_queues *index;
@@ -76,97 +76,101 @@ struct rc_work {
     plan plan;
     codec codec;
     uint64_t receives_left, sends_left;
-    uint64_t keeps_left; /* elements (keep.h) */
+    uint64_t keeps_left; /* elements still to be copied (keep.h) */
     uint64_t *seen;      /* a bit per (chunk, segment, phase) */
     uint64_t seen_few[4];
-    int lengthy;                 /* as it was counted by the engine */
+    int lengthy;                 /* the engine counts it among its lengthy works */
     join join;                   /* without segments in a ring */
-    struct quantised *quantised; /* NULL, unless that machine runs it */
+    struct quantised *quantised; /* NULL unless quantised.c runs the work */
     void *absorbed;              /* src with its residuals added, or NULL */
-    int is_shared;               /* it goes through shared memory */
+    int is_shared;               /* goes through shared memory */
     shared_run shared;
     turns turns;                            /* without units where nothing is merged */
     uint64_t submitted, deadline, finished; /* ns */
-    rc_work_stats stats;                    /* the moments but started_ns: from work_finish on */
-    uint64_t spin;                          /* ns; of a thread that waits for it */
+    rc_work_stats stats;                    /* times are set by work_finish, started_ns before */
+    uint64_t spin;                          /* ns that a waiting thread spins */
     atomic_int result;                      /* RC_AGAIN while in flight */
     atomic_int references;                  /* the caller's and the communicator's */
     rc_error error;                         /* written before result */
 };
 
-/* Makes the work; only what needs no lock. NULL if memory is short. */
+/* Creates a work; needs no lock. NULL if memory is short. */
 rc_work *work_create(rc_engine *engine, const rc_call *call, uint32_t spin_us);
-/* Takes src with its residuals added in place of src, where there are any. They are zero after it,
- * or replaced by new ones, if the work is a success. contributors: as in work_env. RC_NO_MEMORY or
- * RC_OK. */
+/* Replaces src by a copy with the residuals added, where there are any. If the work succeeds,
+ * residuals are zero afterwards, or replaced by new ones. contributors: as in work_env. Returns
+ * RC_NO_MEMORY or RC_OK. */
 rc_result work_absorb(rc_work *w, int contributors);
-/* The call as it was made: among hosts a work's own is about one chunk. */
+/* Returns the call as the caller made it; among hosts w->call is about one chunk. */
 const rc_call *work_called(const rc_work *w);
-/* By what a value of this call is divided in its result: an owner's residual is worth as much more
- * as a contribution. */
+/* Returns the divisor of a contribution in the result: an owner's residual is worth as much more as
+ * a contribution. */
 double work_divisor(const rc_call *call, int contributors);
 void work_retain(rc_work *w);
 /* Drops one reference; the last one frees. */
 void work_release(rc_work *w);
 
-/* Bytes of a segment of so many elements as it travels; of some codecs the most that it may have.
+/* Returns the bytes of a segment of so many elements on the wire; with some codecs the most that it
+ * may have.
  */
 uint64_t work_segment_bytes(const rc_work *w, uint64_t elems);
-/* Bytes of a call's elements as they travel. */
+/* Returns the bytes of a call's elements on the wire. */
 uint64_t work_wire_bytes(const rc_call *call, const work_env *env);
-/* The algorithm of a call that does not go through shared memory. */
+/* Returns the algorithm of a call that does not go through shared memory. */
 rc_algorithm work_algorithm(const rc_call *call, const work_env *env);
 
-/* Lays out the plan and queues what starts here. Returns RC_NO_MEMORY or RC_OK; the work may be
- * complete afterwards (work_complete). */
+/* Lays out the plan and queues the frames that start here. Returns RC_NO_MEMORY or RC_OK; the work
+ * may be complete afterwards (work_complete). */
 rc_result work_start(rc_work *w, work_env *env);
 int work_complete(const rc_work *w);
-/* 1 until work_finish. */
+/* Returns 1 until work_finish. */
 int work_is_open(const rc_work *w);
-/* Its seq, of a send or receive that among those of its tag: what people are told. */
+/* Returns the number that users see: the seq, or of a send or receive its number among those of its
+ * tag. */
 uint64_t work_number(const rc_work *w);
 
-/* A data frame of this work begins to arrive from a peer: checks every field against the plan and
- * says where the payload goes. RC_PROTOCOL with the reason in error. */
+/* Begins a data frame that arrives from a peer: checks every field against the plan and decides
+ * where the payload goes. Returns RC_PROTOCOL, with the reason in error, if a field is wrong. */
 rc_result work_begin(rc_work *w, const frame_header *h, int from, rx_place *place, rc_error *error);
-/* Its payload is there. Takes over the place's buffer. */
+/* Takes the payload when it has come, and the place's buffer. */
 rc_result work_end(rc_work *w, const frame_header *h, rx_place *place);
-/* Some of what a work sends leaves only bit by bit: sends a little more. RC_NO_MEMORY or RC_OK. */
+/* Sends a little more of a work that sends bit by bit. Returns RC_NO_MEMORY or RC_OK. */
 rc_result work_go_on(rc_work *w);
-/* 1 if that would send something now. */
+/* Returns 1 if work_go_on would send something now. */
 int work_may_go_on(const rc_work *w);
 
-/* A frame of the work leaves or comes, or it enters shared memory: it has started, from the first
- * time on. */
+/* Notes that a frame leaves or comes, or that the work enters shared memory; the first call sets
+ * its start. */
 void work_note_start(rc_work *w);
-/* A frame of it is in a socket as a whole. */
+/* Counts a frame that is in a socket as a whole. */
 void work_note_sent(rc_work *w, int rail, const frame_header *h);
 
-/* For the machines beside it. A data frame of the work, or NULL; where a segment lies. */
+/* For the machines beside work.c: a new data frame of the work, or NULL; a segment's place in src
+ * and in dst. */
 out_frame *work_frame(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step);
 const uint8_t *work_src(const rc_work *w, uint32_t chunk, uint32_t segment);
 uint8_t *work_dst(const rc_work *w, uint32_t chunk, uint32_t segment);
-/* Sends a segment as it is to travel. Takes over the buffer that it lies in (or NULL). The work may
- * be over afterwards: with the last frame, or by a failure; then its env is NULL. */
+/* Sends a segment's payload. Takes over the buffer that it lies in (or NULL). The last frame or a
+ * failure may end the work; then its env is NULL. */
 rc_result work_send(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
                     const uint8_t *payload, pool_buffer *buffer);
-/* The same, of a codec whose payloads may be shorter than the most that they may have. */
+/* Sends so many bytes, else as work_send: for codecs whose payloads may be shorter than
+ * work_segment_bytes. */
 rc_result work_send_bytes(rc_work *w, uint32_t chunk, uint32_t segment, uint32_t step,
                           const uint8_t *payload, size_t bytes, pool_buffer *buffer);
-/* The same, to every other rank: a segment of the part whose results this rank makes. */
+/* Sends a segment of the part whose results this rank makes to every other rank. */
 rc_result work_send_result(rc_work *w, uint32_t segment, const uint8_t *payload, size_t bytes,
                            pool_buffer *buffer);
 
-/* Ends the work with a result; error says why unless result is RC_OK. Its frames must be out of
- * all queues. */
+/* Ends the work with a result; error says why unless result is RC_OK. No queue may hold its frames.
+ */
 void work_finish(rc_work *w, rc_result result, const rc_error *error);
 
-/* Frames come from a free list. NULL if memory is short. */
+/* Takes a frame from the free list; NULL if memory is short. */
 out_frame *work_env_frame(work_env *env);
-/* Returns a frame, its pool buffer and its count in the work it belongs to. */
+/* Gives back a frame, its pool buffer and its count in the work that owns it. */
 void work_env_release(work_env *env, out_frame *frame);
 /* Encodes the payload of a data frame if that is still to be done, and may make it shorter than its
- * header says. 0 if memory is short. */
+ * header says. Returns 0 if memory is short. */
 int work_env_encode(work_env *env, out_frame *frame);
 void work_env_destroy(work_env *env);
 

@@ -1,4 +1,4 @@
-/* done.c - the queue of finished works that somebody wants to hear of: see engine.h. */
+/* done.c - the queue of finished works for rc_engine_take_done: see engine.h. */
 #include "engine.h"
 
 #include "../base/clock.h"

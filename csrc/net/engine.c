@@ -15,21 +15,22 @@
 
 enum {
     EVENTS_PER_PASS = 64,
-    /* How long the progress thread stays parked with no work in flight after a waiter left (a loop
-     * of small collectives must not wake it each time), and how often it looks while others drive.
+    /* Time for which the progress thread stays parked with no work in flight after a waiter left (a
+     * loop of small collectives must not wake it each time), and between its looks while others
+     * drive.
      */
     PARK_MS = 20,
-    /* The most that the driver waits before a round for those that want the lock. */
+    /* Time for which the driver waits at most, before a round, for threads that want the lock. */
     ADMIT_MS = 1,
-    /* No sleep is longer, so that one that nobody can end any more does not hold up the end. */
+    /* Longest sleep; bounds the shutdown if nothing can wake the driver any more. */
     LONGEST_SLEEP_MS = 1000,
-    /* And where the epoll set is lost. */
+    /* Sleep between rounds where the epoll set is lost. */
     REFUSED_US = 10000
 };
 
 static void *progress(void *arg);
 
-/* Under the lock, which one of those that the driver lets in has now got. */
+/* Counts down the callers that the driver waits for: this thread has got the lock. */
 static void came_in(rc_engine *e)
 {
     if (atomic_fetch_sub(&e->callers, 1) == 1)
@@ -50,7 +51,7 @@ void engine_unlock(rc_engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Waits for call_sleepers, without the lock. */
+/* Waits for call_sleepers or the deadline; the lock is released meanwhile. */
 static void sleep_until_changed(rc_engine *e, uint64_t deadline)
 {
     uint64_t alarm = e->alarms;
@@ -151,7 +152,7 @@ const char *rc_engine_kernel_set(const rc_engine *e)
 void rc_engine_after_fork(rc_engine *e)
 {
     if (atomic_exchange(&e->forked, 1))
-        return; /* a child of this child: the numbers may be other files by now */
+        return; /* in a child of this child the descriptors may be other files by now */
     for (size_t slot = 0; slot < e->slots; slot++)
         if (e->sources[slot] != NULL && engine_is_own(e->sources[slot]))
             close(e->sources[slot]->fd);
@@ -172,7 +173,7 @@ int engine_is_whole(rc_engine *e)
     return pollset_ring(&e->set) && (e->sender == NULL || pollset_ring(&e->sender->set));
 }
 
-/* The first that is free: e->slots without memory for one more. */
+/* Returns the first free slot; e->slots if there is no memory for one more. */
 static size_t find_slot(rc_engine *e)
 {
     size_t slot = 0;
@@ -270,7 +271,7 @@ void engine_pump(rc_engine *e, engine_member *member)
     member->pumped = 1;
     member->pump(member);
     if (member->expects && e->sleeping)
-        pollset_ring(&e->set); /* it does not look there yet */
+        pollset_ring(&e->set); /* the driver does not poll this member's memory yet */
 }
 
 void engine_pump_later(rc_engine *e, engine_member *member)
@@ -282,7 +283,7 @@ void engine_pump_later(rc_engine *e, engine_member *member)
 
 void engine_quiesce(rc_engine *e)
 {
-    enum { QUIESCE_MS = 10 }; /* a waiter that drives on says nothing */
+    enum { QUIESCE_MS = 10 }; /* a waiter that drives again wakes no sleepers */
     uint64_t pass = e->passes;
     while (e->driver != ENGINE_REST && e->passes == pass) {
         pollset_ring(&e->set);
@@ -330,8 +331,9 @@ static int epoll_timeout(uint64_t now, uint64_t until)
     return ms > LONGEST_SLEEP_MS ? LONGEST_SLEEP_MS : (int)ms;
 }
 
-/* A driver with events pending is back at the lock before any thread that it woke by letting go of
- * it: without this, others would not get it for as long as there is traffic. */
+/* Waits up to ADMIT_MS for threads that want the lock. Mutexes are unfair: a driver with events
+ * pending would take the lock again before any thread that it woke by releasing it, for as long as
+ * there is traffic. */
 static void let_callers_in(rc_engine *e)
 {
     if (atomic_load(&e->callers) == 0)
@@ -341,9 +343,9 @@ static void let_callers_in(rc_engine *e)
         thread_wait_until(&e->admitted, &e->lock, deadline);
 }
 
-/* After each vain spin twice as many waits go without one: over a slow wire, where an event is far
- * away most of the time, spins then cost next to nothing. A sleep that a spin would have outlasted
- * brings them back. */
+/* Counts the outcome of a spin. After each vain one twice as many waits go without: over a slow
+ * wire, where an event is far away most of the time, spins then cost next to nothing. An event
+ * during a sleep, so soon that a spin would have caught it, brings spins back. */
 static void judge_spin(rc_engine *e, int caught)
 {
     enum { MOST_MISSES = 6 };
@@ -354,7 +356,7 @@ static void judge_spin(rc_engine *e, int caught)
     e->spin_rest = caught ? 0 : (1 << e->spin_misses) - 1;
 }
 
-/* 1 if something had come from the only descriptor. Under the engine's lock. */
+/* Spins on the only descriptor; returns 1 if something came. Under the engine's lock. */
 static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
 {
     if (spin == 0 || e->crowded || e->spin_rest != 0 || e->sender != NULL)
@@ -368,9 +370,9 @@ static int spin_on_only_source(rc_engine *e, uint64_t start, uint64_t spin)
     return caught > 0;
 }
 
-/* epoll_wait, after a spin if one is likely to succeed. Memory is polled before every sleep: what
- * is waited for there is never far away, and the bell that ends a sleep is a hundred looks. Without
- * the lock; the spin counts belong to the driver. */
+/* Waits with epoll_wait, after a spin if one is likely to succeed. Memory is polled before every
+ * sleep: what is awaited there is never far away, and the bell that ends a sleep costs as much as a
+ * hundred polls. Without the lock; the spin counts belong to the driver. */
 static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout, uint64_t start,
                            uint64_t spin, const polled_members *polled)
 {
@@ -397,7 +399,8 @@ static int wait_for_events(rc_engine *e, struct epoll_event *events, int timeout
     return count;
 }
 
-/* One round: wait for events without the lock, handle them under it. Returns 0 if a signal came. */
+/* Runs one round: waits for events without the lock, handles them under it. Returns 0 if a signal
+ * came. */
 static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, uint64_t spin)
 {
     struct epoll_event events[EVENTS_PER_PASS];
@@ -414,7 +417,7 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     int count = 0, interrupted = 0;
     if (!looks || !spin_on_only_source(e, now, spin)) {
         e->sleeping = 1;
-        if (sender_has_news(e->sender)) /* after that: it would not have known whom to wake */
+        if (sender_has_news(e->sender)) /* only now: it wakes nobody who is not `sleeping` */
             timeout = 0;
         engine_unlock(e);
         count = wait_for_events(e, events, timeout, now, spin, &polled);
@@ -440,7 +443,8 @@ static int drive_once(rc_engine *e, enum engine_driver driver, uint64_t until, u
     return !interrupted;
 }
 
-/* Who stops driving, or waiting, leaves that to another if there is something to drive. */
+/* Leaves driving to another thread, if there is something to drive: called by one that stops
+ * driving or waiting. */
 static void hand_over(rc_engine *e)
 {
     if (e->driver != ENGINE_REST)
@@ -487,7 +491,7 @@ void engine_changed(rc_engine *e)
     e->news = 1;
     call_sleepers(e);
     if (e->sleeping && e->driver == ENGINE_WAITER)
-        pollset_ring(&e->set); /* it may be the driver's own work that another thread finished */
+        pollset_ring(&e->set); /* the driver may wait for the work that has finished */
 }
 
 void engine_submit(rc_engine *e, int waits)
@@ -496,7 +500,7 @@ void engine_submit(rc_engine *e, int waits)
     if (pthread_mutex_trylock(&e->lock) != 0) {
         pollset_ring(&e->set);
         if (!waits)
-            pthread_cond_signal(&e->parked); /* who holds the lock need not be driving */
+            pthread_cond_signal(&e->parked); /* the lock's holder need not be the driver */
         return;
     }
     drain_submissions(e);

@@ -1,26 +1,27 @@
-/* engine.h - the event loop, and who runs it.
+/* engine.h - the event loop, and which thread runs it.
  *
- * Problem. A collective must progress while its caller computes, so a thread of ours has to run it;
- * but a caller that waits should not pay two thread hand-offs per message.
+ * Problem. A collective must progress while its caller computes, so a thread of the library has to
+ * run it; but a caller that waits should not pay two thread hand-offs per message.
  *
  * Design. One epoll set, one lock. At any moment at most one thread drives: it waits for events
  * without the lock and handles them under it. A thread that waits for a work drives the engine
  * itself; the progress thread drives when nobody waits, and steps aside when somebody starts to.
- * Between two rounds the driver lets in all who want the lock, so that traffic keeps nobody out.
+ * Between two rounds the driver lets all threads that want the lock have it, so that traffic keeps
+ * none out.
  *
  *          rc_submit                     rc_work_wait                 progress thread
  *     inbox, then try the lock      drives, or sleeps until        drives when nobody else does,
  *     and start the work, or        the driver has finished        parks while others come and go
  *     wake the driver               its work
  *
- * Everything a member owns (links, lanes, works) is touched under the lock only, except by members
- * of rc_engine marked otherwise, and what is handed over to the second thread, if there is one
- * (sender.h). The engine knows descriptors and members, not what they mean.
+ * Everything a member owns (links, lanes, works) is touched under the lock only. Excepted are
+ * members of rc_engine marked otherwise, and outboxes handed over to the second thread, if there is
+ * one (sender.h). The engine knows descriptors and members, not what they mean.
  *
- * Invariants. Handlers run under the lock and never wait, and none of a source that was removed. A
- * number that is another file's by now, as somebody else in the process has closed the source's, is
- * never closed. Where the set is lost that way (pollset.h) the driver goes on without it, from
- * timer to timer: it is the members who find out (engine_is_whole) and fail.
+ * Invariants. Handlers run under the lock and never wait; a source that was removed gets no calls.
+ * A descriptor number that is another file's by now, because somebody else in the process has
+ * closed the source's, is never closed. Where the epoll set is lost that way (pollset.h) the driver
+ * runs without it, from timer to timer: the members find out (engine_is_whole) and fail.
  */
 #ifndef RINGCOMM_ENGINE_H
 #define RINGCOMM_ENGINE_H
@@ -40,27 +41,27 @@
 typedef struct engine_source {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT as registered */
-    int quiet;       /* it has something so seldom that nobody polls for it */
+    int quiet;       /* events are so rare that nobody polls for them */
     void (*ready)(struct engine_source *source, uint32_t events);
-    int (*look)(struct engine_source *source); /* takes what has come; 1: something had. Or NULL */
+    int (*look)(struct engine_source *source); /* reads what has come; 1: something had. Or NULL */
     size_t slot;  /* in rc_engine.sources, and the data of its events */
-    dev_t device; /* of its open file */
+    dev_t device; /* of the open file */
     ino_t inode;
 } engine_source;
 
-/* Something that takes submissions and has deadlines: a communicator. What it waits for may also be
- * written into memory by other processes; while it is, the driver looks there too. */
+/* A communicator, as the engine sees it: it takes submissions and has deadlines. What it waits for
+ * may also be written into memory by other processes; while it is, the driver polls there too. */
 typedef struct engine_member {
-    void (*drain)(struct engine_member *member); /* take what was submitted */
-    /* Handle what is due; return when to be called again (ns, or ENGINE_NEVER). */
+    void (*drain)(struct engine_member *member); /* takes what was submitted */
+    /* Handles what is due; returns when to be called again (ns, or ENGINE_NEVER). */
     uint64_t (*tick)(struct engine_member *member, uint64_t now);
     uint64_t due;
     int pumped;  /* pump is called in every round */
-    int expects; /* what others may write lets pump go on: stirred and doze are called, too */
-    int briefly; /* that is worth polling for where ranks outnumber cores */
-    int (*pump)(struct engine_member *member);              /* go on; 1: there is more to do */
-    int (*stirred)(const struct engine_member *member);     /* without the lock: pump would go on */
-    void (*doze)(struct engine_member *member, int dozing); /* without the lock: the others shall
+    int expects; /* memory is polled: stirred and doze are called, too */
+    int briefly; /* that memory is worth polling where ranks outnumber cores */
+    int (*pump)(struct engine_member *member);          /* advances works; 1: can do more at once */
+    int (*stirred)(const struct engine_member *member); /* without the lock: pump could advance */
+    void (*doze)(struct engine_member *member, int dozing); /* without the lock: peers shall
                                                                (1) or need not ring */
     struct engine_member *next, *prev;
 } engine_member;
@@ -68,7 +69,7 @@ typedef struct engine_member {
 /* An entry of the queue of finished works (rc_engine_take_done). */
 typedef struct engine_done {
     struct engine_done *next;
-    void (*drop)(struct engine_done *entry); /* nobody took it, and the engine goes */
+    void (*drop)(struct engine_done *entry); /* frees an entry that nobody took */
 } engine_done;
 
 struct rc_engine {
@@ -76,9 +77,9 @@ struct rc_engine {
     pthread_cond_t changed;  /* a work finished, or the driver stepped aside */
     pthread_cond_t parked;   /* the progress thread waits here while others drive */
     pthread_cond_t admitted; /* the driver waits here for the last of the callers */
-    atomic_int callers;      /* threads that want the lock and come before the next round */
+    atomic_int callers;      /* threads that want the lock and get it before the next round */
     int sleepers;            /* threads that wait for changed */
-    uint64_t alarms;         /* times that they were called */
+    uint64_t alarms;         /* times that sleepers were called */
     pthread_t thread;
     pollset set;
     enum engine_driver { ENGINE_REST, ENGINE_WAITER, ENGINE_PROGRESS } driver; /* right now */
@@ -87,25 +88,25 @@ struct rc_engine {
     int yielding;        /* the progress thread was asked to step aside */
     int waiters;         /* threads inside engine_drive */
     int active;          /* works in flight; kept by the members */
-    int lengthy; /* of them too long for polling where ranks outnumber cores; kept likewise */
+    int lengthy;         /* works too long to poll for where ranks outnumber cores; kept likewise */
     int stopping;
     uint64_t passes;         /* rounds of events handled */
     uint64_t waited;         /* ns that threads have spent inside engine_drive */
     uint64_t last_waiter;    /* when the last waiter left */
-    uint64_t sleep_until;    /* of the driver */
+    uint64_t sleep_until;    /* until when the driver sleeps */
     int spin_misses;         /* vain spins in a row */
     int spin_rest;           /* waits to go without a spin */
     int unlooked;            /* polls of memory in a row without a look at descriptors (polled.h) */
-    int crowded;             /* ranks outnumber cores: only brief works are polled for, yielding */
+    int crowded;             /* ranks outnumber cores: polls for brief works only, and yields */
     struct sender *sender;   /* a second thread (sender.h), or NULL */
-    engine_source **sources; /* by their slots; NULL: free */
+    engine_source **sources; /* by slot; NULL: free */
     size_t slots;
     engine_member *members;
     const kernel_set *kernels;
 
     pthread_mutex_t inbox_lock; /* guards the members' inboxes; taken before nothing else */
     atomic_int submitted;       /* some inbox is not empty */
-    atomic_int forked;          /* this is a child: nothing works here any more */
+    atomic_int forked;          /* this is a forked child: nothing works here any more */
     atomic_int holders;         /* works; one less after rc_engine_free. Below 0: destroyed */
 
     pthread_mutex_t done_lock;
@@ -114,49 +115,53 @@ struct rc_engine {
     int done_interrupted;
 };
 
-/* A holder keeps the locks in existence, so that a thread on its way into a wait for a finished
- * work finds them even when all communicators and the engine itself are freed meanwhile. */
+/* Adds or drops a holder. Holders keep the locks in existence, so that a thread on its way into a
+ * wait for a finished work finds them even when all communicators and the engine itself are freed
+ * meanwhile. */
 void engine_retain(rc_engine *e);
 void engine_release(rc_engine *e);
 
 void engine_lock(rc_engine *e);
 void engine_unlock(rc_engine *e);
 
-/* Under the lock. events: EPOLLIN and EPOLLOUT. */
+/* Add a source, and change its events (EPOLLIN, EPOLLOUT). Under the lock. */
 rc_result engine_add(rc_engine *e, engine_source *source, uint32_t events, rc_error *error);
 void engine_watch(rc_engine *e, engine_source *source, uint32_t events);
-/* Takes the source out and closes its descriptor. Under the lock; does nothing the second time. */
+/* Takes the source out of the set and closes its descriptor. Under the lock; does nothing the
+ * second time. */
 void engine_remove(rc_engine *e, engine_source *source);
 
-/* 1 if the source's number is still that of its open file. */
+/* Returns 1 if the source's descriptor is still the file that was added. */
 int engine_is_own(const engine_source *source);
-/* 0 if somebody else in the process has closed what the engine or its sender waits with. */
+/* Returns 0 if somebody else in the process has closed the descriptors that the engine or its
+ * sender waits with. */
 int engine_is_whole(rc_engine *e);
 
 void engine_join(rc_engine *e, engine_member *member);
 void engine_leave(rc_engine *e, engine_member *member);
-/* The member's tick is wanted at due or earlier. */
+/* Asks for the member's tick at due or earlier. */
 void engine_schedule(rc_engine *e, engine_member *member, uint64_t due);
-/* Pumps the member now and in every round, until it says otherwise. Under the lock. */
+/* Pumps the member now and in every round, until the member clears `pumped`. Under the lock. */
 void engine_pump(rc_engine *e, engine_member *member);
-/* The same from the next round on. */
+/* Pumps the member in every round, from the next one on. Under the lock. */
 void engine_pump_later(rc_engine *e, engine_member *member);
-/* Returns when the driver looks no more at what a member that has left waits for. Under the lock,
- * which it lets go meanwhile; not from a handler. */
+/* Waits until the driver no longer polls for a member that has left. Under the lock, which is
+ * released meanwhile; not from a handler. */
 void engine_quiesce(rc_engine *e);
 
-/* After a work was put into an inbox: start it now, or have the driver do it. With waits the caller
- * promises to drive next, and the progress thread is left asleep. Without the lock. */
+/* Starts the works in the inboxes now, or has the driver do it; called after one was put there.
+ * With waits the caller promises to drive next, and the progress thread is left asleep. Without the
+ * lock. */
 void engine_submit(rc_engine *e, int waits);
 
-/* Drives until finished(arg) or until the deadline (ns) or a signal. Under the lock, which it lets
- * go meanwhile. Returns finished(arg). spin: how long (ns) it polls for events before it sleeps for
- * them, which saves the two scheduler delays of a sleep where each rank has a core of its own. */
+/* Drives until finished(arg), the deadline (ns) or a signal. Under the lock, which is released
+ * meanwhile. Returns finished(arg). spin: how long (ns) it polls for events before it sleeps, which
+ * saves the two scheduler delays of a sleep where each rank has a core of its own. */
 int engine_drive(rc_engine *e, int (*finished)(const void *arg), const void *arg, uint64_t deadline,
                  uint64_t spin);
-/* Ends the sleep of the driver, if it sleeps. Without the lock. */
+/* Wakes the driver, if it sleeps. Without the lock. */
 void engine_rouse(rc_engine *e);
-/* Tell threads in engine_drive to look again. Under the lock. */
+/* Has threads in engine_drive check their condition again. Under the lock. */
 void engine_changed(rc_engine *e);
 
 void engine_push_done(rc_engine *e, engine_done *entry);
@@ -165,7 +170,7 @@ engine_done *engine_pop_done(rc_engine *e, int timeout_ms);
 /* Ends the current or next engine_pop_done. */
 void engine_interrupt_done(rc_engine *e);
 
-/* CPU seconds of the engine's own threads. */
+/* Returns the CPU seconds of the engine's own threads. */
 double engine_cpu_seconds(rc_engine *e);
 
 #endif

@@ -47,7 +47,8 @@ static int control_length_ok(const frame_header *h)
     return h->length == 0;
 }
 
-/* What its first bytes say is worth a word: they show a program that speaks something else. */
+/* Reports a header whose CRC is wrong. Its first bytes are named: they show a program that speaks
+ * another protocol. */
 static rc_result say_damaged(rc_error *error, unsigned magic, unsigned version)
 {
     static const char damaged[] =

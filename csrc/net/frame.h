@@ -5,13 +5,12 @@
  *   40 consumed u32 | 44 crc32c of the payload u32 | 48 crc32c of bytes 0-47 u32
  *   little-endian
  *
- * The header has a checksum of its own, because its fields are acted on before the payload is
- * there: one flipped bit of length would have the receiver wait for bytes that never come. It
- * covers the payload's checksum, so the two belong together. It is checked before any field is
- * looked at.
+ * The header has a checksum of its own, because its fields are used before the payload has come:
+ * one flipped bit of length would have the receiver wait for bytes that never come. It covers the
+ * payload's checksum, so the two belong together. It is checked before any field is used.
  *
- * frame_decode bounds what can be bounded without knowing the collective; the owner of the
- * collective bounds the rest before use. Pure: no state, no OS, no allocation.
+ * frame_decode checks the bounds that need no knowledge of the collective; the owner of the
+ * collective checks the rest before use. Pure: no state, no OS, no allocation.
  */
 #ifndef RINGCOMM_FRAME_H
 #define RINGCOMM_FRAME_H
@@ -49,15 +48,15 @@ typedef struct frame_header {
 /* Writes the header with the CRCs of the payload and of itself. */
 void frame_encode(uint8_t bytes[FRAME_HEADER_BYTES], const frame_header *h, const void *payload);
 
-/* Reads a header. RC_PROTOCOL, with the reason in error, if its CRC does not match, or if magic,
- * version, type, flags, epoch or length cannot be; *crc is what frame_check must meet. */
+/* Reads a header. Returns RC_PROTOCOL, with the reason in error, if its CRC does not match, or if
+ * magic, version, type, flags, epoch or length is invalid; *crc is to be given to frame_check. */
 rc_result frame_decode(const uint8_t bytes[FRAME_HEADER_BYTES], uint32_t epoch, uint32_t max_length,
                        frame_header *h, uint32_t *crc, rc_error *error);
-/* 1 if crc is the CRC of this payload. */
+/* Returns 1 if crc is the CRC of this payload. */
 int frame_check(const void *payload, uint32_t length, uint32_t crc);
 
-/* Payload of FRAME_ABORT: the failure to be raised by whoever receives it, and the rank that found
- * it, which is not the sender of what is passed on. */
+/* Payload of FRAME_ABORT: the failure that its receivers raise, and the rank that found it, which
+ * need not be the sender, as ranks pass it on. */
 uint32_t frame_abort_encode(uint8_t *payload, const rc_error *error, int origin);
 void frame_abort_decode(const uint8_t *payload, uint32_t length, rc_error *error, int *origin);
 

@@ -27,7 +27,7 @@ static out_frame *merge(out_frame *a, out_frame *b)
     return first;
 }
 
-/* Merges the children of what is taken out in pairs, then the pairs. */
+/* Merges the children of a frame that is taken out, in pairs, then the pairs. */
 static out_frame *merge_all(out_frame *child)
 {
     out_frame *pairs = NULL, *merged = NULL;

@@ -21,12 +21,14 @@
 
 enum {
     READ_BUDGET = 1 << 20, /* bytes read before other lanes get their turn */
-    /* What may be in the outbox of one of several lanes while the sender has it, so that it need
-     * not wait for the driver after each frame: at most so much, and what the lane sends in 1 ms.
+    /* Bytes that may be in the outbox of one of several lanes while the sender has it, so that it
+     * need not wait for the driver after each frame: at most so many, and what the lane sends in 1
+     * ms.
      */
     MOST_AHEAD = 512 << 10,
-    /* From so many bytes of a payload on it is worth a system call not to be woken before they are
-     * there; but not where FAST_BYTES come in FAST_NS (3.5 Gbit/s): there a driver hardly sleeps.
+    /* Missing bytes of a payload from which on a system call pays that has the driver wake only
+     * when all have come; not where FAST_BYTES come in FAST_NS (3.5 Gbit/s): there a driver hardly
+     * sleeps.
      */
     LEAST_ASLEEP = 16 << 10,
     FAST_BYTES = 64 << 10,
@@ -45,7 +47,7 @@ static void fail(lane *ln, rc_result code, int number, const char *what)
 
 /* ---- sending ---- */
 
-/* The frames that are in the socket as a whole. */
+/* Gives back the frames that are in the socket as a whole. */
 static void give_back(lane *ln)
 {
     out_frame *frame;
@@ -72,7 +74,7 @@ static void leave_sender(lane *ln)
     ln->sender = NULL;
 }
 
-/* Empties the outbox, but for the frame `rest`, or NULL. */
+/* Empties the outbox, except for the frame `rest` (or NULL). */
 static void drop_unsent(lane *ln, out_frame *rest)
 {
     frame_queue dropped = ln->out.list;
@@ -86,8 +88,9 @@ static void drop_unsent(lane *ln, out_frame *rest)
         ln->handler->sent(ln, frame);
 }
 
-/* The peer takes nothing more. It may have left in order, with its goodbye still to be read; so it
- * is the reading side that judges. But of a socket that is no more there is nothing to be read. */
+/* Ends sending: the peer takes nothing more. It may have left in order, with its goodbye still to
+ * be read, so the reading side judges. If the socket itself is gone nothing can be read, and the
+ * lane fails. */
 static void fall_mute(lane *ln)
 {
     if (!engine_is_own(&ln->source)) {
@@ -124,7 +127,7 @@ static void flush(lane *ln)
         watch(ln, 0);
 }
 
-/* What the sender has done with the outbox. */
+/* Takes over what the sender has done with the outbox. */
 static void settle(outbox *box, int returned)
 {
     lane *ln = (lane *)((char *)box - offsetof(lane, out));
@@ -138,7 +141,7 @@ static void settle(outbox *box, int returned)
         ln->handler->room(ln);
 }
 
-/* 1 if the outbox is the sender's, or has become so for this frame. */
+/* Hands the outbox over to the sender if this frame is worth it. Returns 1 if the sender has it. */
 static int hand_over(lane *ln, const out_frame *frame)
 {
     if (ln->handed || ln->sender == NULL || !sender_wants(ln->sender, frame))
@@ -179,7 +182,7 @@ int lane_has_room(const lane *ln)
                                   (double)ln->out_bytes < ahead);
 }
 
-/* Bytes that the kernel has and the peer's has not acknowledged. */
+/* Returns the bytes that the kernel has and the peer's kernel has not acknowledged. */
 static uint64_t in_socket(const lane *ln)
 {
     int queued = 0;
@@ -188,7 +191,8 @@ static uint64_t in_socket(const lane *ln)
     return (uint64_t)queued;
 }
 
-/* What is sent meanwhile counts twice rather than not at all. */
+/* Reads the two counts in this order so that bytes sent meanwhile count twice rather than not at
+ * all. */
 uint64_t lane_unacked(const lane *ln)
 {
     uint64_t unsent = ln->pushed - atomic_load(&ln->out.sent_bytes);
@@ -219,7 +223,8 @@ void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt)
     *rtt = info.tcpi_rtt * 1e-6;
 }
 
-/* Long enough for a driver that is not scheduled at once, short enough to correct a wrong turn. */
+/* Limits the unsent bytes that the kernel takes: enough for a driver that is not scheduled at once,
+ * few enough to correct a wrong choice of lane. */
 static void set_backlog(lane *ln)
 {
     enum { LEAST = 64 << 10, MOST = 4 << 20, AHEAD_MS = 5 };
@@ -312,8 +317,8 @@ static void set_low_water(lane *ln, int bytes)
     (void)setsockopt(ln->source.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
-/* A driver that sleeps need not wake for each few packets of a payload, which costs it as much as
- * to copy them. */
+/* Has a sleeping driver wake for the whole rest of a payload, not for each few packets, which costs
+ * it as much as to copy them. */
 static void sleep_well(lane *ln)
 {
     uint32_t missing = ln->in_payload && !ln->is_fast ? ln->rx.length - ln->rx_have : 0;
@@ -326,8 +331,8 @@ void lane_stir(lane *ln)
         set_low_water(ln, 1);
 }
 
-/* One system call: the rest of the payload, then the buffer. By recv, which reads no other file
- * that may have the number by now. */
+/* Reads by one system call: the rest of the payload, then into the buffer. By recv, which fails on
+ * another file that may have the number by now. */
 static ssize_t fill(lane *ln, size_t *wanted)
 {
     memmove(ln->rbuf, ln->rbuf + ln->rbuf_start, ln->rbuf_end - ln->rbuf_start);
@@ -351,7 +356,7 @@ static ssize_t fill(lane *ln, size_t *wanted)
     return got;
 }
 
-/* Reads what is there, as far as the budget goes. Returns 0 if the lane died. */
+/* Reads what has come, as far as the budget goes. Returns 0 if the lane died. */
 static int take_turn(lane *ln)
 {
     size_t budget = READ_BUDGET;
@@ -393,8 +398,8 @@ static void receive(lane *ln)
     sleep_well(ln);
 }
 
-/* A peer that cannot get rid of what it sends here would not get its abort out either, nor close
- * in less than its whole patience. */
+/* Reads and throws away. A peer whose data nobody reads could not send its abort either, nor close
+ * before its timeout is over. */
 static void discard(lane *ln)
 {
     size_t budget = READ_BUDGET;
@@ -462,7 +467,7 @@ rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch)
     return RC_OK;
 }
 
-/* A control frame with the unsent bytes of a half-sent one as its whole content. */
+/* Makes a control frame of the unsent bytes of a half-sent frame. */
 static out_frame *copy_rest(const lane *ln, const out_frame *frame)
 {
     out_frame *copy = malloc(sizeof *copy + frame->header.length);
@@ -496,7 +501,7 @@ void lane_detach(lane *ln)
     ln->deaf = 1;
     watch(ln, rest != NULL);
     if (half_sent && rest == NULL)
-        lane_close(ln); /* no memory: a stream cut in mid-frame can only be closed */
+        lane_close(ln); /* no memory: a stream cut within a frame can only be closed */
 }
 
 void lane_close(lane *ln)

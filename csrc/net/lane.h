@@ -1,21 +1,20 @@
 /* lane.h - one TCP connection: frames out, frames in.
  *
  * A lane carries frames in order and knows nothing of collectives. Its link gives it frames to send
- * (lane_push); what arrives is announced to the lane's handler when its header is known, so that
- * the handler says where the payload shall go, and again when the payload is there and checked.
+ * (lane_push); a frame that arrives is announced to the lane's handler when its header is known, so
+ * that the handler says where the payload goes, and again when the payload has come and is checked.
  *
  *      link queue --> outbox --> sendmsg                    recvmsg --> rbuf --> header
  *                     (several frames a call)                    \---> payload, straight into place
  *
  * A read takes the rest of the payload in progress and, behind it, the start of the next frame into
- * a small buffer, so a stream of frames costs one system call each, small ones less. Where it
- * comes slowly enough for the driver to sleep, that is woken for a large payload when all is there.
+ * a small buffer, so a stream of frames costs one system call each, small ones less. Where data
+ * comes so slowly that the driver sleeps, it is woken for a large payload when all of it has come.
  *
- * Invariants. A header is looked at, and a payload given to the handler, once, whole, and only with
- * a correct CRC of its own. Frames
- * given to lane_push are sent whole or the lane is dead. After lane_close nothing is touched.
- * Threading: under the engine's lock, but for the outbox while it is handed to the sender
- * (sender.h). Ownership: a frame's payload is borrowed until its release.
+ * Invariants. A header or payload is given to the handler once, whole, and only if its CRC is
+ * correct. Frames given to lane_push are sent whole or the lane is dead. After lane_close nothing
+ * is touched. Threading: under the engine's lock, except for the outbox while it is handed to the
+ * sender (sender.h). Ownership: a frame's payload is borrowed until its release.
  */
 #ifndef RINGCOMM_LANE_H
 #define RINGCOMM_LANE_H
@@ -29,43 +28,43 @@ enum { LANE_RBUF_BYTES = 8192, LANE_END_BYTES = 88 };
 
 typedef struct lane lane;
 
-/* Where a payload shall be received. */
+/* Memory in which a payload is received. */
 typedef struct rx_place {
     uint8_t *data;       /* header.length bytes */
     pool_buffer *buffer; /* holds data, or NULL */
     void *owner;         /* the work it belongs to, or NULL */
 } rx_place;
 
-/* What a lane needs of its owner. A result other than RC_OK from begin or end kills the lane. */
+/* Callbacks to a lane's owner. A result other than RC_OK from begin or end kills the lane. */
 typedef struct lane_handler {
     rc_result (*begin)(lane *ln, const frame_header *h, rx_place *place);
     rc_result (*end)(lane *ln, const frame_header *h, rx_place *place);
     void (*sent)(lane *ln, out_frame *frame); /* the frame is in the socket: release it */
-    void (*room)(lane *ln);                   /* pushed frames are sent: more may be */
+    void (*room)(lane *ln);                   /* pushed frames are sent: more can be pushed */
     void (*dead)(lane *ln);                   /* error holds why; close it or the communicator */
 } lane_handler;
 
-/* What a lane runs over: both ends as errors name them, and the port here. */
+/* Route of a lane: both ends as errors name them, and the port here. */
 typedef struct lane_path {
     int port; /* index of the network interface whose loss ends the lane; 0: none is watched */
     char here[LANE_END_BYTES], there[LANE_END_BYTES]; /* "eth1 10.8.0.1 on node0"; "": not known */
 } lane_path;
 
-/* How a lane fares, as its communicator judges it (comm_lanes.c). Times in ns. */
+/* Health of a lane, as its communicator judges it (comm_lanes.c). Times in ns. */
 typedef struct lane_health {
     uint64_t heard;              /* last_rx when it was looked at last */
-    uint64_t silent;             /* for so long nothing came while the peer lived */
-    uint64_t stuck;              /* for so long nothing in flight was acknowledged meanwhile */
-    uint64_t acked;              /* bytes */
-    uint64_t marks[2], times[2]; /* acked, some time ago: the older first */
-    port_state port;             /* of the port here */
-    int no_address;              /* that has lost the lane's address */
-    uint64_t port_lost;          /* since when one of the two is so; 0: neither */
-    int lost;                    /* it was judged, and nothing it has sent is waited for */
+    uint64_t silent;             /* time without arrivals while the peer lived */
+    uint64_t stuck;              /* time in which nothing in flight was acknowledged */
+    uint64_t acked;              /* bytes acknowledged */
+    uint64_t marks[2], times[2]; /* earlier values of acked and when; the older first */
+    port_state port;             /* state of the port here */
+    int no_address;              /* the port has lost the lane's address */
+    uint64_t port_lost;          /* since when the port or the address is lost; 0: neither */
+    int lost;                    /* it was given up, and nothing it has sent is waited for */
 } lane_health;
 
 struct lane {
-    engine_source source; /* first: the engine hands it back */
+    engine_source source; /* must be first: the engine hands it back */
     rc_engine *engine;
     const lane_handler *handler;
     void *link;
@@ -77,20 +76,20 @@ struct lane {
     rc_error error; /* first failure */
 
     outbox out;
-    uint64_t out_bytes; /* of frames that were pushed and not given back, sent ones included */
-    uint64_t pushed;    /* bytes given to the socket once all that is in the outbox is sent */
-    uint64_t beat_end;  /* that was pushed, after the last heartbeat: until it is sent, none more */
-    struct sender *sender; /* that large frames are handed to, or NULL */
-    int handed;            /* the outbox is the sender's now */
+    uint64_t out_bytes;    /* of frames pushed and not given back, sent ones included */
+    uint64_t pushed;       /* total bytes in the socket once the outbox is sent */
+    uint64_t beat_end;     /* `pushed` after the last heartbeat: no new one until that is sent */
+    struct sender *sender; /* takes large frames, or NULL */
+    int handed;            /* the sender has the outbox now */
 
     uint8_t rbuf[LANE_RBUF_BYTES];
     size_t rbuf_start, rbuf_end;
     uint32_t epoch, max_length;
     int in_payload;
-    int low_water; /* bytes that have to be there before the driver wakes for them */
-    int is_fast;   /* what came last came at a fast port's speed */
-    int deaf;      /* what arrives is thrown away (lane_detach) */
-    int mute;      /* nothing can be sent any more; what was received may still end in a goodbye */
+    int low_water; /* bytes that must have come before the driver wakes */
+    int is_fast;   /* the last bytes came at a fast port's speed */
+    int deaf;      /* arrivals are thrown away (lane_detach) */
+    int mute;      /* nothing can be sent any more; arrivals may still end in a goodbye */
     int goodbye;   /* the peer has sent its last frame here */
     frame_header rx;
     uint32_t rx_crc; /* of the payload */
@@ -101,44 +100,43 @@ struct lane {
     uint64_t last_rx; /* ns */
     uint64_t received_bytes, sent_frames, received_frames;
 
-    int striped;         /* it has siblings */
-    double rate;         /* at which the peer receives, bytes per ns; 0: not known */
-    double free_at;      /* when it will have sent all that it was given (link.c), ns */
-    uint64_t passed;     /* bytes given to its siblings since it was given some (link.c) */
-    rate_meter arrivals; /* of a striped lane: to be told to the peer */
-    double told;         /* the rate that the peer was told last */
+    int striped;         /* the link has other lanes */
+    double rate;         /* at which the peer receives, bytes per ns; 0: unknown */
+    double free_at;      /* when it will have sent all that it was given, ns (link.c) */
+    uint64_t passed;     /* bytes given to other lanes since its last frame (link.c) */
+    rate_meter arrivals; /* of a striped lane: sent to the peer */
+    double told;         /* rate sent to the peer last */
     uint64_t told_at;
-    int backlog; /* unsent bytes that the kernel may hold; 0: not limited */
+    int backlog; /* unsent bytes that the kernel may hold; 0: no limit */
 };
 
 /* Takes over fd and watches it. On failure fd is closed. */
 rc_result lane_open(lane *ln, int fd, uint32_t max_length, uint32_t epoch);
-/* For links of several lanes: measures what arrives, and asks the kernel to take only as much as it
- * can send soon, so that the rest stays where it can be given to a sibling. */
+/* Prepares a lane of a link of several: measures arrivals, and asks the kernel to take only as much
+ * as it can send soon, so that the rest can still be given to another lane. */
 void lane_stripe(lane *ln);
-/* Takes in what the peer measured, bytes per ns. */
+/* Sets the rate that the peer has measured, bytes per ns. */
 void lane_set_rate(lane *ln, double rate);
 /* Puts a frame behind the others and sends what the socket takes. */
 void lane_push(lane *ln, out_frame *frame);
-/* 1 if the next of several lanes' frames may be pushed here: more would wait where no sibling can
- * have it. */
+/* Returns 1 if this one of several lanes should get another frame now; one pushed without room
+ * would wait where no other lane can take it. */
 int lane_has_room(const lane *ln);
-/* Wakes the driver for whatever has come, so that a peer whose payload comes slowly gives a sign of
- * life. */
+/* Has the driver wake for any arrival, so that a peer whose payload comes slowly is seen to live.
+ */
 void lane_stir(lane *ln);
-/* Bytes that the peer has not acknowledged yet, in the socket or still in the list. */
+/* Returns the bytes that the peer has not acknowledged, in the socket or still in the list. */
 uint64_t lane_unacked(const lane *ln);
-/* Bytes that the peer has acknowledged. *in_flight: 1 if others are on their way, and not only
- * waiting for the peer to make room; 0 for another kind of socket. */
+/* Returns the bytes that the peer has acknowledged. *in_flight: 1 if others are on their way, not
+ * only waiting for the peer to make room; 0 for another kind of socket. */
 uint64_t lane_acked(const lane *ln, int *in_flight);
-/* What TCP knows of the connection: segments sent again, and the smoothed round trip in seconds.
- * Zeros for another kind of socket. */
+/* Reads TCP's counts: segments sent again, and the smoothed round trip in seconds. Zeros for
+ * another kind of socket. */
 void lane_ask_tcp(const lane *ln, uint64_t *retransmits, double *rtt);
-/* Makes the lane independent of memory that is not its own: the rest of a half-sent payload is
- * copied, frames not begun are released, what arrives is thrown away. Afterwards only control
- * frames may be pushed. */
+/* Makes the lane independent of memory that is not its own: copies the rest of a half-sent payload,
+ * releases frames not begun, throws arrivals away. Afterwards only control frames may be pushed. */
 void lane_detach(lane *ln);
-/* Lets go of its frames through handler->sent and closes the socket. */
+/* Releases the lane's frames through handler->sent and closes the socket. */
 void lane_close(lane *ln);
 
 #endif

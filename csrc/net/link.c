@@ -4,18 +4,18 @@
 #include "../base/clock.h"
 
 enum {
-    /* What one lane may hold unsent when it is the only one: enough for one system call to carry
-     * several small frames, little enough to keep memory hot. */
+    /* Bytes that one lane may hold unsent when it is the only one: enough for one system call to
+     * carry several small frames, few enough to keep memory hot. */
     SINGLE_LANE_BACKLOG = 1 << 20,
-    /* The most that acknowledgements are late: they wait behind what the peer sends. */
+    /* Longest delay of acknowledgements: they wait behind what the peer sends. */
     ACKS_LATE_MS = 6,
-    /* An idle lane as fast as its siblings is given a frame after so many on these. */
+    /* Frames on other lanes before an idle lane of the same speed is given one. */
     LEAST_PASSED = 50,
     LEAST_TRIED = 16 << 10,
     NEARLY_IDLE_MS = 2
 };
 
-/* By how much a lane that is tried again may have become faster. */
+/* Factor by which a lane that is tried again is assumed to have become faster. */
 static const double HOPE = 1.5;
 
 /* ---- credit ---- */
@@ -40,12 +40,12 @@ static void let_go(peer_link *ln, out_frame *frame)
     queue_push(&ln->queue, frame);
 }
 
-/* The peer has called receives: those of any tag, wherever their sends stand. */
+/* Learns that the peer has called receives; lets sends of this tag leave, wherever they stand. */
 static void learn_receives(peer_link *ln, uint64_t name)
 {
     tag_count *told = tags_get(&ln->told, tags_tag(name));
     if (told == NULL || tags_number(name) < told->receives)
-        return; /* without memory its sends go by the credit */
+        return; /* without memory this tag's sends depend on the credit */
     told->receives = tags_number(name) + 1;
     const out_frame *first;
     while ((first = held_first_of_tag(&ln->held, tags_tag(name))) != NULL &&
@@ -91,7 +91,7 @@ static lane *least_loaded(peer_link *ln)
     return best;
 }
 
-/* What the choice rests on: the lanes' rates, an unknown one counting as the fastest. */
+/* Rates on which the choice of a lane rests; an unknown one counts as the fastest. */
 typedef struct rates {
     double fastest; /* bytes per ns; 1 if none is known */
     int all_known;
@@ -117,8 +117,9 @@ static double rate_of(const lane *l, const rates *r)
     return l->rate > 0.0 ? l->rate : r->fastest;
 }
 
-/* For how long (ns) the lane is still busy with what it was given: by its own clock, within what is
- * known. It has no more left than is unacknowledged, and no less but for late acknowledgements. */
+/* Returns how long (ns) the lane is still busy with what it was given: by free_at, within two
+ * bounds. It has no more left than is unacknowledged, and no less except for late acknowledgements.
+ */
 static double busy_for(lane *l, double now, const rates *r)
 {
     double most = (double)lane_unacked(l) / rate_of(l, r), left = l->free_at - now;
@@ -130,10 +131,11 @@ static double busy_for(lane *l, double now, const rates *r)
     return left;
 }
 
-/* 1 if the lane is so slow that it got nothing while its siblings sent so much that a frame on it
- * can hold them up by a fiftieth. Its rate may have changed, and shows only when it is used: by a
- * frame that is large enough to show it, or small ones would raise hopes that nothing corrects.
- * One that is half as fast as any is used as soon as there is more than a frame or two. */
+/* Returns 1 if a slow lane should be tried again: other lanes have sent so much since its last
+ * frame that one frame here can delay them by a fiftieth at most. Its rate may have changed, and
+ * shows only in use, and only by a large frame; small ones would raise the assumed rate without a
+ * measurement that corrects it. A lane half as fast as the fastest is used anyway once a few frames
+ * are queued. */
 static int is_due(const lane *l, uint64_t bytes, const rates *r)
 {
     double slower = r->fastest / rate_of(l, r);
@@ -141,7 +143,7 @@ static int is_due(const lane *l, uint64_t bytes, const rates *r)
            (double)l->passed >= LEAST_PASSED * slower * (double)bytes && lane_unacked(l) == 0;
 }
 
-/* The lane that would finish this many bytes first. */
+/* Returns the lane that would finish this many bytes first. */
 static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
 {
     lane *best = NULL;
@@ -163,8 +165,9 @@ static lane *earliest_finish(peer_link *ln, uint64_t bytes, const rates *r)
     return best;
 }
 
-/* A lane with room that would finish a frame before the others have finished all that is queued: if
- * the frame were left to the fastest, which has no room, a much slower lane would never get any. */
+/* Returns a lane with room that would finish a frame before the others have finished all that is
+ * queued: if the frame were left to the fastest, which has no room, a much slower lane would never
+ * get any. */
 static lane *idle_helper(peer_link *ln, uint64_t bytes, const rates *r)
 {
     double now = (double)clock_ns(), all_rates = 0.0, all_bytes = (double)ln->queued;
@@ -184,7 +187,7 @@ static lane *idle_helper(peer_link *ln, uint64_t bytes, const rates *r)
     return NULL;
 }
 
-/* The lane for the next frame, NULL if it shall wait. */
+/* Returns the lane for the next frame; NULL if the frame is to wait. */
 static lane *choose(peer_link *ln, uint64_t bytes)
 {
     if (ln->lane_count == 1) {

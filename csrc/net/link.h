@@ -1,14 +1,13 @@
 /* link.h - all lanes to one peer, and the flow of segments over them.
  *
  * Striping. Frames queue here, not in the lanes. Each goes to the lane that would finish it first.
- * How long a lane is busy with what it has follows from the rate at which the peer says that its
- * data arrives, and is bounded by what is unacknowledged. If that lane's socket takes nothing more
- * just now, the frame waits for it rather than going to a lane that would finish later,
- * unless that one is through before the others are with all that is queued. So ports
- * share a load in the proportion of their speeds with no weights to set, and a slow port never
- * hoards segments.
+ * The time for which a lane is busy follows from the rate at which the peer says that its data
+ * arrives, and is bounded by what is unacknowledged. If the chosen lane's socket is full, the frame
+ * waits for it rather than going to a lane that would finish later, unless that one finishes before
+ * the others have sent all that is queued. So ports share a load in the proportion of their speeds
+ * with no weights to set, and a slow port never hoards segments.
  *
- * Credit. A peer may run ahead of us: its frames can arrive before our caller has called the
+ * Credit. A peer may run ahead of us: its frames can arrive before the caller here has called the
  * collective. They are kept, but no more than LINK_CREDIT_SEGMENTS segments of them, so memory is
  * bounded and reading never stops, which is what rules out deadlock. A data frame may leave if the
  * peer is known to have called its collective, or if the bytes sent but not known to be consumed
@@ -40,50 +39,50 @@ typedef struct peer_link {
     int (*prepare)(struct peer_link *ln, out_frame *frame);
 
     frame_queue queue;
-    uint64_t queued; /* bytes in it */
+    uint64_t queued; /* bytes in queue */
     held_frames held;
 
-    uint64_t called;        /* the peer has called all collectives below */
-    tag_table told;         /* receives: the peer has called those of all our sends below; engine's
-                               lock, as is the next */
-    tag_table started;      /* receives: the next from this peer to be called here */
+    uint64_t called; /* the peer has called all collectives below this seq */
+    tag_table told; /* receives that the peer has called for this rank's sends, below these numbers;
+                       under the engine's lock, as is the next */
+    tag_table started;      /* receives from this peer: numbers of the next to be called here */
     uint64_t credit;        /* bytes; LINK_CREDIT_SEGMENTS segments with their headers */
-    uint64_t sent;          /* bytes of data frames that left the credit's hold */
-    uint64_t peer_consumed; /* of these, consumed by the peer as far as is known */
+    uint64_t sent;          /* bytes of data frames that were let go */
+    uint64_t peer_consumed; /* those of them that the peer is known to have consumed */
     uint32_t consumed;      /* bytes of the peer's data frames consumed here, modulo 2^32 */
-    uint32_t consumed_told; /* the last value that the peer was told */
-    uint64_t early_bytes;   /* of data frames kept here for collectives not yet called */
-    keyed_queues early[2];  /* they, and calls announced, by seq: of collectives, of sends
+    uint32_t consumed_told; /* value last sent to the peer */
+    uint64_t early_bytes;   /* bytes of data frames kept here for collectives not yet called */
+    keyed_queues early[2];  /* these frames, and announced calls, by seq: of collectives, of sends
                                (comm_unexpected.c) */
-    keyed_queues receives;  /* in flight, from this peer, by name (comm_active.c) */
-    list untold;            /* of these, of which the peer has not been told (comm_announce.c) */
-    int owes_calls;         /* it should have been, and could not be */
+    keyed_queues receives;  /* receives in flight from this peer, by name (comm_active.c) */
+    list untold;            /* receives not announced to the peer yet (comm_announce.c) */
+    int owes_calls;         /* an announcement is due, and could not be sent */
 
-    tag_table numbers; /* sends and receives to and from this peer; under the inbox lock */
-    uint64_t sign;     /* of life, the last that was looked at (comm_lanes.c); ns */
-    uint64_t steady;   /* since when there was no long pause between two of them */
+    tag_table numbers; /* of sends and receives to and from this peer; under the inbox lock */
+    uint64_t sign;     /* last sign of life seen, ns (comm_lanes.c) */
+    uint64_t steady;   /* since when signs of life came without a long pause */
     int goodbyes;      /* lanes on which the peer said goodbye */
-    uint64_t left_at;  /* after the last of them: it calls no collective from here on */
+    uint64_t left_at;  /* its seq in the last goodbye: it calls no later collective */
 } peer_link;
 
-/* What a data frame takes of the credit. */
+/* Returns the bytes of credit that a data frame takes. */
 static inline uint32_t link_cost(const frame_header *h)
 {
     return FRAME_HEADER_BYTES + h->length;
 }
 
-/* Queues a data frame and sends what can go. */
+/* Queues a data frame and sends what can leave. */
 void link_send(peer_link *ln, out_frame *frame);
 /* Queues a data frame; link_pump sends it. */
 void link_queue(peer_link *ln, out_frame *frame);
-/* Sends what can go. */
+/* Sends what can leave. */
 void link_pump(peer_link *ln);
-/* Sends a control frame before all queued data. lane_index < 0: on the lane that is soonest free.
- * Returns 0 if it was dropped: there is no such lane any more, or memory is short. */
+/* Sends a control frame before all queued data; lane_index < 0: on the lane with the least to send.
+ * Returns 0 if it was dropped: the lane is gone, or memory is short. */
 int link_control(peer_link *ln, out_frame *frame, int lane_index);
-/* Takes in what a frame of the peer says about its calls and its consumption. */
+/* Notes what a frame of the peer says about its calls and its consumption. */
 void link_learn(peer_link *ln, const frame_header *h);
-/* 1 if the peer should be told of our consumption before it runs out of credit. */
+/* Returns 1 if this rank's consumption should be reported, before the peer runs out of credit. */
 int link_owes_credit(const peer_link *ln);
 
 #endif

@@ -3,16 +3,18 @@
 
 #define MS 1e6
 
-/* What a given rate is worth: it was measured for about as long, over another way. */
+/* Time that a given rate counts for: it was measured for about as long, over another way. */
 static const double GIVEN_NS = 32 * MS;
-/* How far back a rate looks, in time that the stream was measured. */
+/* Memory of a rate, in ns of measured stream. */
 static const double MEMORY_NS = 64 * MS;
 static const double WINDOW_NS = 2 * MS;
-/* Between packets of a stream that does not pause: the receiver's own delays, or the packets'. */
+/* Longest gap in a stream that does not pause: the receiver's own delays, or the time of
+ * PACKETS_BYTES. */
 static const double PAUSE_NS = 0.2 * MS;
 static const double PACKETS_BYTES = 4 * 1500;
-static const double NO_FASTER = 1.1; /* than is known, but for noise */
-/* What a shaper saves up at most, and the longest that this takes to come out. */
+static const double NO_FASTER = 1.1; /* a rate above the known one by less than this is noise */
+/* A shaper saves up at most BUCKET_BYTES, or what it passes in BUCKET_NS if that is more; they come
+ * out within BURST_NS. */
 static const double BUCKET_BYTES = 128 << 10, BUCKET_NS = 1.25 * MS, BURST_NS = 2 * MS;
 
 void meter_init(rate_meter *m, double rate)
@@ -20,7 +22,8 @@ void meter_init(rate_meter *m, double rate)
     *m = (rate_meter){.rate = rate, .backing = rate > 0.0 ? GIVEN_NS : 0.0};
 }
 
-/* Within a frame the stream never waits for its sender, which had it all. */
+/* Returns 1 if the stream has paused. Within a frame it never waits for its sender, which had all
+ * of it. */
 static int is_pause(const rate_meter *m, double elapsed, int between_frames)
 {
     if (m->last == 0)
@@ -29,7 +32,7 @@ static int is_pause(const rate_meter *m, double elapsed, int between_frames)
            (m->rate == 0.0 || elapsed * m->rate > PACKETS_BYTES);
 }
 
-/* What the shaper holds after a pause, with what was left before. */
+/* Returns the bytes that the shaper holds after a pause, with what was left before. */
 static double saved_up(const rate_meter *m, double pause)
 {
     double most = m->rate * BUCKET_NS, saved = m->burst + m->rate * pause;
@@ -38,10 +41,10 @@ static double saved_up(const rate_meter *m, double pause)
     return m->last == 0 || m->rate == 0.0 || saved > most ? most : saved;
 }
 
-/* 1 for what comes within a frame after so long that nothing saved up is left: that would have come
- * at once, and made it seem faster rather than slower than it is. Where a slow port passes large
- * packets whole (GSO), a frame is two of them, and of a frame that waited for none there is no more
- * to be measured than the time between these. */
+/* Returns 1 for bytes within a frame that come after so long that nothing saved up is left: saved
+ * bytes would have come at once, and made the stream seem faster rather than slower than it is.
+ * Where a slow port passes large packets whole (GSO), a frame is two of them, and a frame that
+ * waited for none shows no more than the time between these. */
 static int is_no_burst(const rate_meter *m, double elapsed, double bytes, int between_frames)
 {
     return !between_frames && elapsed > PAUSE_NS && bytes < NO_FASTER * elapsed * m->rate;

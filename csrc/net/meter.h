@@ -1,4 +1,5 @@
-/* meter.h - how fast a stream arrives: what a lane's receiver knows and tells its sender.
+/* meter.h - the rate at which a stream arrives, which a lane's receiver measures and sends to its
+ * sender.
  *
  * The sender cannot measure it well. Acknowledgements wait behind the data that flows the other
  * way, by as much as a whole message takes, and vary with it. Arrivals have nothing in front of
@@ -6,8 +7,8 @@
  *
  *     | pause | burst |<------- measured ------->| pause
  *
- * A pause ends a measurement, and after it come, at once, the bytes that a shaper has saved up
- * meanwhile: these and their time are left out, unless they come too late for that.
+ * A pause ends a measurement. After it the bytes that a shaper has saved up meanwhile come at once:
+ * these and their time are left out, unless they come too late for that.
  *
  * Pure: no OS; times are given. Not thread-safe.
  */
@@ -19,17 +20,17 @@
 
 typedef struct rate_meter {
     double rate;        /* bytes per ns; 0: not known */
-    double backing;     /* ns of stream that the rate rests on */
-    double bytes, span; /* of the measurement that runs; ns */
+    double backing;     /* ns of measured stream behind the rate */
+    double bytes, span; /* of the current measurement; ns */
     double burst;       /* bytes to leave out first */
-    double burst_span;  /* ns for which some were left out */
-    uint64_t last;      /* when something arrived last; 0: never */
-    int news;           /* the rate was measured anew; whoever uses it resets this */
+    double burst_span;  /* ns in which bytes were left out */
+    uint64_t last;      /* when bytes arrived last; 0: never */
+    int news;           /* the rate has changed; its reader resets this */
 } rate_meter;
 
 /* Starts with a rate that was measured elsewhere; 0: none. */
 void meter_init(rate_meter *m, double rate);
-/* Takes in that so many bytes were read now, ns. between_frames: all frames before them were
+/* Notes that so many bytes were read now (ns). between_frames: all frames before them were
  * complete, so that the stream may have waited for its sender. */
 void meter_arrived(rate_meter *m, uint64_t now, size_t bytes, int between_frames);
 

@@ -1,9 +1,9 @@
-/* polled.h - what the driver looks at while it waits, besides the epoll set: members' memory, and a
- * descriptor that is the only one. Part of engine.c.
+/* polled.h - what the driver polls while it waits, besides the epoll set: members' memory, and a
+ * descriptor if it is the only one. Part of engine.c.
  *
  * Invariants. The list is made under the lock and used without it: members stay until the driver is
- * back (engine_quiesce). Those for which there is no room doze all along, and are not roused again:
- * one bell too many is all that comes of it.
+ * back (engine_quiesce). Members beyond MOST_POLLED doze all the time, so peers ring for them
+ * needlessly; nothing else comes of it.
  */
 #ifndef RINGCOMM_POLLED_H
 #define RINGCOMM_POLLED_H
@@ -19,10 +19,10 @@ enum { MOST_POLLED = 16 };
 typedef struct polled_members {
     engine_member *member[MOST_POLLED];
     int count;
-    int others_stirred; /* one for which there was no room can go on */
-    int alone;          /* the only work in flight waits there */
-    int briefly;        /* what is waited for, there or at sockets, is worth polling for where ranks
-                           outnumber cores */
+    int others_stirred; /* a member beyond MOST_POLLED can advance */
+    int alone;          /* the only work in flight waits for memory */
+    int briefly; /* what is awaited, in memory or at sockets, is worth polling where ranks outnumber
+                    cores */
 } polled_members;
 
 static inline polled_members polled_list(const rc_engine *e)
@@ -40,7 +40,7 @@ static inline polled_members polled_list(const rc_engine *e)
     return polled;
 }
 
-/* 1 if one of them can go on. */
+/* Returns 1 if a polled member can advance. */
 static inline int polled_stirred(const polled_members *polled)
 {
     for (int i = 0; i < polled->count; i++)
@@ -49,8 +49,8 @@ static inline int polled_stirred(const polled_members *polled)
     return 0;
 }
 
-/* What has come by the descriptors, now that memory lets a member go on. Where nothing else is in
- * flight that is heartbeats and bad news, and one look in so many is enough. */
+/* Takes the events of descriptors, now that memory lets a member advance. If nothing else is in
+ * flight these are heartbeats and failures, and one look in so many is enough. */
 static inline int polled_beside(rc_engine *e, struct epoll_event *events, int most,
                                 const polled_members *polled)
 {
@@ -61,10 +61,10 @@ static inline int polled_beside(rc_engine *e, struct epoll_event *events, int mo
     return epoll_wait(e->set.epoll_fd, events, most, 0);
 }
 
-/* epoll_wait for at most so many events, again and again until there is something or the deadline.
- * Looking at memory costs next to nothing, looking at descriptors a system call: where there is
- * memory to look at, it is looked at more often. Where ranks outnumber cores, each look lets
- * another rank run, which may be the one that is waited for. */
+/* Polls until a member can advance, events have come (at most so many) or the deadline. Reading
+ * memory costs next to nothing, looking at descriptors a system call: so memory, where there is
+ * any, is read more often. Where ranks outnumber cores, each poll lets another rank run, which may
+ * be the awaited one. */
 static inline int polled_events(rc_engine *e, struct epoll_event *events, int most,
                                 uint64_t deadline, const polled_members *polled)
 {
@@ -84,7 +84,8 @@ static inline int polled_events(rc_engine *e, struct epoll_event *events, int mo
     return count;
 }
 
-/* The descriptor from which all comes that is polled for, if it can be asked itself; else NULL. */
+/* Returns the descriptor from which all awaited events come, if it is the only one and can be read
+ * directly; else NULL. */
 static inline engine_source *polled_only_source(const rc_engine *e)
 {
     engine_source *only = NULL;
@@ -99,9 +100,9 @@ static inline engine_source *polled_only_source(const rc_engine *e)
     return only != NULL && only->events == EPOLLIN && only->look != NULL ? only : NULL;
 }
 
-/* Asks it until something has come (1) or the deadline (0), or somebody wants the lock (-1). A poll
- * of the epoll set takes the lock under which the kernel enters there what arrives, and so slows
- * down who sends. Under the engine's lock. */
+/* Reads the only descriptor until something has come (1), the deadline (0), or a thread wants the
+ * lock (-1). Polling the epoll set instead would take the lock under which the kernel enters
+ * arrivals there, and so slow down the sender. Under the engine's lock. */
 static inline int polled_look(rc_engine *e, engine_source *only, uint64_t deadline)
 {
     do {

@@ -1,9 +1,9 @@
-/* pollset.h - an epoll set, and the bell that ends a wait for it: the engine has one, and so has
- * the sender.
+/* pollset.h - an epoll set, and the bell that ends a wait for it. The engine and the sender have
+ * one each.
  *
- * The bell is a file that can always be read, watched edge-triggered. To ring is to have the set
- * look at it anew (EPOLL_CTL_MOD): one system call, which succeeds only while both numbers are
- * still those of the two open files.
+ * The bell is a file that can always be read, watched edge-triggered. Ringing has the set look at
+ * it anew (EPOLL_CTL_MOD): one system call, which succeeds only while both numbers are still those
+ * of the two open files.
  *
  * Somebody else in the process may close them (os.closerange, a close too many), and their numbers
  * may then be other files'. These are neither written to nor closed: the first ring that fails
@@ -26,11 +26,12 @@ typedef struct pollset {
     atomic_int epoll_fd, bell_fd; /* -1: given up, or closed */
 } pollset;
 
-/* 0 if that failed; errno says why. */
+/* Opens the set and its bell. Returns 0 if that failed; errno says why. */
 int pollset_open(pollset *p);
-/* Ends a wait, the current or the next. 0 if the set or the bell is the owner's no more. */
+/* Ends a wait, the current or the next. Returns 0 if the set or the bell belongs to somebody else
+ * by now. */
 int pollset_ring(pollset *p);
-/* Closes both, if they are the owner's. */
+/* Closes set and bell, if they are still the owner's. */
 void pollset_close(pollset *p);
 
 #endif

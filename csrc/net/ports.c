@@ -19,7 +19,7 @@ static void parse_link(port_watch *w, const struct nlmsghdr *message)
     if (message->nlmsg_len < NLMSG_LENGTH(sizeof info))
         return;
     memcpy(&info, NLMSG_DATA(message), sizeof info);
-    if (info.ifi_family != AF_UNSPEC) /* a bridge speaks of its ports by the same messages */
+    if (info.ifi_family != AF_UNSPEC) /* a bridge reports its ports by the same messages */
         return;
     if (message->nlmsg_type == RTM_DELLINK)
         w->link(w, info.ifi_index, PORT_GONE);
@@ -72,7 +72,7 @@ void ports_parse(port_watch *w, const void *data, size_t length)
     }
 }
 
-/* All is read. */
+/* Reports a loss of messages once all that came are read. */
 static void settle(port_watch *w)
 {
     if (w->stale)
@@ -89,7 +89,7 @@ static void ready(engine_source *source, uint32_t events)
         ssize_t got = recv(source->fd, data, sizeof data, MSG_DONTWAIT);
         if (got > 0 && !w->stale)
             ports_parse(w, data, (size_t)got);
-        else if (got < 0 && errno == ENOBUFS) /* the kernel has dropped some */
+        else if (got < 0 && errno == ENOBUFS) /* the kernel has dropped messages */
             w->stale = 1;
         else if (got < 0 && errno == EAGAIN) {
             settle(w);

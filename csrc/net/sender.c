@@ -10,14 +10,15 @@
 #include "../base/thread.h"
 
 enum {
-    /* Shorter frames are not worth the two hand-overs. */
+    /* Shortest payload that is worth the two hand-overs. */
     LEAST_BYTES = 32 << 10,
-    /* Sent at a time: what is sealed is then still in cache, and other lanes get their turn. */
+    /* Bytes sent at a time: what is sealed is then still in cache, and other lanes get their turn.
+     */
     BYTES_PER_SEND = 256 << 10,
     EVENTS_PER_WAIT = 32,
-    /* No sleep is longer, so that one that nobody can end any more does not hold up the end. */
+    /* Longest sleep; bounds the shutdown if nothing can wake the sender any more. */
     LONGEST_SLEEP_MS = 250,
-    /* And where the epoll set is lost. */
+    /* Sleep between rounds where the epoll set is lost. */
     REFUSED_US = 10000
 };
 
@@ -80,7 +81,7 @@ double sender_cpu_seconds(sender *s)
     return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
 }
 
-/* ---- the list of what is handed over; under the lock ---- */
+/* ---- the list of outboxes handed over; under the lock ---- */
 
 static void put_last(sender *s, outbox *box)
 {
@@ -111,7 +112,7 @@ static void set_state(outbox *box, outbox_state state)
     atomic_store(&box->full, state == OUTBOX_FULL);
 }
 
-/* The one that waits longest. */
+/* Returns the ready outbox that has waited longest. */
 static outbox *find_ready(const sender *s, int *some_full)
 {
     outbox *found = NULL;
@@ -133,8 +134,8 @@ int sender_wants(const sender *s, const out_frame *frame)
     return s->engine->lengthy > 0 && frame->header.length >= s->least;
 }
 
-/* Edge-triggered and once for all: it is reported when a full socket has room again, to no thread
- * but the sender, and costs nothing in between. */
+/* Adds a socket to the sender's epoll set, edge-triggered and only once: room in a full socket is
+ * reported to no thread but the sender, and costs nothing in between. */
 static int watch(const sender *s, outbox *box)
 {
     struct epoll_event event = {.events = (uint32_t)EPOLLOUT | (uint32_t)EPOLLET,
@@ -231,7 +232,7 @@ static void tell_driver(sender *s)
         engine_rouse(s->engine);
 }
 
-/* One system call. Under the lock, which it lets go meanwhile. */
+/* Sends by one system call. Under the lock, which is released meanwhile. */
 static void send_some(sender *s, outbox *box)
 {
     outbox_batch batch;
@@ -261,8 +262,8 @@ static void send_some(sender *s, outbox *box)
     pthread_mutex_lock(&s->lock);
 }
 
-/* It may be a number of nobody's, the bell's, or one that is another's by now: then this is a try
- * too many. */
+/* Marks the full outbox of a descriptor as ready. The number may be the bell's, stale or reused; a
+ * needless try is harmless. */
 static void has_room(const sender *s, uint64_t number)
 {
     outbox *box = s->first;
@@ -272,8 +273,8 @@ static void has_room(const sender *s, uint64_t number)
         set_state(box, OUTBOX_READY);
 }
 
-/* Looks for sockets that have room again, with block until there is one or something else to do.
- * Under the lock, which it lets go meanwhile. */
+/* Looks for sockets that have room again; with block waits until one has or the sender is woken.
+ * Under the lock, which is released meanwhile. */
 static void look(sender *s, int block)
 {
     struct epoll_event events[EVENTS_PER_WAIT];

@@ -1,4 +1,4 @@
-/* sender.h - a second thread, which sends where one is outrun by its ports.
+/* sender.h - a second thread, which sends where one thread is slower than the ports.
  *
  * Problem. One thread that receives, reduces and sends carries some 1.5 GB/s each way. About half
  * of that is sending: the CRC of what leaves, and the kernel's copy of it.
@@ -6,8 +6,8 @@
  * Design. While long works are in flight, a lane's outbox is handed over with the first large frame
  * that is pushed. From then on the sender seals and sends what is in it and waits for room in the
  * socket, in an epoll set of its own; the driver goes on receiving and reducing, and pushes more.
- * What is gone the driver gives back in its next round (sender_settle), and if the outbox is empty
- * then, takes it back. So small messages never pass between threads.
+ * The driver gives back the frames that are gone in its next round (sender_settle), and takes the
+ * outbox back if it is empty then. So small messages never pass between threads.
  *
  *     driver   push ------> list | settle: give back, take back if empty
  *                            |   |                ^
@@ -28,39 +28,41 @@ typedef struct sender {
     rc_engine *engine;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t rested; /* a system call is over that somebody waits for */
+    pthread_cond_t rested; /* a system call is over that take_back waits for */
     pollset set;
     int asleep, stopping;
-    outbox *first, *last; /* those handed over, the one that waited longest first */
+    outbox *first, *last; /* outboxes handed over, the longest waiting first */
     atomic_int news;      /* some outbox has news */
-    uint32_t least;       /* payload of a frame that is worth it; 0: any, in any work */
+    uint32_t least;       /* payload of a frame worth handing over; 0: any, in any work */
 } sender;
 
-/* The engine's sender, started if there is none. Under the engine's lock. NULL if that fails. */
+/* Returns the engine's sender, started if there is none; NULL if that fails. Under the engine's
+ * lock. */
 sender *sender_get(rc_engine *e);
-/* Ends it; takes NULL. Nothing may be handed over any more. */
+/* Ends the sender (NULL: nothing). No outbox may be handed over any more. */
 void sender_stop(sender *s);
-/* In a forked child, where its thread is not: closes its descriptors. Takes NULL. */
+/* Closes the descriptors in a forked child, which has no such thread. s may be NULL. */
 void sender_after_fork(sender *s);
-/* CPU seconds of its thread. Takes NULL. */
+/* Returns the CPU seconds of its thread; 0 for NULL. */
 double sender_cpu_seconds(sender *s);
 
-/* The rest is for the driver, under the engine's lock. */
+/* The functions below are for the driver, under the engine's lock. */
 
-/* 1 if an outbox is to be handed over for this frame. */
+/* Returns 1 if an outbox is to be handed over for this frame. */
 int sender_wants(const sender *s, const out_frame *frame);
-/* Hands over an outbox that has its settle set. 0 if that cannot be. */
+/* Hands over an outbox that has its settle set. Returns 0 if that is not possible. */
 int sender_hand_over(sender *s, outbox *box, int fd);
-/* Pushes a frame to one that is handed over. */
+/* Pushes a frame to an outbox that is handed over. */
 void sender_push(sender *s, outbox *box, out_frame *frame);
-/* Returns when it is the driver's again, with what it had gone. */
+/* Takes an outbox back; waits for a system call on it. Frames that are gone are in back then. */
 void sender_take_back(sender *s, outbox *box);
-/* Before the descriptor of an outbox that was handed over once is closed. */
+/* Takes a descriptor out of the sender's epoll set, before it is closed, if its outbox was ever
+ * handed over. */
 void sender_forget(sender *s, outbox *box);
-/* 1 if sender_settle has something to do. Takes NULL, as does that. */
+/* Returns 1 if sender_settle has something to do. s may be NULL, there too. */
 int sender_has_news(const sender *s);
-/* Lets every outbox with news settle: its frames that are gone are in `back`, and if it was empty,
- * or broken, it has returned to the driver. */
+/* Calls settle of every outbox with news: its frames that are gone are in `back`, and if it was
+ * empty, or broken, it has returned to the driver. */
 void sender_settle(sender *s);
 
 #endif

@@ -5,7 +5,7 @@
 
 enum { FIRST_CAPACITY = 8 }; /* capacities are powers of two */
 
-/* The tag's slot, or the free one where it belongs. The table has a free one. */
+/* Returns the tag's slot, or the free one where it belongs. The table has a free one. */
 static tag_count *slot_of(const tag_table *t, uint32_t tag)
 {
     uint32_t mask = t->capacity - 1, at = tag * UINT32_C(2654435761) >> 7 & mask;

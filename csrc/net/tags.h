@@ -1,11 +1,12 @@
-/* tags.h - what is counted for each tag of the sends and receives between two ranks.
+/* tags.h - counts for each tag of the sends and receives between two ranks.
  *
  * A send or receive is named by its tag and by its number among those of that tag, in one direction
  * between two ranks. Both ends count for themselves, so the n-th receive of a tag takes the n-th
  * send of it, and no rank has to ask the other. A program uses few tags, or many: entries are found
- * by hashing, and are never given up, since their counts are the names of what is still to come.
+ * by hashing, and never freed, since later sends and receives get their names from the counts.
  *
- * Invariant: at most TAGS_MOST entries, as many as a peer may make us keep. No locking of its own.
+ * Invariant: at most TAGS_MOST entries, so that a peer cannot make the table grow without bound. No
+ * locking of its own.
  */
 #ifndef RINGCOMM_TAGS_H
 #define RINGCOMM_TAGS_H
@@ -17,7 +18,7 @@ enum { TAGS_MOST = 1 << 20 };
 typedef struct tag_count {
     uint32_t tag;
     int used;
-    uint32_t sends, receives; /* numbers of the next */
+    uint32_t sends, receives; /* numbers of the next ones */
 } tag_count;
 
 typedef struct tag_table {
@@ -25,7 +26,7 @@ typedef struct tag_table {
     uint32_t capacity, count;
 } tag_table;
 
-/* The name of a send or receive as frames carry it. */
+/* Returns the name of a send or receive as frames carry it. */
 static inline uint64_t tags_name(uint32_t tag, uint32_t number)
 {
     return (uint64_t)tag << 32 | number;
@@ -41,9 +42,10 @@ static inline uint32_t tags_number(uint64_t name)
     return (uint32_t)name;
 }
 
-/* The tag's entry; NULL if there is none. Valid until the next tags_get. */
+/* Returns the tag's entry; NULL if there is none. Valid until the next tags_get. */
 tag_count *tags_find(const tag_table *t, uint32_t tag);
-/* The same, made with zeros where there was none; NULL if memory is short or there are too many. */
+/* Returns the tag's entry, made with zeros where there was none; NULL if memory is short or the
+ * table is full. */
 tag_count *tags_get(tag_table *t, uint32_t tag);
 void tags_destroy(tag_table *t);
 
